@@ -48,9 +48,16 @@ def compile_plain(
     lora_rank: int = 0,
     kv: KvName = "activation",
     adapter: str | None = None,
+    assistant: Path | None = None,
 ) -> Bundle:
     options = CompileOptions(
-        quantization=quantization, context=context, self_test=self_test, lora_rank=lora_rank, kv=kv, adapter=adapter
+        quantization=quantization,
+        context=context,
+        self_test=self_test,
+        lora_rank=lora_rank,
+        kv=kv,
+        adapter=adapter,
+        assistant=None if assistant is None else str(assistant),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())

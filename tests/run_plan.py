@@ -19,7 +19,6 @@ from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.graph import Graph, Parameter, Source, Value
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.plan import Buffer, Plan
-from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.ir.sampling import COUNTS, Settings
 from nearfar.compiler.ir.spec import ModelSpec, RopeSpec
 from nearfar.compiler.pipeline.weights import tensor_shapes
@@ -192,10 +191,7 @@ def run_plan(
 def fixed_arrays(graph: Graph, tensors: Mapping[str, Array]) -> dict[str, Array]:
     """Weights and constants."""
     weights = {name: stacked(parameter, tensors) for name, parameter in graph.parameters.items()}
-    tables = {
-        name: rope_table(constant.attrs["inverse_frequencies"], constant.shape[0], constant.attrs["scale"])
-        for name, constant in graph.constants.items()
-    }
+    tables = {name: constant.table() for name, constant in graph.constants.items()}
     return {**weights, **tables}
 
 

@@ -25,6 +25,8 @@ DECODERS = (
 HYBRIDS = ("falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "lfm3", "mamba2", "qwen3_5_text")
 # Decoders whose checkpoints may have heads that draft tokens.
 DRAFTING = ("qwen3_5_text",)
+# Decoders that may have an assistant, which drafts tokens from their rows, keys and values.
+ASSISTED = ("gemma4_text", "gemma4_unified_text")
 SUPPORTED = tuple(sorted((*DECODERS, *HYBRIDS)))
 ENCODERS = (
     "albert", "bert", "deberta-v2", "distilbert", "electra", "eurobert", "gte", "jina_embeddings_v3",

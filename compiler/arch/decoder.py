@@ -204,6 +204,9 @@ def sampling_block(graph: Graph, vocab_size: int, sampled: str = "sampled") -> N
 class Layer:
     """Adds one layer's nodes. ``layer`` counts from 0."""
 
+    # What the names of tables begin with, and the position by which a row at position 0 rotates.
+    _TABLES, _FIRST = "", 0
+
     def __init__(self, graph: Graph, spec: ModelSpec, layer: int, layout: DecoderLayout, context: int) -> None:
         self._graph, self._spec, self._layer, self._layout = graph, spec, layer, layout
         self._context = context
@@ -336,11 +339,12 @@ class Layer:
     def _rope_table(self, rope: RopeSpec) -> str:
         spec, context = self._spec, self._context
         is_common = (rope, self._head_dim) == (spec.rope, spec.head_dim)
-        name = "rope_table" if is_common else "window_rope_table"
+        name = self._TABLES + ("rope_table" if is_common else "window_rope_table")
         if name not in self._graph.constants:
             frequencies = inverse_frequencies(rope, self._head_dim, context)
             shape = (context, pairs(rope, self._head_dim), 2)
             attrs = {"inverse_frequencies": frequencies, "scale": rope.attention_factor}
+            attrs |= {"first": self._FIRST} if self._FIRST else {}
             self._graph.constants[name] = Constant(name, "rope", shape, attrs)
         return name
 

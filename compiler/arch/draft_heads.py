@@ -44,15 +44,8 @@ def draft(spec: ModelSpec, page_size: int, context: int, *, layout: DecoderLayou
     """The graph of the heads on a ragged batch. A row's token follows the token of the row that it reads; the outputs
     are those of the model.
     """
-    graph = new_graph(embeds=False, sampled=DRAFT_SAMPLED)
+    graph, x = joined_rows(spec, page_size)
     width = spec.hidden_size
-    graph.inputs[KEPT_ROWS] = Value(KEPT_ROWS, ("S",), "int32")
-    graph.states[KEPT_STATE] = Value(KEPT_STATE, (KEPT_PAGES, page_size, width), "activation")
-    graph.states[DRAFT_KEPT] = Value(DRAFT_KEPT, ("N", width), "activation")
-    x = embedding(
-        graph, "model.embed_tokens", spec.vocab_size, width, spec.embedding_scale, "embedded", sampled=DRAFT_SAMPLED
-    )
-    x = graph.add("join_kept", {"x": x, "kept": KEPT_STATE, "own": DRAFT_KEPT, KEPT_ROWS: KEPT_ROWS}, name="joined")
     norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden")
     sources = tuple(Source(f"{HEADS}{name}.weight", 0, width, offset=layout.norm_offset) for name in norms)
     weight = f"{HEADS}pre_fc_norm.weight"
@@ -72,6 +65,36 @@ def draft(spec: ModelSpec, page_size: int, context: int, *, layout: DecoderLayou
     head(graph, spec, norm(graph, f"{HEADS}norm", x, width, spec.rms_norm_eps, layout=layout))
     sampling_block(graph, spec.vocab_size, DRAFT_SAMPLED)
     return graph
+
+
+def joined_rows(spec: ModelSpec, page_size: int) -> tuple[Graph, str]:
+    """A graph of what drafts for a model, and its first rows (S, 2E): the embeddings of the tokens, each followed by a
+    row that was kept.
+    """
+    graph = new_graph(embeds=False, sampled=DRAFT_SAMPLED)
+    width = spec.hidden_size
+    graph.inputs[KEPT_ROWS] = Value(KEPT_ROWS, ("S",), "int32")
+    graph.states[KEPT_STATE] = Value(KEPT_STATE, (KEPT_PAGES, page_size, width), "activation")
+    graph.states[DRAFT_KEPT] = Value(DRAFT_KEPT, ("N", width), "activation")
+    x = embedding(
+        graph, "model.embed_tokens", spec.vocab_size, width, spec.embedding_scale, "embedded", sampled=DRAFT_SAMPLED
+    )
+    joined = {"x": x, "kept": KEPT_STATE, "own": DRAFT_KEPT, KEPT_ROWS: KEPT_ROWS}
+    return graph, graph.add("join_kept", joined, name="joined")
+
+
+def keep_sampled_rows(graph: Graph, module: str, page_size: int) -> Graph:
+    """The graph of a model that keeps the rows of sampled tokens behind its last layer, normed by ``module``: those
+    from which an assistant drafts.
+    """
+    (normed,) = (node for node in graph.nodes if node.inputs.get("weight") == f"{module}.weight")
+    assert normed.op == "rms_norm", normed.op
+    assert normed.has_only(inputs=("x", "weight"), attrs=("eps", "dtype")), normed
+    inputs = {"kept": KEPT_STATE, "slots": "slots", "rows": "sample_rows", **normed.inputs}
+    kept = Node("keep_rows", inputs, {}, {"eps": normed.attr("eps")})
+    nodes = [each for node in graph.nodes for each in ([kept, node] if node is normed else [node])]
+    state = Value(KEPT_STATE, (KEPT_PAGES, page_size, graph.shape_of(normed.inputs["x"])[1]), "activation")
+    return replace(graph, states={**graph.states, KEPT_STATE: state}).with_nodes(nodes)
 
 
 def keep_last_rows(graph: Graph, page_size: int) -> Graph:

@@ -62,10 +62,11 @@ HARMLESS = frozenset({"moe_intermediate_size", "num_experts", "top_k_experts"})
 
 
 def read_config(
-    config: ConfigReader, defaults: Mapping[str, Any] = DEFAULTS, *, own_kv_heads: bool = False
+    config: ConfigReader, defaults: Mapping[str, Any] = DEFAULTS, *, own_kv_heads: bool = False, borrows: bool = False
 ) -> ModelSpec:
     """The spec of a config.json with model_type "gemma4_text". ``own_kv_heads``: full layers have a number of kv heads
     of their own even if their values are not their keys. Without 'vocab_size_per_layer_input', layers have no table.
+    ``borrows``: all layers read keys and values of another model.
     """
     config = config.with_defaults(defaults)
     experts = _read_experts(config)
@@ -81,6 +82,13 @@ def read_config(
     head_dim, kv_heads = _full_heads(config, kinds, window_kv_heads, own_kv_heads=own_kv_heads or shares_values)
     intermediate, wide = config.integer("intermediate_size"), config.flag("use_double_wide_mlp", default=False)
     shared = config.integer("num_kv_shared_layers", minimum=0)
+    if borrows:
+        if shared not in (0, len(kinds)):
+            raise config.unsupported(
+                "num_kv_shared_layers",
+                f"'num_kv_shared_layers' is {shared}; all {len(kinds)} layers must read the model's keys and values",
+            )
+        shared = 0
     _require_sources(config, kinds, shared)
     per_layer = config.integer("hidden_size_per_layer_input", minimum=0)
     vocab_size = config.integer("vocab_size")

@@ -104,13 +104,14 @@ class GatheredEntry(Entry):
 
 class ConstantEntry(Entry):
     """An array that a runtime computes. "rope": (positions, R/2, 2) float32, ``scale`` times the cosine and sine of
-    position * inverse_frequencies[i].
+    position * inverse_frequencies[i], for the positions from ``first`` on.
     """
 
     kind: Literal["rope"]
     shape: list[Count]
     inverse_frequencies: list[float]
     scale: float
+    first: Natural = 0
 
 
 class StepEntry(Entry):

@@ -14,7 +14,7 @@ from typing_extensions import TypeAliasType
 
 from ..ir.expr import Count, Natural
 from ..ir.kv_format import KvName
-from ..ir.pages import KEPT_PAGES, PAGE_DIMS, STATES
+from ..ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
 from ..ir.plan import union
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, Task, task_of
 from ..runtime.errors import BundleError
@@ -221,6 +221,12 @@ class Manifest(Description):
     @property
     def buffers(self) -> dict[str, BufferEntry]:
         return union(plan.buffers for plan in self.plans.values())
+
+    @property
+    def has_assistant(self) -> bool:
+        """Whether what drafts tokens reads the keys and values of the model, and has none of its own."""
+        plan = self.plans.get(DRAFT)
+        return plan is not None and all(state.shape[0] != DRAFT_PAGES for state in plan.states.values())
 
     @property
     def sequence_states(self) -> dict[str, BufferEntry]:

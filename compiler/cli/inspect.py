@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..bundle.entries import StepEntry
 from ..bundle.folder import ExportBundle, open_any
-from ..bundle.manifest import MANIFEST_FILE, Manifest
+from ..bundle.manifest import DRAFT, MANIFEST_FILE, Manifest
 from ..bundle.signature import read_trusted_keys
 from ..calibration.record import Record, read_record
 from ..measure.report import ExportReport, Report, make_export_report, make_report
@@ -132,11 +132,14 @@ def dispatches(report: Report) -> str:
 
 
 def draft_facts(report: Report) -> dict[str, str]:
-    """The heads with which the model drafts its own tokens, if it has any."""
+    """The heads or the assistant that draft the model's tokens, if there are any."""
     layers = report.spec["draft_layers"]
-    if not layers:
+    if DRAFT not in report.plans:
         return {}
-    kept = f"{report.draft_bytes_per_token:,} bytes per token if they are used"
+    kept = f"{report.draft_bytes_per_token:,} bytes per token if"
+    if not layers:
+        return {"drafts": f"an assistant, {kept} it is used"}
+    kept += " they are used"
     return {"drafts": f"heads of {layers} layer{'s' * (layers > 1)}, {kept}"}
 
 

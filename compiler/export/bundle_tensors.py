@@ -17,6 +17,9 @@ import numpy.typing as npt
 
 from .. import quant
 from ..arch import by_model_type, drafting, encoder_of
+from ..arch.draft_heads import keep_sampled_rows
+from ..arch.gemma4_assistant import ASSISTANT
+from ..arch.gemma4_text import LAYOUT
 from ..bundle.folder import Bundle
 from ..bundle.manifest import DRAFT, GENERATE, Manifest
 from ..ir.graph import Graph, Parameter, Source
@@ -164,7 +167,9 @@ def parameters_of(bundle: Bundle) -> dict[str, Parameter]:
         graphs = {manifest.plan_names[0]: encoder.encode(spec, manifest.context, task)}
     else:
         graphs = {GENERATE: by_model_type(spec.model_type).forward(spec, *sizes)}
-    if spec.draft_layers:
+    if manifest.has_assistant:
+        graphs = {name: keep_sampled_rows(graph, LAYOUT.final_norm, sizes[0]) for name, graph in graphs.items()}
+    elif spec.draft_layers:
         graphs[DRAFT] = drafting(spec.model_type).draft_tokens(spec, *sizes)
     fused = union(
         run_passes(
@@ -181,7 +186,12 @@ def parameters_of(bundle: Bundle) -> dict[str, Parameter]:
         name: (list(parameter.shape), None if parameter.columns is None else parameter.form or manifest.quantization)
         for name, parameter in fused.items()
     }
-    actual = {name: (entry.shape, entry.quantization) for name, entry in manifest.stored_weights.items()}
+    # An assistant is a checkpoint of its own, and is not exported.
+    actual = {
+        name: (entry.shape, entry.quantization)
+        for name, entry in manifest.stored_weights.items()
+        if not name.startswith(ASSISTANT)
+    }
     if expected != actual:
         names = sorted(name for name in expected | actual if expected.get(name) != actual.get(name))
         raise BundleError(

@@ -10,7 +10,7 @@ from ..nearest import did_you_mean_folder
 from ..runtime.errors import CheckpointError
 from .checkpoint import Checkpoint, Tensor
 
-__all__ = ["Checkpoint", "Tensor", "load"]
+__all__ = ["Checkpoint", "Tensor", "load", "located"]
 
 
 def load(model: str, ignore_keys: Collection[str] = ()) -> Checkpoint:
@@ -21,14 +21,22 @@ def load(model: str, ignore_keys: Collection[str] = ()) -> Checkpoint:
     Raises CheckpointError if it does not exist or cannot be downloaded or read, and UnsupportedModel for models that we
     do not compile, or RequestError for a key that cannot be ignored.
     """
-    from .hub import download, hub_model
     from .stop_tokens import with_stops
+
+    return with_stops(_open(located(model), ignore_keys))
+
+
+def located(model: str) -> Path:
+    """Where the files of a local model are, or those of a repository, which is downloaded or read from the Hub's cache.
+    Raises CheckpointError.
+    """
+    from .hub import download, hub_model
 
     # For impossible file names, the functions of os.path return False, whereas those of Path raise.
     path = os.path.expanduser(model)
     if os.path.exists(path):
         _require_utf8(model, os.path.realpath(path))
-        return with_stops(_open(Path(path), ignore_keys))
+        return Path(path)
     repository = hub_model(model)
     if model.lower().endswith(".gguf") and (repository is None or repository.choice is None):
         raise CheckpointError(f"{model}: there is no such file{_beside(Path(path))}", model=model)
@@ -39,7 +47,7 @@ def load(model: str, ignore_keys: Collection[str] = ()) -> Checkpoint:
             f"{did_you_mean_folder(Path(path))}",
             model=model,
         )
-    return with_stops(_open(download(repository), ignore_keys))
+    return download(repository)
 
 
 def _open(path: Path, ignore_keys: Collection[str]) -> Checkpoint:

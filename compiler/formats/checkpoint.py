@@ -138,7 +138,8 @@ class Checkpoint:
     there is no limit besides that of its spec.
 
     ``notes``: sentences for the user about contradictory files and how they were read. ``activation_scales``: the
-    modules whose activations are rounded, by their names.
+    modules whose activations are rounded, by their names. ``assistant``: the layers of an assistant, whose tensors are
+    among those of the model.
     """
 
     path: Path
@@ -151,6 +152,7 @@ class Checkpoint:
     activation_scales: Mapping[str, ActivationScales] = field(default_factory=dict)
     classifier: ClassifierSpec | None = None
     max_tokens: int | None = None
+    assistant: ModelSpec | None = None
 
     @property
     def task(self) -> EmbeddingSpec | ClassifierSpec | None:

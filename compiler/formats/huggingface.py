@@ -107,7 +107,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
             f"{path}: its tokens see those after them ('is_causal' or 'use_bidirectional_attention'), so it generates "
             f"no text, and {MODULES_FILE}, which says how it makes vectors, is missing; download that too"
         )
-    stored = _read_tensors(path)
+    stored = read_tensors(path)
     notes = _notes_on_code(path)
     tensors: Mapping[str, Tensor] = stored
     activation_scales: Mapping[str, ActivationScales] = {}
@@ -169,7 +169,7 @@ def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
     embedding = None if vectors is None else vectors.embedding
     if embedding is not None:
         embedding = replace(embedding, dimensions=read_matryoshka(config, str(config_path), embedding.size))
-    tensors: Mapping[str, Tensor] = encoder_tensors(_read_tensors(path), encoder.PREFIX)
+    tensors: Mapping[str, Tensor] = encoder_tensors(read_tensors(path), encoder.PREFIX)
     tensors = with_adapters(tensors, config, str(config_path))
     require_sizes(config_path, spec, tensors)
     tensors = with_distance_tensors(tensors, spec, config, str(config_path))
@@ -265,7 +265,7 @@ def _text_config(path: Path, ignore_keys: Collection[str]) -> dict[str, Any]:
     return text_values(floats, str(path), ignore_keys) or values
 
 
-def _read_tensors(path: Path) -> Mapping[str, SafetensorsTensor] | Mapping[str, PytorchTensor]:
+def read_tensors(path: Path) -> Mapping[str, SafetensorsTensor] | Mapping[str, PytorchTensor]:
     """By their own names, without those of wrappers around the model."""
     stored = _read_files(path)
     renamed = without_wrappers(path, stored)

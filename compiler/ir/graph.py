@@ -12,8 +12,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from .expr import Expr
 from .ops import OPS, DType, Kind
+from .rope import rope_table
 from .rotary_pairs import RotaryPairs
 
 
@@ -82,14 +86,19 @@ class Gathered:
 class Constant:
     """An array that every runtime computes for itself from a few numbers.
 
-    kind "rope": (positions, R/2, 2) float32, ``scale`` times the cosine and sine of position * inverse_frequency,
-    computed in float64. Attrs: inverse_frequencies (R/2 numbers) and scale.
+    kind "rope": (positions, R/2, 2) float32, ``scale`` times the cosine and sine of position * inverse_frequency, for
+    the positions from ``first`` on, computed in float64. Attrs: inverse_frequencies (R/2 numbers), scale, and first if
+    that is not 0.
     """
 
     name: str
     kind: Literal["rope"]
     shape: tuple[int, ...]
     attrs: Mapping[str, Any]
+
+    def table(self) -> npt.NDArray[np.float32]:
+        attrs = self.attrs
+        return rope_table(attrs["inverse_frequencies"], self.shape[0], attrs["scale"], attrs.get("first", 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,9 +90,11 @@ def _yarn(rope: RopeSpec, plain: Sequence[float], rotated: int) -> list[float]:
     ]
 
 
-def rope_table(frequencies: Sequence[float], positions: int, scale: float = 1.0) -> npt.NDArray[np.float32]:
-    """(positions, pairs, 2): cosine and sine times ``scale``, computed in float64 so that far positions keep their
-    precision.
+def rope_table(
+    frequencies: Sequence[float], positions: int, scale: float = 1.0, first: int = 0
+) -> npt.NDArray[np.float32]:
+    """(positions, pairs, 2): cosine and sine times ``scale`` of the positions from ``first`` on, computed in float64 so
+    that far positions keep their precision.
     """
-    angles = np.arange(positions)[:, None] * np.asarray(frequencies)[None, :]
+    angles = np.arange(first, first + positions)[:, None] * np.asarray(frequencies)[None, :]
     return (scale * np.stack([np.cos(angles), np.sin(angles)], axis=-1)).astype(np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..ir.expr import Expr
 from ..ir.pages import KEPT
 from .builder import Array, Kernel, KernelBuilder, Scalar, cast
 from .cpu.builder import Isa
@@ -12,23 +13,28 @@ from .vectors import floats, ramp
 
 
 def keep_rows_buffers(
-    kernel: KernelBuilder, rows: str, columns: int, kept_dtype: str, *, by_token: bool
-) -> tuple[Array, Array, Callable[[Scalar], Scalar], Array]:
-    """x, weight, the slot of a row, and the memory as one row for each slot."""
+    kernel: KernelBuilder, rows: str, columns: int, kept_dtype: str, *, by_token: bool, normed: bool
+) -> tuple[Array, Array | None, Callable[[Scalar], Scalar], Array]:
+    """x, the weight if rows are ``normed``, the slot of a row, and the memory as one row for each slot."""
     x = kernel.buffer("x", (rows, columns), "float32")
-    weight = kernel.buffer("weight", (columns,), "float32")
+    weight = kernel.buffer("weight", (columns,), "float32") if normed else None
     if by_token:
-        tokens = kernel.buffer("slots", (rows,), "int32")
+        tokens = kernel.buffer("slots", ("S",), "int32")
         slot_of = lambda row: tokens[row]  # noqa: E731
+        if rows != "S":
+            sampled = kernel.buffer("rows", (rows,), "int32")
+            slot_of = lambda row: tokens[sampled[row]]  # noqa: E731
     else:
         sampled = kernel.buffer("sample_slots", (rows, 2), "int32")
         slot_of = lambda row: sampled[row, 0]  # noqa: E731
     return x, weight, slot_of, kernel.buffer("kept", ("N", columns), kept_dtype, write=True)
 
 
-def kept_count(rows: str) -> str:
-    """The dim of the rows that are kept: of all tokens, none are if the heads are not used."""
-    return KEPT if rows == "S" else rows
+def kept_count(rows: str, *, by_token: bool) -> Expr:
+    """How many rows are kept: by token, none are if the heads are not used."""
+    if not by_token:
+        return rows
+    return KEPT if rows == "S" else ["min", KEPT, rows]
 
 
 def join_kept(name: str, rows: str, columns: int, kept_dtype: str, isa: Isa | None = None) -> Kernel:

@@ -16,7 +16,8 @@ from ..ir.pages import PAGE_INPUTS, PAGES, WINDOW, WINDOW_PAGES
 def split_page_groups(graph: Graph) -> Graph:
     windows: dict[str, list[int | None]] = {name: [] for name, state in graph.states.items() if state.shape[0] == PAGES}
     for node in graph.nodes:
-        if "page_ids" in node.inputs:
+        # The keys and values of heads that draft tokens have pages of their own.
+        if "page_ids" in node.inputs and node.inputs["kv"] in windows:
             windows[node.inputs["kv"]].append(node.attr("window"))
     windowed = {name for name, found in windows.items() if found and None not in found}
     if len(windowed) in (0, len(windows)):

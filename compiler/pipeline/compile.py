@@ -23,6 +23,7 @@ from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
 from ..calibration.record import QUALITY_FILE
 from ..formats import load
+from ..formats.assistant import with_assistant
 from ..formats.checkpoint import Checkpoint
 from ..formats.task_adapters import for_adapter
 from ..ir.kv_format import kv_format
@@ -71,6 +72,7 @@ def require_export(options: CompileOptions) -> None:
     """Raises RequestError for options that targets of EXPORTS do not support."""
     unsupported = {
         "--arch": options.arch,
+        "--assistant": options.assistant,
         "--quality": options.quality,
         "--lora-rank": options.lora_rank,
         "--tuning": options.tuning,
@@ -127,6 +129,7 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
     check_options(options)
     progress("read", 0, 1)
     checkpoint = for_task(for_adapter(load(model, options.ignore_keys), options.adapter), options.task)
+    checkpoint = with_assistant(checkpoint, options.assistant, options.ignore_keys)
     for text in (*checkpoint.notes, *chat_notes(checkpoint.tokenizer)):
         note(text)
     progress("read", 1, 1)
@@ -226,7 +229,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
     }
     # Nothing is given back while an embedding is computed.
     plans = {
-        name: make_plan(split_page_groups(graph) if name == GENERATE else graph, f"{name}_buffer")
+        name: make_plan(split_page_groups(graph) if name in (GENERATE, DRAFT) else graph, f"{name}_buffer")
         for name, graph in fused.items()
     }
     joined = join_plans(plans.values())

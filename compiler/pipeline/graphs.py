@@ -6,9 +6,10 @@ without them makes the vector of a text's last token, which arrives in chunks.
 
 from __future__ import annotations
 
-from ..arch import by_model_type, drafting, encoder_of
-from ..arch.draft_heads import keep_last_rows
+from ..arch import by_model_type, drafting, encoder_of, gemma4_assistant
+from ..arch.draft_heads import keep_last_rows, keep_sampled_rows
 from ..arch.encoder import EncoderGraph, HeadLayout, finish
+from ..arch.gemma4_text import LAYOUT
 from ..bundle.manifest import CLASSIFY, DRAFT, EMBED, GENERATE
 from ..formats.checkpoint import Checkpoint, StoredMatrix
 from ..ir.graph import Graph
@@ -30,6 +31,9 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
     encoder = encoder_of(spec.model_type)
     if task is None:
         graph = round_activations(by_model_type(spec.model_type).forward(spec, page_size, context), checkpoint)
+        if checkpoint.assistant is not None:
+            own = gemma4_assistant.draft_tokens(spec, checkpoint.assistant, page_size, context)
+            return {GENERATE: keep_sampled_rows(graph, LAYOUT.final_norm, page_size), DRAFT: own}
         if not spec.draft_layers:
             return {GENERATE: graph}
         heads = round_activations(drafting(spec.model_type).draft_tokens(spec, page_size, context), checkpoint)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from ..ir.kv_format import KvName
 from ..ir.spec import Task
 from ..names import ACTIVATIONS, EXPORTS, GROUPS, QUANTIZATIONS, TARGETS
-from ..options import File, Flag, options
+from ..options import File, Flag, ModelName, options
 
 # Called with a sentence that the user should read.
 Note = Callable[[str], None]
@@ -57,6 +57,8 @@ class CompileOptions(ModelOptions):
     adapter: Annotated[str | None, Flag(metavar="NAME")] = None
     """the task whose adapter becomes part of the model, if it has one for each task (Jina Embeddings 3), such as
     retrieval.query"""
+    assistant: Annotated[ModelName | None, Flag(metavar="MODEL")] = None
+    """the assistant of a Gemma 4 model, which drafts its tokens and becomes part of the bundle (webgpu, cpu, cuda)"""
     arch: Annotated[str | None, Flag(metavar="ARCH")] = None
     """the architecture to compile kernels for, if the target needs one: for cpu, x86_64 or aarch64; for cuda, such as
     sm_90, or sm_90-cuda12 for drivers older than 580 (default: the target's)"""

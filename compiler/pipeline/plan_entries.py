@@ -49,6 +49,7 @@ def plan_entry(plan: Plan, step_variants: Sequence[str]) -> PlanEntry:
                 shape=list(constant.shape),
                 inverse_frequencies=constant.attrs["inverse_frequencies"],
                 scale=constant.attrs["scale"],
+                first=constant.attrs.get("first", 0),
             )
             for name, constant in plan.constants.items()
         },

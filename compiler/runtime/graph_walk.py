@@ -16,7 +16,6 @@ from ..ir.expr import evaluate
 from ..ir.graph import Graph, Node, Parameter
 from ..ir.ops import OPS, Array
 from ..ir.ops.projections import attrs_of_part
-from ..ir.rope import rope_table
 from ..quant.base import FloatArray
 
 # Rows [start, stop) of a parameter as float32.
@@ -43,9 +42,7 @@ class Execution:
             if name not in self.values:
                 self.values[name] = np.zeros([evaluate(size, dims) for size in state.shape], self._dtype(state.dtype))
         for name, constant in graph.constants.items():
-            self.values[name] = rope_table(
-                constant.attrs["inverse_frequencies"], constant.shape[0], constant.attrs["scale"]
-            )
+            self.values[name] = constant.table()
 
     def run(self, node: Node, parameters: Mapping[str, Array], attrs: Mapping[str, Any]) -> None:
         """Run a node, or a part of it by rows. ``parameters`` are inputs by role, which replace those of the batch."""

@@ -143,7 +143,7 @@ def layout_of(entry: BufferEntry, activation: str, dims: Mapping[str, int]) -> A
 def constant_tables(manifest: Manifest) -> dict[str, FloatArray]:
     """The constants by name."""
     return {
-        name: rope_table(entry.inverse_frequencies, entry.shape[0], entry.scale)
+        name: rope_table(entry.inverse_frequencies, entry.shape[0], entry.scale, entry.first)
         for name, entry in manifest.constants.items()
     }
 

@@ -5,6 +5,9 @@ They know row p once token p + 1 is known, so they are a `DraftModel` of the tok
 runs the bundle's plan "draft", with pages of its own; the rows of the model are in the pages of the sequence. A guess
 after the first one reads the heads' own row instead. Once its token is accepted it is computed again from the model's
 row, as the heads were trained.
+
+An assistant (Gemma 4) has no keys and values, but reads those of the model: of known tokens it needs the last one only,
+and it computes all guesses at the position of the model's last row.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from nearfar.compiler.runtime.page_groups import PageGroup
 from .draft_model import Draft, DraftModel
 from .model import TokenModel
 from .pages import PageTable
+from .sequence import Sequence
 from .speculation import Guess
 from .step_runner import StepRunner
 
@@ -30,18 +34,16 @@ class RunnerWithHeads(StepRunner, Protocol):
 
 
 class HeadsRunner:
-    """Implements `DraftRunner` by the plan "draft" of a runner, which its owner closes."""
+    """Implements `DraftRunner` by the plan "draft" of a runner, which its owner closes. ``groups``: those of its own
+    pages.
+    """
 
-    def __init__(self, runner: RunnerWithHeads) -> None:
-        self._runner = runner
+    def __init__(self, runner: RunnerWithHeads, groups: Items[PageGroup]) -> None:
+        self._runner, self.groups = runner, groups
 
     @property
     def limits(self) -> Limits:
         return self._runner.limits
-
-    @property
-    def groups(self) -> Items[PageGroup]:
-        return (PageGroup(self.limits.draft_pages),)
 
     @property
     def device(self) -> str:
@@ -58,7 +60,11 @@ class DraftHeads(DraftModel):
     first_token = 1
 
     def __init__(self, runner: RunnerWithHeads, model: TokenModel) -> None:
-        super().__init__(HeadsRunner(runner), replace(model, is_recurrent=False))
+        super().__init__(HeadsRunner(runner, self._groups(runner)), replace(model, is_recurrent=False))
+
+    @staticmethod
+    def _groups(runner: RunnerWithHeads) -> Items[PageGroup]:
+        return (PageGroup(runner.limits.draft_pages),)
 
     @property
     def _reads_guesses_again(self) -> bool:
@@ -73,9 +79,34 @@ class DraftHeads(DraftModel):
 
     def _chunk_of(self, guess: Guess, draft: Draft, token_ids: Items[int], start: int, index: int) -> Chunk:
         chunk = super()._chunk_of(guess, draft, token_ids, start, index)
-        if index > 0:
-            return replace(chunk, kept_rows=[-1 - draft.slot])
-        table: PageTable = guess.sequence.tables[0]
-        pages, size = [*table.pages, *(guess.sequence.rewound or ())], self.model.page_size
         positions = range(start, start + len(token_ids))
-        return replace(chunk, kept_rows=[pages[position // size] * size + position % size for position in positions])
+        return replace(chunk, kept_rows=self._kept_rows(guess.sequence, draft, positions, index))
+
+    def _kept_rows(self, sequence: Sequence, draft: Draft, positions: range, index: int) -> list[int]:
+        """The rows that are read at these positions: the model's, or the own one for a guess behind another."""
+        if index > 0:
+            return [-1 - draft.slot]
+        table: PageTable = sequence.tables[0]
+        pages, size = [*table.pages, *(sequence.rewound or ())], self.model.page_size
+        return [pages[position // size] * size + position % size for position in positions]
+
+
+class DraftAssistant(DraftHeads):
+    """The model keeps the rows of sampled tokens only; a guess from another one may be wrong, like any guess."""
+
+    @staticmethod
+    def _groups(runner: RunnerWithHeads) -> Items[PageGroup]:  # noqa: ARG004
+        return ()
+
+    def _draft_of(self, guess: Guess) -> Draft | None:
+        draft = super()._draft_of(guess)
+        if draft is not None:
+            draft.computed = len(guess.sequence.tokens) - self.first_token - 1
+        return draft
+
+    def _chunk_of(self, guess: Guess, draft: Draft, token_ids: Items[int], start: int, index: int) -> Chunk:  # noqa: ARG002
+        sequence = guess.sequence
+        position = len(sequence.tokens) - self.first_token - 1
+        pages, *window = (table.pages for table in sequence.tables)
+        rows = self._kept_rows(sequence, draft, range(position, position + 1), index)
+        return Chunk(token_ids, position, pages, window_pages=window[0] if window else None, kept_rows=rows)

@@ -34,11 +34,13 @@ class Draft:
     computed: int = 0
     guessed: list[int] = field(default_factory=list)
 
-    def learn(self, tokens: Items[int]) -> None:
-        """Count accepted guesses as computed; the others will be overwritten. The last guess was not computed."""
+    def learn(self, tokens: Items[int], first: int) -> None:
+        """Count accepted guesses as computed, of the tokens from the ``first`` one on; the others will be overwritten.
+        The last guess was not computed.
+        """
         for guess in self.guessed[:-1]:
             # The last token is always computed again, because its logits are needed.
-            if self.computed + 1 >= len(tokens) or tokens[self.computed] != guess:
+            if first + self.computed + 1 >= len(tokens) or tokens[first + self.computed] != guess:
                 break
             self.computed += 1
         self.guessed = []
@@ -93,10 +95,11 @@ class DraftModel:
         chunks: list[Chunk] = []
         ready: list[tuple[Guess, Draft]] = []
         for guess in guesses:
-            tokens = guess.sequence.tokens[self.first_token :]
+            tokens, first = guess.sequence.tokens, self.first_token
+            readable = len(tokens) - first
             guess.sequence.drafts = []
             known = self._drafts.get(guess.sequence)
-            if known is not None and known.computed == len(tokens):
+            if known is not None and known.computed == readable:
                 # Nothing was checked since the last guesses.
                 guess.sequence.drafts = known.guessed[: guess.most]
                 continue
@@ -105,12 +108,12 @@ class DraftModel:
                 continue
             if self._reads_guesses_again:
                 draft.guessed = []
-            draft.learn(tokens)
-            part = tokens[draft.computed : draft.computed + room]
+            draft.learn(tokens, first)
+            part = tokens[first + draft.computed : first + draft.computed + room]
             start = draft.computed
             room -= len(part)
             draft.computed += len(part)
-            if draft.computed == len(tokens):
+            if draft.computed == readable:
                 chunks.append(self._chunk(guess, draft, part, start, 0))
                 ready.append((guess, draft))
             else:

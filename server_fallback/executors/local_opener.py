@@ -158,7 +158,7 @@ class LocalOpener:
         if by_heads and DRAFT not in manifest.plan_names:
             raise RequestError(
                 f"--draft {HEADS}: {manifest.model} has no heads that draft tokens; draft with {NGRAM} or a smaller "
-                "model, or compile a checkpoint with tensors mtp.*",
+                "model, or compile a checkpoint with tensors mtp.*, or a Gemma 4 model with its --assistant",
                 param="draft",
             )
         sequences = options.max_sequences or DEFAULT_SEQUENCES.get(manifest.target, 8)

@@ -6,11 +6,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle
+from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.batch import Runner
 
 from ..engine.config import EngineConfig
-from ..engine.draft_heads import DraftHeads
+from ..engine.draft_heads import DraftAssistant, DraftHeads
 from ..engine.draft_model import DraftModel
 from ..engine.encoder_engine import EncoderEngine
 from ..engine.encoder_model import EncoderModel
@@ -58,7 +59,8 @@ class LocalRecipe:
                 opened.callback(draft_runner.close)
                 drafter = DraftModel(draft_runner, TokenModel.of(self.draft.bundle.manifest))
             elif self.config.speculation is not None and self.config.speculation.kind == "heads":
-                drafter = DraftHeads(runner, TokenModel.of(manifest))
+                has_assistant = isinstance(manifest, Manifest) and manifest.has_assistant
+                drafter = (DraftAssistant if has_assistant else DraftHeads)(runner, TokenModel.of(manifest))
             engine = TokenEngine(runner, TokenModel.of(manifest), self.config, draft=drafter, masks=masks)
             # The engine owns the runners now.
             opened.pop_all()

@@ -11,7 +11,6 @@ from typing import Any
 
 from nearfar.compiler.ir.graph import Graph, Node
 from nearfar.compiler.ir.ops import OPS, sampling
-from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .attention import attend
@@ -74,12 +73,7 @@ class Forward:
             [name for name in set(node.inputs.values()) if name in graph.values and last_use[name] == index]
             for index, node in enumerate(self._nodes)
         ]
-        self._tables = {
-            name: mx.array(
-                rope_table(constant.attrs["inverse_frequencies"], constant.shape[0], constant.attrs["scale"])
-            )
-            for name, constant in graph.constants.items()
-        }
+        self._tables = {name: mx.array(constant.table()) for name, constant in graph.constants.items()}
         self._ops: dict[str, Callable[[Node, dict[str, Any]], Any]] = {
             "embed": self._embed, "take_rows": self._take_rows, "slice_columns": self._slice_columns,
             "rms_norm": self._rms_norm, "linear": self._linear, "add": self._add, "activate": self._activate,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from nearfar.compiler.ir.graph import Node
-from nearfar.compiler.ir.rope import rope_table
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .builder import ELEMENT_TYPES, MICROSOFT
@@ -64,7 +63,7 @@ def rope_caches(emitter: Emitter, name: str) -> list[str]:
     """Cosines and sines (context, rotated / 2) as constants."""
     constant = emitter.graph.constants[name]
     if f"{name}.cos" not in emitter.builder.constants:
-        table = rope_table(constant.attrs["inverse_frequencies"], constant.shape[0], constant.attrs["scale"])
+        table = constant.table()
         for index, part in enumerate(("cos", "sin")):
             emitter.builder.constant(f"{name}.{part}", table[..., index].astype(np.dtype(emitter.activation)))
     return [f"{name}.cos", f"{name}.sin"]

@@ -32,6 +32,8 @@ def state_graphs() -> Iterator[tuple[str, str, Build]]:
     yield "ssm_scan", "deep", partial(ssm_scan, 9, 136, wide=20, dt_start=11)
     yield "keep_rows", "of_tokens", partial(keep_rows, "S", ("PH", 4), slots=("S",))
     yield "keep_rows", "of_slots", partial(keep_rows, "R", ("N",), sample_slots=("R", 2))
+    yield "keep_rows", "of_samples", partial(keep_rows, "R", ("PH", 4), slots=("S",), rows=("R",))
+    yield "keep_rows", "plain", partial(keep_rows, "R", ("N",), normed=False, sample_slots=("R", 2))
     yield "join_kept", "plain", join_kept
 
 
@@ -93,15 +95,15 @@ def state_of_sequences(graph: Builder, shape: tuple[int, ...]) -> dict[str, str]
     }
 
 
-def keep_rows(rows: str, memory: tuple[Any, ...], **slots: tuple[Any, ...]) -> Graph:
+def keep_rows(dim: str, memory: tuple[Any, ...], *, normed: bool = True, **slots: tuple[Any, ...]) -> Graph:
     graph = Builder()
     inputs = {
-        "x": graph.value("x", (rows, COLUMNS)),
-        "weight": graph.vector("weight", COLUMNS),
+        "x": graph.value("x", (dim, COLUMNS)),
+        **({"weight": graph.vector("weight", COLUMNS)} if normed else {}),
         "kept": graph.state("kept", (*memory, COLUMNS), "activation"),
         **{name: graph.value(name, shape, "int32") for name, shape in slots.items()},
     }
-    graph.add("keep_rows", inputs, eps=1e-5)
+    graph.add("keep_rows", inputs, eps=1e-5 if normed else None)
     return graph
 
 

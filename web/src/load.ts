@@ -319,7 +319,8 @@ async function withDraft<T>(
     });
   if (address === "heads" && model.plans.draft === undefined)
     throw new RequestError(
-      `${model.model} has no heads that draft tokens; use "ngram", or compile a checkpoint with mtp.* tensors`,
+      `${model.model} has no heads that draft tokens; use "ngram", or compile a checkpoint with mtp.* tensors, or a ` +
+        "Gemma 4 model with its --assistant",
       { param: "draft" },
     );
   if (address === "heads" || address === "ngram") return use(address);

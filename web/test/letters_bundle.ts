@@ -98,7 +98,9 @@ export function lettersBundle(
           logit_bias: { shape: ["N", 8], dtype: "float32" },
           token_mask: { shape: ["N", 1], dtype: "int32" },
         },
-        constants: { rope_table: { kind: "rope", shape: [256, 2, 2], inverse_frequencies: [1, 0.01], scale: 1 } },
+        constants: {
+          rope_table: { kind: "rope", shape: [256, 2, 2], inverse_frequencies: [1, 0.01], scale: 1, first: 0 },
+        },
         buffers: {
           x: { shape: ["S", 8], dtype: "float32" },
           logits: { shape: ["R", 8], dtype: "float32" },

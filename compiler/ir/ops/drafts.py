@@ -16,9 +16,9 @@ from .. import pages
 from .norms import rms_norm
 from .op import (
     ACTIVATION,
-    EPS,
     FLOAT32,
     INTEGERS,
+    NORM_EPS,
     VECTOR,
     Array,
     Attrs,
@@ -35,22 +35,28 @@ from .op import (
 
 
 def infer_keep_rows(shapes: Shapes, attrs: Attrs) -> Type:
-    require(shapes["kept"][-1] == shapes["x"][1] and shapes["weight"] == shapes["x"][1:], "keep_rows", shapes)
+    columns = shapes["x"][1:]
+    require(shapes["kept"][-1:] == columns and shapes.get("weight", columns) == columns, "keep_rows", shapes)
     require(("slots" in shapes) != ("sample_slots" in shapes), "keep_rows", shapes)
+    require("rows" not in shapes or "slots" in shapes, "keep_rows", shapes)
+    require(("weight" in shapes) == (attrs["eps"] is not None), "keep_rows", shapes)
     return (), "float32"
 
 
 def keep_rows(inputs: Inputs, attrs: Attrs) -> None:
-    """Store each row's `rms_norm` in the memory, at its slot; rows without a slot (-1) are not stored.
+    """Store each row's `rms_norm`, or without a weight the row itself, in the memory, at its slot; rows without a slot
+    (-1) are not stored.
 
-    x (S, E), weight (E,), kept (PH, page, E), slots (S,); or x (R, E), kept (N, E), sample_slots (R, 2), of which the
-    first column counts. A memory of PH = 0 pages keeps nothing.
+    x (S, E), weight (E,), kept (PH, page, E), slots (S,), for all tokens, or with rows (R,) x (R, E) for those; or
+    x (R, E), kept (N, E), sample_slots (R, 2), of which the first column counts. A memory of PH = 0 pages keeps
+    nothing.
     """
     kept = inputs["kept"]
     if not kept.size:
         return
     slots = inputs["slots"] if "slots" in inputs else inputs["sample_slots"][:, 0]
-    rows = rms_norm(inputs, attrs)
+    slots = slots[inputs["rows"]] if "rows" in inputs else slots
+    rows = rms_norm(inputs, attrs) if "weight" in inputs else inputs["x"]
     kept.reshape(-1, kept.shape[-1])[slots[slots >= 0]] = rows[slots >= 0]
 
 
@@ -59,12 +65,15 @@ def check_keep_rows(use: Use, sizes: Sizes) -> None:
     columns = use.shapes["x"][1]
     expected = (pages.KEPT_PAGES, sizes.page_size, columns) if by_token else ("N", columns)
     require_use(use.shapes["kept"] == expected, f"kept is {list(use.shapes['kept'])}; it must be {list(expected)}")
-    require_use(use.shapes["x"][0] == ("S" if by_token else "R"), "must keep the rows of the slots")
+    rows = "S" if by_token and "rows" not in use.shapes else "R"
+    require_use(use.shapes["x"][0] == rows, "must keep the rows of the slots")
 
 
 def keep_rows_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
     by_token = "slots" in use.shapes
-    return {"rows": use.shapes["x"][0], "columns": use.shapes["x"][1], "eps": use.attrs["eps"], "by_token": by_token}
+    normed = "weight" in use.shapes
+    rows, columns = use.shapes["x"]
+    return {"rows": rows, "columns": columns, "eps": use.attrs["eps"], "by_token": by_token, "normed": normed}
 
 
 def infer_join_kept(shapes: Shapes, attrs: Attrs) -> Type:
@@ -100,9 +109,9 @@ OPS = {
     "keep_rows": Op(
         infer_keep_rows,
         keep_rows,
-        inputs={"x": FLOAT32, "weight": VECTOR, "kept": ACTIVATION},
-        optional={"slots": INTEGERS, "sample_slots": INTEGERS},
-        attrs={"eps": EPS},
+        inputs={"x": FLOAT32, "kept": ACTIVATION},
+        optional={"weight": VECTOR, "slots": INTEGERS, "rows": INTEGERS, "sample_slots": INTEGERS},
+        attrs={"eps": NORM_EPS},
         result=None,
         facts=keep_rows_facts,
         checks=(check_keep_rows,),

@@ -1,5 +1,5 @@
-"""keep_rows: each row scaled to unit root mean square and by weight, stored in a memory at the row's slot, if it has
-one.
+"""keep_rows: each row, or the row scaled to unit root mean square and by weight, stored in a memory at the row's slot,
+if it has one.
 
 One task: one row.
 """
@@ -19,24 +19,27 @@ def keep_rows(
     isa: Isa,  # noqa: ARG001
     rows: str,
     columns: int,
-    eps: float,
+    eps: float | None,
     by_token: bool,
+    normed: bool,
     kept_dtype: str,
 ) -> Kernel:
     """``by_token``: the memory has a row for each token of the pages; otherwise one for each slot of a sampled row."""
     kernel = CpuKernelBuilder(name)
-    x, weight, slot_of, kept = keep_rows_buffers(kernel, rows, columns, kept_dtype, by_token=by_token)
-    with kernel.tasks("row", kept_count(rows)) as row:
+    x, weight, slot_of, kept = keep_rows_buffers(kernel, rows, columns, kept_dtype, by_token=by_token, normed=normed)
+    with kernel.tasks("row", kept_count(rows, by_token=by_token)) as row:
         slot = kernel.let("slot", slot_of(row))
 
         def load(start: Scalar, lanes: int) -> Scalar:
             return cast(x[row, ramp(start, lanes)], floats(lanes))
 
         def store(start: Scalar, lanes: int) -> None:
-            value = load(start, lanes) * splat(factor, lanes) * weight[ramp(start, lanes)]
+            value = load(start, lanes)
+            if weight is not None:
+                value = value * splat(factor, lanes) * weight[ramp(start, lanes)]
             kept[slot, ramp(start, lanes)] = cast(value, with_lanes(kept_dtype, lanes))
 
         with kernel.when(slot >= 0):
-            factor = rms_factor(kernel, load, columns, eps)
+            factor = rms_factor(kernel, load, columns, eps) if eps is not None else None
             each_vector(kernel, columns, LANES, store)
     return kernel.finish()

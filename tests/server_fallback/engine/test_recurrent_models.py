@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import pytest
 from decoder_families import make_family
+from draft_assistant import DraftAssistant as make_with_assistant
 from draft_heads import DraftHeads as make_with_heads
 from plain_target import compile_plain
 from tiny_models import VOCAB_SIZE
@@ -23,7 +24,7 @@ from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.config import EngineConfig
-from nearfar.server_fallback.engine.draft_heads import DraftHeads
+from nearfar.server_fallback.engine.draft_heads import DraftAssistant, DraftHeads
 from nearfar.server_fallback.engine.draft_model import DraftModel
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest
@@ -87,7 +88,8 @@ def served(
         model, speculation = TokenModel.of(runner.manifest), None
         drafter: DraftModel | None = None
         if draft == "heads":
-            drafter, speculation = DraftHeads(runner, model), Speculation("heads", tokens=3)
+            heads = DraftAssistant if runner.manifest.has_assistant else DraftHeads
+            drafter, speculation = heads(runner, model), Speculation("heads", tokens=3)
         elif draft is not None:
             drafter, speculation = DraftModel(draft, TokenModel.of(draft.manifest)), Speculation("draft")
         engine = TokenEngine(runner, model, EngineConfig(speculation=speculation), draft=drafter)
@@ -133,28 +135,33 @@ def test_mixed_requests_get_the_tokens_of_transformers(family: str, tmp_path: Pa
         assert draft is None or stats.accepted_tokens == stats.drafted_tokens > 0
 
 
-@pytest.mark.parametrize("kv", ["activation", "q8"])
-def test_heads_of_a_model_draft_tokens_and_change_none(kv: KvName, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kv", "assists"), [("activation", False), ("q8", False), ("activation", True), ("q8", True)])
+def test_heads_of_a_model_draft_tokens_and_change_none(kv: KvName, assists: bool, tmp_path: Path) -> None:
     """Of seven requests in two waves, with prefixes in the cache, some are sampled. The small pool preempts. The rows
-    that the model keeps for its heads are no keys and values, and stay as they are.
+    that the model keeps for its heads are no keys and values, and stay as they are. An assistant needs no pages.
     """
-    make_with_heads(tmp_path / "checkpoint", agree=0.01)
-    bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", CONTEXT, kv=kv)
+    if assists:
+        make_with_assistant(tmp_path, agree=0.01)
+    else:
+        make_with_heads(tmp_path / "checkpoint", agree=0.01)
+    assistant = tmp_path / "assistant" if assists else None
+    bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", CONTEXT, kv=kv, assistant=assistant)
     words = {name for name, state in bundle.manifest.states.items() if state.dtype == "uint32"}
-    assert words == ({"layers.1.kv", "draft.layers.0.kv"} if kv == "q8" else set())
+    own = {f"layers.{layer}.kv" for layer in range(4)} if assists else {"layers.1.kv", "draft.layers.0.kv"}
+    assert words == (own if kv == "q8" else set())
     random = np.random.default_rng(4)
     system = random.integers(1, VOCAB_SIZE, 21).tolist()
     prompts = [system[:length] + random.integers(1, VOCAB_SIZE, 8).tolist() for length in (21, 21, 18, 5)]
     prompts += [list(prompts[0]), [*prompts[1], 7, 7, 3], [5]]
     expected, plain = served(opened(bundle, pages=40), prompts, None, samples=True)
     assert plain.drafted_tokens == 0
-    for pages, draft_pages in ((40, 40), (7, 40), (40, 4)):
+    for pages, draft_pages in ((40, 40), (6, 40), (40, 4)):
         answers, stats = served(
             opened(bundle, pages=pages, draft_pages=draft_pages), prompts, None, "heads", samples=True
         )
         assert answers == expected, pages
         assert stats.drafted_tokens > stats.accepted_tokens > 0
-        assert draft_pages < pages or 3 * stats.accepted_tokens > stats.drafted_tokens
+        assert (draft_pages < pages and not assists) or 4 * stats.accepted_tokens > stats.drafted_tokens
         assert (stats.preemptions > 0) == (pages < 40)
 
 

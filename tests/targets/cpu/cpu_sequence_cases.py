@@ -136,6 +136,13 @@ def kept_cases() -> Iterator[StepCase]:
         inputs["sample_slots"] = ("int32", "R", 2)
         batch = Batch({"R": 2, "N": 3}, {"sample_slots": np.array([[2, 7], [0, 7]], np.int32)})
         yield StepCase(f"keep_slots_{columns}", "keep_rows", inputs, {"eps": EPS}, [batch], activation)
+        plain = {name: each for name, each in inputs.items() if name != "weight"}
+        yield StepCase(f"keep_plain_{columns}", "keep_rows", plain, {}, [batch], activation)
+        inputs = {"x": ("float32", "R", columns), "weight": ("vector", columns), **memory}
+        inputs |= {"slots": ("int32", "S"), "rows": ("int32", "R")}
+        samples = {"slots": rows["slots"], "rows": np.array([2, 1], np.int32)}
+        batch = Batch({**dims, "R": 2}, samples)
+        yield StepCase(f"keep_samples_{columns}", "keep_rows", inputs, {"eps": EPS}, [batch], activation)
         inputs = {"x": ("float32", "S", columns), **memory, "own": own, "kept_rows": ("int32", "S")}
         batch = Batch(dims, {"kept_rows": rows["kept_rows"]})
         yield StepCase(f"join_kept_{columns}", "join_kept", inputs, {}, [batch], activation)

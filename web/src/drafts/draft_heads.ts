@@ -4,19 +4,24 @@
 // They know row p once token p + 1 is known, so they are a `DraftModel` of the tokens from the second one on, with pages
 // of their own; the rows of the model are in the pages of the sequence. A guess after the first one reads the heads' own
 // row instead. Once its token is accepted it is computed again from the model's row, as the heads were trained.
+//
+// An assistant (Gemma 4) has no keys and values, but reads those of the model: of known tokens it needs the last one
+// only, and it computes all guesses at the position of the model's last row.
 
 import { pageTables } from "../engine/pages.js";
 import type { Sequence } from "../engine/sequence.js";
 import type { StepRunner } from "../engine/step_runner.js";
+import type { Guess } from "../engine/speculation.js";
 import type { OpenBatch } from "../runtime/batch.js";
+import type { PageGroup, PagesByGroup } from "../runtime/page_groups.js";
 import type { Draft, DraftRunner } from "./draft_model.js";
 import { DraftModel } from "./draft_model.js";
 
 export class DraftHeads extends DraftModel {
   protected override readonly firstToken = 1;
 
-  constructor(runner: StepRunner) {
-    super(headsOf(runner));
+  constructor(runner: StepRunner, groups = [{ pages: runner.limits.draftPages ?? 0, window: Infinity }]) {
+    super(headsOf(runner, groups));
   }
 
   protected override get readsAgain(): boolean {
@@ -45,11 +50,32 @@ export class DraftHeads extends DraftModel {
   }
 }
 
-/** The heads of a runner as a model of their own. */
-function headsOf(runner: StepRunner): DraftRunner {
+/** The model keeps the rows of sampled tokens only; a guess from another one may be wrong, like any guess. */
+export class DraftAssistant extends DraftHeads {
+  constructor(runner: StepRunner) {
+    super(runner, []);
+  }
+
+  protected override draftOf(guess: Guess): Draft | null {
+    const draft = super.draftOf(guess);
+    if (draft !== null) draft.computed = guess.sequence.tokens.length - this.firstToken - 1;
+    return draft;
+  }
+
+  protected override pagesOf(sequence: Sequence): PagesByGroup {
+    return pageTables(sequence).map((table) => table.pages);
+  }
+
+  protected override positionOf({ tokens }: Sequence): number {
+    return tokens.length - this.firstToken - 1;
+  }
+}
+
+/** The heads of a runner as a model of their own, with pages in ``groups``. */
+function headsOf(runner: StepRunner, groups: readonly PageGroup[]): DraftRunner {
   const { limits, stepsInFlight } = runner;
   return {
-    limits: { ...limits, groups: [{ pages: limits.draftPages ?? 0, window: Infinity }], states: 0 },
+    limits: { ...limits, groups, states: 0 },
     stepsInFlight,
     submit: (batch, options) => runner.submit(batch, { ...options, heads: true }),
   };

@@ -9,6 +9,7 @@ import type { Drafter, Guess } from "../engine/speculation.js";
 import type { StepRunner } from "../engine/step_runner.js";
 import type { OpenBatch } from "../runtime/batch.js";
 import { addTokens, emptyBatch, settingsRow } from "../runtime/batch.js";
+import type { PagesByGroup } from "../runtime/page_groups.js";
 import type { StepResult } from "../runtime/results.js";
 
 /** What the small model has of a sequence: its pages hold ``computed`` known tokens, followed by most of ``guessed``. */
@@ -24,11 +25,14 @@ export class Draft implements Holder {
     this.tables = Array.from({ length: groups }, () => new PageTable());
   }
 
-  /** Count accepted guesses as computed; the others will be overwritten. The last guess was not computed. */
-  learn(tokens: readonly number[]): void {
+  /**
+   * Count accepted guesses as computed, of the tokens from the ``first`` one on; the others will be overwritten. The last
+   * guess was not computed.
+   */
+  learn(tokens: readonly number[], first: number): void {
     for (const guess of this.guessed.slice(0, -1)) {
       // The last token is always computed again, because its logits are needed.
-      if (this.computed + 1 >= tokens.length || tokens[this.computed] !== guess) break;
+      if (first + this.computed + 1 >= tokens.length || tokens[first + this.computed] !== guess) break;
       this.computed++;
     }
     this.guessed = [];
@@ -85,21 +89,23 @@ export class DraftModel implements Drafter {
     let room = this.runner.limits.tokens;
     for (const guess of guesses) {
       const { sequence, most } = guess;
-      const tokens = sequence.tokens.slice(this.firstToken);
+      const { tokens } = sequence;
+      const first = this.firstToken;
+      const readable = tokens.length - first;
       const own = this.#drafts.get(sequence);
       // Nothing was checked since the last guesses.
-      sequence.drafts = own?.computed === tokens.length ? own.guessed.slice(0, most) : [];
-      if (sequence.drafts.length > 0 || room === 0 || tokens.length === 0) continue;
+      sequence.drafts = own?.computed === readable ? own.guessed.slice(0, most) : [];
+      if (sequence.drafts.length > 0 || room === 0 || readable <= 0) continue;
       if (this.canRead?.(sequence) === false) continue;
-      const draft = this.#draftOf(guess);
+      const draft = this.draftOf(guess);
       if (draft === null) continue;
       if (this.readsAgain) draft.guessed = [];
-      draft.learn(tokens);
-      const part = tokens.slice(draft.computed, draft.computed + room);
+      draft.learn(tokens, first);
+      const part = tokens.slice(first + draft.computed, first + draft.computed + room);
       room -= part.length;
-      this.#add(batch, guess, draft, part, draft.computed, 0, draft.computed + part.length === tokens.length);
+      this.#add(batch, guess, draft, part, draft.computed, 0, draft.computed + part.length === readable);
       draft.computed += part.length;
-      if (draft.computed === tokens.length) ready.push({ guess, draft });
+      if (draft.computed === readable) ready.push({ guess, draft });
     }
     if (batch.token_ids.length === 0) return;
     // Sampled tokens stay on the device until all steps are submitted, unless the runner waits for each step.
@@ -157,8 +163,18 @@ export class DraftModel implements Drafter {
     isKnown: boolean,
   ): void;
 
+  /** The pages that the rows of a sequence see, in each page group. */
+  protected pagesOf(_sequence: Sequence, { tables }: Draft): PagesByGroup {
+    return tables.map((table) => table.pages);
+  }
+
+  /** The position of the row that follows ``start`` rows. */
+  protected positionOf(_sequence: Sequence, start: number): number {
+    return start;
+  }
+
   /** What the small model has of a sequence, with pages for its next guesses; null if there is no room for them. */
-  #draftOf({ sequence, most }: Guess): Draft | null {
+  protected draftOf({ sequence, most }: Guess): Draft | null {
     const { tokens: maxTokens, context } = this.runner.limits;
     const length = sequence.tokens.length - this.firstToken + most - 1;
     const [slot] = this.#slots;
@@ -188,13 +204,13 @@ export class DraftModel implements Drafter {
     index: number,
     samples: boolean,
   ): void {
-    const { slot, tables } = draft;
+    const { slot } = draft;
     const { pageSize, sequences } = this.runner.limits;
-    const pages = tables.map((table) => table.pages);
-    addTokens(batch, tokenIds, start, pages, pageSize);
+    const first = this.positionOf(sequence, start);
+    addTokens(batch, tokenIds, first, this.pagesOf(sequence, draft), pageSize);
     const guessed = slot + sequences;
     if (this.#isRecurrent) batch.state_slots.push(index > 1 ? guessed : slot, index > 0 ? guessed : slot);
-    const positions = tokenIds.map((_, row) => start + row);
+    const positions = tokenIds.map((_, row) => first + row);
     this.addInputs?.(batch, sequence, draft, positions, index === 0);
     if (!samples) return;
     batch.sample_rows.push(batch.token_ids.length - 1);

@@ -6,7 +6,8 @@ import { RequestError } from "../errors.js";
 import type { AnyManifest } from "../runtime/any_manifest.js";
 import { isExport } from "../runtime/any_manifest.js";
 import type { Bundle } from "../runtime/bundle.js";
-import { DraftHeads } from "./draft_heads.js";
+import type { Manifest } from "../runtime/manifest.js";
+import { DraftAssistant, DraftHeads } from "./draft_heads.js";
 import { DraftModel } from "./draft_model.js";
 import type { Planner } from "./memory.js";
 import { shareMemory } from "./memory.js";
@@ -50,7 +51,8 @@ export async function openWithDrafts(
   if (draft === "ngram") return { ...(await open(bundle, options, opening)), drafter: new NgramDrafter() };
   if (draft === "heads") {
     const backend = await open(bundle, options, opening);
-    return { ...backend, drafter: new DraftHeads(backend.runner) };
+    const heads = hasAssistant(bundle.manifest) ? DraftAssistant : DraftHeads;
+    return { ...backend, drafter: new heads(backend.runner) };
   }
   const small = draft as Bundle;
   const shared = shareMemory(plan, bundle.manifest, small.manifest, options);
@@ -84,6 +86,11 @@ export async function openWithDrafts(
   }
   for (const each of [large, other]) if (each.status === "fulfilled") each.value.destroy();
   throw failed.signal.reason as Error;
+}
+
+/** Whether what drafts tokens reads the keys and values of the model, and has none of its own. */
+function hasAssistant({ plans: { draft } }: Manifest): boolean {
+  return !Object.values(draft?.states ?? {}).some(({ shape: [first] }) => first === "PD");
 }
 
 /** The info of a model with the memory of its draft. */

@@ -215,12 +215,13 @@ export interface GatheredEntry {
   readonly scale: number;
 }
 
-/** An array that a runtime computes. "rope": (positions, R/2, 2) float32, ``scale`` times the cosine and sine of position * inverse_frequencies[i]. */
+/** An array that a runtime computes. "rope": (positions, R/2, 2) float32, ``scale`` times the cosine and sine of position * inverse_frequencies[i], for the positions from ``first`` on. */
 export interface ConstantEntry {
   readonly kind: "rope";
   readonly shape: readonly number[];
   readonly inverse_frequencies: readonly number[];
   readonly scale: number;
+  readonly first: number;
 }
 
 /** One step. ``inputs`` and ``outputs`` map roles to names of buffers, inputs, states, constants or weights. ``variants`` names the list of kernels that can run it. */

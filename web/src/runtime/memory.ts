@@ -217,17 +217,19 @@ function bytesOf(dtype: "float32" | "int32" | "uint32" | "float16" | "bfloat16" 
 export function computeConstant(entry: ConstantEntry): Float32Array<ArrayBuffer> {
   // "rope" is the only kind; the type check fails here when there is a second one.
   entry.kind satisfies "rope";
-  return ropeTable(entry.inverse_frequencies, entry.shape[0] ?? 0, entry.scale);
+  return ropeTable(entry);
 }
 
 /**
- * (positions, R/2, 2) float32: ``scale`` times cosine and sine of position * inverse frequency, computed in float64.
+ * (positions, R/2, 2) float32: ``scale`` times cosine and sine of position * inverse frequency, computed in float64, for
+ * the positions from ``first`` on.
  */
-function ropeTable(inverseFrequencies: readonly number[], positions: number, scale: number): Float32Array<ArrayBuffer> {
-  const table = new Float32Array(positions * inverseFrequencies.length * 2);
+function ropeTable({ inverse_frequencies, shape, scale, first }: ConstantEntry): Float32Array<ArrayBuffer> {
+  const [positions = 0] = shape;
+  const table = new Float32Array(positions * inverse_frequencies.length * 2);
   let next = 0;
-  for (let position = 0; position < positions; position++) {
-    for (const frequency of inverseFrequencies) {
+  for (let position = first; position < first + positions; position++) {
+    for (const frequency of inverse_frequencies) {
       table[next++] = scale * Math.cos(position * frequency);
       table[next++] = scale * Math.sin(position * frequency);
     }

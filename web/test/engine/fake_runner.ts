@@ -31,6 +31,8 @@ export class FakeRunner implements StepRunner {
   // Of the heads: the cells of their pages, and by slot the token sampled last and the hash before it.
   readonly #headCells: Int32Array;
   readonly #guessed: Int32Array;
+  /** Whether an assistant guesses, which has no pages of its own, instead of heads. */
+  hasAssistant = false;
   #lost = false;
   /** Resolves when the logits of a batch are on the host. */
   #processing = false;
@@ -189,6 +191,10 @@ export class FakeRunner implements StepRunner {
       const cellOf = (at: number): number => (pages[Math.floor(at / pageSize)] ?? -1) * pageSize + (at % pageSize);
       const kept = batch.kept_rows?.[row] ?? NaN;
       const before = kept < 0 ? this.#guessed[2 * (-1 - kept) + 1] : this.#cells[0]?.[2 * kept + 1];
+      if (this.hasAssistant) {
+        if (kept >= 0 && kept !== cellOf(position)) throw new Error(`the kept row is not that of ${position}`);
+        return nextHash(before ?? NaN, id < 0 ? (this.#guessed[2 * (-1 - id)] ?? -1) : id);
+      }
       if (position > 0 && this.#headCells[cellOf(position - 1)] !== before)
         throw new Error(`the heads have another row before ${position}`);
       const hash = nextHash(before ?? NaN, id < 0 ? (this.#guessed[2 * (-1 - id)] ?? -1) : id);

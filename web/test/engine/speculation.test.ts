@@ -2,7 +2,7 @@
 
 import { expect, test } from "vitest";
 
-import { DraftHeads } from "../../src/drafts/draft_heads.js";
+import { DraftAssistant, DraftHeads } from "../../src/drafts/draft_heads.js";
 import type { DraftRunner } from "../../src/drafts/draft_model.js";
 import { DraftModel } from "../../src/drafts/draft_model.js";
 import { NgramDrafter } from "../../src/drafts/ngram_drafter.js";
@@ -72,6 +72,7 @@ const DRAFTERS: Readonly<Record<string, (runner: FakeRunner) => Drafter>> = {
   "a small model": () => new DraftModel(new FakeRunner(SMALL)),
   "a recurrent small model": () => new DraftModel(new FakeRunner({ ...SMALL, states: 6 })),
   "its own heads": (runner) => new DraftHeads(runner),
+  "its assistant": (runner) => new DraftAssistant(Object.assign(runner, { hasAssistant: true })),
   "a model that is wrong": () => new DraftModel(otherModel(SMALL)),
 };
 
@@ -81,7 +82,7 @@ test.each(Object.keys(DRAFTERS).flatMap((name) => [0, 9].map((states) => [name, 
     const alone: (readonly number[])[] = [];
     for (const request of mixedRequests(61)) alone.push((await answer(engineOn(new FakeRunner(LIMITS)), request)).ids);
     // Pages of heads run out too: then a sequence gets no drafts.
-    const runner = new FakeRunner({ ...LIMITS, states, draftPages: name === "its own heads" ? 20 : 0 });
+    const runner = new FakeRunner({ ...LIMITS, states, draftPages: name.startsWith("its") ? 20 : 0 });
     const engine = speculating(runner, DRAFTERS[name]?.(runner) ?? new NgramDrafter());
     const noise = mixedRequests(20).map(async (request, index) => {
       const tokens = engine.generateTokens(request);
@@ -93,7 +94,7 @@ test.each(Object.keys(DRAFTERS).flatMap((name) => [0, 9].map((states) => [name, 
     expect(together.map(({ ids }) => ids)).toEqual(alone);
     const { draftedTokens, acceptedTokens } = engine.counts;
     expect(draftedTokens).toBeGreaterThan(0);
-    if (/small model|heads/.test(name)) expect(acceptedTokens / draftedTokens).toBeGreaterThan(0.9);
+    if (/small model|its/.test(name)) expect(acceptedTokens / draftedTokens).toBeGreaterThan(0.9);
     if (name.endsWith("wrong")) expect(acceptedTokens / draftedTokens).toBeLessThan(0.5);
   },
 );
@@ -123,6 +124,18 @@ test("heads read what the model has computed, and each known token once", async 
   expect(ofHeads.map(({ kept_rows = [] }) => kept_rows.filter((row) => row < 0).length)).toEqual([
     0, 1, 1, 1, 0, 1, 1, 1,
   ]);
+});
+
+test("an assistant reads the last token only, and guesses at one position", async () => {
+  const runner = Object.assign(new FakeRunner({ ...LIMITS, draftPages: 24 }), { hasAssistant: true });
+  const { ids, completion } = await answer(speculating(runner, new DraftAssistant(runner)), { maxTokens: 11 });
+  expect(ids).toEqual(answerOf(PROMPT, 11, 64).tokens);
+  expect(completion).toMatchObject({ draftedTokens: 8, acceptedTokens: 8 });
+  const guesses = runner.batches.filter(({ kept_rows }) => kept_rows?.length);
+  const [first, second] = [PROMPT.length - 1, PROMPT.length + 4];
+  expect(guesses.map(({ positions }) => positions)).toEqual(
+    [first, second].flatMap((at) => Array.from({ length: 4 }, () => [at])),
+  );
 });
 
 test("what was not checked is guessed only once", async () => {

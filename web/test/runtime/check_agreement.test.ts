@@ -94,7 +94,9 @@ test.each<readonly [string, unknown]>([
   ],
   [
     "a constant of another shape",
-    withPlan({ constants: { more: { kind: "rope", shape: [2 ** 30, 1, 2], inverse_frequencies: [1], scale: 1 } } }),
+    withPlan({
+      constants: { more: { kind: "rope", shape: [2 ** 30, 1, 2], inverse_frequencies: [1], scale: 1, first: 0 } },
+    }),
   ],
   [
     "a page group for windows that there are not",
