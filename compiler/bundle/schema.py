@@ -19,6 +19,7 @@ from ..ir.expr import MAX_INTEGER, Condition, Expr
 from ..ir.rotary_pairs import RotaryPairs
 from ..ir.spec import (
     ClassifierSpec,
+    ConvolutionSpec,
     DenseSpec,
     DistanceSpec,
     EmbeddingSpec,
@@ -37,7 +38,7 @@ NULL = {"type": "null"}
 # The page checks these types by code.
 WITHOUT_DATA = {"Expr", "Condition", "TemplateTree"}
 # The page does not read the fields of these types, because the plan has what follows from them.
-UNREAD = {"RopeSpec", "StateSpec", "DenseSpec", "ExpertSpec", "DistanceSpec"}
+UNREAD = {"RopeSpec", "StateSpec", "DenseSpec", "ExpertSpec", "DistanceSpec", "ConvolutionSpec"}
 HEADER = """\
 // The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.
 
@@ -64,6 +65,7 @@ def typescript() -> str:
         StateSpec,
         ExpertSpec,
         DistanceSpec,
+        ConvolutionSpec,
         ModelSpec,
         DenseSpec,
         PromptSpec,

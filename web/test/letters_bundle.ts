@@ -360,6 +360,7 @@ const SPEC: Manifest["spec"] = {
   embedding_size: null,
   projected_size: null,
   distances: null,
+  convolution: null,
   mixers: [],
   states: null,
   draft_layers: 0,
