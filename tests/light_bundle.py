@@ -71,11 +71,12 @@ def few_kernels(keep: Collection[str] = (), *, tokens: Tokens = "few") -> Iterat
 
 def few_threads(facts: Projection, min_tall_rows: int) -> VectorShape:  # noqa: ARG001
     """The workgroup of a matrix-vector kernel for SwiftShader, whose time goes to switches between threads at barriers.
-    With two instead of 32 threads' vectors of the CPU, and eight rows for each thread, it takes a fifth of the time.
+
+    Two rows for each thread, because more rows make a kernel longer, which then takes longer to compile.
     """
     from nearfar.compiler.kernels.linear_vector import VectorShape
 
-    return VectorShape(threads=16, lanes=8, rows=8)
+    return VectorShape(threads=16, lanes=8, rows=2)
 
 
 def plain_of(variants: Sequence[Variant]) -> Sequence[Variant]:
