@@ -209,9 +209,9 @@ def test_answers_meet_fifty_schemas_within_max_tokens(tiny_bundle: Path) -> None
 
     answers = on_engine(tiny_bundle, ask)
     refused = [answer for answer in answers if isinstance(answer, RequestError)]
-    assert all(
-        "and there is room for 48" in error.message and error.details["param"] == "max_tokens" for error in refused
-    )
+    others = [error.message for error in refused if "and there is room for 48" not in error.message]
+    assert others == []
+    assert {error.details["param"] for error in refused} <= {"max_tokens"}
     assert len(refused) < 10
     for schema, answer in zip(schemas, answers, strict=True):
         if isinstance(answer, ChatCompletion):

@@ -74,8 +74,8 @@ def test_the_time_of_a_window_does_not_grow_with_the_context(library: StepLibrar
         return min(library.seconds(row, run) for _ in range(5))
 
     for _, row in case.runnable():
-        # Reading a million keys takes far longer than this.
-        assert seconds(row, 1_000_000) < seconds(row, 200) + 0.005
+        # Reading ten million keys takes seconds, whatever else the machine does.
+        assert seconds(row, 10_000_000) < seconds(row, 200) + 0.5
 
 
 def test_the_cases_cover_every_op_attribute_optional_input_and_dtype() -> None:
