@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 from answers import all_chunks
+from draft_assistant import DraftAssistant
+from draft_heads import DraftHeads
+from plain_target import compile_plain
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.runtime.batch import Limits
@@ -120,6 +123,24 @@ def test_with_guesses_there_are_rows_for_them_and_the_same_answers(draft: str, b
     assert opening.memory_bytes > plain.memory_bytes * (1.5 if draft == "BUNDLE" else 1)
 
 
+@pytest.mark.parametrize("makes", [DraftHeads, DraftAssistant])
+def test_with_heads_or_an_assistant_there_is_memory_for_rows_and_the_same_answers(
+    makes: type[DraftHeads | DraftAssistant], tmp_path: Path
+) -> None:
+    assists = makes is DraftAssistant
+    makes(tmp_path if assists else tmp_path / "checkpoint")
+    assistant = tmp_path / "assistant" if assists else None
+    path = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 128, assistant=assistant).path
+    plain, plain_text = opened(path)
+    assert CountedRunner.limits_given.draft_pages == 0
+    opening, text = opened(path, replace(SMALL, draft="heads", draft_tokens=3))
+    limits = CountedRunner.limits_given
+    assert (text, limits.draft_pages) == (plain_text, limits.pages)
+    assert opening.memory_bytes is not None
+    assert plain.memory_bytes is not None
+    assert opening.memory_bytes > plain.memory_bytes
+
+
 def test_a_bundle_that_cannot_be_opened_leaves_no_runner(
     bundle: Path, compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -128,6 +149,7 @@ def test_a_bundle_that_cannot_be_opened_leaves_no_runner(
     fails(RequestError, "allow more with --kv-memory", bundle, replace(SMALL, kv_memory_bytes=1000))
     (tmp_path / "manifest.json").write_text("{}")
     fails(BundleError, "format version", tmp_path)
+    fails(RequestError, "--draft heads: .* has no heads .* with its --assistant", bundle, replace(SMALL, draft="heads"))
 
     def no_memory(*_: Any, **__: Any) -> None:
         raise DeviceError("no memory")
