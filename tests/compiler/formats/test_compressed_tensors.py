@@ -4,6 +4,7 @@ and configurations that we refuse.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quantized_families import logits_of, make_quantized, transformers_logits, write_quantization
+from decoder_families import make_family
+from quantized_families import (
+    logits_of,
+    make_quantized,
+    quantize_projections,
+    transformers_logits,
+    write_quantization,
+)
 from safetensors.torch import load_file, save_file
 from tolerances import relative_error
 
@@ -173,6 +181,33 @@ def test_logits_are_those_of_transformers(model: str, tmp_path: Path) -> None:
     make(model, tmp_path)
     reader = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert relative_error(logits_of(tmp_path), transformers_logits(reader)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["packed4", "float8_channel"])
+def test_every_expert_has_values_of_its_own_beside_a_router_of_floats(name: str, tmp_path: Path) -> None:
+    import transformers
+
+    format_, args, form = MATRICES[name]
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 64, "head_dim": 32}
+    make_family("qwen3_moe", tmp_path / "floats", num_attention_heads=4, num_key_value_heads=2, **sizes)
+    shutil.copytree(tmp_path / "floats", tmp_path / "codes")
+    weights = load_file(tmp_path / "floats" / "model.safetensors")
+
+    def quantize(module: str, weight: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        stored, weights[f"{module}.weight"] = compressed(format_, args, weight)
+        return stored
+
+    quantize_projections(tmp_path / "codes", quantize)
+    ignored = ["lm_head", "re:.*mlp\\.gate$"]
+    write_quantization(tmp_path / "codes", section(format_, args, ignore=ignored, quantization_status="compressed"))
+    save_file(weights, tmp_path / "floats" / "model.safetensors", {"format": "pt"})
+    read = load(str(tmp_path / "codes")).tensors
+    experts = {each for each in read if ".experts." in each}
+    assert len(experts) == 2 * 5 * 3
+    assert {read[each].dtype for each in experts} == {form}
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "floats", dtype=torch.float32)
+    model.set_experts_implementation("eager")
+    assert relative_error(logits_of(tmp_path / "codes"), transformers_logits(model)) < 1e-4
 
 
 def open_matrix(folder: Path, parts: Mapping[str, torch.Tensor], config: dict[str, Any]) -> Any:
