@@ -32,16 +32,13 @@ BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
 
 @pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["usual", "all"])
 def sources(request: pytest.FixtureRequest, compile_tiny: Callable[..., Path]) -> Sources:
-    """(code, entry) of every kernel of one checkpoint in one quantization with integers (all of them with the
-    exhaustive cases), of the checkpoints with other kernels in one quantization, and of the kernels' own cases, which
-    combine every template with every quantization. Kernels of equal names are equal.
+    """(code, entry) of every kernel of one checkpoint in one quantization, and of the kernels' own cases, which combine
+    every template with every quantization; with the exhaustive cases, of that checkpoint in all quantizations, and of
+    the checkpoints with other kernels. Kernels of equal names are equal.
     """
     found = {}
-    for checkpoint, quantization in [
-        ("phi3", "q4f16"),
-        ("llama", "f32"),
-        *(("qwen3", quantization) for quantization in (quant.NAMES if request.param else ("q4f16",))),
-    ]:
+    more = [("phi3", "q4f16"), ("llama", "f32"), *(("qwen3", quantization) for quantization in quant.NAMES)]
+    for checkpoint, quantization in more if request.param else [("qwen3", "q4f16")]:
         bundle = open_bundle(compile_tiny(checkpoint, quantization))
         for name, kernel in bundle.manifest.kernels.items():
             found[name] = ((bundle.path / kernel.file).read_text(), kernel.entry)
