@@ -30,6 +30,7 @@
 # make bench-onnx        tokens per second of the onnx target, GenAI and transformers
 # make bench-web         times, counts and memory in headless Chromium; BUNDLE=folder for one of your own
 # make bench-web-experts  a mixture of 2 GB in headless Chromium within 0.5 GB of GPU buffers: hit rates and bytes read; needs 8 GB of disk for its checkpoint
+# make bench-drafts  what n-grams, a small model and heads save in both engines, on this machine's CPU
 # make bench-web-counts  the browser's GPU calls per decoded token, as one line of JSON
 # make bench-web-gpu     tokens per second and the share of the memory bandwidth, on a GPU through Dawn
 # make bench-decode-context  the time of a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds; TARGET=cpu for this machine's CPU
@@ -73,7 +74,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-encoder-loss
+.PHONY: bench-activations figures install-size demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-encoder-loss
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -235,6 +236,9 @@ bench-web: .venv/.dev web/dist/.built | chromium
 
 bench-web-experts: .venv/.dev web/dist/.built | chromium
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_web_experts.py $(if $(BUNDLE),--bundle '$(BUNDLE)')
+
+bench-drafts: .venv/.dev web/dist/.built
+	$(BIN)/python tests/bench/bench_drafts.py
 
 # The set-up may print messages, but only the counts go to standard output.
 bench-web-counts:
