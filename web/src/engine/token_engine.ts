@@ -12,13 +12,13 @@ import { Answer, generatedToken } from "./answer.js";
 import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
 import { Lookahead } from "./lookahead.js";
-import { PageTable } from "./pages.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
+import type { RetainedPages } from "./retained_pages.js";
+import { readRetained, writeRetained } from "./retained_pages.js";
 import { Scheduler } from "./scheduler.js";
 import type { Drafter, Guess } from "./speculation.js";
 import type { RetainedSequence } from "./sequence.js";
-import { PLAIN, Sequence, newConversation } from "./sequence.js";
-import { StateTable } from "./states.js";
+import { PLAIN, Sequence } from "./sequence.js";
 import type { SchedulerEvent, Step } from "./step.js";
 import { samplesAnswer } from "./step.js";
 import { penalizes } from "./resolved_sampling.js";
@@ -63,15 +63,6 @@ interface OpenStep {
 // The engine fails if the device is lost more often than this without a token in between. A drafter that fails more often
 // than this in a row is left out.
 const MAX_RECOVERIES = 3;
-
-/** A conversation's tokens and their keys and values, without the first ``deadPages`` of each page group. */
-export interface RetainedPages {
-  readonly tokenIds: readonly number[];
-  readonly deadPages: readonly number[];
-  /** The id of the adapter that computed them; "" for none. */
-  readonly adapter: string;
-  readonly keysAndValues: Uint8Array<ArrayBuffer>;
-}
 
 export class TokenEngine implements TokenSource {
   readonly #scheduler: Scheduler;
@@ -186,46 +177,16 @@ export class TokenEngine implements TokenSource {
    * The keys and values of a conversation that are still cached, page by page, in the layout of this bundle, and its last
    * state.
    */
-  async readRetained({ tokens, adapter }: RetainedSequence): Promise<RetainedPages> {
-    const { kinds, pages, prefixes } = this.#scheduler.kv;
-    const { length, path } = prefixes.find(tokens, tokens.length, adapter, true);
-    const units = kinds.map((kind, index) =>
-      path.slice(kind.unread(length)).map(({ snapshots }) => snapshots[index] ?? -1),
-    );
-    return {
-      tokenIds: tokens.slice(0, length),
-      deadPages: pages.map((pool) => pool.unread(length)),
-      adapter,
-      keysAndValues: await this.#runner.readPages(units),
-    };
+  readRetained(retained: RetainedSequence): Promise<RetainedPages> {
+    return readRetained(this.#scheduler.kv, this.#runner, retained);
   }
 
   /**
    * The conversation whose keys and values `readRetained` returned. Without enough pages for them, its tokens are
    * computed again. Throws RequestError for bytes of another layout.
    */
-  writeRetained({ tokenIds, deadPages, adapter, keysAndValues }: RetainedPages): RetainedSequence {
-    const { kv } = this.#scheduler;
-    const retained = newConversation();
-    const sequence = new Sequence(-1, tokenIds, { ...PLAIN, retained, adapter: { name: "", id: adapter, slot: -1 } });
-    sequence.tables = [
-      ...deadPages.map((dead) => new PageTable(dead)),
-      ...(kv.states === null ? [] : [new StateTable()]),
-    ];
-    sequence.computed = tokenIds.length;
-    if (tokenIds.length === 0 || !kv.reserve(sequence, tokenIds.length)) return retained;
-    try {
-      this.#runner.writePages(
-        sequence.tables.map((table) => table.live),
-        keysAndValues,
-      );
-    } catch (error) {
-      kv.restart(sequence);
-      throw error;
-    }
-    kv.cachePages(sequence);
-    kv.release(sequence);
-    return retained;
+  writeRetained(pages: RetainedPages): RetainedSequence {
+    return writeRetained(this.#scheduler.kv, this.#runner, pages);
   }
 
   /** Whether an answer is being generated, or the gate is closed. */
