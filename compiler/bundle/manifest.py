@@ -88,6 +88,11 @@ class Description(Entry):
         """Whether sequences keep keys and values in pages, or states. If not, a batch holds complete texts."""
         return self.generates
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether sequences have states of recurrent layers, in slots."""
+        return self.generates and self.spec.states is not None
+
     def pages_for(self, tokens: int) -> int:
         """The number of pages for ``tokens`` tokens of one sequence."""
         return -(-tokens // self.page_size)
@@ -114,7 +119,11 @@ class ExportManifest(Description):
         """The bytes of keys and values of all layers, without the scales of 8-bit ones."""
         spec = self.spec
         item_bytes = 1 if self.kv == "q8" else ITEM_BYTES[self.activation]
-        return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * item_bytes
+        return 2 * spec.num_attention_layers * spec.num_kv_heads * spec.head_dim * item_bytes
+
+    def state_bytes(self) -> int:
+        """The bytes of a slot of the states of recurrent layers, which are float32; 0 without such layers."""
+        return self.spec.state_elements * ITEM_BYTES["float32"]
 
 
 class Manifest(Description):
@@ -232,6 +241,10 @@ class Manifest(Description):
     def sequence_states(self) -> dict[str, BufferEntry]:
         """The states with one row for each slot of `Limits.states`."""
         return {name: state for name, state in self.states.items() if state.shape[0] == STATES}
+
+    @property
+    def keeps_states(self) -> bool:
+        return bool(self.sequence_states)
 
     def page_states(self, group: int, *, drafts: bool = False) -> list[str]:
         """The states that hold the keys and values of a page group; with ``drafts``, also the rows of its tokens that

@@ -203,6 +203,24 @@ class ModelSpec:
     def mixer(self, layer: int) -> Mixer:
         return self.mixers[layer] if self.mixers else "attention"
 
+    @property
+    def num_attention_layers(self) -> int:
+        """The layers that attend, alone or beside a state."""
+        return sum("attention" in self.mixer(layer) for layer in range(self.num_layers))
+
+    @property
+    def state_elements(self) -> int:
+        """The elements of a sequence's states in all layers."""
+        return sum(self.state_elements_of(layer) for layer in range(self.num_layers))
+
+    def state_elements_of(self, layer: int) -> int:
+        if self.states is None or self.mixer(layer) == "attention":
+            return 0
+        sizes = self.states
+        channels = sizes.heads * sizes.value_dim + 2 * sizes.groups * sizes.key_dim
+        matrix = sizes.heads * sizes.key_dim * sizes.value_dim
+        return (sizes.taps - 1) * (channels if sizes.heads else self.hidden_size) + matrix
+
     def rope_of(self, layer: int) -> RopeSpec | None:
         """How a layer rotates queries and keys; None if it does not."""
         if layer in self.unrotated:

@@ -73,8 +73,8 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """Sizes in bytes. ``runtime_memory_bytes`` is the model's files and keys and values for ``context`` tokens; a
-    framework takes more.
+    """Sizes in bytes. ``runtime_memory_bytes`` is the model's files, and keys, values and states of a sequence of
+    ``context`` tokens; a framework takes more.
     """
 
     model: str
@@ -90,6 +90,7 @@ class ExportReport:
     weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes: int
+    state_bytes: int
     runtime_memory_bytes: int
     files: dict[str, int]
     spec: dict[str, Any]
@@ -118,7 +119,8 @@ def make_export_report(manifest: ExportManifest, *, context: int | None = None) 
         weight_bytes=manifest.model_bytes(),
         kv_bytes_per_token=kv,
         kv_bytes=kv * context,
-        runtime_memory_bytes=manifest.model_bytes() + kv * context,
+        state_bytes=manifest.state_bytes(),
+        runtime_memory_bytes=manifest.model_bytes() + kv * context + manifest.state_bytes(),
         files={file.file: file.size for file in manifest.files},
         spec=spec.to_json(),
         tool_calls=_tool_calls(manifest),

@@ -123,7 +123,7 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
         note(text)
     progress("graph", 0, 1)
     graphs = graphs_of(checkpoint, chosen.context, page_size=chosen.context)
-    # That of heads that draft tokens follows it, in models whose layers have states; exporters refuse those by op.
+    # That of heads that draft tokens follows it; no framework has them.
     graph = next(iter(graphs.values()))
     if checkpoint.task is not None and "page_ids" in graph.inputs:
         raise UnsupportedModel(

@@ -16,7 +16,7 @@ from ..bundle.entries import InputEntry
 from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, Description
 from .batch import Array, Batch, FloatArray, Limits, Output, Result, done, require_plan
 from .errors import RequestError
-from .inputs import EXPORT_INPUTS, require_inputs
+from .inputs import EXPORT_INPUTS, STATE_INPUTS, require_inputs
 from .limits import complete_limits, largest_dims, page_groups, require_within
 
 AnyManifest = TypeVar("AnyManifest", bound=Description)
@@ -108,7 +108,7 @@ class BaseRunner(ABC, Generic[AnyManifest]):
 
     def _inputs(self, plan: str) -> Mapping[str, InputEntry]:  # noqa: ARG002
         """The inputs that a plan declares."""
-        return EXPORT_INPUTS
+        return EXPORT_INPUTS | STATE_INPUTS if self.manifest.keeps_states else EXPORT_INPUTS
 
     @property
     @abstractmethod

@@ -15,10 +15,11 @@ from ..ir.plan import union
 from .batch import DERIVED_INPUTS, KNOWN_INPUTS, Array, Batch
 from .errors import BundleError, RequestError
 
-# The inputs of the frameworks' bundles, which have no plan that could declare them.
+# The inputs of the frameworks' bundles, which have no plan that could declare them; and those of models with states.
 EXPORT_INPUTS = {
     name: InputEntry.model_validate({"shape": shape, "dtype": dtype}) for name, (shape, dtype) in BATCH_INPUTS.items()
 }
+STATE_INPUTS = {STATE_SLOTS: InputEntry.model_validate({"shape": ("B", 2), "dtype": "int32"})}
 
 
 def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mapping[str, int]) -> None:

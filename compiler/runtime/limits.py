@@ -25,8 +25,7 @@ def complete_limits(manifest: Description, limits: Limits) -> Limits:
         window_pages = min(pages, limits.window_pages or limits.sequences * one)
     adapters = limits.adapters if takes_adapters else 0
     tokens = limits.tokens if manifest.paged else max(limits.tokens, manifest.context)
-    keeps = isinstance(manifest, Manifest) and manifest.sequence_states
-    states = (limits.states or limits.sequences) if keeps else 0
+    states = (limits.states or limits.sequences) if manifest.keeps_states else 0
     draft_pages = limits.draft_pages if DRAFT in manifest.plan_names else 0
     return replace(
         limits,

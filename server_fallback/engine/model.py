@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nearfar.compiler.bundle.manifest import Description, Manifest
+from nearfar.compiler.bundle.manifest import Description
 from nearfar.compiler.runtime.host_tables import gathers
 
 
@@ -32,5 +32,5 @@ class TokenModel:
             context=manifest.context,
             page_size=manifest.page_size,
             gathers=gathers(manifest),
-            is_recurrent=isinstance(manifest, Manifest) and len(manifest.sequence_states) > 0,
+            is_recurrent=manifest.keeps_states,
         )

@@ -141,7 +141,9 @@ def plan_memory(
 
 def bytes_of_state(manifest: Manifest | ExportManifest) -> int:
     """The bytes of a slot of the states of recurrent layers; 0 without such layers."""
-    return size_bytes(manifest, manifest.sequence_states.values(), {STATES: 1}) if isinstance(manifest, Manifest) else 0
+    if isinstance(manifest, ExportManifest):
+        return manifest.state_bytes()
+    return size_bytes(manifest, manifest.sequence_states.values(), {STATES: 1})
 
 
 def plan_buffer_bytes(manifest: Manifest, limits: Limits) -> int:

@@ -12,7 +12,7 @@ from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 
 from .builder import MICROSOFT
-from .emitter import Emitter, Owner
+from .emitter import Emitter, Owner, layer_of
 from .rotation import rope_caches, rotated_width
 
 # The kernels' conditions: on the head size, and for a rotation inside GroupQueryAttention on the head size and the
@@ -56,7 +56,7 @@ def add_attention(emitter: Emitter, node: Node) -> None:
     for role, claimed in zip(("query", "key"), norms or rotations, strict=False):
         values[role] = claimed.inputs["x"]
     if owner is None:
-        past, present = cache(emitter, num_kv_heads, head_dim)
+        past, present = cache(emitter, layer_of(kv), num_kv_heads, head_dim)
         emitter.owners[kv] = Owner(append, (past[0], past[1]))
         emitter.caches[past[0]] = rotated
     else:
@@ -139,9 +139,9 @@ def claim_norms(emitter: Emitter, rotations: list[Node]) -> list[Node]:
     return norms
 
 
-def cache(emitter: Emitter, num_kv_heads: int, head_dim: int) -> tuple[list[str], list[str]]:
-    """The next layer's inputs and outputs for keys and values."""
-    builder, layer = emitter.builder, len(emitter.caches)
+def cache(emitter: Emitter, layer: int, num_kv_heads: int, head_dim: int) -> tuple[list[str], list[str]]:
+    """A layer's inputs and outputs for keys and values."""
+    builder = emitter.builder
     dtype = "int8" if emitter.cache_scales else emitter.activation
     past, present = (
         [f"{prefix}.{layer}.{plane}" for plane in ("key", "value")] for prefix in ("past_key_values", "present")

@@ -7,7 +7,7 @@ else from a core's caches, binding one array takes as long as scanning the logit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from nearfar.compiler.runtime.batch import FloatArray
 
 from .rows_graph import LENGTHS, ROWS, TOTAL
+from .slot_states import Slots, SlotStates
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -25,17 +26,23 @@ DTYPES = {TOKENS: np.int64, LENGTHS: np.int32, TOTAL: np.int32, ROWS: np.int64}
 
 
 class BoundRows:
-    """A session runs ``binding``. ``planes`` are those of `KvRows`."""
+    """A session runs ``binding``. ``planes`` are those of `KvRows` by the graph's input, ``states`` those of all
+    slots.
+    """
 
-    def __init__(self, session: InferenceSession, planes: Sequence[npt.NDArray[Any]], rows: range) -> None:
+    def __init__(
+        self, session: InferenceSession, planes: Mapping[str, npt.NDArray[Any]], states: SlotStates, rows: range
+    ) -> None:
         self.binding = session.io_binding()
+        self._states = states
+        self._bound_states: Sequence[Slots] | int | None = None
         self._inputs: dict[str, npt.NDArray[Any]] = {}
         self._memory_rows: range | None = None
-        for index, plane in enumerate(planes):
-            values, name = plane[rows.start : rows.stop], f"{index // 2}.{('key', 'value')[index % 2]}"
+        for name, plane in planes.items():
+            values = plane[rows.start : rows.stop]
             where = ("cpu", 0, values.dtype, values.shape, values.ctypes.data)
-            self.binding.bind_input(f"past_key_values.{name}", *where)
-            self.binding.bind_output(f"present.{name}", *where)
+            self.binding.bind_input(name, *where)
+            self.binding.bind_output(name.replace("past_key_values", "present"), *where)
 
     def write(self, token_ids: Sequence[Sequence[int]], last_positions: Sequence[int], wanted: Sequence[int]) -> None:
         """New tokens (rows, n), the position of each row's last, and the indices, row by row, of the tokens whose
@@ -45,6 +52,10 @@ class BoundRows:
         self._write(LENGTHS, last_positions, (len(last_positions),))
         self._write(TOTAL, max(last_positions) + 1, ())
         self._write(ROWS, wanted, (len(wanted),))
+
+    def bind_states(self, slots: Sequence[Slots]) -> None:
+        """Bind the states of the rows of the next run."""
+        self._bound_states = self._states.bind(self.binding, slots, self._bound_states)
 
     def read_into(self, logits: FloatArray, memory_rows: range | None) -> None:
         """Bind the logits (wanted, vocab) of the next run. Equal ``memory_rows`` always mean the same memory; None

@@ -39,9 +39,11 @@ def measure_scales(model: Path, checkpoint: Checkpoint, context: int, caches: Ma
 
     token_ids = Tokenizer.from_buffer(checkpoint.tokenizer.content).encode(SAMPLE, add_special_tokens=False).ids
     session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
-    inputs = {each.name: each.shape for each in session.get_inputs() if each.name.startswith("past_key_values.")}
-    names = list(inputs)
-    empty = {name: np.zeros((1, heads, 0, head_dim), np.float32) for name, (_, heads, _, head_dim) in inputs.items()}
+    inputs = {each.name: each.shape for each in session.get_inputs() if each.name.startswith("past_")}
+    names = [name for name in inputs if name.startswith("past_key_values.")]
+    # A state of one sequence, or no tokens of its keys and values.
+    sizes = {"batch_size": 1, "past_sequence_length": 0}
+    empty = {name: np.zeros([sizes.get(size, size) for size in shape], np.float32) for name, shape in inputs.items()}
     largest: dict[str, Array] = {}
     for start in range(0, len(token_ids), context):
         piece = np.array([token_ids[start : start + context]])

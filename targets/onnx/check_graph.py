@@ -6,6 +6,7 @@ embeddings and scores rely on their number, so both must have the same sizes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import onnx
@@ -14,6 +15,8 @@ from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.runtime.errors import BundleError
+
+from .slot_states import PREFIXES
 
 Require = Callable[[bool, str], None]
 
@@ -63,8 +66,8 @@ def check_results(graph: onnx.GraphProto, manifest: ExportManifest, require: Req
 
 def check_decoder(graph: onnx.GraphProto, spec: ModelSpec, require: Require) -> None:
     """Check the keys and values, and the logits."""
-    # The last layers may share the keys and values of earlier ones.
-    owners = range(spec.num_layers - spec.num_kv_shared_layers)
+    # The last layers may share the keys and values of earlier ones, and some may have a state instead.
+    owners = [layer for layer in range(spec.num_layers - spec.num_kv_shared_layers) if "attention" in spec.mixer(layer)]
     planes = {
         f"past_key_values.{layer}.{plane}": spec.heads_of(layer) for layer in owners for plane in ("key", "value")
     }
@@ -77,6 +80,12 @@ def check_decoder(graph: onnx.GraphProto, spec: ModelSpec, require: Require) -> 
         heads, head_dim = planes[name]
         fits = len(shape) == 4 and (shape[1], shape[3]) == (heads, head_dim)
         require(fits, f"has {name} of shape {shape}, the manifest {heads} heads of {head_dim}")
+    states = [sizes_of(each) for each in graph.input if each.name.startswith(PREFIXES)]
+    found = sum(math.prod(shape[1:]) for shape in states)
+    require(
+        found == spec.state_elements and all(min(shape[1:]) > 0 for shape in states),
+        f"has states of {found:,} elements, the manifest's layers {spec.state_elements:,}",
+    )
     logits = [sizes_of(each) for each in graph.output if each.name == "logits"]
     require(
         len(logits) == 1 and logits[0][-1:] == [spec.vocab_size],

@@ -25,9 +25,11 @@ from nearfar.compiler.runtime.errors import QuantizationError, UnsupportedModel
 from .attention import add_append, add_attention
 from .builder import ELEMENT_TYPES, MICROSOFT
 from .emitter import Emit, Emitter
-from .gates import add_activate, add_gate, add_gate_halves, add_soft_cap
+from .experts import add_mixture, defer_part
+from .gates import add_activate, add_clip, add_gate, add_gate_halves, add_soft_cap
 from .matmul_nbits import ACCURACY_LEVEL
 from .rotation import defer_rotation
+from .states import add_causal_conv, add_gated_delta, add_ssm_scan
 
 
 def build_decoder(emitter: Emitter) -> None:
@@ -114,7 +116,7 @@ def table_rows(emitter: Emitter, table: Parameter, token_ids: str, y: str) -> st
     add = emitter.builder.add
     if not emitter.packed(table):
         rows = add("Gather", [emitter.dense(table), token_ids], f"{y}.stored", axis=0)
-        if not emitter.stores_activations:
+        if emitter.dense_dtype(table) != emitter.activation:
             rows = add("Cast", [rows], f"{y}.activations", to=ELEMENT_TYPES[emitter.activation])
         return rows
     # The blob of MatMulNBits, so that a tied head shares it: blocks are a separate axis, and scales have the same
@@ -183,7 +185,9 @@ def add_linear(emitter: Emitter, node: Node) -> None:
 def add_rms_norm(emitter: Emitter, node: Node) -> None:
     """A norm of heads is deferred on devices whose attention can do it."""
     width = emitter.graph.parameters[node.inputs["weight"]].rows
-    if width == emitter.columns(node.inputs["x"]):
+    if node.attr("groups") > 1:
+        add_group_norm(emitter, node)
+    elif width == emitter.columns(node.inputs["x"]):
         add_row_norm(emitter, node)
     elif emitter.device.norms_heads and not is_layer_norm(node):
         emitter.defer(node, add_head_norm)
@@ -198,6 +202,18 @@ def add_head_norm(emitter: Emitter, node: Node) -> None:
     )
     emitter.names[y] = norm_rows(emitter, heads, node)
     emitter.reshaped.add(y)
+
+
+def add_group_norm(emitter: Emitter, node: Node) -> None:
+    """The norm of each of several equal parts of a row, times weights of the whole row."""
+    builder, y, width = emitter.builder, node.outputs["y"], emitter.columns(node.inputs["x"])
+    size = width // node.attrs["groups"]
+    ones = builder.constant(f"ones_{size}", np.ones(size, emitter.activation))
+    (x,) = emitter.inputs(node, "x")
+    parts = builder.add("Reshape", [x, builder.integers(-1, size)], f"{y}.parts")
+    parts = norm_of(emitter, parts, ones, node.attrs["eps"], f"{y}.unit_parts")
+    rows = builder.add("Reshape", [parts, builder.integers(-1, width)], f"{y}.unit_rows")
+    emitter.names[y] = builder.add("Mul", [rows, *norm_vectors(emitter, node)], y)
 
 
 def add_row_norm(emitter: Emitter, node: Node) -> None:
@@ -227,11 +243,15 @@ def norm_vectors(emitter: Emitter, node: Node) -> list[str]:
 
 
 def norm_rows(emitter: Emitter, x: str, node: Node) -> str:
-    """The norm of each row, as one op or as the ops that it consists of."""
-    builder, add = emitter.builder, emitter.builder.add
-    y, eps, (gamma, *_) = node.outputs["y"], node.attrs["eps"], norm_vectors(emitter, node)
+    y, eps, (gamma, *bias) = node.outputs["y"], node.attrs["eps"], norm_vectors(emitter, node)
     if is_layer_norm(node):
-        return add("LayerNormalization", [x, *norm_vectors(emitter, node)], y, epsilon=eps, axis=-1)
+        return emitter.builder.add("LayerNormalization", [x, gamma, *bias], y, epsilon=eps, axis=-1)
+    return norm_of(emitter, x, gamma, eps, y)
+
+
+def norm_of(emitter: Emitter, x: str, gamma: str, eps: float, y: str) -> str:
+    """The RMS norm of each row, for the result y, as one op or as the ops that it consists of."""
+    builder, add = emitter.builder, emitter.builder.add
     if emitter.device.fused_norms:
         return add("SimplifiedLayerNormalization", [x, gamma], y, epsilon=eps, axis=-1)
     mean = add("ReduceMean", [add("Mul", [x, x], f"{y}.squares"), builder.integers(-1)], f"{y}.mean", keepdims=1)
@@ -280,15 +300,22 @@ FORMS: dict[str, Form] = {
     "embed": Form(add_embed, ("scale",), ("sampled",)),
     "linear": Form(add_linear, ("dtype",), ("bias",)),
     "slice_columns": Form(add_slice_columns, ("start", "stop", "dtype")),
-    "rms_norm": Form(add_rms_norm, ("eps", "dtype", "centered"), ("bias",)),
+    "rms_norm": Form(add_rms_norm, ("eps", "dtype", "centered", "groups"), ("bias",)),
     "add": Form(defer_sum),
     "gate": Form(add_gate, ("activation",)),
-    "gate_halves": Form(add_gate_halves, ("activation",)),
+    "gate_halves": Form(add_gate_halves, ("activation", "limit", "slope", "shift")),
     "activate": Form(add_activate, ("activation",)),
     "soft_cap": Form(add_soft_cap, ("scale", "cap")),
     "scale": Form(add_scale),
+    "clip": Form(add_clip, ("limit", "dtype")),
     "take_rows": Form(add_take_rows),
     "rope": Form(defer_rotation, ("head_dim", "dtype")),
     "append_kv": Form(add_append),
     "attention": Form(add_attention, ("scale", "window", "softcap"), ("q", "sinks")),
+    "causal_conv": Form(add_causal_conv, ("activation", "start", "gated"), ("bias",)),
+    "gated_delta": Form(add_gated_delta, ("a_start", "b_start", "z_start", "eps")),
+    "ssm_scan": Form(add_ssm_scan, ("dt_start", "z_start")),
+    "route": Form(defer_part, ("chosen", "router", "normalized", "scale"), ("bias", "scales")),
+    "expert_linear": Form(defer_part, ("experts", "dtype"), ("bias",)),
+    "combine": Form(add_mixture),
 }

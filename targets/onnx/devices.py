@@ -19,7 +19,7 @@ class Device:
     MatMulNBits. ``fused_norms``: RMS norms are one op, alone and with a preceding sum. ``int8_cache``:
     GroupQueryAttention supports keys and values of 8-bit integers. ``stacks_projections``: projections of the same
     input are one product, because threads synchronize after each product. ``soft_caps``: GroupQueryAttention caps
-    scores; otherwise it ignores the attribute.
+    scores; otherwise it ignores the attribute. ``mixtures``: MoE and QMoE were tried.
     """
 
     activations: tuple[str, ...]
@@ -29,10 +29,11 @@ class Device:
     int8_cache: bool = False
     stacks_projections: bool = False
     soft_caps: bool = True
+    mixtures: bool = False
 
 
 _DEVICES = {
-    "cpu": Device(("float32",), int8_cache=True, stacks_projections=True),
+    "cpu": Device(("float32",), int8_cache=True, stacks_projections=True, mixtures=True),
     "webgpu": Device(("float16", "float32"), norms_heads=True, soft_caps=False),
     "cuda": Device(("float16", "float32"), norms_heads=True),
     # Its norms consist of single ops, whose squares exceed float16's range.

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from nearfar.compiler.ir.graph import Graph, Node, Parameter
-from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.ir.ops import OPS, Array
+from nearfar.compiler.ir.rotary_pairs import RotaryPairs
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.quant import Quantization, WeightForm, form_of
 from nearfar.compiler.quant.codes import block_of
@@ -95,7 +96,7 @@ class Emitter:
         return self.builder.add("Reshape", [self.name(value), "sequences_shape"], name)
 
     def defer(self, node: Node, emit: Emit) -> None:
-        self.deferred[node.outputs["y"]] = node, emit
+        self.deferred[result_of(node)] = node, emit
 
     def deferred_node(self, value: str, op: str) -> Node | None:
         """The deferred node that computes a value, if its op is this one."""
@@ -105,7 +106,7 @@ class Emitter:
     def claim(self, *nodes: Node) -> None:
         """Claim deferred nodes: they will not be written."""
         for node in nodes:
-            del self.deferred[node.outputs["y"]]
+            del self.deferred[result_of(node)]
 
     def columns(self, name: str) -> int:
         """The number of columns of our value (rows, columns)."""
@@ -154,24 +155,35 @@ class Emitter:
         """Whether the codes of a packed matrix have zero points."""
         return weight_format(self.form(parameter)).offset == "z"
 
-    @property
-    def stores_activations(self) -> bool:
-        """Whether dense matrices are stored in the dtype of activations."""
-        return self.quantization.planes(1)[0].dtype == self.activation
+    def dense_dtype(self, parameter: Parameter) -> str:
+        """The dtype in which a dense matrix is stored."""
+        return self.form(parameter).planes(1)[0].dtype
 
-    def store(self, parameter: Parameter, plane: str, dtype: str, shape: tuple[int, ...], blocks: int = 0) -> str:
-        """An initializer's name. The same plane in another shape is the same bytes. ``blocks``: see `Stored`."""
+    def store(
+        self,
+        parameter: Parameter,
+        plane: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        blocks: int = 0,
+        pairs: RotaryPairs | None = None,
+    ) -> str:
+        """An initializer's name. The same plane in another shape is the same bytes. ``blocks``, ``pairs``: see
+        `Stored`.
+        """
         name = parameter.name if plane == "w" else f"{parameter.name}.{plane}"
-        first = self.stored.setdefault(name, Stored(name, parameter.name, plane, dtype, shape, blocks=blocks))
+        first = self.stored.setdefault(
+            name, Stored(name, parameter.name, plane, dtype, shape, blocks=blocks, pairs=pairs)
+        )
         if first.shape == shape:
             return name
         alias = f"{name}.{len(shape)}d"
         self.stored[alias] = Stored(alias, parameter.name, plane, dtype, shape, alias=name)
         return alias
 
-    def vector(self, name: str) -> str:
+    def vector(self, name: str, shape: tuple[int, ...] | None = None) -> str:
         parameter = self.graph.parameters[name]
-        return self.store(parameter, "w", self.activation, parameter.shape)
+        return self.store(parameter, "w", self.activation, shape or parameter.shape)
 
     def codes(self, parameter: Parameter) -> str:
         rows, columns = parameter.shape
@@ -192,16 +204,49 @@ class Emitter:
         return self.store(parameter, "z", "uint8", (rows, -(-blocks * self.bits(parameter) // 8)), blocks)
 
     def dense(self, parameter: Parameter) -> str:
-        return self.store(parameter, "w", self.quantization.planes(1)[0].dtype, parameter.shape)
+        return self.store(parameter, "w", self.dense_dtype(parameter), parameter.shape)
 
     def dense_activation(self, parameter: Parameter) -> str:
         """A dense matrix in the dtype of activations. If it is stored in another dtype, the runtime converts it once,
         at load time.
         """
-        name = self.dense(parameter)
-        if self.stores_activations:
+        return self.as_activation(parameter, self.dense(parameter))
+
+    def as_activation(self, parameter: Parameter, name: str) -> str:
+        if self.dense_dtype(parameter) == self.activation:
             return name
         return self.builder.add("Cast", [name], f"{name}.{self.activation}", to=ELEMENT_TYPES[self.activation])
+
+    def stack(self, parameter: Parameter, count: int, pairs: RotaryPairs | None) -> list[str]:
+        """A stack of ``count`` matrices (count, rows, columns), and its scales if it is quantized. ``pairs``: see
+        `Stored`. Raises QuantizationError for zero points.
+        """
+        rows, columns = parameter.rows // count, parameter.shape[1]
+        if not self.packed(parameter):
+            stored = self.store(parameter, "w", self.dense_dtype(parameter), (count, rows, columns), pairs=pairs)
+            return [self.as_activation(parameter, stored)]
+        if self.has_zeros(parameter):
+            raise QuantizationError(
+                f"{parameter.name} has experts with zero points, which the ONNX target does not read; add "
+                "--requantize to convert the weights",
+                tensor=parameter.name,
+            )
+        blocks = -(-columns // self.block(parameter))
+        codes = (count, rows, blocks * self.block(parameter) * self.bits(parameter) // 8)
+        return [
+            self.store(parameter, "q", "uint8", codes, pairs=pairs),
+            self.store(parameter, "s", self.activation, (count, rows, blocks), blocks, pairs),
+        ]
+
+
+def result_of(node: Node) -> str:
+    """The name of a node's first result."""
+    return node.outputs[OPS[node.op].result]
+
+
+def layer_of(state: str) -> int:
+    """The number of the layer that has a state."""
+    return int(state.split(".")[1])
 
 
 # Writes a node.

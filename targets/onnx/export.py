@@ -111,7 +111,8 @@ def emit(
         )
     task = checkpoint.task
     if task is None:
-        graph = with_every_row(graph)
+        # ONNX Runtime's users have no plan of the heads that read the kept rows.
+        graph = with_every_row(graph.with_nodes(node for node in graph.nodes if node.op != "keep_rows"))
     if device.stacks_projections:
         graph = stack_siblings(stack_gates(graph))
     emitter = Emitter(graph, checkpoint.spec, device, options.quantization, options.activation, scales or {})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from nearfar.compiler.ir.graph import Node
+from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .emitter import Emitter
+from .experts import refuse_part
 
 
 def add_gate(emitter: Emitter, node: Node) -> None:
@@ -13,6 +15,18 @@ def add_gate(emitter: Emitter, node: Node) -> None:
 
 
 def add_gate_halves(emitter: Emitter, node: Node) -> None:
+    """The gate of experts is deferred: a mixture includes it. Raises UnsupportedModel for another gate with a limit, a
+    slope or a shift.
+    """
+    if emitter.deferred_node(node.inputs["x"], "expert_linear") is not None:
+        emitter.defer(node, refuse_part)
+        return
+    changed = [name for name in ("limit", "slope", "shift") if name in node.attrs]
+    if changed:
+        raise UnsupportedModel(
+            f"the model has gate_halves with {changed[0]} {node.attrs[changed[0]]!r}, which has no form in --target "
+            "onnx; use --target webgpu, cpu or cuda"
+        )
     gate, up = (f"{node.outputs['y']}.{part}" for part in ("gate", "up"))
     emitter.builder.add("Split", emitter.inputs(node, "x"), gate, up, axis=1, num_outputs=2)
     add_gated(emitter, node, gate, up)
@@ -32,6 +46,12 @@ def add_soft_cap(emitter: Emitter, node: Node) -> None:
         return
     ratio = add("Mul", [x, emitter.factor(scale / cap)], f"{y}.ratio")
     emitter.names[y] = add("Mul", [add("Tanh", [ratio], f"{y}.tanh"), emitter.factor(cap)], y)
+
+
+def add_clip(emitter: Emitter, node: Node) -> None:
+    limit, y = node.attrs["limit"], node.outputs["y"]
+    bounds = [emitter.factor(-limit), emitter.factor(limit)]
+    emitter.names[y] = emitter.builder.add("Clip", [*emitter.inputs(node, "x"), *bounds], y)
 
 
 def add_gated(emitter: Emitter, node: Node, gate: str, up: str) -> None:

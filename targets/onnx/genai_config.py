@@ -24,11 +24,17 @@ GENAI_CONFIG_FILE = "genai_config.json"
 ANY_DECODER = "decoder"
 
 
+# Its families with states, by what a layer mixes with, and its names for such layers.
+STATEFUL = {"short_conv": "lfm2", "gated_delta": "qwen3_5_text"}
+LAYER_TYPES = {"attention": "full_attention", "short_conv": "conv", "gated_delta": "linear_attention"}
+
+
 def genai_allocates(spec: ModelSpec) -> bool:
-    """Whether every layer has keys and values of its own, all of one shape. GenAI and Transformers.js allocate no
-    others; without its configuration, GenAI refuses the folder.
+    """Whether every layer has keys and values of its own, all of one shape, or a state that GenAI knows. GenAI and
+    Transformers.js allocate no others; without its configuration, GenAI refuses the folder.
     """
-    return not spec.num_kv_shared_layers and len({spec.heads_of(layer) for layer in range(spec.num_layers)}) == 1
+    alike = len({spec.heads_of(layer) for layer in range(spec.num_layers)}) == 1
+    return not spec.num_kv_shared_layers and alike and LAYER_TYPES.keys() >= set(spec.mixers)
 
 
 def one_shape(graph: Graph) -> tuple[int, int]:
@@ -62,7 +68,7 @@ def genai_config(
     # GenAI requires these even for a model without them.
     first = eos[0] if eos else 0
     providers: list[dict[str, Any]] = [{options.device: {}}] if options.device in PROVIDERS else []
-    decoder = {
+    decoder: dict[str, Any] = {
         "session_options": {"log_id": "nearfar", "provider_options": providers},
         "filename": model_file,
         "head_size": head_dim,
@@ -82,8 +88,11 @@ def genai_config(
             "present_value_names": "present.%d.value",
         },
     }
+    family = next((STATEFUL[mixer] for mixer in spec.mixers if mixer in STATEFUL), ANY_DECODER)
+    if family != ANY_DECODER:
+        add_states(decoder, spec)
     model = {
-        "type": ANY_DECODER,
+        "type": family,
         "vocab_size": spec.vocab_size,
         "context_length": options.context,
         "bos_token_id": first if spec.bos_token_id is None else spec.bos_token_id,
@@ -93,6 +102,16 @@ def genai_config(
     }
     search = {"do_sample": False, "max_length": options.context, "past_present_share_buffer": True}
     return {"model": model, "search": search}
+
+
+def add_states(decoder: dict[str, Any], spec: ModelSpec) -> None:
+    """Name the layers' states, and the number of inputs that a convolution keeps."""
+    assert spec.states is not None
+    kinds = ("conv", "recurrent") if spec.states.heads else ("conv",)
+    decoder["layer_types"] = [LAYER_TYPES[mixer] for mixer in spec.mixers]
+    decoder["conv_cache_size"] = spec.states.taps - 1
+    decoder["inputs"] |= {f"past_{kind}_names": f"past_{kind}.%d" for kind in kinds}
+    decoder["outputs"] |= {f"present_{kind}_names": f"present_{kind}.%d" for kind in kinds}
 
 
 # GenAI's execution providers, by the names of our devices; the CPU is not one of them.

@@ -14,9 +14,15 @@ from typing import Any
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.formats.sentence_transformers import LENGTH_FILES, MODULES_FILE, PROMPTS_FILE, read_modules
 
-# Families that Transformers.js does not know. It reads only the sizes of keys and values in config.json, under the same
-# keys as Llama's, so such folders name that.
-UNKNOWN_TO_TRANSFORMERS_JS = ("exaone4", "glm4")
+from .genai_config import LAYER_TYPES
+
+# Families that Transformers.js does not know, and those that it knows with the same keys, values and states. It reads
+# only their sizes in config.json, under the same keys.
+UNKNOWN_TO_TRANSFORMERS_JS = {
+    "exaone4": "llama", "glm4": "llama", "granitemoe": "llama", "lfm3": "lfm2", "olmoe": "llama",
+}  # fmt: skip
+# Its words for what the layers of a model with Mamba-2 mix with; in other models, they are those of GenAI.
+MAMBA_LAYER_TYPES = {"attention": "attention", "mamba2": "mamba"}
 # Copied if they exist; they contain nothing beyond the tokenizer's files.
 OPTIONAL_FILES = ("added_tokens.json", "special_tokens_map.json", "vocab.json", "merges.txt", "chat_template.jinja")
 
@@ -27,8 +33,12 @@ def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, d
     if config.get("tie_word_embeddings"):
         # The weights may contradict it.
         config["tie_word_embeddings"] = checkpoint.spec.tie_word_embeddings
-    if checkpoint.spec.model_type in UNKNOWN_TO_TRANSFORMERS_JS:
-        config |= {"model_type": "llama", "head_dim": checkpoint.spec.head_dim}
+    spec = checkpoint.spec
+    if spec.model_type in UNKNOWN_TO_TRANSFORMERS_JS:
+        config |= {"model_type": UNKNOWN_TO_TRANSFORMERS_JS[spec.model_type], "head_dim": spec.head_dim}
+    words = MAMBA_LAYER_TYPES if "mamba2" in spec.mixers else LAYER_TYPES
+    if spec.mixers and words.keys() >= set(spec.mixers):
+        config["layer_types"] = [words[mixer] for mixer in spec.mixers]
     # "fp32" is Transformers.js' name for a file without a suffix, whatever its dtype.
     config["transformers.js_config"] = {"dtype": "fp32", "use_external_data_format": data_files}
     # Without this entry, it uses the CPU: the CPU provider in Node, wasm in browsers.

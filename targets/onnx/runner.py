@@ -45,14 +45,15 @@ def check_machine(bundle: ExportBundle) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """The new tokens of one sequence: its page, the tokens, the position of the first, and its sampled rows by their
-    index among the batch's sampled rows.
+    """The new tokens of one sequence: its page, the tokens, the position of the first, its sampled rows by their index
+    among the batch's sampled rows, and the slots of its states, (None, -1) if the model has none.
     """
 
     page: int
     token_ids: list[int]
     start: int
     samples: dict[int, int]
+    slots: tuple[int | None, int]
 
 
 class OnnxRunner(BaseRunner[ExportManifest]):
@@ -63,7 +64,7 @@ class OnnxRunner(BaseRunner[ExportManifest]):
     def __init__(self, bundle: ExportBundle, *, limits: Limits | None = None, threads: int | None = None) -> None:
         super().__init__(bundle.manifest, limits or Limits())
         self.threads = threads or default_threads()
-        self._decoder = RowsDecoder(bundle, self.threads, self.limits.rows)
+        self._decoder = RowsDecoder(bundle, self.threads, self.limits)
         self._kv = self._allocate(bundle)
         self._sampler = HostSampler(self.manifest.spec.vocab_size, self.limits.sequences)
         self._worker = ThreadPoolExecutor(1, "nearfar-onnx")
@@ -122,9 +123,10 @@ class OnnxRunner(BaseRunner[ExportManifest]):
         # Python's own numbers: for arrays as short as a decode step's, each numpy call takes longer than all of this.
         token_ids, bounds = self._sampler.token_ids(batch).tolist(), batch.seq_starts.tolist()
         pages, starts = batch.page_ids[batch.page_indptr[:-1]].tolist(), batch.positions[batch.seq_starts[:-1]].tolist()
+        slots = [[None, -1]] * len(pages) if batch.state_slots is None else batch.state_slots.tolist()
         found = [
-            NewTokens(page, token_ids[begin:end], start, {})
-            for page, start, (begin, end) in zip(pages, starts, pairwise(bounds), strict=True)
+            NewTokens(page, token_ids[begin:end], start, {}, (read if start else None, write))
+            for page, start, (read, write), (begin, end) in zip(pages, starts, slots, pairwise(bounds), strict=True)
         ]
         for sample, row in enumerate(batch.sample_rows.tolist()):
             index = bisect_right(bounds, row) - 1
@@ -142,12 +144,14 @@ class OnnxRunner(BaseRunner[ExportManifest]):
             token_ids = [taken[row].token_ids if row in taken else [0] for row in rows]
             positions = [taken[row].start if row in taken else filled[row] for row in rows]
             samples = {sample: kv.row(each.page) - rows.start for each in sequences for sample in each.samples}
-            self._decoder.run(kv.planes, rows, token_ids, positions, samples)
+            slots = [taken[row].slots if row in taken else None for row in rows]
+            self._decoder.run(kv.planes, rows, token_ids, positions, samples, slots)
         for row, each in taken.items():
             kv.wrote(row, each.start + 1)
 
     def _prefill(self, sequence: NewTokens) -> None:
         """Several new tokens of one sequence."""
         row, end = self._kv.row(sequence.page), sequence.start + len(sequence.token_ids)
-        self._decoder.run(self._kv.planes, range(row, row + 1), [sequence.token_ids], [end - 1], sequence.samples)
+        rows, slots = range(row, row + 1), [sequence.slots]
+        self._decoder.run(self._kv.planes, rows, [sequence.token_ids], [end - 1], sequence.samples, slots)
         self._kv.wrote(row, end)

@@ -7,7 +7,7 @@ every other bundle; only their bits are in ONNX Runtime's order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ from onnx import TensorProto, helper
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Parameter
 from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.ir.rotary_pairs import RotaryPairs
 from nearfar.compiler.pipeline.weights import PACKING_THREADS, blocks, in_order, lay_out_weights
 from nearfar.compiler.quant import Quantization, form_of
 from nearfar.compiler.runtime.errors import QuantizationError
@@ -41,7 +42,8 @@ class Stored:
     rows.
 
     ``alias`` names an initializer with the same bytes in another shape. ``blocks``: the number of those of a row, for
-    planes with a number for each block.
+    planes with a number for each block. ``pairs``: the initializer's rows are pairs (2i, 2i + 1) of the rows i of both
+    halves of each of our heads.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Stored:
     shape: tuple[int, ...]
     alias: str | None = None
     blocks: int = 0
+    pairs: RotaryPairs | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -117,11 +120,12 @@ def write_weights(
             kind = form_of(weight.parameter.form, quantization).kind
             for each in by_parameter[weight.parameter.name]:
                 data = rows_as_stored(planes[each.stored.plane], each.stored, kind)
-                if each.file is None:
-                    each.inline += data
-                else:
-                    files[each.file].seek(each.offset + start * (each.stored.size_bytes // weight.parameter.rows))
-                    files[each.file].write(data)
+                for offset, part in placed_rows(each.stored, data, start, stop):
+                    if each.file is None:
+                        each.inline[offset : offset + len(part)] = part
+                    else:
+                        files[each.file].seek(each.offset + offset)
+                        files[each.file].write(part)
             done += (stop - start) * (weight.parameter.columns or 1)
             progress(done, total)
     return {stored.name: locations[stored.alias or stored.name].tensor(stored, model.name) for stored in wanted}
@@ -134,9 +138,7 @@ def empty_weights(wanted: list[Stored], model: Path) -> tuple[dict[str, TensorPr
     locations = locate(stored for stored in wanted if stored.alias is None)
     sizes: dict[str, int] = {}
     for each in locations.values():
-        if each.file is None:
-            each.inline = bytearray(each.stored.size_bytes)
-        else:
+        if each.file is not None:
             sizes[data_file(model.name, each.file)] = each.offset + each.stored.size_bytes
     return {stored.name: locations[stored.alias or stored.name].tensor(stored, model.name) for stored in wanted}, sizes
 
@@ -147,13 +149,23 @@ def locate(wanted: Iterable[Stored]) -> dict[str, Location]:
     file, end = 0, 0
     for stored in wanted:
         if stored.size_bytes < EXTERNAL_BYTES:
-            locations[stored.name] = Location(stored, None, 0)
+            locations[stored.name] = Location(stored, None, 0, bytearray(stored.size_bytes))
             continue
         if end and end + stored.size_bytes > FILE_BYTES:
             file, end = file + 1, 0
         locations[stored.name] = Location(stored, file, end)
         end = -(-(end + stored.size_bytes) // ALIGNMENT) * ALIGNMENT
     return locations
+
+
+def placed_rows(stored: Stored, data: bytes, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    """The bytes of rows [start, stop), and where they lie in the initializer."""
+    size = len(data) // (stop - start)
+    if stored.pairs is None:
+        yield start * size, data
+        return
+    for index, row in enumerate(stored.pairs.stored_rows(start, stop).tolist()):
+        yield row * size, data[index * size : (index + 1) * size]
 
 
 def rows_as_stored(plane: Array, stored: Stored, kind: str) -> bytes:
@@ -166,7 +178,7 @@ def rows_as_stored(plane: Array, stored: Stored, kind: str) -> bytes:
     if stored.plane == "z":
         return zero_rows(plane, BITS[kind]).tobytes()
     # Our planes pad the rows of dense matrices.
-    rows = plane[:, : stored.shape[1]] if stored.plane == "w" and plane.ndim > 1 else plane
+    rows = plane[:, : stored.shape[-1]] if stored.plane == "w" and plane.ndim > 1 else plane
     if stored.dtype == "float16" and np.abs(rows).max(initial=0) > np.finfo(np.float16).max:
         raise QuantizationError(
             f"{stored.parameter}: exceeds float16's largest value, 65504; use --activations float32"

@@ -29,6 +29,7 @@ class Session:
         self.inputs = {each.name: each for each in self.session.get_inputs()}
         self.outputs = [each.name for each in self.session.get_outputs()]
         self.cache: dict[str, Array] = {}
+        self.past = 0
 
     def run(self, token_ids: Sequence[Sequence[int]], mask: Sequence[Sequence[int]] | None = None) -> Logits:
         """Logits (batch, V) of the last row of each sequence, after new tokens of each; ``mask`` None: no row is
@@ -36,11 +37,12 @@ class Session:
         """
         ids = np.array(token_ids, np.int64)
         cache = self.cache or {name: self.empty(name, len(ids)) for name in self.inputs if name.startswith("past")}
-        past = next(iter(cache.values())).shape[2]
-        ones = np.ones((len(ids), past + ids.shape[1]), np.int64)
+        self.past = self.past if self.cache else 0
+        ones = np.ones((len(ids), self.past + ids.shape[1]), np.int64)
         feeds = {"input_ids": ids, "attention_mask": ones if mask is None else np.array(mask, np.int64), **cache}
         results: dict[str, Any] = dict(zip(self.outputs, self.session.run(None, feeds), strict=True))
-        self.cache = {name: results[name.replace("past_key_values", "present")] for name in cache}
+        self.cache = {name: results[present_of(name)] for name in cache}
+        self.past += ids.shape[1]
         logits: Logits = results["logits"][:, 0]
         return logits
 
@@ -55,5 +57,10 @@ class Session:
         dtype = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}[
             self.inputs[name].type
         ]
-        _, heads, _, head_dim = self.inputs[name].shape
-        return np.zeros((batch, heads, 0, head_dim), dtype)
+        sizes = {"batch_size": batch, "past_sequence_length": 0}
+        return np.zeros([sizes.get(size, size) for size in self.inputs[name].shape], dtype)
+
+
+def present_of(name: str) -> str:
+    """The output that replaces an input of the cache, which holds keys, values or states."""
+    return name.replace("past_key_values", "present").replace("past_", "present_")

@@ -64,8 +64,13 @@ export function onnxBackend(runner: OnnxRunner, manifest: ExportManifest, plan: 
   };
 }
 
-/** Throws DeviceError for a graph of another device. */
-export function requireDevice({ model, device }: ExportManifest): void {
+/** Throws DeviceError for a graph of another device, and for states, which this runner does not hold. */
+export function requireDevice({ model, device, spec }: ExportManifest): void {
+  if (spec.states !== null)
+    throw new DeviceError(
+      `${model}: layers of ${spec.model_type} keep states, which this runner of ONNX bundles does not hold; ` +
+        "compile with --target webgpu, or load the folder with Transformers.js",
+    );
   if (HOST_DEVICES.includes(device)) return;
   throw new DeviceError(
     `${model}: its graph is made for ${String(device)}, which leaves keys and values on the device; ` +

@@ -115,6 +115,9 @@ test("a graph for another device is refused, and so are weights that WebAssembly
       onnx: { runtime: () => Promise.resolve({ ...ort, env: { versions } }) },
     });
   await expect(load({ device: "cuda" }, {})).rejects.toThrow("its graph is made for cuda");
+  const states = { taps: 3, conv_bias: false, bias: false, heads: 0, groups: 0, key_dim: 0, value_dim: 0 };
+  const recurrent = { ...manifest.spec, states: { ...states, norm: "none", norm_groups: 1 } as const };
+  await expect(load({ spec: recurrent }, {})).rejects.toThrow("keep states, which this runner");
   const large = manifest.files.map((entry) => (entry.file.endsWith("_data") ? { ...entry, size: 5e9 } : entry));
   await expect(load({ files: large }, { web: "1" })).rejects.toThrow("WebAssembly's memory holds 4295 MB");
 });
