@@ -241,7 +241,9 @@ class Emitter:
 
 def result_of(node: Node) -> str:
     """The name of a node's first result."""
-    return node.outputs[OPS[node.op].result]
+    result = OPS[node.op].result
+    assert result is not None, node.op
+    return node.outputs[result]
 
 
 def layer_of(state: str) -> int:

@@ -45,10 +45,10 @@ def add_causal_conv(emitter: Emitter, node: Node) -> None:
 
 def add_gated_delta(emitter: Emitter, node: Node) -> None:
     builder, add, y = emitter.builder, emitter.builder.add, node.outputs["y"]
-    _, heads, dk, dv = sizes_of_state(emitter, node)
+    heads, dk, dv = sizes_of_state(emitter, node)
     qkv, abz = emitter.inputs(node, "qkv", "abz")
-    keys = (emitter.columns(node.inputs["qkv"]) - heads * dv) // 2
     width = heads * dv
+    keys = (emitter.columns(node.inputs["qkv"]) - width) // 2
     parts = [f"{y}.{name}" for name in ("qk", "v")]
     add("Split", [qkv, builder.integers(2 * keys, width)], *parts, axis=1)
     # The norm of a vector of length 1: an RMS norm divided by the root of the number of elements.
@@ -65,7 +65,11 @@ def add_gated_delta(emitter: Emitter, node: Node) -> None:
     a_log, dt_bias, weight = split_vector(emitter, node, ("a_log", heads), ("dt_bias", heads), ("norm", dv))
     decay = decays(emitter, a_log, step_size(emitter, a, dt_bias, y), y)
     beta = add("Sigmoid", [b], f"{y}.beta")
-    attrs = {"q_num_heads": keys // dk, "kv_num_heads": heads, "update_rule": "gated_delta"}
+    attrs: dict[str, int | float | str] = {
+        "q_num_heads": keys // dk,
+        "kv_num_heads": heads,
+        "update_rule": "gated_delta",
+    }
     mixed = linear_attention(emitter, node, "recurrent", [q, k, parts[1], decay, beta], **attrs)
     by_head = add("Reshape", [mixed, builder.integers(-1, dv)], f"{y}.by_head")
     normed = add("SimplifiedLayerNormalization", [by_head, weight], f"{y}.normed", epsilon=node.attr("eps"), axis=-1)
@@ -76,7 +80,7 @@ def add_gated_delta(emitter: Emitter, node: Node) -> None:
 def add_ssm_scan(emitter: Emitter, node: Node) -> None:
     """With dt as the size of a step, keys are B, queries C and values dt * x; D * x is added."""
     builder, add, y = emitter.builder, emitter.builder.add, node.outputs["y"]
-    _, heads, head_dim, state_dim = sizes_of_state(emitter, node)
+    heads, head_dim, state_dim = sizes_of_state(emitter, node)
     xbc, beside = emitter.inputs(node, "xbc", "dt")
     width = heads * head_dim
     keys = (emitter.columns(node.inputs["xbc"]) - width) // 2
@@ -87,7 +91,12 @@ def add_ssm_scan(emitter: Emitter, node: Node) -> None:
     by_head = add("Reshape", [x, builder.integers(-1, heads, head_dim)], f"{y}.x_heads")
     each = add("Unsqueeze", [dt, builder.integers(-1)], f"{y}.dt_heads")
     values = add("Reshape", [add("Mul", [by_head, each], f"{y}.dt_x"), builder.integers(-1, width)], f"{y}.values")
-    attrs = {"q_num_heads": keys // state_dim, "kv_num_heads": heads, "update_rule": "gated", "scale": 1.0}
+    attrs: dict[str, int | float | str] = {
+        "q_num_heads": keys // state_dim,
+        "kv_num_heads": heads,
+        "update_rule": "gated",
+        "scale": 1.0,
+    }
     mixed = linear_attention(emitter, node, "ssm", [q, k, values, decays(emitter, a_log, dt, y)], **attrs)
     passed = add("Mul", [by_head, add("Unsqueeze", [d, builder.integers(-1)], f"{y}.d_heads")], f"{y}.d_x")
     mixed = add("Reshape", [mixed, builder.integers(-1, heads, head_dim)], f"{y}.mixed_heads")
@@ -103,7 +112,7 @@ def add_ssm_scan(emitter: Emitter, node: Node) -> None:
 def linear_attention(emitter: Emitter, node: Node, kind: str, rows: list[str], **attrs: int | float | str) -> str:
     """Queries, keys, values, decays and perhaps betas, as rows -> (batch, sequence, heads * values)."""
     add, y = emitter.builder.add, node.outputs["y"]
-    _, heads, first, second = sizes_of_state(emitter, node)
+    heads, first, second = sizes_of_state(emitter, node)
     # Keys come first in the state of LinearAttention.
     shape = (heads, second, first) if kind == "ssm" else (heads, first, second)
     past, present = add_state(emitter, node, kind, shape)
@@ -138,10 +147,10 @@ def columns_from(emitter: Emitter, x: str, start: int, count: int, name: str) ->
     return emitter.builder.add("Slice", [x, integers(start), integers(start + count), integers(1)], name)
 
 
-def sizes_of_state(emitter: Emitter, node: Node) -> tuple[int, int, int, int]:
+def sizes_of_state(emitter: Emitter, node: Node) -> tuple[int, int, int]:
     _, *sizes = emitter.graph.states[node.inputs["state"]].shape
     heads, first, second = (size for size in sizes if isinstance(size, int))
-    return 0, heads, first, second
+    return heads, first, second
 
 
 def add_state(emitter: Emitter, node: Node, kind: str, shape: tuple[int, ...]) -> tuple[str, str]:

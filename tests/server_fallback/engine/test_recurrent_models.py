@@ -18,9 +18,12 @@ from plain_target import compile_plain
 from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.ir.kv_format import KvName
 from nearfar.compiler.ir.sampling import Sampling
-from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Limits, Runner
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.config import EngineConfig
@@ -72,7 +75,7 @@ async def verified(engine: TokenEngine, prompt: list[int], answer: list[int]) ->
 
 
 def served(
-    runner: ReferenceRunner,
+    runner: Runner,
     prompts: Sequence[list[int]],
     drafts: Sequence[list[int]] | None,
     draft: ReferenceRunner | Literal["heads"] | None = None,
@@ -88,6 +91,7 @@ def served(
         model, speculation = TokenModel.of(runner.manifest), None
         drafter: DraftModel | None = None
         if draft == "heads":
+            assert isinstance(runner.manifest, Manifest)
             heads = DraftAssistant if runner.manifest.has_assistant else DraftHeads
             drafter, speculation = heads(runner, model), Speculation("heads", tokens=3)
         elif draft is not None:
@@ -107,6 +111,27 @@ def served(
         return answers, stats
 
     return asyncio.run(work())
+
+
+def test_a_bundle_of_onnx_keeps_states_beside_whole_sequences(tmp_path: Path) -> None:
+    """A page holds a sequence, and the prefix cache finds a state where one ended."""
+    make_family("qwen3_5_text", tmp_path / "checkpoint")
+    prompts = [[(7 * i + length) % VOCAB_SIZE for i in range(length)] for length in (21, 18, 5, 9)]
+    answers = greedy(tmp_path / "checkpoint", prompts)
+    turns = [prompt + answer + [3, 5] for prompt, answer in zip(prompts[:2], answers, strict=False)]
+    prompts += [*turns, list(prompts[1]), [9, 8, 7]]
+    expected = [*answers, *greedy(tmp_path / "checkpoint", prompts[4:])]
+    options = CompileOptions(target="onnx", quantization="f32", context=CONTEXT, activations=("float32",))
+    bundle = compile_any(str(tmp_path / "checkpoint"), tmp_path / "onnx", options)
+    # Two layers, whose convolutions see the last three inputs.
+    assert bytes_of_state(bundle.manifest) == 2 * 4 * (3 * (2 * 2 * 18 + 4 * 14) + 4 * 18 * 14)
+    for states, drafts in ((4, None), (12, None), (12, expected)):
+        limits = Limits(tokens=32, sequences=4, rows=20, pages=8, states=states)
+        runner = open_runner("onnx", bundle, limits)
+        found, stats = served(runner, prompts, drafts)
+        assert found == expected, (states, drafts)
+        assert (stats.state_hits > 0) == (states > 4)
+        runner.close()
 
 
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "mamba2"])

@@ -200,6 +200,12 @@ def test_experts_that_onnx_runtime_does_not_compute_are_refused_by_op(
         export(tmp_path, device=device)
 
 
+def test_weights_of_experts_by_sigmoids_may_stay_as_they_are(tmp_path: Path) -> None:
+    expected = make_family("lfm2_moe", tmp_path / "checkpoint", norm_topk_prob=False, **SIZES["lfm2_moe"])
+    runner = open_runner("onnx", open_any(export(tmp_path)), Limits(tokens=64, rows=64, sequences=2))
+    assert relative_error(chunked_logits(runner, TOKENS, 41), expected) < F32
+
+
 def test_experts_are_codes_in_blocks_without_a_rest(tmp_path: Path) -> None:
     wide = {"hidden_size": 128, "intermediate_size": 128, "moe_intermediate_size": 64, "head_dim": 32}
     make_family("qwen3_moe", tmp_path / "checkpoint", **wide)
