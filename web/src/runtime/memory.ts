@@ -228,7 +228,9 @@ function ropeTable({ inverse_frequencies, shape, scale, first }: ConstantEntry):
   const [positions = 0] = shape;
   const table = new Float32Array(positions * inverse_frequencies.length * 2);
   let next = 0;
-  for (let position = first; position < first + positions; position++) {
+  // By rows: beyond 2^53, which a damaged manifest may name, adding one to a position changes nothing.
+  for (let row = 0; row < positions; row++) {
+    const position = first + row;
     for (const frequency of inverse_frequencies) {
       table[next++] = scale * Math.cos(position * frequency);
       table[next++] = scale * Math.sin(position * frequency);
