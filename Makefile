@@ -31,7 +31,7 @@
 # make bench-onnx        tokens per second of the onnx target, GenAI and transformers
 # make bench-web         times, counts and memory in headless Chromium; BUNDLE=folder for one of your own
 # make bench-web-experts  a mixture of 2 GB in headless Chromium within 0.5 GB of GPU buffers: hit rates and bytes read; needs 8 GB of disk for its checkpoint
-# make bench-drafts  what n-grams, a small model and heads save in both engines, on this machine's CPU
+# make bench-drafts  what n-grams, a small model and heads save in both engines, on this machine's CPU; TARGETS=webgpu for the page's alone
 # make bench-web-counts  the browser's GPU calls per decoded token, as one line of JSON
 # make bench-web-gpu     tokens per second and the share of the memory bandwidth, on a GPU through Dawn
 # make bench-decode-context  the time of a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds; TARGET=cpu for this machine's CPU
@@ -242,7 +242,7 @@ bench-web-experts: .venv/.dev web/dist/.built | chromium
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_web_experts.py $(if $(BUNDLE),--bundle '$(BUNDLE)')
 
 bench-drafts: .venv/.dev web/dist/.built
-	$(BIN)/python tests/bench/bench_drafts.py
+	$(BIN)/python tests/bench/bench_drafts.py $(if $(TARGETS),--targets '$(TARGETS)')
 
 # The set-up may print messages, but only the counts go to standard output.
 bench-web-counts:

@@ -37,7 +37,8 @@ def encoder_tensors(tensors: Mapping[str, Tensor], prefix: str | tuple[str, ...]
         for old, new in OLD_NAMES:
             short = old.sub(new, short)
         if not BUFFERS.fullmatch(short):
-            renamed[short] = ConvolutionMatrix(tensor) if len(tensor.shape) == 3 else tensor
+            is_kernel = len(tensor.shape) == 3 and short.endswith("conv.weight")
+            renamed[short] = ConvolutionMatrix(tensor) if is_kernel else tensor
     return renamed
 
 

@@ -31,10 +31,10 @@ def keep_rows_buffers(
 
 
 def kept_count(rows: str, *, by_token: bool) -> Expr:
-    """How many rows are kept: by token, none are if the heads are not used."""
+    """How many rows are kept: by token, none are if the heads are not used. More rows than tokens may be sampled."""
     if not by_token:
         return rows
-    return KEPT if rows == "S" else ["min", KEPT, rows]
+    return KEPT if rows == "S" else ["min", ["mul", KEPT, rows], rows]
 
 
 def join_kept(name: str, rows: str, columns: int, kept_dtype: str, isa: Isa | None = None) -> Kernel:

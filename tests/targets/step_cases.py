@@ -115,6 +115,10 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
         "slots": np.where(np.arange(size) % 5 == 1, -1, np.arange(size) * 7 % 48),
         "sample_slots": np.array(SAMPLE_SLOTS),
     }
+    if step.op == "keep_rows" and "rows" in step.inputs:
+        # Two rows of a token would be equal, so that it does not matter which of them is kept.
+        dims["R"] = len(starts) - 1
+        of_texts["rows"] = starts[1:] - 1
     if "state" in step.inputs:
         # The first text begins, and the others are continued.
         of_texts["positions"] = of_texts["positions"] + np.repeat([0, 3, 1], np.diff(starts))
