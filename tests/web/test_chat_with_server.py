@@ -101,6 +101,7 @@ def test_the_oldest_turns_are_dropped_when_the_servers_context_is_full(chat: Pag
     assert "the 2 oldest messages" in (chat.locator(".forgotten").text_content() or "")
 
 
+@pytest.mark.exhaustive
 def test_a_servers_reasoning_is_in_the_thinking_block(chat: Page, far: Server) -> None:
     far.deltas = [{"reasoning_content": "Hm, **two**"}, {"reasoning_content": "."}, {"content": "Two."}]
     ask(chat, "count")
@@ -142,6 +143,7 @@ def test_the_lock_of_a_conversation_is_closed_again_after_a_reload(chat: Page, f
     assert chat.get_attribute("#private", "aria-pressed") == "false"
 
 
+@pytest.mark.exhaustive
 def test_a_conversation_with_a_private_message_is_locked_when_it_is_opened_again(chat: Page, far: Server) -> None:
     store = """async () => {
         const open = indexedDB.open("nearfar conversations");

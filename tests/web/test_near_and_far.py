@@ -206,6 +206,7 @@ def test_without_a_policy_file_the_demo_page_uses_the_fitted_policy_and_explains
     connect(chat)
 
 
+@pytest.mark.exhaustive
 def test_a_pinned_side_answers(chat: Page) -> None:
     pin(chat, "far")
     send(chat, EASY)
@@ -241,6 +242,7 @@ def test_no_byte_of_a_private_message_is_sent_and_later_messages_are_private_too
     assert b"quokka" not in far_server.received
 
 
+@pytest.mark.exhaustive
 def test_if_the_network_is_lost_during_an_answer_near_continues_and_answers_later_messages(
     chat: Page, far_server: RecordingProxy
 ) -> None:
@@ -257,6 +259,7 @@ def test_if_the_network_is_lost_during_an_answer_near_continues_and_answers_late
     assert "problem" in ended(chat, 2)
 
 
+@pytest.mark.exhaustive
 def test_if_near_is_late_far_is_requested_too_and_the_first_one_wins(chat: Page, route_by: Callable[..., None]) -> None:
     route_by(timeouts={"hedge_after_ms": 300})
     chat.evaluate("() => window.nearfar.engine.pause()")
@@ -267,6 +270,7 @@ def test_if_near_is_late_far_is_requested_too_and_the_first_one_wins(chat: Page,
     assert chat.locator(".mark").count() == 0
 
 
+@pytest.mark.exhaustive
 def test_if_near_is_unsure_far_continues_its_text(chat: Page, route_by: Callable[..., None]) -> None:
     # No answer reaches this probability.
     route_by(escalation={"then": "continue", "window_tokens": 2, "min_mean_logprob": 0.0})
@@ -276,6 +280,7 @@ def test_if_near_is_unsure_far_continues_its_text(chat: Page, route_by: Callable
     assert "the near model became unsure" in (chat.get_attribute(".answer .mark", "aria-label") or "")
 
 
+@pytest.mark.exhaustive
 def test_the_lock_works_under_a_policy_with_its_own_labels(
     chat: Page, route_by: Callable[..., None], far_server: RecordingProxy
 ) -> None:
@@ -325,7 +330,14 @@ def test_if_the_server_dies_near_continues_and_both_sides_read_well_in_light_and
     assert chat.evaluate(NAMELESS) == []
 
 
-@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+# The TypeScript tests check the reasons of each failure; test_without_either_side shows the page without WebGPU.
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param(failure, id=name, marks=() if name == "no bundle" else pytest.mark.exhaustive)
+        for name, failure in FAILURES.items()
+    ],
+)
 def test_without_near_far_answers_alone_and_the_page_explains_why(
     failure: Failure, browser: Browser, near_server: PageServer, far_server: RecordingProxy
 ) -> None:
@@ -344,7 +356,10 @@ def test_without_near_far_answers_alone_and_the_page_explains_why(
             assert part in (page.text_content("#far-state") or "")
 
 
-@pytest.mark.parametrize("redirects", [False, True], ids=["foreign", "redirected"])
+@pytest.mark.parametrize(
+    "redirects",
+    [pytest.param(False, id="foreign"), pytest.param(True, id="redirected", marks=pytest.mark.exhaustive)],
+)
 def test_nothing_is_fetched_or_sent_elsewhere_before_the_user_agrees(
     redirects: bool, browser: Browser, near_server: PageServer, far_server: RecordingProxy, policy_file: Path
 ) -> None:
@@ -392,6 +407,7 @@ def test_nothing_is_fetched_or_sent_elsewhere_before_the_user_agrees(
     assert b"quokka" not in far_server.received
 
 
+@pytest.mark.exhaustive
 def test_without_near_a_private_message_is_refused_before_it_is_sent(
     browser: Browser, near_server: PageServer, far_server: RecordingProxy
 ) -> None:
