@@ -159,14 +159,11 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "vectors": make_bundle(folder / "vectors", "mean_tokens"),
         "reranker": make_bundle(folder / "reranker", "ForSequenceClassification", num_labels=1),
         "tagger": make_bundle(folder / "tagger", "ForTokenClassification", num_labels=3),
-        "nli": make_bundle(folder / "nli", "ForSequenceClassification", "deberta-v2", "deberta-v3", id2label=NLI),
-        "mpnet": make_bundle(folder / "mpnet", "mean_tokens", "mpnet", "mpnet"),
-        "gemma": make_bundle(folder / "gemma", "mean_tokens", "embedding_gemma2_text", "gemma"),
     }
 
 
 @pytest.fixture(scope="module")
-def address(bundles: dict[str, Path], chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: ARG001
+def site(bundles: dict[str, Path], chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
     site = tmp_path_factory.mktemp("site")
     for script in SCRIPTS:
         shutil.copy(PAGE.parent / script, site)
@@ -181,8 +178,27 @@ def address(bundles: dict[str, Path], chromium: str, tmp_path_factory: pytest.Te
     for name, bundle in bundles.items():
         shutil.copytree(bundle, site / name)
         lighten(site / name, self_test=name == "vectors")
+    return site
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
     with serve(site) as url:
         yield url
+
+
+@pytest.fixture
+def by_distance(site: Path, tmp_path: Path) -> dict[str, Path]:
+    """Bundles of the families that BY_DISTANCE loads, which are in the site as well."""
+    bundles = {
+        "nli": make_bundle(tmp_path / "nli", "ForSequenceClassification", "deberta-v2", "deberta-v3", id2label=NLI),
+        "mpnet": make_bundle(tmp_path / "mpnet", "mean_tokens", "mpnet", "mpnet"),
+        "gemma": make_bundle(tmp_path / "gemma", "mean_tokens", "embedding_gemma2_text", "gemma"),
+    }
+    for name, bundle in bundles.items():
+        shutil.copytree(bundle, site / name)
+        lighten(site / name)
+    return bundles
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +267,7 @@ def served(address: str, bundles: dict[str, Path], tmp_path: Path) -> Iterator[s
         yield url
 
 
+@pytest.mark.exhaustive
 def test_a_hybrid_embeds_and_ranks_alike_on_both_sides(page: Page, served: str, bundles: dict[str, Path]) -> None:
     texts = TEXTS[3:6]
     found = page.evaluate(HYBRID, [f"{served}/v1", texts, "what is a boat", DOCUMENTS])
@@ -282,16 +299,17 @@ def test_a_worker_ranks_and_labels_as_the_reference_does(page: Page, bundles: di
     assert places == encoded.offsets
 
 
+@pytest.mark.exhaustive
 def test_scores_by_distance_and_normalized_values_are_those_of_the_reference(
-    page: Page, bundles: dict[str, Path]
+    page: Page, by_distance: dict[str, Path]
 ) -> None:
     inputs, labels = ["boats float  on water", "naïve birds"], ["sea", "sky", "birds"]
     found = page.evaluate(BY_DISTANCE, [TEXTS[5:9], inputs, labels])
     for name in ("mpnet", "gemma"):
-        tokenizer, runner = reference(bundles[name])
+        tokenizer, runner = reference(by_distance[name])
         expected = np.stack([embed(runner, tokenizer.encode(text)) for text in TEXTS[5:9]])
         assert relative_error(np.array(found["vectors"][name], np.float32), expected) < F32, name
-    tokenizer, runner = reference(bundles["nli"])
+    tokenizer, runner = reference(by_distance["nli"])
     assert runner.manifest.classifier is not None
     hypotheses = hypotheses_of(runner.manifest.classifier, labels)
     for multi_label, probabilities in zip((False, True), found["probs"], strict=True):

@@ -67,6 +67,7 @@ def address(compile_light: CompileTiny, chromium: str, tmp_path_factory: pytest.
         yield url
 
 
+@pytest.mark.exhaustive
 def test_vectors_are_those_of_the_reference(browser: Browser, address: str, compile_light: Callable[..., Path]) -> None:
     page = browser.new_page()
     page.set_default_timeout(120_000)
