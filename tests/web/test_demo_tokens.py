@@ -30,14 +30,12 @@ GENERATE = """async ([messages, maxTokens]) => {
 }"""
 
 
-# Every template meets every format of weights and of keys and values in tests/targets/webgpu/kernel_cases.py. q4f32
+pytestmark = pytest.mark.exhaustive
+
+# test_browser.py compares the tokens of a tiny model, targets/webgpu/test_webgpu_runner.py those of all kernels. Every
+# template meets every format of weights and of keys and values in tests/targets/webgpu/kernel_cases.py. q4f32
 # answers in Chromium in test_workers.py, with 4-bit keys and values in test_engine.py.
-CASES = [
-    ("q4f16", "activation"),
-    pytest.param(("q4f32", "activation"), marks=pytest.mark.exhaustive),
-    pytest.param(("f32", "activation"), marks=pytest.mark.exhaustive),
-    pytest.param(("q4f16", "q8"), marks=pytest.mark.exhaustive),
-]
+CASES = [("q4f16", "activation"), ("q4f32", "activation"), ("f32", "activation"), ("q4f16", "q8")]
 
 
 @pytest.fixture(scope="module", params=CASES)
