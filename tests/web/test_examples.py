@@ -73,6 +73,7 @@ def give_tools(bundle: Path) -> None:
     (bundle / "manifest.json").write_text(json.dumps(manifest))
 
 
+@pytest.mark.exhaustive
 def test_the_chat_streams_and_keeps_the_conversation(page: Page, url: str) -> None:
     page.goto(f"{url}chat/")
     expect(page.locator("#status")).to_have_text("ready")
@@ -86,6 +87,7 @@ def test_the_chat_streams_and_keeps_the_conversation(page: Page, url: str) -> No
     assert page.locator("#status").text_content() == "ready"
 
 
+@pytest.mark.exhaustive
 def test_the_form_fills_itself_in(page: Page, url: str) -> None:
     page.goto(f"{url}form/")
     expect(page.locator("#status")).to_have_text("ready")

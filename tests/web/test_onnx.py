@@ -265,6 +265,7 @@ def test_if_no_bundle_runs_the_error_states_the_reason_for_each(page: Page) -> N
     assert "no ONNX Runtime was given" in message
 
 
+@pytest.mark.exhaustive
 def test_the_example_of_the_readme_runs_as_it_stands(browser: Browser, address: str) -> None:
     page = browser.new_page()
     page.add_init_script(WITHOUT_WEBGPU)

@@ -1,5 +1,5 @@
-"""The packed package: built by esbuild and webpack, without a bundler, and in Node. test_package_everywhere.py tries
-other tools.
+"""The packed package: built by esbuild and in Node, and, exhaustively, by webpack and without a bundler.
+test_package_everywhere.py tries other tools.
 """
 
 from __future__ import annotations
@@ -118,9 +118,10 @@ def test_esbuild_builds_a_page_that_loads_the_grammar_compiler_for_a_structured_
     assert [name.partition("-")[0] for name in found.scripts_for_json] == ["grammar"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("entry", "options"),
-    [("worker_main", []), pytest.param("main", ["--minimize"], marks=pytest.mark.exhaustive)],
+    [("worker_main", []), ("main", ["--minimize"])],
     ids=["worker", "page"],
 )
 def test_webpack_builds_a_page(page: Page, app: Path, url: str, entry: str, options: list[str]) -> None:
@@ -129,6 +130,7 @@ def test_webpack_builds_a_page(page: Page, app: Path, url: str, entry: str, opti
     answers(page, url).check()
 
 
+@pytest.mark.exhaustive
 def test_a_page_without_a_bundler_loads_the_package_from_another_origin(page: Page, app: Path, tmp_path: Path) -> None:
     (tmp_path / "npm/@nearfar").mkdir(parents=True)
     (tmp_path / "npm/@nearfar/web@0.1.0").symlink_to(app / "node_modules/@nearfar/web")

@@ -63,6 +63,7 @@ def test_an_engine_in_a_web_worker(page: Page) -> None:
     assert found == {"content": SUM, "streamed": SUM, "message": SUM, "progress": 1}
 
 
+@pytest.mark.exhaustive
 def test_a_logit_processor_in_a_worker_gets_and_changes_the_model_s_logits(page: Page) -> None:
     unchanged, repeated = run(page, "logit_processor_worker_main")
     assert unchanged == SUM
@@ -71,6 +72,7 @@ def test_a_logit_processor_in_a_worker_gets_and_changes_the_model_s_logits(page:
     assert repeated == repeated[: len(repeated) // 16] * 16
 
 
+@pytest.mark.exhaustive
 def test_an_engine_in_a_service_worker_stays_loaded_for_later_pages(page: Page) -> None:
     assert run(page, "service_worker_main") == {
         "contents": [SUM, SUM],
@@ -79,6 +81,7 @@ def test_an_engine_in_a_service_worker_stays_loaded_for_later_pages(page: Page) 
     }
 
 
+@pytest.mark.exhaustive
 def test_an_answer_follows_a_json_schema_and_a_grammar(page: Page) -> None:
     found = run(page, "json_schema")
     assert sorted(found["object"]) == ["is_accepted", "size"]
