@@ -142,6 +142,7 @@ def test_native_code_aborts_an_answer_and_reads_typed_errors(app: NativeApp) -> 
     assert error["error"]["json"]["details"]["param"] == "temperature"
 
 
+@pytest.mark.exhaustive
 def test_an_answer_waits_while_the_app_is_paused(app: NativeApp) -> None:
     app.value(app.call("pause", args=[]))
     call = app.call("engine", "chat", "completions", "create", args=[ASK])
@@ -161,6 +162,7 @@ def test_an_answer_waits_while_the_app_is_paused(app: NativeApp) -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_an_app_in_javascript_uses_the_engine_like_a_local_one(app: NativeApp, address: str) -> None:
     other = app.page.context.new_page()
     other.goto(f"{address}app.html")
@@ -184,6 +186,7 @@ def test_an_app_in_javascript_uses_the_engine_like_a_local_one(app: NativeApp, a
     assert tokens > 0
 
 
+@pytest.mark.exhaustive
 def test_low_memory_frees_the_model_and_the_next_question_loads_it_again(app: NativeApp) -> None:
     freed = app.value(app.call("lowMemory", args=[]))["freedBytes"]
     assert freed > 0
@@ -231,6 +234,7 @@ def test_a_reloaded_page_sends_hello_and_refuses_messages_for_the_old_one(app: N
     assert app.value(app.call("memory", args=[]))["state"] in ("loading", "ready")
 
 
+@pytest.mark.exhaustive
 def test_if_workers_have_no_webgpu_the_page_runs_the_engine(app: NativeApp) -> None:
     def without_gpu(route: Route) -> None:
         response = route.fetch()

@@ -113,7 +113,8 @@ TIMEOUT_MS = 180_000
 @pytest.fixture(scope="session")
 def site(tiny_bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
     """The page and bundles: one that loads fast, the same with a flipped byte in a shard and of another version; one
-    with few kernels, but all for attention; with float16 only. test_demo_tokens.py runs a bundle with all its kernels.
+    with few kernels, but all for attention; with float16 only. test_demo_tokens.py, an exhaustive test, runs
+    a bundle with all its kernels.
     """
     site = tmp_path_factory.mktemp("site")
     shutil.copytree(PAGE, site, dirs_exist_ok=True)
@@ -202,7 +203,11 @@ def test_workgroup_memory_starts_as_zeros_as_webgpu_promises(runner_page: Page) 
 
 @pytest.mark.parametrize(
     ("wanted", "read_bytes", "dispatches"),
-    [({}, 4, 0), ({"logprobs": True}, 8, 0), ({"logprobs": True, "alternatives": True}, 8 + 20 * 8, 1)],
+    [
+        pytest.param({}, 4, 0, marks=pytest.mark.exhaustive),
+        pytest.param({"logprobs": True}, 8, 0, marks=pytest.mark.exhaustive),
+        ({"logprobs": True, "alternatives": True}, 8 + 20 * 8, 1),
+    ],
 )
 def test_steps_in_flight_feed_each_other_at_the_cost_of_one(
     wanted: dict[str, bool], read_bytes: int, dispatches: int, runner_page: Page, tiny_bundle: Path
@@ -347,6 +352,7 @@ def test_the_page_answers_offline_with_the_text_that_python_decodes(context: Bro
     assert page.locator(".answer .text").get_attribute("data-markdown") == tokenizer.decode(token_ids)
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_answer_leaves_the_page_ready_for_the_next(page: Page, address: str) -> None:
     open_page(page, address, "ready")
     page.click("#examples button >> nth=0")
@@ -366,6 +372,7 @@ def test_the_example_of_the_readme_runs_as_it_stands(page: Page, address: str) -
     assert page.text_content("#answer") not in ("", "ready")
 
 
+@pytest.mark.exhaustive
 def test_a_flipped_byte_in_a_shard_is_a_bundle_error_with_both_hashes(page: Page, address: str) -> None:
     message = failure(page, f"{address}?bundle=./corrupt/", "bundle_error")
     assert message.startswith("weights/00000.bin: has SHA-256 ")
@@ -373,10 +380,12 @@ def test_a_flipped_byte_in_a_shard_is_a_bundle_error_with_both_hashes(page: Page
     assert "compile the bundle again" in message
 
 
+@pytest.mark.exhaustive
 def test_a_missing_bundle_is_a_bundle_error_with_its_address(page: Page, address: str) -> None:
     assert f"{address}nowhere/manifest.json answers 404" in failure(page, f"{address}?bundle=./nowhere", "bundle_error")
 
 
+@pytest.mark.exhaustive
 def test_another_format_version_is_a_bundle_error_that_names_both(page: Page, address: str) -> None:
     assert "has format version 99" in failure(page, f"{address}?bundle=./alien/", "bundle_error")
 
@@ -385,6 +394,7 @@ def test_a_float16_bundle_without_shader_f16_is_a_device_error_that_names_it(pag
     assert "lacks the WebGPU feature shader-f16" in failure(page, f"{address}?bundle=./half/", "device_error")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("script", "says"),
     [

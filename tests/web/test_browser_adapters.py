@@ -121,6 +121,7 @@ def test_requests_of_one_batch_have_their_own_adapters(page: Page, expected: dic
     assert again == [expected["some"], expected[None], expected["every"]]
 
 
+@pytest.mark.exhaustive
 def test_the_api_names_an_adapter_as_a_model(page: Page, bundle: Bundle) -> None:
     found: dict[str, Any] = page.evaluate("""async () => {
         const ask = (model) => engine.chat.completions.create(
@@ -141,6 +142,7 @@ def test_the_api_names_an_adapter_as_a_model(page: Page, bundle: Bundle) -> None
     assert found["models"] == [own, *NAMES]
 
 
+@pytest.mark.exhaustive
 def test_a_saved_session_is_continued_only_by_its_own_adapter(page: Page) -> None:
     cached: list[int] = page.evaluate("""async () => {
         const session = engine.createSession();

@@ -243,6 +243,7 @@ def test_without_a_server_nothing_leaves_the_device_and_the_citation_lights_up(o
     assert not any(word in url for _, url, _ in opened.sent for word in ("Rome", "town", "secret"))
 
 
+@pytest.mark.exhaustive
 def test_other_files_are_refused_by_name_and_add_nothing(opened: Opened) -> None:
     page = opened.page
     files = {
@@ -261,6 +262,7 @@ def test_other_files_are_refused_by_name_and_add_nothing(opened: Opened) -> None
     assert page.locator("#documents li").count() == 2
 
 
+@pytest.mark.exhaustive
 def test_a_word_file_and_a_latin_1_text_are_read_and_stay_after_a_reload_in_mid_batch(
     opened: Opened, tmp_path: Path
 ) -> None:
@@ -291,6 +293,7 @@ def test_a_word_file_and_a_latin_1_text_are_read_and_stay_after_a_reload_in_mid_
     page.wait_for_function("() => document.querySelector('#library-problems').childElementCount === 0")
 
 
+@pytest.mark.exhaustive
 def test_two_tabs_that_add_at_the_same_time_show_and_keep_the_documents_of_both(opened: Opened) -> None:
     page = opened.page
     other = page.context.new_page()

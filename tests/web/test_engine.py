@@ -166,6 +166,7 @@ def test_a_session_goes_on_from_its_own_pages_and_a_fork_shares_them(page: Page)
     assert found["computed"] < prompts + 12 - found["one"]["cachedTokens"] - found["other"]["cachedTokens"] + 1
 
 
+@pytest.mark.exhaustive
 def test_a_saved_session_goes_on_in_another_page(browser: Browser, address: str) -> None:
     context = browser.new_context()
     first, second = context.new_page(), context.new_page()
@@ -210,6 +211,7 @@ def test_an_answer_goes_on_with_the_same_tokens_when_its_device_is_lost(
     assert after == devices + 1
 
 
+@pytest.mark.exhaustive
 def test_the_memory_of_a_model_is_known_before_it_is_loaded(page: Page, browser: Browser, address: str) -> None:
     plan, info = page.evaluate('async () => [await window.Engine.plan("./bundle/"), window.engine.info]')
     assert plan["weightBytes"] == info["weightBytes"]

@@ -110,6 +110,7 @@ def test_a_warm_load_only_revalidates_the_manifest(page: Page, server: Server) -
     assert warm["ids"] == cold["ids"]
 
 
+@pytest.mark.exhaustive
 def test_persistent_storage_is_requested_once(browser: Browser, server: Server) -> None:
     count = "window.requests = 0; StorageManager.prototype.persist = async () => { window.requests++; return false; }"
     with new_context(browser, count) as context:
@@ -137,6 +138,7 @@ def test_a_worker_and_the_page_share_the_store(page: Page, server: Server) -> No
     assert loaded["ids"] == in_worker["ids"]
 
 
+@pytest.mark.exhaustive
 def test_a_page_can_open_a_separate_store(page: Page, server: Server) -> None:
     own = f"async ([url, options]) => ({LOAD})([url, {{ ...options, store: await nearfar.BundleStore.open('own') }}])"
     for stored in (False, True):
@@ -161,6 +163,7 @@ def test_a_load_resumes_at_the_offset_where_the_last_one_was_cut_off(page: Page,
     assert loaded["reports"][-1]["loadedBytes"] == loaded["reports"][-1]["totalBytes"]
 
 
+@pytest.mark.exhaustive
 def test_a_load_reconnects_after_its_connection_was_cut_off(page: Page, server: Server) -> None:
     server.behaviour.recovers = True
     cut = 5 * MIB
@@ -173,6 +176,7 @@ def test_a_load_reconnects_after_its_connection_was_cut_off(page: Page, server: 
     assert counts[-1] == loaded["reports"][-1]["totalBytes"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("change", ["no ranges", "another version"])
 def test_a_download_restarts_if_the_server_sends_the_complete_file(page: Page, server: Server, change: str) -> None:
     server.behaviour.cut[f"/bundle/{BIG}"] = 5 * MIB
@@ -188,6 +192,7 @@ def test_a_download_restarts_if_the_server_sends_the_complete_file(page: Page, s
     assert max(report["loadedBytes"] for report in loaded["reports"]) == final["totalBytes"]
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_file_is_fetched_once_more(page: Page, server: Server) -> None:
     server.behaviour.damage[f"/bundle/{SMALL}"] = 1
     loaded = load(page, server)
@@ -195,6 +200,7 @@ def test_a_damaged_file_is_fetched_once_more(page: Page, server: Server) -> None
     assert loaded["reports"][-1]["loadedBytes"] == loaded["reports"][-1]["totalBytes"]
 
 
+@pytest.mark.exhaustive
 def test_a_file_that_is_always_damaged_is_an_error_that_names_it(page: Page, server: Server) -> None:
     server.behaviour.damage[f"/bundle/{SMALL}"] = 3
     failed = load(page, server, error="bundle_error")
@@ -206,6 +212,7 @@ def test_a_file_that_is_always_damaged_is_an_error_that_names_it(page: Page, ser
     assert [range_ for range_, _ in server.behaviour.received(SMALL)] == [None] * 4
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_file_of_the_store_is_fetched_again(page: Page, server: Server) -> None:
     load(page, server)
     server.behaviour.requests.clear()
@@ -233,6 +240,7 @@ def test_too_little_room_is_an_error_before_any_download(page: Page, server: Ser
     assert server.behaviour.received(BIG) == [(None, 200)]
 
 
+@pytest.mark.exhaustive
 def test_a_store_that_becomes_full_during_the_download_is_the_same_error(page: Page, server: Server) -> None:
     server.behaviour.hold[f"/bundle/{BIG}"] = 6 * MIB
     page.evaluate(START, [f"{server.url}bundle/", {}])
@@ -323,6 +331,7 @@ def test_stored_bundles_are_listed_and_deleted_and_shared_files_stay(page: Page,
     assert page.evaluate("async () => (await navigator.storage.estimate()).usage") < MIB
 
 
+@pytest.mark.exhaustive
 def test_a_bundle_cannot_be_deleted_while_it_loads(page: Page, server: Server) -> None:
     delete = "(call) => nearfar.cache[call]('bundle').then(() => null, (error) => error.toJSON())"
     server.behaviour.hold[f"/bundle/{BIG}"] = 6 * MIB
@@ -341,8 +350,8 @@ def test_a_bundle_cannot_be_deleted_while_it_loads(page: Page, server: Server) -
     "missing",
     [
         "StorageManager.prototype.getDirectory = () => Promise.reject(new DOMException('private', 'SecurityError'))",
-        "delete FileSystemFileHandle.prototype.createWritable",
-        "delete Navigator.prototype.locks",
+        pytest.param("delete FileSystemFileHandle.prototype.createWritable", marks=pytest.mark.exhaustive),
+        pytest.param("delete Navigator.prototype.locks", marks=pytest.mark.exhaustive),
     ],
 )
 def test_without_a_store_a_bundle_loads_straight_from_the_network(
