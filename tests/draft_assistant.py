@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from decoder_families import FAMILIES, new_family, randomize, save
+from decoder_families import FAMILIES, PLAIN_FAMILIES, TOKENS, new_family, randomize, save
+from ragged import chunk_of
 from tiny_models import SIZES
+from tolerances import F32, relative_error
 
-FAMILY = "gemma4_text"
+from nearfar.compiler.bundle.manifest import DRAFT
+from nearfar.compiler.runtime.batch import make_batch
+from nearfar.compiler.runtime.plan_runner import PlanRunner
+
+# The families that have assistants, and the names of their assistants' classes.
+ASSISTED = {"gemma4_text": "Gemma4", "gemma4_experts": "Gemma4", "gemma4_unified_text": "Gemma4Unified"}
+# The keys with the shapes of keys and values, in which the assistant's layers are like the model's.
+SHAPES = ("head_dim", "global_head_dim", "sliding_window", "attention_k_eq_v", "num_global_key_value_heads")
 
 
 class DraftAssistant:
@@ -22,17 +32,22 @@ class DraftAssistant:
     """
 
     def __init__(
-        self, folder: Path, agree: float | None = None, text: dict[str, Any] | None = None, **own: Any
+        self,
+        folder: Path,
+        agree: float | None = None,
+        text: dict[str, Any] | None = None,
+        family: str = "gemma4_text",
+        **own: Any,
     ) -> None:
         import torch
         import transformers
 
-        self._model = new_family(FAMILY)
+        self._model, name, config = new_family(family), ASSISTED[family], {**FAMILIES, **PLAIN_FAMILIES}[family][1]
         randomize(self._model)
         hidden = SIZES["hidden_size"]
         layers = {
             **SIZES,
-            **{key: FAMILIES[FAMILY][1][key] for key in ("head_dim", "global_head_dim", "sliding_window")},
+            **{key: config[key] for key in SHAPES if key in config},
             "hidden_size": hidden if agree is not None else 44,
             "num_hidden_layers": 3,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
@@ -40,11 +55,11 @@ class DraftAssistant:
             "vocab_size_per_layer_input": 0,
             **(text or {}),
         }
-        config = transformers.Gemma4AssistantConfig(
-            text_config=transformers.Gemma4TextConfig(**layers), backbone_hidden_size=hidden, **own
+        settings = getattr(transformers, f"{name}AssistantConfig")(
+            text_config=getattr(transformers, f"{name}TextConfig")(**layers), backbone_hidden_size=hidden, **own
         )
         torch.manual_seed(12)
-        self._assistant = transformers.Gemma4AssistantForCausalLM(config).float().eval()
+        self._assistant = getattr(transformers, f"{name}AssistantForCausalLM")(settings).float().eval()
         randomize(self._assistant)
         if self._assistant.masked_embedding is not None:
             self._assistant.masked_embedding.token_ordering.copy_(torch.randperm(SIZES["vocab_size"]))
@@ -95,3 +110,22 @@ class DraftAssistant:
                 row = output.last_hidden_state
                 found.append(output.logits[0, -1].numpy())
         return np.stack(found)
+
+
+def require_assistant_guesses(runner: PlanRunner, assistant: DraftAssistant) -> None:
+    """The assistant guesses what transformers' assistant does: from the model's keys, values and row before the last
+    token, then from its own rows, with tokens that are still on the device, and all at one position.
+    """
+    pages, slot, tokens = [7, 2, 9], 2, TOKENS
+    for start, stop in ((0, 30), (30, len(tokens) - 1)):
+        used = pages[: -(-stop // 16)]
+        runner.forward(make_batch([chunk_of(runner, tokens[start:stop], start, used, [stop - start - 1])], 16))
+    position = len(tokens) - 2
+    chunk = replace(chunk_of(runner, tokens[-1:], position, pages, [0]), slot=slot, state=None)
+    kept, found, guesses = pages[position // 16] * 16 + position % 16, [], []
+    for _ in range(3):
+        output = runner.submit(make_batch([replace(chunk, kept_rows=[kept])], 16), DRAFT).result()
+        found.append(output.logits[0])
+        guesses.append(int(output.next_token_ids[0]))
+        chunk, kept = replace(chunk, token_ids=[-1 - slot]), -1 - slot
+    assert relative_error(np.stack(found), assistant.guessed(tokens, guesses[:2])) < F32

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from decoder_families import FAMILIES, HYBRIDS, TOKENS, make_family
-from draft_assistant import DraftAssistant
+from draft_assistant import ASSISTED, DraftAssistant, require_assistant_guesses
 from draft_heads import DraftHeads
 from emulated_driver import EmulatedDriver
 from large_activations import make_large
@@ -190,7 +190,7 @@ def test_a_family_runs_on_every_kernel_target(
     mixture and gpt-oss have experts, Qwen3.5 and Falcon-H1 states. The others have no other ops and no other passes.
     """
     heads = DraftHeads(tmp_path / "checkpoint") if family == "qwen3_5_text" else None
-    assistant = DraftAssistant(tmp_path) if family == "gemma4_text" else None
+    assistant = DraftAssistant(tmp_path, family=family) if family in ASSISTED else None
     drafting = heads or assistant
     expected = make_family(family, tmp_path / "checkpoint") if drafting is None else drafting.logits
     context = len(TOKENS) if family in SHORT else 256
@@ -244,25 +244,6 @@ def require_guesses(runner: PlanRunner, heads: DraftHeads) -> None:
         found.append(output.logits[0])
         guesses.append(int(output.next_token_ids[0]))
     assert relative_error(np.stack(found), heads.guessed(tokens, guesses[:2])) < F32
-
-
-def require_assistant_guesses(runner: PlanRunner, assistant: DraftAssistant) -> None:
-    """The assistant guesses what transformers' assistant does: from the model's keys, values and row before the last
-    token, then from its own rows, with tokens that are still on the device, and all at one position.
-    """
-    pages, slot, tokens = [7, 2, 9], 2, TOKENS
-    for start, stop in ((0, 30), (30, len(tokens) - 1)):
-        used = pages[: -(-stop // 16)]
-        runner.forward(make_batch([chunk_of(runner, tokens[start:stop], start, used, [stop - start - 1])], 16))
-    position = len(tokens) - 2
-    chunk = replace(chunk_of(runner, tokens[-1:], position, pages, [0]), slot=slot, state=None)
-    kept, found, guesses = pages[position // 16] * 16 + position % 16, [], []
-    for _ in range(3):
-        output = runner.submit(make_batch([replace(chunk, kept_rows=[kept])], 16), DRAFT).result()
-        found.append(output.logits[0])
-        guesses.append(int(output.next_token_ids[0]))
-        chunk, kept = replace(chunk, token_ids=[-1 - slot]), -1 - slot
-    assert relative_error(np.stack(found), assistant.guessed(tokens, guesses[:2])) < F32
 
 
 def poisoned(runner: PlanRunner) -> npt.NDArray[np.float32]:

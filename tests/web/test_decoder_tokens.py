@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from decoder_families import TOKENS, new_family, randomize, save
+from draft_assistant import DraftAssistant
 from draft_heads import DraftHeads
 from gguf import GGMLQuantizationType as Type
 from gguf_files import WIDER, make_gguf
@@ -187,27 +188,36 @@ def test_drafts_of_any_quality_leave_a_recurrent_models_tokens_as_they_are(
     assert wrong[2] < 0.5 * wrong[1]
 
 
-def test_a_model_drafts_its_own_tokens_with_its_heads(site: Path, browser: Browser, tmp_path: Path) -> None:
-    """The model has states to go back to; its heads read rows of pages that it gave back. Some guesses are
-    right, since layers add little to a row.
+def test_models_draft_their_own_tokens_with_heads_or_an_assistant(site: Path, browser: Browser, tmp_path: Path) -> None:
+    """The model with heads has states to go back to; its heads read rows of pages that it gave back. That with an
+    assistant has layers with windows, whose keys and values the assistant reads. Some guesses are right, since layers
+    add little to a row.
     """
-    DraftHeads(tmp_path / "checkpoint", agree=0.01)
-    options = CompileOptions(quantization="f32", context=128, activations=("float32",))
-    with few_kernels():
-        bundle = compile_model(str(tmp_path / "checkpoint"), site / "heads", options)
-    lighten(bundle.path, self_test=False)
-    expected = list(generate(ReferenceRunner(bundle), TOKENS, DRAFTED_TOKENS, Sampler()))
+    DraftHeads(tmp_path / "heads" / "checkpoint", agree=0.01)
+    DraftAssistant(tmp_path / "assisted", agree=0.01)
+    assistants = {"heads": None, "assisted": str(tmp_path / "assisted" / "assistant")}
+    bundles = {}
+    for name, assistant in assistants.items():
+        options = CompileOptions(quantization="f32", context=128, activations=("float32",), assistant=assistant)
+        with few_kernels():
+            bundles[name] = compile_model(str(tmp_path / name / "checkpoint"), site / name, options)
+        lighten(bundles[name].path, self_test=False)
     page = browser.new_page()
     page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
         page.goto(url)
-        (plain, drafted, _), heads = (
-            page.evaluate(DRAFT_SCRIPT, ["./heads/", draft, TOKENS, DRAFTED_TOKENS]) for draft in (None, "heads")
-        )
+        found = {
+            name: [
+                page.evaluate(DRAFT_SCRIPT, [f"./{name}/", draft, TOKENS, DRAFTED_TOKENS]) for draft in (None, "heads")
+            ]
+            for name in bundles
+        }
     page.close()
-    assert (plain[0], drafted) == (expected, 0)
-    assert heads[0] == plain
-    assert heads[1] > heads[2] > 0
+    for name, ((plain, drafted, _), heads) in found.items():
+        expected = list(generate(ReferenceRunner(bundles[name]), TOKENS, DRAFTED_TOKENS, Sampler()))
+        assert (plain[0], drafted) == (expected, 0)
+        assert heads[0] == plain
+        assert heads[1] > heads[2] > 0, name
 
 
 # Each of the other loads differs from one of the usual ones in the number of experts that are held, or in the drafts.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decoder_families import TOKENS, make_family
-from draft_assistant import DraftAssistant
+from draft_assistant import DraftAssistant, require_assistant_guesses
 from plain_target import compile_plain
 from ragged import chunk_of
 from tiny_models import VOCAB_SIZE
@@ -50,6 +50,18 @@ def test_the_logits_of_an_ordered_head_are_those_of_all_tokens(tmp_path: Path) -
     assert chosen.sum() == 40
     np.testing.assert_allclose(found[chosen], expected[chosen], rtol=1e-4, atol=1e-4)
     assert not any(name.startswith("assistant.") for name in bundle_tensors(bundle))
+
+
+@pytest.mark.parametrize("family", ["gemma4_experts", "gemma4_unified_text"])
+def test_the_assistant_of_a_model_whose_values_are_its_keys_guesses_as_transformers_does(
+    family: str, tmp_path: Path
+) -> None:
+    assistant = DraftAssistant(tmp_path, family=family)
+    bundle = compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 64, assistant=tmp_path / "assistant")
+    runner = ReferenceRunner(
+        bundle, limits=Limits(tokens=len(TOKENS), sequences=3, rows=3, pages=10, draft_pages=1), activation="float32"
+    )
+    require_assistant_guesses(runner, assistant)
 
 
 @pytest.mark.parametrize(
