@@ -27,25 +27,29 @@ SHAPES = ("head_dim", "global_head_dim", "sliding_window", "attention_k_eq_v", "
 class DraftAssistant:
     """A model and its assistant, with random weights, in the folders "checkpoint" and "assistant"; ``logits`` are those
     of the model for TOKENS. With ``agree``, what layers add to a row is multiplied by it, and the assistant reads the
-    token's embedding alone, so that it often guesses what the model says. ``text`` replaces keys of the assistant's
-    layers, ``own`` those beside them.
+    token's embedding alone, so that it often guesses what the model says. With ``layers``, both have
+    layers of these types alone. ``own`` replaces keys of the assistant beside its layers.
     """
 
     def __init__(
         self,
         folder: Path,
         agree: float | None = None,
-        text: dict[str, Any] | None = None,
         family: str = "gemma4_text",
+        layers: Sequence[str] | None = None,
         **own: Any,
     ) -> None:
         import torch
         import transformers
 
-        self._model, name, config = new_family(family), ASSISTED[family], {**FAMILIES, **PLAIN_FAMILIES}[family][1]
+        sizes: dict[str, Any] = {}
+        if layers is not None:
+            sizes = {"num_hidden_layers": len(layers), "layer_types": list(layers), "num_kv_shared_layers": 0}
+        self._model = new_family(family, **sizes)
+        name, config = ASSISTED[family], {**FAMILIES, **PLAIN_FAMILIES}[family][1]
         randomize(self._model)
         hidden = SIZES["hidden_size"]
-        layers = {
+        text = {
             **SIZES,
             **{key: config[key] for key in SHAPES if key in config},
             "hidden_size": hidden if agree is not None else 44,
@@ -53,10 +57,10 @@ class DraftAssistant:
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
             "hidden_size_per_layer_input": 0,
             "vocab_size_per_layer_input": 0,
-            **(text or {}),
+            **sizes,
         }
         settings = getattr(transformers, f"{name}AssistantConfig")(
-            text_config=getattr(transformers, f"{name}TextConfig")(**layers), backbone_hidden_size=hidden, **own
+            text_config=getattr(transformers, f"{name}TextConfig")(**text), backbone_hidden_size=hidden, **own
         )
         torch.manual_seed(12)
         self._assistant = getattr(transformers, f"{name}AssistantForCausalLM")(settings).float().eval()

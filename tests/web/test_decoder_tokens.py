@@ -191,10 +191,10 @@ def test_drafts_of_any_quality_leave_a_recurrent_models_tokens_as_they_are(
 def test_models_draft_their_own_tokens_with_heads_or_an_assistant(site: Path, browser: Browser, tmp_path: Path) -> None:
     """The model with heads has states to go back to; its heads read rows of pages that it gave back. That with an
     assistant has layers with windows, whose keys and values the assistant reads. Some guesses are right, since layers
-    add little to a row.
+    add little to a row. The model with heads answers without drafts, too.
     """
     DraftHeads(tmp_path / "heads" / "checkpoint", agree=0.01)
-    DraftAssistant(tmp_path / "assisted", agree=0.01)
+    DraftAssistant(tmp_path / "assisted", agree=0.01, layers=("sliding_attention", "full_attention"))
     assistants = {"heads": None, "assisted": str(tmp_path / "assisted" / "assistant")}
     bundles = {}
     for name, assistant in assistants.items():
@@ -206,18 +206,20 @@ def test_models_draft_their_own_tokens_with_heads_or_an_assistant(site: Path, br
     page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
         page.goto(url)
-        found = {
-            name: [
-                page.evaluate(DRAFT_SCRIPT, [f"./{name}/", draft, TOKENS, DRAFTED_TOKENS]) for draft in (None, "heads")
-            ]
-            for name in bundles
-        }
+        (plain, drafted, _), heads, assisted = (
+            page.evaluate(DRAFT_SCRIPT, [f"./{name}/", draft, TOKENS, DRAFTED_TOKENS])
+            for name, draft in (("heads", None), ("heads", "heads"), ("assisted", "heads"))
+        )
     page.close()
-    for name, ((plain, drafted, _), heads) in found.items():
-        expected = list(generate(ReferenceRunner(bundles[name]), TOKENS, DRAFTED_TOKENS, Sampler()))
-        assert (plain[0], drafted) == (expected, 0)
-        assert heads[0] == plain
-        assert heads[1] > heads[2] > 0, name
+    expected = {
+        name: list(generate(ReferenceRunner(bundle), TOKENS, DRAFTED_TOKENS, Sampler()))
+        for name, bundle in bundles.items()
+    }
+    assert (plain[0], drafted) == (expected["heads"], 0)
+    assert heads[0] == plain
+    assert assisted[0][0] == expected["assisted"]
+    assert heads[1] > heads[2] > 0
+    assert assisted[1] > assisted[2] > 0
 
 
 # Each of the other loads differs from one of the usual ones in the number of experts that are held, or in the drafts.

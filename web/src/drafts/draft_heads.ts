@@ -42,11 +42,7 @@ export class DraftHeads extends DraftModel {
   ): void {
     const { pageSize } = this.runner.limits;
     const pages = [...(pageTables(sequence)[0]?.pages ?? []), ...(sequence.rewound ?? [])];
-    batch.kept_rows.push(
-      ...positions.map((position) =>
-        isKnown ? (pages[Math.floor(position / pageSize)] ?? 0) * pageSize + (position % pageSize) : -1 - slot,
-      ),
-    );
+    batch.kept_rows.push(...positions.map((position) => (isKnown ? rowAt(pages, position, pageSize) : -1 - slot)));
   }
 }
 
@@ -69,6 +65,13 @@ export class DraftAssistant extends DraftHeads {
   protected override positionOf({ tokens }: Sequence): number {
     return tokens.length - this.firstToken - 1;
   }
+}
+
+/** The slot of the row at a position. */
+function rowAt(pages: readonly number[], position: number, pageSize: number): number {
+  const page = pages[Math.floor(position / pageSize)];
+  if (page === undefined) throw new Error(`the sequence has no page of position ${position}`);
+  return page * pageSize + (position % pageSize);
 }
 
 /** The heads of a runner as a model of their own, with pages in ``groups``. */

@@ -23,7 +23,8 @@ export class PageTable {
 
 /** The pages of a sequence in each page group. */
 export function pageTables({ tables }: Holder): readonly PageTable[] {
-  return tables.filter((table) => table instanceof PageTable);
+  // Not by its class: the script that drafts tokens has a class of its own.
+  return tables.filter((table) => "pages" in table);
 }
 
 /** The pages of a page group, the cache kind ``index``. */
