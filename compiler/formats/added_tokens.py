@@ -47,11 +47,11 @@ def add_declared_tokens(backend: Any, declared: Iterable[DeclaredToken], vocab_s
         where = f"{token.file}: {token.key!r}: token {token.content!r}"
         if token_id is None:
             raise CheckpointError(
-                f"{where} cannot be added to tokenizer.json; remove it", file=str(token.file), token=token.content
+                f"{where} cannot be added to the tokenizer; remove it", file=str(token.file), token=token.content
             )
         if token.token_id not in (None, token_id):
             raise CheckpointError(
-                f"{where} has id {token.token_id}, but with tokenizer.json it gets id {token_id}; "
+                f"{where} has id {token.token_id}, but the tokenizer gives it id {token_id}; "
                 "use files of the same version",
                 file=str(token.file), token=token.content,
             )  # fmt: skip

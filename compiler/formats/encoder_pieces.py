@@ -19,7 +19,8 @@ from .tokenizer_json import CONTROL, UNKNOWN, Vocabulary, added_tokens, around_t
 XLM_ROBERTA, DEBERTA, ALBERT = "sentencepiece.bpe.model", "spm.model", "spiece.model"
 # The first tokens of fairseq, and how many of SentencePiece's they replace: it has no padding.
 FIRST_TOKENS = ("bos_token", "pad_token", "eos_token", "unk_token")
-REPLACED = 3
+REPLACED_KINDS = [UNKNOWN, CONTROL, CONTROL]
+REPLACED = len(REPLACED_KINDS)
 # Taken from the score of a number with a comma behind it, so that ALBERT reads two pieces.
 COMMA_SCORE = 100.0
 AS_JSON = "write tokenizer.json with AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
@@ -28,6 +29,12 @@ AS_JSON = "write tokenizer.json with AutoTokenizer.from_pretrained(folder).save_
 def xlm_roberta(config: TokenizerConfig) -> dict[str, Any]:
     """Raises CheckpointError and UnsupportedModel, as all functions here."""
     model = _read(config, XLM_ROBERTA)
+    if model.vocabulary.kinds[:REPLACED] != REPLACED_KINDS:
+        raise UnsupportedModel(
+            f"{model.where}: its first pieces are {', '.join(map(repr, model.vocabulary.tokens[:REPLACED]))}, and "
+            f"those of XLM-RoBERTa are the unknown token and two control tokens; use the {XLM_ROBERTA} of this model",
+            file=str(model.where),
+        )
     first = [config.token_text(key) or "" for key in FIRST_TOKENS]
     kinds = [CONTROL, CONTROL, CONTROL, UNKNOWN, *model.vocabulary.kinds[REPLACED:]]
     vocabulary = Vocabulary([*first, *model.vocabulary.tokens[REPLACED:]], kinds)

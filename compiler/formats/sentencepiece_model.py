@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,11 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
                 parts[number] += value
         if not tokens:
             raise Damaged("it has no pieces")
+        if (wrong := next((number for number, score in enumerate(scores) if not isfinite(score)), None)) is not None:
+            raise Damaged(f"the score of piece {wrong} is {scores[wrong]}")
         trainer = _values(parts[TRAINER], TRAINER_FIELDS)
+        if trainer["model_type"] == UNIGRAM and not 0 <= trainer["unk_id"] < len(tokens):
+            raise Damaged(f"'unk_id' is {trainer['unk_id']}, and it has {len(tokens)} pieces")
         normalizer = _values(parts[NORMALIZER], NORMALIZER_FIELDS)
     except (Damaged, TypeError, ValueError) as error:
         raise CheckpointError(

@@ -39,6 +39,7 @@ def read_tokenizer_files(path: Path, vocab_size: int) -> TokenizerFiles:
         stored = json.dumps(content, ensure_ascii=False).encode()
         named = {f"{name}_token": model.token(name) for name in ("bos", "eos", "pad", "unk")}
     elif (rules := rules_of(config)) is not None:
+        where = path / rules.file
         config = replace(config, values={**rules.tokens, **config.values})
         content = rules.content(config)
         stored = json.dumps(content, ensure_ascii=False).encode()

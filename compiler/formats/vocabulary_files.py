@@ -38,10 +38,13 @@ ALBERT_TOKENS = {**DEBERTA_TOKENS, "unk_token": "<unk>", "pad_token": "<pad>"}
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """``tokens``: the special tokens of files that name none. ``content`` makes a tokenizer.json."""
+    """``tokens``: the special tokens of files that name none. ``content`` makes a tokenizer.json of ``file``, and of
+    what lies beside it.
+    """
 
     tokens: Mapping[str, str]
     content: Callable[[TokenizerConfig], dict[str, Any]]
+    file: str
 
 
 def rules_of(config: TokenizerConfig) -> Rules | None:
@@ -104,18 +107,21 @@ def _bert(config: TokenizerConfig, *, doubled: bool = False) -> dict[str, Any]:
 
 
 BYTE_LEVEL = {
-    "GPT2Tokenizer": Rules(dict.fromkeys(("unk_token", "bos_token", "eos_token"), END), _gpt2),
-    "Qwen2Tokenizer": Rules(dict.fromkeys(("unk_token", "eos_token", "pad_token"), END), _qwen2),
-    "RobertaTokenizer": Rules(ROBERTA_TOKENS, _roberta),
+    "GPT2Tokenizer": Rules(dict.fromkeys(("unk_token", "bos_token", "eos_token"), END), _gpt2, VOCABULARY),
+    "Qwen2Tokenizer": Rules(dict.fromkeys(("unk_token", "eos_token", "pad_token"), END), _qwen2, VOCABULARY),
+    "RobertaTokenizer": Rules(ROBERTA_TOKENS, _roberta, VOCABULARY),
 }
 WORDPIECE = {
-    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer"), Rules(BERT_TOKENS, _bert)),
-    "MPNetTokenizer": Rules(MPNET_TOKENS, partial(_bert, doubled=True)),
+    **dict.fromkeys(("BertTokenizer", "DistilBertTokenizer"), Rules(BERT_TOKENS, _bert, WORD_PIECES)),
+    "MPNetTokenizer": Rules(MPNET_TOKENS, partial(_bert, doubled=True), WORD_PIECES),
 }
 SENTENCE_PIECES = {
-    encoder_pieces.XLM_ROBERTA: {"XLMRobertaTokenizer": Rules(ROBERTA_TOKENS, encoder_pieces.xlm_roberta)},
-    encoder_pieces.DEBERTA: {"DebertaV2Tokenizer": Rules(DEBERTA_TOKENS, encoder_pieces.deberta)},
-    encoder_pieces.ALBERT: {"AlbertTokenizer": Rules(ALBERT_TOKENS, encoder_pieces.albert)},
+    file: {name: Rules(tokens, content, file)}
+    for file, name, tokens, content in (
+        (encoder_pieces.XLM_ROBERTA, "XLMRobertaTokenizer", ROBERTA_TOKENS, encoder_pieces.xlm_roberta),
+        (encoder_pieces.DEBERTA, "DebertaV2Tokenizer", DEBERTA_TOKENS, encoder_pieces.deberta),
+        (encoder_pieces.ALBERT, "AlbertTokenizer", ALBERT_TOKENS, encoder_pieces.albert),
+    )
 }
 CLASSES_OF_FILES: Mapping[tuple[str, ...], Mapping[str, Rules]] = {
     (VOCABULARY, MERGES): BYTE_LEVEL,

@@ -106,12 +106,12 @@ def test_a_tokenizer_that_has_all_tokens_is_unchanged(folder: Path) -> None:
         (
             "tokenizer_config",
             {"added_tokens_decoder": {"9": entry("<x>")}},
-            "token '<x>' has id 9, but with tokenizer.json it gets id 7",
+            "token '<x>' has id 9, but the tokenizer gives it id 7",
         ),
         (
             "tokenizer_config",
             {"added_tokens_decoder": {"1": entry("<x>")}},
-            "token '<x>' has id 1, but with tokenizer.json it gets id 7",
+            "token '<x>' has id 1, but the tokenizer gives it id 7",
         ),
         ("added_tokens", {"<x>": 0}, r"added_tokens\.json: '<x>': token '<x>' has id 0"),
         (

@@ -150,6 +150,12 @@ def test_families_with_the_tokenizer_of_xlm_roberta(model_type: str, tmp_path: P
         ("DebertaV2Tokenizer", {"split_by_punct": "no"}, {}, "'split_by_punct' is 'no' .string., expected true"),
         ("DebertaV2Tokenizer", {"cls_token": "<cls>"}, {}, "spm.model: has no token '<cls>', which is the 'cls_token'"),
         ("XLMRobertaTokenizer", {"pad_token": ","}, {}, "has a special token among its other pieces"),
+        (
+            "XLMRobertaTokenizer",
+            {},
+            {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+            "its first pieces are '<pad>', '</s>', '<unk>', and those of XLM-RoBERTa are",
+        ),
         ("AlbertTokenizer", {"tokenizer_class": "T5Tokenizer"}, {}, "is 'T5Tokenizer'; supported: AlbertTokenizer;"),
     ],
 )
@@ -158,4 +164,27 @@ def test_what_is_not_known_is_refused_by_name(
 ) -> None:
     write(tmp_path, name, config, **model)
     with pytest.raises((CheckpointError, UnsupportedModel), match=message):
+        read_tokenizer_files(tmp_path, 2000)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"score": float("nan")}, "is not a SentencePiece model: the score of piece 60 is nan; download it again"),
+        ({"unk_id": 600}, "is not a SentencePiece model: 'unk_id' is 600, and it has 600 pieces; download it again"),
+        ({"charsmap": b"abc"}, "cannot be loaded as a tokenizer: .*precompiled_charsmap"),
+    ],
+)
+def test_damage_is_reported_of_the_file_that_the_folder_has(
+    damage: Mapping[str, Any], message: str, tmp_path: Path
+) -> None:
+    from sentencepiece import sentencepiece_model_pb2
+
+    file = write(tmp_path, "DebertaV2Tokenizer", {}) / "spm.model"
+    stored = cast(Any, sentencepiece_model_pb2).ModelProto.FromString(file.read_bytes())
+    stored.pieces[60].score = damage.get("score", 0.0)
+    stored.trainer_spec.unk_id = damage.get("unk_id", stored.trainer_spec.unk_id)
+    stored.normalizer_spec.precompiled_charsmap = damage.get("charsmap", b"")
+    file.write_bytes(stored.SerializeToString())
+    with pytest.raises(CheckpointError, match=f"spm.model: {message}"):
         read_tokenizer_files(tmp_path, 2000)

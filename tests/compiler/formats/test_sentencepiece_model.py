@@ -175,7 +175,7 @@ PIECE = field(1, field(1, b"a") + field(2, -1.0))
         ),
         (PIECE + field(2, field(24, 1)), UnsupportedModel, "'treat_whitespace_as_suffix' is 1"),
         (PIECE + field(3, field(5, 0)), UnsupportedModel, "'escape_whitespaces' is 0"),
-        (PIECE + field(2, field(40, 5)), CheckpointError, "cannot be loaded as a tokenizer"),
+        (PIECE + field(2, field(40, 5)), CheckpointError, "'unk_id' is 5, and it has 1 pieces"),
         (PIECE + field(3, field(2, b"abc")), CheckpointError, "cannot be loaded as a tokenizer"),
         (b"version https://git-lfs.github.com/spec/v1", CheckpointError, "is a Git LFS pointer"),
         (b"IQ== 0\nIg== 1\n", CheckpointError, "is not a SentencePiece model"),
@@ -191,7 +191,7 @@ def test_a_file_that_is_no_model_is_refused(data: bytes, error: type[NearfarErro
     ("config", "words"),
     [
         ({"legacy": "no"}, "'legacy' is 'no'"),
-        ({"added_tokens_decoder": {"300": {"content": "<|x|>"}}}, "has id 300, but with tokenizer.json it gets id"),
+        ({"added_tokens_decoder": {"300": {"content": "<|x|>"}}}, "has id 300, but the tokenizer gives it id"),
         ({"added_tokens_decoder": {"2000": {"content": "<|x|>"}}}, "has id 2000"),
     ],
 )
