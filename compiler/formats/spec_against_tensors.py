@@ -88,13 +88,17 @@ def choose_draft_heads(
     if not own:
         return spec, tensors
     layers = {match[1] for name in own if (match := _HEAD_LAYER.match(name))}
-    known = spec.model_type in DRAFTING
-    if known and makes_text and layers == {"0"} and DEDICATED.isdisjoint(own):
+    attends = any(spec.mixer(layer) == "attention" for layer in range(spec.num_layers))
+    reasons = (
+        ("the model generates no text", not makes_text),
+        (f"those of {spec.model_type} are not supported", spec.model_type not in DRAFTING),
+        ("an embedding or a head of their own is not supported", not DEDICATED.isdisjoint(own)),
+        ("only one layer is supported", layers != {"0"}),
+        ("their layer attends, and no layer of the model does", not attends),
+    )
+    reason = next((text for text, holds in reasons if holds), None)
+    if reason is None:
         return replace(spec, draft_layers=1), tensors
-    reason = "the model generates no text" if not makes_text else f"those of {spec.model_type} are not supported"
-    if known and makes_text:
-        shares = DEDICATED.isdisjoint(own)
-        reason = "only one layer is supported" if shares else "an embedding or a head of their own is not supported"
     notes.append(f"{path}: the heads that draft tokens are left out ({HEADS}*, {len(own)} tensors): {reason}")
     return spec, {name: tensor for name, tensor in tensors.items() if name not in own}
 

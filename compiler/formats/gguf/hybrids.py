@@ -73,6 +73,12 @@ def lfm2_experts(spec: ModelSpec) -> Iterator[Relation]:
 def qwen35(metadata: Metadata, container: Container) -> Config:
     # The layers behind the others are those of the heads that draft tokens.
     layers = metadata.layers - metadata.integer("nextn_predict_layers", 0)
+    for layer in range(max(0, layers), metadata.layers):
+        if f"blk.{layer}.nextn.eh_proj.weight" not in container.tensors:
+            raise metadata.corrupt(
+                f"layer {layer} of {metadata.layers} should be one of heads that draft tokens "
+                f"('nextn_predict_layers' is {metadata.layers - layers}), and lacks their tensors"
+            )
     every = metadata.size("full_attention_interval", 4)
     kinds = [(layer + 1) % every != 0 for layer in range(layers)]
     if metadata.has("attention.recurrent_layers"):

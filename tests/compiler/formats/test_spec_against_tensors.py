@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from draft_heads import DraftHeads
 from safetensors.numpy import load_file, save_file
 from tiny_models import make_checkpoint
 from tolerances import F32, relative_error
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.formats import load
+from nearfar.compiler.formats.spec_against_tensors import choose_draft_heads
+from nearfar.compiler.ir.spec import Mixer
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.runtime.errors import CheckpointError, QuantizationError
@@ -164,3 +168,13 @@ def no_kernels(arch: Any, calls: Mapping[str, Any], progress: Any) -> Any:  # no
     from nearfar.targets.lowering import Compiled
 
     return Compiled({}, {})
+
+
+def test_heads_that_attend_are_left_out_of_a_model_that_only_has_states(tmp_path: Path) -> None:
+    DraftHeads(tmp_path)
+    given, notes = load(str(tmp_path)), list[str]()
+    state: Mixer = "gated_delta"
+    states = replace(given.spec, draft_layers=0, mixers=(state,) * given.spec.num_layers)
+    spec, tensors = choose_draft_heads(tmp_path, states, given.tensors, notes, makes_text=True)
+    assert (spec, set(given.tensors) - set(tensors)) == (states, {each for each in given.tensors if "mtp." in each})
+    assert notes[0].endswith("tensors): their layer attends, and no layer of the model does")

@@ -136,6 +136,10 @@ def test_heads_that_draft_tokens_are_those_of_the_checkpoint(tmp_path: Path, mon
     assert without.spec.draft_layers == 0
     assert not any(name.startswith("mtp.") for name in without.tensors)
     assert without.notes[0].endswith("(mtp.*, 16 tensors): an embedding or a head of their own is not supported")
+    wrong = {**whole.metadata, "qwen35.nextn_predict_layers": 2}
+    monkeypatch.setattr(checkpoint, "read_parts", lambda _: replace(whole, metadata=wrong))
+    with pytest.raises(CheckpointError, match=r"layer 2 of 4 should be .* \('nextn_predict_layers' is 2\)"):
+        load(str(path))
 
 
 def test_more_heads_than_columns_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
