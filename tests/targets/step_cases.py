@@ -146,7 +146,10 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
             bound |= {f"{role}.{plane}": codes for plane, codes in planes.items()}
             continue
         shape, dtype = [evaluate(extent, dims) for extent in plan.shape_of(array)], context.dtype_of(array, activation)
-        if dtype == "int32":
+        if step.op == "keep_rows" and role == "rows":
+            # Each once, and then the one without a slot: two workgroups that wrote to one slot would be in any order.
+            inputs[role] = np.append(rng.permutation(dims["S"]), [1] * shape[0])[: shape[0]].astype(np.int32)
+        elif dtype == "int32":
             inputs[role] = rng.integers(*LIMITS[role], shape).astype(np.int32)
         else:
             inputs[role] = rng.normal(size=shape).astype(dtype)

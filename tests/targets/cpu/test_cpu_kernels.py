@@ -103,7 +103,7 @@ def test_every_op_ends_in_a_row_for_any_batch_on_the_base_level(op: str, arch: s
             assert {call.facts["isa"] for call in last.kernels} == {ARCHS[arch].levels[-1].isa}
 
 
-def test_the_kernels_of_every_op_compile_for_aarch64() -> None:
+def test_the_kernels_of_every_op_compile_for_aarch64(request: pytest.FixtureRequest) -> None:
     arch = ARCHS["aarch64"]
     # The first case of each op.
     cases = {case.op: case for case in reversed(CASES.values())}
@@ -111,7 +111,7 @@ def test_the_kernels_of_every_op_compile_for_aarch64() -> None:
     # One kernel of each template for each level.
     of_templates = {(call.template, call.facts["isa"]): call for row in rows for call in row.kernels}
     calls = {call.name: call for call in of_templates.values()}
-    _, objects = objects_of(arch, calls, optimized=False)
+    _, objects = objects_of(arch, calls, optimized=is_exhaustive(request))
     library = link(objects, arch.triple)
     for name in calls:
         assert f"\0__tvm_ffi_{name}\0".encode() in library, name

@@ -92,6 +92,10 @@ DECODE_MMA = (
 )
 
 
+# Step cases of large kernels with loops that others have too, at other sizes.
+AGAIN = ("gated_delta_large", "convolved_delta_shared_keys", "ragged_attention_linear_window")
+
+
 def some_variants(step: Step, context: Context) -> list[Variant]:
     """The variants of a step, with only the smallest tile of the tensor cores; `cuda_projections` has the others."""
     return [
@@ -105,8 +109,10 @@ def cuda_cases() -> Iterator[Case]:
     for turn, case in enumerate(step_cases(some_variants, "q4f16", ("bfloat16", "float32"))):
         # relu2 squares the rounding of 16-bit operands, which then exceeds the bound of one product.
         if case.dtype is None or "relu2" not in case.name:
-            # WebGPU's tests run them with float32.
-            yield replace(case, exhaustive=case.exhaustive or ("_float32_" in case.name and turn % 3 > 0))
+            # WebGPU's tests run the templates with float32 and with every part that a projection computes or stores.
+            again = case.name.startswith("linear_") or "_float32_" in case.name
+            exhaustive = case.exhaustive or case.name.startswith(AGAIN) or (again and turn % 3 > 0)
+            yield replace(case, exhaustive=exhaustive)
     # These cases test CUDA's code. WebGPU's tests cover the logic of the templates completely.
     yield from list(all_cases())[::16]
     yield adversarial_case(1100, 256)
@@ -120,10 +126,10 @@ def cuda_cases() -> Iterator[Case]:
     for facts in MMA_ALONE:
         yield mma_alone_case(facts)
     for facts, workgroups, warps in DECODE_MMA:
-        yield decode_mma_case(facts, workgroups, warps)
+        yield replace(decode_mma_case(facts, workgroups, warps), exhaustive=facts.heads.head_dim == 256)
     yield mixed_case(plain_facts(4, 2, 64, "bfloat16", norm=True, positions=600))
     yield mixed_case(
-        Facts(Heads(6, 2, 64, 16, "float16", "q4"), Preparation(600, 64, None), Scores(0.1, window=290, softcap=5.0))
+        Facts(Heads(6, 2, 32, 16, "float16", "q4"), Preparation(600, 32, None), Scores(0.1, window=290, softcap=5.0))
     )
     yield mixed_case(
         Facts(Heads(2, 2, 32, 16, "float32"), Preparation(600, 32, None), Scores(0.2, window=40, causal=False))

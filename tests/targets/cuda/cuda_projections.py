@@ -52,10 +52,10 @@ ASYNC: tuple[tuple[str, str, int, int, dict[str, object]], ...] = (
     ("two_rows", "q8f16", 1030, 6, {"norm_eps": EPS, "centered": True, "norm_bias": True}),
     ("two_rows", "q4f16", 2144, 5, {"batch": "R", "norm_eps": EPS, "residual": True}),
     ("refilled", "q3g16", 4100, 5, {"norm_eps": EPS}),
-    ("two_rows", "q4g32b", 2144, 6, {"gated": True}),
+    ("two_rows", "q4g32b", 2144, 6, {}),
     ("many_lanes", "q5g32b_f16", 4200, 4, {"bias": True}),
     ("all_at_once", "q4g128z_f16", 1100, 19, {"residual": True}),
-    ("refilled", "q6g16", 3000, 6, {"gated": True, "norm_eps": EPS}),
+    ("refilled", "q6g16", 3000, 6, {}),
     ("two_rows", "q8cb", 1030, 7, {}),
 )
 
