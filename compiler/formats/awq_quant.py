@@ -18,6 +18,7 @@ import numpy as np
 
 from ..quant import Codes
 from ..quant.base import Array
+from ..runtime.errors import CheckpointError
 from .checkpoint import QuantizedTensors, StoredMatrix, Tensor
 from .config import ConfigReader
 from .packed_columns import Codes8, modules_of, part, require
@@ -53,9 +54,15 @@ class AwqQuantization:
         columns = weight.shape[0]
         rows = weight.shape[-1] * ROWS
         require(weight, (columns, rows // ROWS), ("I32",), self.where)
+        if columns % self.group:
+            raise CheckpointError(
+                f"{weight.path}: {weight.name} has {columns} columns, which are no groups of {self.group} "
+                f"({self.where}: 'group_size'); the weights belong to another config.json, or must be quantized in "
+                "groups that divide them",
+                tensor=weight.name, key="group_size",
+            )  # fmt: skip
         require(zeros, (columns // self.group, rows // ROWS), ("I32",), self.where)
-        # There are as many groups as in the zero points, whose number is checked.
-        require(scales, (-(-columns // self.group), rows), ("F16",), self.where)
+        require(scales, (columns // self.group, rows), ("F16",), self.where)
         form = Codes(BITS, self.group, "z", "float16")
         return StoredMatrix(f"{module}.weight", (rows, columns), form, partial(_planes, weight, zeros, scales, form))
 

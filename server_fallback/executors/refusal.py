@@ -44,7 +44,8 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
         hint["retry_after_seconds"] = retry_after_seconds
     if status in (401, 403):
         # The key belongs to this server: the sender of the request cannot correct it.
-        advice = "set the right one in the variable of --upstream-api-key-env (serve) or --api-key-env (bench)"
+        options = "--upstream-api-key-env (serve), --far-api-key-env (gateway, router) or --api-key-env (bench)"
+        advice = f"set the right one in the variable of {options}"
         return DeviceError(
             f"{url}: the server rejects the configured API key ({message}); {advice}", upstream=url, status=status
         )
@@ -70,7 +71,7 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
 
 def error_object(text: str) -> dict[str, Any]:
     """OpenAI's error object: under "error", or at the top level as some servers send it; any other body becomes the
-    message.
+    message, unless it is an empty object.
     """
     try:
         data = json.loads(text)
@@ -80,7 +81,7 @@ def error_object(text: str) -> dict[str, Any]:
         error = data.get("error", data)
         if isinstance(error, dict) and "message" in error:
             return error
-        text = str(error.get("detail", error) if isinstance(error, dict) else error)
+        text = str((error.get("detail", error) if isinstance(error, dict) else error) or "")
     return {"message": text.strip()[:SHOWN_CHARACTERS]}
 
 

@@ -270,3 +270,13 @@ def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"k_proj\.qzeros is missing"):
         load(str(tmp_path))
+
+
+def test_columns_that_are_no_groups_are_named(tmp_path: Path) -> None:
+    make(tmp_path, AWQ, False)
+    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.0.mlp.down_proj.qweight"
+    save_file({**tensors, name: tensors[name][:96].clone()}, tmp_path / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"down_proj\.qweight has 96 columns, which are no groups of 64 \(.*'group_size'"
+    ):
+        load(str(tmp_path))
