@@ -10,6 +10,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from case_selection import names_in, usual_or_exhaustive
 from cpu_cases import inputs_of
 from cpu_steps import ARCH, Batch, Run, StepCase, StepLibrary, run_of
 from projection_parts import parts_of
@@ -60,12 +61,16 @@ def all_cases() -> Iterator[tuple[int, StepCase]]:
 
 
 CASES = {case.name: (bits, case) for bits, case in all_cases()}
+# A float and integers of each width; the other cases repeat their kernels in other formats.
+USUAL = ("q4f16_int16", "q8f16_int16", "f32_int16", "q4f32_int8")
 INTEGER_CASES = [name for name, (_, case) in CASES.items() if case.quantization.startswith("q")]
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StepLibrary:
-    return StepLibrary([case for _, case in CASES.values()], tmp_path_factory.mktemp("linear"))
+def library(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> StepLibrary:
+    names = names_in(request)
+    cases = [case for name, (_, case) in CASES.items() if name in names]
+    return StepLibrary(cases, tmp_path_factory.mktemp("linear"))
 
 
 @cache
@@ -91,7 +96,7 @@ def first_rows(run: Run, size: int) -> Run:
     return Run({"S": size}, batched, {"y": run.expected["y"][:size]})
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", usual_or_exhaustive(CASES, USUAL))
 def test_a_row_is_the_same_to_the_last_bit_at_every_level_in_every_block_and_batch(
     name: str, library: StepLibrary
 ) -> None:
@@ -103,7 +108,7 @@ def test_a_row_is_the_same_to_the_last_bit_at_every_level_in_every_block_and_bat
             np.testing.assert_array_equal(found, expected[:size], f"{level.name}, {row.when}, {size} rows")
 
 
-@pytest.mark.parametrize("name", INTEGER_CASES)
+@pytest.mark.parametrize("name", usual_or_exhaustive(INTEGER_CASES, USUAL))
 def test_integers_are_exact(name: str, library: StepLibrary) -> None:
     bits, case = CASES[name]
     run = made(name)
@@ -113,7 +118,9 @@ def test_integers_are_exact(name: str, library: StepLibrary) -> None:
     assert relative_error(expected, run.expected["y"]) < OF_KERNEL[f"int{bits}"]
 
 
-@pytest.mark.parametrize("name", [name for name in INTEGER_CASES if "q4f32" in name or "q8" in name])
+@pytest.mark.parametrize(
+    "name", usual_or_exhaustive((name for name in INTEGER_CASES if "q4f32" in name or "q8" in name), USUAL)
+)
 def test_the_largest_codes_do_not_overflow(name: str, library: StepLibrary) -> None:
     bits, case = CASES[name]
     # One weight of the other sign sets the scale, so all others have the largest or the smallest code.
@@ -130,7 +137,7 @@ def test_the_largest_codes_do_not_overflow(name: str, library: StepLibrary) -> N
         assert relative_error(library.outputs(row, wrong_sign)["y"], expected) < 1e-5, level.name
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", usual_or_exhaustive(CASES, USUAL))
 def test_a_row_of_zeros_and_one_that_is_not_finite_stay_by_themselves(name: str, library: StepLibrary) -> None:
     run = made(name)
     x = run.arrays["x"].copy()

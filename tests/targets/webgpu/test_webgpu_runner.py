@@ -70,7 +70,9 @@ def test_logits_are_those_of_the_reference_in_the_same_activation_dtype(
     runner.close()
 
 
-@pytest.mark.parametrize(("kv", "activation"), [("q8", "float16"), ("q4", "float32")])
+@pytest.mark.parametrize(
+    ("kv", "activation"), [("q8", "float16"), pytest.param("q4", "float32", marks=pytest.mark.exhaustive)]
+)
 def test_with_quantized_keys_and_values_logits_are_those_of_the_reference_which_are_near_the_unquantized(
     kv: str, activation: str, compile_few: CompileTiny, compile_light: CompileTiny, prompt_token_ids: list[int]
 ) -> None:
