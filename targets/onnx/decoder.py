@@ -1,7 +1,8 @@
 """Decoder: convert our graph of a forward pass to ONNX nodes, op by op, up to the logits.
 
 Our graph is for a ragged batch and pages of keys and values; the ONNX graph is for rows of equal length, padded at
-their end, with one cache per sequence. So the ops that depend on sequences change: lengths follow from
+their end, with one cache per sequence. A state would read the padding, so a graph with states fails on padded rows
+instead of answering. The ops that depend on sequences change: lengths follow from
 ``attention_mask``, append_kv and attention become one GroupQueryAttention (`attention.py`), and the sampled rows are
 the last of each sequence. All other ops work on rows (batch * sequence, columns) of the activation dtype.
 
@@ -23,7 +24,7 @@ from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.runtime.errors import QuantizationError, UnsupportedModel
 
 from .attention import add_append, add_attention
-from .builder import ELEMENT_TYPES, MICROSOFT
+from .builder import ELEMENT_TYPES, MICROSOFT, Builder
 from .emitter import Emit, Emitter
 from .experts import add_mixture, defer_part
 from .gates import add_activate, add_clip, add_gate, add_gate_halves, add_soft_cap
@@ -101,8 +102,22 @@ def add_inputs(emitter: Emitter) -> None:
     add("Min", ["last_positions", "last_new"], "last_rows")
     add("Range", [integer(0), "num_sequences", integer(1)], "sequence_numbers")
     add("Mul", ["sequence_numbers", "num_new"], "first_rows")
-    add("Add", ["first_rows", "last_rows"], "sample_rows")
+    recurrent = any(node.op in STATE_OPS for node in emitter.graph.nodes)
+    last_rows = last_rows_unpadded(builder) if recurrent else "last_rows"
+    add("Add", ["first_rows", last_rows], "sample_rows")
     emitter.names |= {"token_ids": "token_ids", "sample_rows": "sample_rows"}
+
+
+def last_rows_unpadded(builder: Builder) -> str:
+    """The last rows, if every row has at least as many tokens as are new; else the call fails, and the runtime's
+    message names this node. Several new tokens of several rows have no past, so a shorter row is a padded one.
+    """
+    add, integer = builder.add, builder.integer
+    padding = add("Max", [add("Sub", ["num_new", "lengths"], "missing_new"), integer(0)], "padding")
+    total = add("ReduceSum", [padding, builder.integers(0)], "padding_total", keepdims=1)
+    # A reshape to another size is the error.
+    count = add("Add", [add("Shape", ["last_rows"], "last_rows_shape"), total], "unpadded_shape")
+    return add("Reshape", ["last_rows", count], UNPADDED)
 
 
 def add_embed(emitter: Emitter, node: Node) -> None:
@@ -295,6 +310,9 @@ class Form:
     optional: tuple[str, ...] = ()
 
 
+STATE_OPS = ("causal_conv", "gated_delta", "ssm_scan")
+# The name of a node, which a user of another runtime reads in its message.
+UNPADDED = "rows_of_a_model_with_states_must_not_be_padded"
 # All values have the dtype of activations, whatever their dtype in the graph.
 FORMS: dict[str, Form] = {
     "embed": Form(add_embed, ("scale",), ("sampled",)),

@@ -19,7 +19,8 @@ class Device:
     MatMulNBits. ``fused_norms``: RMS norms are one op, alone and with a preceding sum. ``int8_cache``:
     GroupQueryAttention supports keys and values of 8-bit integers. ``stacks_projections``: projections of the same
     input are one product, because threads synchronize after each product. ``soft_caps``: GroupQueryAttention caps
-    scores; otherwise it ignores the attribute. ``mixtures``: MoE and QMoE were tried.
+    scores; otherwise it ignores the attribute. ``mixtures``: MoE and QMoE were tried. ``state_keys``: the most elements
+    that a key of LinearAttention may have, None for any.
     """
 
     activations: tuple[str, ...]
@@ -30,11 +31,12 @@ class Device:
     stacks_projections: bool = False
     soft_caps: bool = True
     mixtures: bool = False
+    state_keys: int | None = None
 
 
 _DEVICES = {
     "cpu": Device(("float32",), int8_cache=True, stacks_projections=True, mixtures=True),
-    "webgpu": Device(("float16", "float32"), norms_heads=True, soft_caps=False),
+    "webgpu": Device(("float16", "float32"), norms_heads=True, soft_caps=False, state_keys=256),
     "cuda": Device(("float16", "float32"), norms_heads=True),
     # Its norms consist of single ops, whose squares exceed float16's range.
     "coreml": Device(("float32",), takes_codes=False, fused_norms=False),

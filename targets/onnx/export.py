@@ -22,7 +22,7 @@ from nearfar.compiler.runtime.errors import RequestError, ToolError
 
 from . import devices
 from .every_row import with_every_row
-from .genai_config import genai_allocates, one_shape, write_genai_config
+from .genai_config import caches_alike, genai_allocates, one_shape, write_genai_config
 from .huggingface_files import write_huggingface_files
 
 if TYPE_CHECKING:
@@ -104,7 +104,9 @@ def emit(
     device = devices.by_name(name)
     if options.kv == "q8" and not device.int8_cache:
         raise RequestError(f"--kv q8: ONNX Runtime has no such attention for {name}; leave it out, or use --device cpu")
-    if options.kv == "q8" and not genai_allocates(checkpoint.spec):
+    if options.kv == "q8" and not checkpoint.spec.num_attention_layers:
+        raise RequestError(f"--kv q8: {checkpoint.spec.model_type} keeps no keys and values; leave the option out")
+    if options.kv == "q8" and not caches_alike(checkpoint.spec):
         raise RequestError(
             f"--kv q8: ONNX Runtime's constant scales are too coarse for {checkpoint.spec.model_type}, whose layers "
             "share keys and values or have heads of several sizes; leave it out, or use --target webgpu, cpu or cuda"

@@ -33,8 +33,13 @@ def genai_allocates(spec: ModelSpec) -> bool:
     """Whether every layer has keys and values of its own, all of one shape, or a state that GenAI knows. GenAI and
     Transformers.js allocate no others; without its configuration, GenAI refuses the folder.
     """
+    return caches_alike(spec) and LAYER_TYPES.keys() >= set(spec.mixers)
+
+
+def caches_alike(spec: ModelSpec) -> bool:
+    """Whether every layer that attends has keys and values of its own, all of one shape."""
     alike = len({spec.heads_of(layer) for layer in range(spec.num_layers)}) == 1
-    return not spec.num_kv_shared_layers and alike and LAYER_TYPES.keys() >= set(spec.mixers)
+    return not spec.num_kv_shared_layers and alike
 
 
 def one_shape(graph: Graph) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 A state is an input and an output of the graph, with the names that Transformers.js gives them: past_conv.N and
 present_conv.N (batch, channels, taps - 1), past_recurrent.N or past_ssm.N (batch, heads, keys, values) of layer N. It
-counts every token of a row, so the rows of a batch must have as many new tokens each, without padding.
+counts every token of a row, so the rows of a batch must have as many new tokens each, without padding. The graph
+refuses others; see `decoder.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import numpy as np
 
 from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.ir.ops.states import L2_EPS
+from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .builder import MICROSOFT
 from .emitter import Emitter, layer_of
@@ -110,11 +112,19 @@ def add_ssm_scan(emitter: Emitter, node: Node) -> None:
 
 
 def linear_attention(emitter: Emitter, node: Node, kind: str, rows: list[str], **attrs: int | float | str) -> str:
-    """Queries, keys, values, decays and perhaps betas, as rows -> (batch, sequence, heads * values)."""
+    """Queries, keys, values, decays and perhaps betas, as rows -> (batch, sequence, heads * values). Raises
+    UnsupportedModel for keys that the device's kernel does not support.
+    """
     add, y = emitter.builder.add, node.outputs["y"]
     heads, first, second = sizes_of_state(emitter, node)
     # Keys come first in the state of LinearAttention.
     shape = (heads, second, first) if kind == "ssm" else (heads, first, second)
+    most = emitter.device.state_keys
+    if most is not None and shape[1] > most:
+        raise UnsupportedModel(
+            f"{node.inputs['state']}: the model has {node.op} with keys of {shape[1]} elements, and ONNX Runtime's "
+            f"LinearAttention supports at most {most} on this device; use --device cpu, or --target webgpu, cpu or cuda"
+        )
     past, present = add_state(emitter, node, kind, shape)
     sequences = [add("Reshape", [each, "sequences_shape"], f"{each}.sequences") for each in rows]
     inputs = [*sequences[:3], past, *sequences[3:]]
