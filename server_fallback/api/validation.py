@@ -29,6 +29,9 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
         return ApiError(400, f"Unknown parameter: '{param}'{_advice(param, body)}.", "unknown_parameter", param)
     if kind == "missing" and param is not None:
         return ApiError(400, f"Missing required parameter: '{param}'.", "missing_required_parameter", param)
+    if param is None and isinstance(body, dict):
+        # Its parameters do not fit each other, which a validator of the whole request says.
+        return ApiError(400, first["msg"].removeprefix("Value error, "), "invalid_value")
     if param is None:
         return ApiError(400, f"The body must be a JSON object. Got {_shown(body)}.", "invalid_type")
     about = f"'{param}'"

@@ -184,6 +184,21 @@ def test_wrong_requests_are_refused_by_parameter(
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v2/embed", {**COHERE, "truncate": "NONE", "max_tokens": 2}, 'max_tokens shortens texts and truncate "NONE"'),
+        ("/v1/classify", {"model": "a", "input": "b", "multi_label": True}, "multi_label needs labels; give them, or"),
+    ],
+)
+def test_parameters_that_do_not_fit_each_other_are_named(
+    app: FastAPI, path: str, body: dict[str, Any], message: str
+) -> None:
+    answer = post(app, path, **body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["message"][: len(message)]) == (400, "invalid_value", message)
+
+
 def test_batches_have_metrics(app: FastAPI) -> None:
     text = run(ask_app(app, "GET", "/metrics")).text
     assert 'nearfar:batch_texts_bucket{le="+Inf",model_name="embed"} 0.0' in text
