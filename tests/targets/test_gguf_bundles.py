@@ -68,19 +68,10 @@ def logits_of(runner: Any, page_size: int) -> npt.NDArray[np.float32]:
     return np.array(runner.forward(batch).logits)
 
 
-# Other tests cover the kernels of every format, and PARTS mixes on GPUs. The exhaustive tests run all mixes on all
-# targets.
-PAIRS = {("Q4_K_M", "cpu")}
-
-
+# Other tests cover the kernels of every format, and PARTS mixes on webgpu and cpu.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("label", "target"),
-    [
-        pytest.param(label, target, marks=[] if (label, target) in PAIRS else pytest.mark.exhaustive)
-        for label in MIXES
-        for target in LIMITS
-    ],
-    indirect=["target"],
+    ("label", "target"), [(label, target) for label in MIXES for target in LIMITS], indirect=["target"]
 )
 @pytest.mark.usefixtures("kernels_that_run")
 def test_a_mixed_file_computes_with_the_values_of_its_blocks(

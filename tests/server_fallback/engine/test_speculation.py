@@ -78,8 +78,10 @@ def speculating(
 @pytest.mark.parametrize(
     ("kind", "draft_states"), [("ngram", 0), ("draft", 0), ("draft", 6), ("wrong draft", 0), ("wrong draft", 6)]
 )
-@pytest.mark.parametrize("states", [0, 9])
-@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize(
+    ("states", "threaded"),
+    [(0, False), (9, True), *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in ((0, True), (9, False)))],
+)
 def test_mixed_requests_are_answered_as_without_speculation(
     kind: str, draft_states: int, states: int, threaded: bool
 ) -> None:

@@ -95,12 +95,12 @@ def all_cases() -> Iterator[StepCase]:
 
 
 def selected(cases: Iterable[StepCase]) -> Iterator[StepCase]:
-    """`make test` runs every fifth case of an op at its levels, or at two more than the base level if it has all of
+    """`make test` runs every tenth case of an op at its levels, or at two more than the base level if it has all of
     them, and the others at the base level alone.
     """
     turns: Counter[str] = Counter()
     for case in cases:
-        turn = turns[case.op] % 5
+        turn = turns[case.op] % 10
         turns[case.op] += not case.exhaustive
         usual = case.levels
         if not case.exhaustive and case.quantization != "q2c":

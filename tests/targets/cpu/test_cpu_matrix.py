@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 import pytest
+from case_selection import chosen, usual_or_exhaustive
 from cpu_cases import inputs_of
 from cpu_steps import Batch, Inputs, Run, StepCase, StepLibrary, run_of
 from projection_parts import parts_of
@@ -55,6 +56,8 @@ def case_of(quantization: str) -> StepCase:
 
 
 CASES = {quantization: case_of(quantization) for quantization in PROJECTIONS}
+# Of each activation dtype, plain and gated.
+USUAL = ("f32", "q8f16", "q4f16")
 # Texts of one key, of less than a page, of exactly one, and of more than a block.
 TEXTS = (1, 31, 32, 290)
 # By activations: the quantization, query heads, kv heads, their elements, whether a row sees only the keys before it,
@@ -98,8 +101,9 @@ class MatrixLibrary(StepLibrary):
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StepLibrary:
-    return MatrixLibrary((*CASES.values(), *ATTENTION_CASES.values()), tmp_path_factory.mktemp("matrix"))
+def library(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> StepLibrary:
+    cases = (*chosen(request, CASES).values(), *ATTENTION_CASES.values())
+    return MatrixLibrary(cases, tmp_path_factory.mktemp("matrix"))
 
 
 def row_of(case: StepCase) -> Variant:
@@ -107,8 +111,9 @@ def row_of(case: StepCase) -> Variant:
     return row
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_projection_is_as_precise_as_its_activations_in_every_batch(case: StepCase, library: StepLibrary) -> None:
+@pytest.mark.parametrize("name", usual_or_exhaustive(CASES, USUAL))
+def test_a_projection_is_as_precise_as_its_activations_in_every_batch(name: str, library: StepLibrary) -> None:
+    case = CASES[name]
     tolerance = INT8 if case.activation == "int8" else F32
     for size in SIZES:
         run = run_of(case, Batch({"S": size}))
@@ -117,8 +122,9 @@ def test_a_projection_is_as_precise_as_its_activations_in_every_batch(case: Step
             assert relative_error(found[role], expected) < tolerance, (size, role)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_bits_of_a_row_do_not_depend_on_the_other_rows(case: StepCase, library: StepLibrary) -> None:
+@pytest.mark.parametrize("name", usual_or_exhaustive(CASES, USUAL))
+def test_the_bits_of_a_row_do_not_depend_on_the_other_rows(name: str, library: StepLibrary) -> None:
+    case = CASES[name]
     run = run_of(case, Batch({"S": SIZES[1]}))
     every = library.outputs(row_of(case), run)["y"]
     first = {role: array[: SIZES[0]] if role in OF_ROWS else array for role, array in run.arrays.items()}

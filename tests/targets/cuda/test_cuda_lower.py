@@ -55,6 +55,7 @@ def is_large(call: KernelCall) -> bool:
     return facts.weight_rows == 4096
 
 
+@pytest.mark.exhaustive
 def test_the_largest_kernels_of_a_real_model_spill_no_register_and_keep_to_the_limits() -> None:
     fmt = quant.by_name("q4f16")
     plan = make_plan(run_passes(by_model_type("qwen3").forward(SPEC, 16, 4096), fmt, MAX_BINDING_BYTES))
