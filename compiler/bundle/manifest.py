@@ -13,6 +13,7 @@ from pydantic import field_validator
 from typing_extensions import TypeAliasType
 
 from ..ir.expr import Count, Natural
+from ..ir.images import ImageSpec
 from ..ir.kv_format import KvName
 from ..ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
 from ..ir.plan import union
@@ -52,7 +53,7 @@ class Description(Entry):
 
     ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation",
     as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if
-    ``classifier`` is, and otherwise generates text.
+    ``classifier`` is, and otherwise generates text. ``images`` is None if it reads no pictures.
     """
 
     format_version: Natural
@@ -62,6 +63,7 @@ class Description(Entry):
     spec: ModelSpec
     embedding: EmbeddingSpec | None
     classifier: ClassifierSpec | None
+    images: ImageSpec | None
     quantization: str
     context: Count
     page_size: Count

@@ -16,6 +16,17 @@ from pydantic.json_schema import models_json_schema
 from typing_extensions import TypeAliasType
 
 from ..ir.expr import MAX_INTEGER, Condition, Expr
+from ..ir.images import (
+    AreaBounds,
+    EvenTiles,
+    FixedSize,
+    ImagePrompt,
+    ImageSpec,
+    LargestArea,
+    LongestEdge,
+    PositionSpec,
+    TileGrid,
+)
 from ..ir.rotary_pairs import RotaryPairs
 from ..ir.spec import (
     ClassifierSpec,
@@ -72,6 +83,15 @@ def typescript() -> str:
         EmbeddingSpec,
         TransitionSpec,
         ClassifierSpec,
+        FixedSize,
+        LongestEdge,
+        AreaBounds,
+        LargestArea,
+        EvenTiles,
+        TileGrid,
+        PositionSpec,
+        ImagePrompt,
+        ImageSpec,
         RotaryPairs,
         *own,
     ]

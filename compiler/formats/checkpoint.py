@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..ir.images import ImageSpec
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
 from ..quant import Codes, WeightForm
 from ..quant.base import Array
@@ -139,7 +140,7 @@ class Checkpoint:
 
     ``notes``: sentences for the user about contradictory files and how they were read. ``activation_scales``: the
     modules whose activations are rounded, by their names. ``assistant``: the layers of an assistant, whose tensors are
-    among those of the model.
+    among those of the model. ``images``: None if it reads no pictures.
     """
 
     path: Path
@@ -153,6 +154,7 @@ class Checkpoint:
     classifier: ClassifierSpec | None = None
     max_tokens: int | None = None
     assistant: ModelSpec | None = None
+    images: ImageSpec | None = None
 
     @property
     def task(self) -> EmbeddingSpec | ClassifierSpec | None:

@@ -252,6 +252,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         spec=checkpoint.spec,
         embedding=checkpoint.embedding,
         classifier=checkpoint.classifier,
+        images=checkpoint.images,
         quantization=job.quantization.name,
         context=job.context,
         page_size=PAGE_SIZE,

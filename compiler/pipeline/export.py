@@ -167,6 +167,7 @@ def export_manifest(job: ExportJob, files: list[FileEntry]) -> ExportManifest:
         spec=job.checkpoint.spec,
         embedding=job.checkpoint.embedding,
         classifier=job.checkpoint.classifier,
+        images=job.checkpoint.images,
         quantization=options.quantization.name,
         context=options.context,
         page_size=options.context,

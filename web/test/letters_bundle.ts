@@ -72,6 +72,7 @@ export function lettersBundle(
     spec: SPEC,
     embedding: null,
     classifier: null,
+    images: null,
     quantization: "f32",
     context: 256,
     page_size: 16,

@@ -172,6 +172,85 @@ export interface ClassifierSpec {
   readonly transitions: TransitionSpec | null;
 }
 
+/** Every picture gets this size, whatever its aspect ratio (Gemma 3). */
+export interface FixedSize {
+  readonly height: number;
+  readonly width: number;
+  readonly rule: "fixed";
+}
+
+/** The longer side becomes ``pixels``. The other one keeps the aspect ratio; it is rounded down, and an odd length is increased by 1. Afterwards no side exceeds ``most`` (SmolVLM, Idefics 3). */
+export interface LongestEdge {
+  readonly pixels: number;
+  readonly most: number;
+  readonly rule: "longest_edge";
+}
+
+/** Both sides become multiples of a block's side: rounded, half to even, if the area is then ``least`` to ``most`` pixels, otherwise scaled to these bounds (Qwen2-VL's smart_resize). With ``whole_blocks``, sides are at least one block before their area is compared (LFM2-VL). Pictures whose longer side is more than ``max_aspect`` times the other one are refused; None: not for that reason. */
+export interface AreaBounds {
+  readonly least: number;
+  readonly most: number;
+  readonly whole_blocks: boolean;
+  readonly max_aspect: number | null;
+  readonly rule: "area_bounds";
+}
+
+/** The sides become the largest multiples of a block's side that keep the aspect ratio, with at most ``most`` pixels. Small pictures grow (Gemma 4). */
+export interface LargestArea {
+  readonly most: number;
+  readonly rule: "largest_area";
+}
+
+/** The resized picture is resized again, to multiples of ``side``, and cut into tiles of that side. If there are several, that picture as one tile is the last, the overview (SmolVLM, Idefics 3). */
+export interface EvenTiles {
+  readonly side: number;
+  readonly rule: "even";
+}
+
+/** Pictures of more than ``above`` pixels, as multiples of a block's side, are resized to a grid of ``least`` to ``most`` tiles of ``side`` pixels, whose aspect ratio is the closest. With ``overview``, the picture without a grid is the last tile (LFM2-VL). */
+export interface TileGrid {
+  readonly side: number;
+  readonly least: number;
+  readonly most: number;
+  readonly above: number;
+  readonly overview: boolean;
+  readonly rule: "grid";
+}
+
+/** Which rows of the tower's table of positions a patch's position mixes, and with which weights. The table has ``side`` x ``side`` rows. "plain": a tile has as many patches. "fractions": the row at the same fraction of both sides, as Idefics 3 computes it. "antialiased" and "corners": bilinear between the centres of rows, with a wider filter for fewer patches than rows, or between the outermost rows (PyTorch's align_corners). "axes": two tables of ``side`` rows, one behind the other, first of columns, then of rows, whose rows are added. ``taps``: the most rows that a patch mixes; patches with fewer have row 0 with weight 0. */
+export interface PositionSpec {
+  readonly rule: "plain" | "fractions" | "antialiased" | "corners" | "axes";
+  readonly side: number;
+  readonly taps: number;
+}
+
+/** How a picture reads in a prompt. A chat template writes ``mark`` for it, which is replaced by: ``start``, the tiles, ``end``. A tile is a text and as many of ``placeholder``, token ``placeholder_id``, as it has features. The text is ``whole`` for a single tile, ``overview`` for the last one, and ``tile`` for others, in which {row} and {column} count from 1. ``row_end`` follows each row of tiles. */
+export interface ImagePrompt {
+  readonly mark: string;
+  readonly placeholder: string;
+  readonly placeholder_id: number;
+  readonly start: string;
+  readonly whole: string;
+  readonly tile: string;
+  readonly row_end: string;
+  readonly overview: string;
+  readonly end: string;
+}
+
+/** How pictures become patches of ``patch`` x ``patch`` pixels, in blocks of ``block`` x ``block`` patches. ``filter`` resizes, with antialiasing. The value of one of the 3 channels is (x - 255 mean) / (255 std), with x from 0 to 255, or x / 255 if ``mean`` and ``std`` are None. ``order`` is that of a patch's elements. If ``tiles`` is None, a picture is one tile. */
+export interface ImageSpec {
+  readonly patch: number;
+  readonly block: number;
+  readonly order: "channel_row_column" | "row_column_channel";
+  readonly filter: "bilinear" | "bicubic" | "lanczos";
+  readonly mean: readonly number[] | null;
+  readonly std: readonly number[] | null;
+  readonly size: FixedSize | LongestEdge | AreaBounds | LargestArea;
+  readonly tiles: EvenTiles | TileGrid | null;
+  readonly positions: PositionSpec;
+  readonly prompt: ImagePrompt;
+}
+
 /** A tensor's rows are heads of ``head_dim`` rows, of which the first ``rotary_dim`` are pairs (2i, 2i + 1). The interleaved form (GPT-J, Wang and Komatsuzaki 2021) rotates these pairs; the rotate-half form, which our ops compute, rotates the pairs (i, i + rotary_dim / 2). Both give the same scores if the rows of queries and keys are read in the order of the second. */
 export interface RotaryPairs {
   readonly head_dim: number;
@@ -390,7 +469,7 @@ export interface TuningEntry {
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if ``classifier`` is, and otherwise generates text. */
+/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if ``classifier`` is, and otherwise generates text. ``images`` is None if it reads no pictures. */
 export interface Description {
   readonly format_version: number;
   readonly generator: string;
@@ -399,6 +478,7 @@ export interface Description {
   readonly spec: ModelSpec;
   readonly embedding: EmbeddingSpec | null;
   readonly classifier: ClassifierSpec | null;
+  readonly images: ImageSpec | null;
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
@@ -416,6 +496,7 @@ export interface ExportManifest {
   readonly spec: ModelSpec;
   readonly embedding: EmbeddingSpec | null;
   readonly classifier: ClassifierSpec | null;
+  readonly images: ImageSpec | null;
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
@@ -436,6 +517,7 @@ export interface Manifest {
   readonly spec: ModelSpec;
   readonly embedding: EmbeddingSpec | null;
   readonly classifier: ClassifierSpec | null;
+  readonly images: ImageSpec | null;
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
