@@ -91,6 +91,6 @@ def sizes(shape: tuple[object, ...]) -> tuple[int, ...]:
 
 
 def position_tables(step: Step, context: Context, template: Callable[..., Any]) -> dict[str, Any]:
-    """The facts of embed_positions, whose tables have one format."""
-    table = step.inputs.get("position_table") or step.inputs["type_table"]
+    """The facts of embed_positions and mix_rows, whose tables have one format."""
+    table = next(step.inputs[role] for role in ("table", "position_table", "type_table") if role in step.inputs)
     return {**context.facts(step, template, ""), "weight": context.weight_format(table)}

@@ -29,6 +29,7 @@ from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.encoder_rows import embed_positions, near_rows, pool_rows
 from nearfar.compiler.kernels.experts import combine, group_pairs, route
 from nearfar.compiler.kernels.fold import operands_of
+from nearfar.compiler.kernels.image_rows import fold_rows, mix_rows, place_rows
 from nearfar.compiler.kernels.keep_rows import keep_rows
 from nearfar.compiler.kernels.kept_rows import join_kept
 from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
@@ -321,8 +322,8 @@ def embed_kernel(step: Step, context: Context, activation: str) -> KernelCall:
     )
 
 
-def embed_positions_kernel(step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
-    return kernel(embed_positions, **position_tables(step, context, embed_positions))
+def table_kernel(template: Template, step: Step, context: Context, activation: str) -> KernelCall:  # noqa: ARG001
+    return kernel(template, **position_tables(step, context, template))
 
 
 # --- states ---
@@ -367,6 +368,8 @@ def convolved_variants(step: Step, context: Context, activation: str) -> Sequenc
 # The ops whose one kernel depends on nothing but the facts that they declare.
 TEMPLATES: dict[str, Template] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
+    "fold_rows": fold_rows,
+    "place_rows": place_rows,
     "near_rows": near_rows,
     "pool_rows": pool_rows,
     "rope": rope,
@@ -390,5 +393,6 @@ STATES: dict[str, tuple[Template, ...]] = {
 }
 KERNELS: dict[str, Callable[[Step, Context, str], KernelCall]] = {
     "embed": embed_kernel,
-    "embed_positions": embed_positions_kernel,
+    "embed_positions": partial(table_kernel, embed_positions),
+    "mix_rows": partial(table_kernel, mix_rows),
 }

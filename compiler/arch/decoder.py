@@ -80,6 +80,8 @@ def forward(
     """
     graph = new_graph(embeds=embeds)
     x = embedding(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size, spec.embedding_scale, "embedded")
+    if spec.vision is not None:
+        x = place_features(graph, x, spec.hidden_size)
     if layout.positions is not None:
         table = matrix(graph, layout.positions, spec.max_position_embeddings, spec.hidden_size)
         inputs = {"x": x, "positions": "positions", "position_table": table}
@@ -116,6 +118,13 @@ def embedding(
     """Add the lookup of each token's row. ``host``: see `Parameter`; ``sampled``: see `new_graph`."""
     inputs = {"table": matrix(graph, module, rows, columns, host=host), "token_ids": "token_ids", "sampled": sampled}
     return graph.add("embed", inputs, name=name, scale=scale)
+
+
+def place_features(graph: Graph, x: str, columns: int) -> str:
+    """Replace the embeddings of the tokens that stand for pictures."""
+    features: dict[str, Type] = {"features": (("F", columns), "float32"), "feature_rows": (("F",), "int32")}
+    graph.inputs |= {name: Value(name, shape, dtype) for name, (shape, dtype) in features.items()}
+    return graph.add("place_rows", {"into": x, **{name: name for name in features}}, name="placed_features")
 
 
 def finish(graph: Graph, spec: ModelSpec, layout: DecoderLayout, x: str, *, embeds: bool) -> None:

@@ -12,6 +12,8 @@ from .entries import StepEntry
 Shape = tuple[Expr, ...]
 TOKENS: Shape = ("S",)
 STARTS: Shape = (["add", "B", 1],)
+# The first patch of each tile of a picture, and the number of patches.
+PATCH_STARTS = "patch_starts"
 # The inputs of a batch that an engine makes. Code that indexes arrays by their values relies on these shapes.
 INPUTS: Mapping[str, tuple[Shape, str]] = {
     "token_ids": (TOKENS, "int32"),
@@ -33,6 +35,8 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     "sample_page_indptr": ((["add", "R", 1],), "int32"),
     f"{WINDOW}sample_page_indptr": ((["add", "R", 1],), "int32"),
     "sample_slots": (("R", 2), "int32"),
+    "feature_rows": (("F",), "int32"),
+    PATCH_STARTS: ((["add", "I", 1],), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }
 # The only array that is valid for a role, because kernels use its values as indices, or one row of it per slot.

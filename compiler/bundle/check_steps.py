@@ -10,11 +10,11 @@ from ..ir.expr import Expr
 from ..ir.ops import OPS, Use
 from ..ir.pages import DRAFT_PAGES, DRAFT_SAMPLED, KEPT_PAGES, PAGE_DIMS, PAGE_INPUTS, STATES, WINDOW, WINDOW_PAGES
 from ..ir.sampling import ALTERNATIVES
-from .batch_arrays import INPUTS, NAMES, SAMPLED_NAMES, Shape, is_on_sampled_rows
+from .batch_arrays import INPUTS, NAMES, PATCH_STARTS, SAMPLED_NAMES, Shape, is_on_sampled_rows
 from .check_kernels import check_names, check_variants
 from .entries import PlanEntry, StepEntry
 from .fault import Fault, require
-from .manifest import CLASSIFY, DRAFT, EMBED, GENERATE, Manifest
+from .manifest import CLASSIFY, DRAFT, EMBED, GENERATE, VISION, Manifest
 
 # The inputs that have one value for each row of a step.
 BY_TOKEN = frozenset({"positions", "slots", "adapters"})
@@ -73,6 +73,7 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         },
     }
     expected[DRAFT] = expected[GENERATE]
+    expected[VISION] = {"features": (("F", manifest.spec.hidden_size), "float32")}
     if manifest.embedding is not None:
         rows = "R" if any(state.shape[0] in PAGE_DIMS for state in plan.states.values()) else "B"
         expected[EMBED] = {"embeddings": ((rows, manifest.embedding.size), "float32")}
@@ -172,16 +173,19 @@ def check_roles(where: str, step: StepEntry, use: Use, plan: PlanEntry) -> None:
         names["sampled"] = DRAFT_SAMPLED
     if "kv" in shapes and shapes["kv"][0] == WINDOW_PAGES:
         names = {role: f"{WINDOW}{name}" if name in PAGE_INPUTS else name for role, name in names.items()}
+    if "qkv" in shapes and shapes["qkv"][0] == "V":
+        names["seq_starts"] = PATCH_STARTS
     for role, name in step.inputs.items():
         require(names.get(role, name) == name, where, f"input {role} is {name[:80]!r}; it must be {names.get(role)!r}")
     for role in step.inputs.keys() & op.states:
         require(step.inputs[role] in plan.states, where, f"input {role} must be a state")
     # An op that looks up rows by their indices checks those itself.
     rows = [shapes[role][0] for role in ("x", "q", "qkv", "k") if role in shapes and "rows" not in shapes]
-    allowed: tuple[Expr, ...] = ("R" if on_sampled_rows else "S",) if shapes.keys() & BY_TOKEN else ("S", "R")
+    by_token = ("R" if on_sampled_rows else "S",)
+    allowed: tuple[Expr, ...] = by_token if shapes.keys() & BY_TOKEN else ("S", "R", "V", "F")
     # Rows of experts are pairs of a token and an expert that it chose.
     allowed += tuple(["mul", *shapes[role]] for role in ("chosen", "weights") if role in shapes)
     are_rows = (op.per_text and rows == ["B"]) or all(each in allowed for each in rows)
-    require(are_rows, where, "has rows that are not tokens")
+    require(are_rows, where, "has rows that are neither tokens nor patches")
     if "into" in shapes and "x" in shapes and "chosen" not in shapes:
         require(shapes["into"][0] == shapes["x"][0], where, "input into must have the rows of x")

@@ -38,13 +38,15 @@ from .entries import (
     WeightEntry,
 )
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 MANIFEST_FILE = "manifest.json"
 ExportActivation = TypeAliasType("ExportActivation", Literal["float32", "float16", "bfloat16"])
 # The plans that runtimes know by name: they generate text, compute embeddings, and score the labels of a classifier.
 GENERATE, EMBED, CLASSIFY = "generate", "embed", "classify"
 # That of the model's own heads, which guess the tokens that follow: beside "generate".
 DRAFT = "draft"
+# That of a model that sees pictures, which makes features of their patches: beside "generate".
+VISION = "vision"
 
 
 class Description(Entry):
@@ -131,8 +133,8 @@ class ExportManifest(Description):
 class Manifest(Description):
     """A bundle with plans and kernels. ``files`` are all files except kernels and shards.
 
-    ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it, and to
-    "draft" tokens of a text that it generates. A name
+    ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it, to "draft"
+    tokens of a text that it generates, and "vision" to make features of a picture's patches. A name
     means the same array in all plans, so plans share weights, constants and states, including the pages of keys and
     values.
 
@@ -220,6 +222,14 @@ class Manifest(Description):
     def inputs(self) -> dict[str, InputEntry]:
         """The inputs of all plans, by name. States, constants and buffers are joined in the same way."""
         return union(plan.inputs for plan in self.plans.values())
+
+    @property
+    def large_inputs(self) -> set[str]:
+        """The inputs that few batches have or that are much larger than the others: what the host gathers, and the
+        patches and features of pictures.
+        """
+        gathered = {name for plan in self.plans.values() for name in plan.gathered}
+        return gathered | {name for name, entry in self.inputs.items() if entry.shape[0] in ("V", "F")}
 
     @property
     def states(self) -> dict[str, BufferEntry]:

@@ -40,6 +40,7 @@ from ..ir.spec import (
     RopeSpec,
     StateSpec,
     TransitionSpec,
+    VisionSpec,
 )
 from . import entries, manifest
 from .check import DIMS
@@ -77,6 +78,7 @@ def typescript() -> str:
         ExpertSpec,
         DistanceSpec,
         ConvolutionSpec,
+        VisionSpec,
         ModelSpec,
         DenseSpec,
         PromptSpec,

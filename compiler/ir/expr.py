@@ -8,7 +8,8 @@ Dims: S new tokens, B sequences, R sampled rows, T longest context, L listed pag
 of the pool, LW and PW those of the second page group, N sequence slots, M slots of LoRA adapters, Z slots of
 states. A is R if any row's
 logits are adjusted, else 0. W is R if the batch requests the most likely tokens, else 0. DR is R if any row has a
-temperature, else 0. G is S if the sequence of any new token has an adapter, else 0. The model's dims are H query heads,
+temperature, else 0. G is S if the sequence of any new token has an adapter, else 0. F features of pictures; where they
+are made, of V patches of I tiles. The model's dims are H query heads,
 K kv heads, D head dim, E hidden, F ffn, V vocab; they are plain ints by the time a plan exists.
 """
 

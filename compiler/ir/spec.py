@@ -114,6 +114,39 @@ class ConvolutionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class VisionSpec:
+    """The tower of a model that sees pictures, and the projector behind it: together they make features, which take the
+    places of tokens' embeddings. ``model_type`` is that of the complete model; `arch/vision` has one file for each.
+
+    A tile of a picture has up to ``tile_patches`` patches of ``patch_elements`` numbers, in blocks of ``block`` x
+    ``block``, each of which becomes one feature. A patch mixes up to ``taps`` rows of the table of ``positions``.
+    ``projector_size``: the elements between the projector's two projections, None if it has only one;
+    ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases.
+    """
+
+    model_type: str
+    hidden_size: Count
+    num_layers: Count
+    num_heads: Count
+    intermediate_size: Count
+    activation: str
+    norm_eps: Positive
+    patch_elements: Count
+    tile_patches: Count
+    positions: Count
+    taps: Count
+    block: Count
+    projector_size: Count | None = None
+    projector_bias: bool = False
+    projector_norm: bool = False
+    projector_eps: Positive = 1e-5
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements.
 
@@ -144,7 +177,7 @@ class ModelSpec:
     ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those
     with a state. ``draft_layers``: those of the heads with which the model drafts its own tokens, behind its layers.
     ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows
-    from row r of a module on, by "module[r]".
+    from row r of a module on, by "module[r]". ``vision``: the tower of a model that sees pictures; None if it does not.
     """
 
     model_type: str
@@ -194,6 +227,7 @@ class ModelSpec:
     states: StateSpec | None = None
     draft_layers: Natural = 0
     factors: Mapping[str, float] = field(default_factory=dict)
+    vision: VisionSpec | None = None
     bos_token_id: Natural | None = None
     eos_token_ids: tuple[Natural, ...] = ()
 

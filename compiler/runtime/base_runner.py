@@ -13,11 +13,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ..bundle.entries import InputEntry
-from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, Description
+from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, VISION, Description
 from .batch import Array, Batch, FloatArray, Limits, Output, Result, done, require_plan
 from .errors import RequestError
 from .inputs import EXPORT_INPUTS, STATE_INPUTS, require_inputs
 from .limits import complete_limits, largest_dims, page_groups, require_within
+from .patches import PatchBatch
 
 AnyManifest = TypeVar("AnyManifest", bound=Description)
 
@@ -63,6 +64,11 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         plan = CLASSIFY if CLASSIFY in self.manifest.plan_names else EMBED
         return self._encode(plan, batch, self._accept(batch, plan)).result()
 
+    def features(self, batch: PatchBatch) -> FloatArray:  # noqa: ARG002
+        """Raises RequestError: a bundle without plans sees no pictures."""
+        require_plan(self.manifest, VISION)
+        raise AssertionError(self.manifest.plan_names)
+
     def write_state(self, name: str, slot: int, values: Array) -> None:
         """Raises RequestError for a state that is not stored by slot, a slot out of range, and values of another
         shape.
@@ -96,8 +102,7 @@ class BaseRunner(ABC, Generic[AnyManifest]):
 
     def _accept(self, batch: Batch, plan: str) -> Mapping[str, int]:
         """The dims of a batch. Raises RequestError if the runner cannot run it with the plan."""
-        if self._closed:
-            raise RequestError(f"{self.manifest.model}: the runner is closed; open another one")
+        self._require_open()
         require_plan(self.manifest, plan)
         limits = self.limits
         pools = (limits.window_pages or 0, limits.states or 0, limits.draft_pages)
@@ -105,6 +110,10 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         require_within(dims, self.largest)
         require_inputs(batch, self._inputs(plan), dims)
         return dims
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RequestError(f"{self.manifest.model}: the runner is closed; open another one")
 
     def _inputs(self, plan: str) -> Mapping[str, InputEntry]:  # noqa: ARG002
         """The inputs that a plan declares."""

@@ -6,19 +6,22 @@ each array.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, Description
+from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, VISION, Description
 from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES, KEPT_ROWS, STATE_SLOTS, WINDOW
 from ..ir.sampling import GREEDY, Settings
 from .errors import RequestError
 from .page_groups import PageGroup
+
+if TYPE_CHECKING:
+    from .patches import PatchBatch
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -42,7 +45,9 @@ class Batch:
     The entry of a page behind the window is not read. ``token_types`` (S,) are the types of an encoder's tokens; None
     if all are of type 0. ``state_slots`` (B, 2) are the slots from which the sequences' states are read and into which
     they are written; None if a chunk names none. ``kept_rows`` (S,) are the kept rows that a model's heads read
-    beside its tokens; None for other plans. ``extra`` holds further inputs of a plan, by name.
+    beside its tokens; None for other plans. ``features`` (F, E) are those of pictures, and ``feature_rows`` (F,) the
+    rows of the batch whose embeddings they replace; None if no chunk has any. ``extra`` holds further inputs of a plan,
+    by name.
     """
 
     token_ids: IntArray
@@ -63,6 +68,8 @@ class Batch:
     token_types: IntArray | None = None
     state_slots: IntArray | None = None
     kept_rows: IntArray | None = None
+    features: FloatArray | None = None
+    feature_rows: IntArray | None = None
     extra: Mapping[str, Array] = field(default_factory=dict)
 
     def arrays(self, declared: Collection[str] = ()) -> dict[str, Array]:
@@ -77,6 +84,10 @@ class Batch:
             arrays[STATE_SLOTS] = self.state_slots
         if KEPT_ROWS in declared and self.kept_rows is not None:
             arrays[KEPT_ROWS] = self.kept_rows
+        if FEATURES in declared:
+            none = np.zeros((0, 0), np.float32)
+            arrays[FEATURES] = none if self.features is None else self.features
+            arrays[FEATURE_ROWS] = np.zeros(0, np.int32) if self.feature_rows is None else self.feature_rows
         return arrays | self.sampled_rows() if not SAMPLED_INPUTS.isdisjoint(declared) else arrays
 
     def sampled_rows(self) -> dict[str, Array]:
@@ -122,6 +133,8 @@ class Batch:
             DRAFT_PAGES: num_draft_pages,
             KEPT_PAGES: num_pages if num_draft_pages else 0,
             KEPT: len(self.token_ids) if num_draft_pages else 0,
+            **NO_PATCHES,
+            "F": 0 if self.feature_rows is None else len(self.feature_rows),
             "G": len(self.token_ids) if (self.adapters >= 0).any() else 0,
             "A": rows if self.sample_slots[:, 1].any() else 0,
             "W": rows if self.alternatives else 0,
@@ -129,6 +142,8 @@ class Batch:
         }
 
 
+# The dims of a plan that makes features.
+NO_PATCHES = {"V": 0, "I": 0, "F": 0}
 # The positions of the sampled rows (R,), where each starts as a sequence of one row (R + 1,), and the first page of its
 # sequence in each page group (R + 1,): for layers that compute only sampled rows. They follow from the other inputs.
 SAMPLED_INPUTS = frozenset(("sample_positions", "sample_starts", "sample_page_indptr", f"{WINDOW}sample_page_indptr"))
@@ -137,12 +152,13 @@ TABLES = tuple(each.name for each in fields(PageTables))
 WINDOW_INPUTS = frozenset(f"{WINDOW}{name}" for name in TABLES)
 # The inputs that a batch has only if the plan declares them.
 TOKEN_TYPES = "token_types"
-DERIVED_INPUTS = SAMPLED_INPUTS | WINDOW_INPUTS | {TOKEN_TYPES, STATE_SLOTS, KEPT_ROWS}
+FEATURES, FEATURE_ROWS = "features", "feature_rows"
+DERIVED_INPUTS = SAMPLED_INPUTS | WINDOW_INPUTS | {TOKEN_TYPES, STATE_SLOTS, KEPT_ROWS, FEATURES, FEATURE_ROWS}
 # The inputs of every batch.
 KNOWN_INPUTS = tuple(
     each.name
     for each in fields(Batch)
-    if each.name not in ("alternatives", "logprobs", "window", "token_types", STATE_SLOTS, KEPT_ROWS, "extra")
+    if each.name not in (*DERIVED_INPUTS, "alternatives", "logprobs", "window", "extra")
 )
 
 
@@ -155,7 +171,8 @@ class Chunk:
     slot of the sequence's LoRA adapter, -1 for the unmodified model. ``settings`` determine the next token of a sampled
     row, which is stored in ``slot`` unless that is -1; ``flags`` are those of `sampling.py`. ``state`` are the
     slots from which the sequence's states are read and into which they are written; models without states need none.
-    ``kept_rows``: see `Batch`.
+    ``kept_rows``: see `Batch`. ``features`` are those of pictures, each with the offset in the chunk of the first token
+    whose embedding they replace; see `features_between`.
     """
 
     token_ids: Sequence[int]
@@ -169,10 +186,13 @@ class Chunk:
     window_pages: Sequence[int] | None = None
     state: tuple[int, int] | None = None
     kept_rows: Sequence[int] | None = None
+    features: Sequence[tuple[int, FloatArray]] | None = None
 
 
 def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False, logprobs: bool = False) -> Batch:
-    """Concatenate chunks of several sequences. Raises RequestError for a chunk without a token."""
+    """Concatenate chunks of several sequences. Raises RequestError for a chunk without a token, and for features beyond
+    its tokens.
+    """
     lengths = [len(chunk.token_ids) for chunk in chunks]
     require_tokens(lengths)
     starts = np.cumsum([0, *lengths])
@@ -210,7 +230,37 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
         window=tables(second) if any(chunk.window_pages is not None for chunk in chunks) else None,
         state_slots=np.array(states, np.int32).reshape(-1, 2) if len(states) == len(chunks) else None,
         kept_rows=join(kept_rows) if len(kept_rows) == len(chunks) else None,
+        **joined_features(chunks, starts.tolist()),
     )
+
+
+def joined_features(chunks: Sequence[Chunk], starts: Sequence[int]) -> dict[str, Any]:
+    """The features of all chunks, and the rows of the batch that they replace; empty if there are none."""
+    features, rows = [], []
+    for chunk, start in zip(chunks, starts, strict=False):
+        for offset, own in chunk.features or ():
+            if not 0 <= offset <= len(chunk.token_ids) - len(own):
+                raise RequestError(
+                    f"a chunk of {len(chunk.token_ids)} tokens has {len(own)} features from token {offset} on; give it "
+                    "those of its own tokens (features_between)"
+                )
+            features.append(own)
+            rows.append(np.arange(start + offset, start + offset + len(own)))
+    return {FEATURES: np.concatenate(features, dtype=np.float32), FEATURE_ROWS: join(rows)} if features else {}
+
+
+def features_between(
+    placed: Iterable[tuple[int, FloatArray]], start: int, stop: int
+) -> tuple[tuple[int, FloatArray], ...]:
+    """The part of a prompt's features that a chunk of its tokens [start, stop) has, with their offsets in the chunk.
+    ``placed``: the features of each picture, and the position of its first token.
+    """
+    found = []
+    for position, features in placed:
+        first, last = max(start, position), min(stop, position + len(features))
+        if first < last:
+            found.append((first - start, features[first - position : last - position]))
+    return tuple(found)
 
 
 def require_tokens(lengths: Sequence[int]) -> None:
@@ -278,6 +328,7 @@ NOT_TASKS = {
     GENERATE: "generates no text; use the bundle of a model that generates",
     EMBED: "makes no embeddings; use the bundle of an embedding model",
     CLASSIFY: "scores no labels; use the bundle of a classifier or reranker",
+    VISION: "sees no pictures; use the bundle of a model that does",
 }
 
 
@@ -286,7 +337,7 @@ def require_plan(manifest: Description, plan: str) -> None:
     if plan in manifest.plan_names:
         return
     does = next((TASKS[name] for name in manifest.plan_names if name in TASKS), "has no known plan")
-    if plan in TASKS:
+    if plan in NOT_TASKS:
         raise RequestError(f"{manifest.model} {does} and {NOT_TASKS[plan]}")
     raise RequestError(f"{manifest.model} has no plan '{plan}'; it has {', '.join(manifest.plan_names)}")
 
@@ -309,7 +360,8 @@ class Limits:
     If ``pages`` is None, the pool has the pages of one sequence of the bundle's context. ``window_pages`` are those of
     the second page group, if the bundle has one; None for as many as the sequences need. ``states`` are the slots of
     the states of recurrent layers; None for one for each sequence. ``draft_pages`` are those of the heads with which
-    the model drafts tokens; 0 if they do not, and then nothing is kept for them.
+    the model drafts tokens; 0 if they do not, and then nothing is kept for them. ``patches`` are those of pictures that
+    become features at once; None for one tile, 0 if the model sees none.
     """
 
     tokens: int = 64
@@ -320,6 +372,7 @@ class Limits:
     window_pages: int | None = None
     states: int | None = None
     draft_pages: int = 0
+    patches: int | None = None
 
 
 class Runner(Protocol):
@@ -358,6 +411,11 @@ class Runner(Protocol):
         """The embeddings (R, E) of the sampled rows, or (B, E) of the texts if the bundle has no pages, not normalised;
         of a classifier, the scores (B, L) of the texts' labels, or (S, L) of those of their tokens. Raises RequestError
         if the bundle generates text.
+        """
+
+    def features(self, batch: PatchBatch) -> FloatArray:
+        """The features (F, E) of the blocks of patches of pictures. Raises RequestError if the model sees no pictures,
+        or the batch exceeds the limits.
         """
 
     def write_state(self, name: str, slot: int, values: Array) -> None:

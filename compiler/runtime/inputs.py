@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -12,7 +13,7 @@ from ..bundle.manifest import Description, Manifest
 from ..ir.expr import evaluate
 from ..ir.pages import KEPT_PAGES, KEPT_ROWS, STATE_SLOTS
 from ..ir.plan import union
-from .batch import DERIVED_INPUTS, KNOWN_INPUTS, Array, Batch
+from .batch import DERIVED_INPUTS, FEATURE_ROWS, FEATURES, KNOWN_INPUTS, Array, Batch
 from .errors import BundleError, RequestError
 
 # The inputs of the frameworks' bundles, which have no plan that could declare them; and those of models with states.
@@ -33,6 +34,8 @@ def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mappi
             )
     if batch.kept_rows is not None and KEPT_ROWS not in declared:
         raise RequestError(f"the batch has input '{KEPT_ROWS}', which the plan does not declare; leave it out")
+    if batch.features is not None and FEATURES not in declared:
+        raise RequestError("the batch has features of pictures, which the model does not see; leave them out")
     arrays = batch.arrays(declared)
     for name, entry in declared.items():
         shape = tuple(evaluate(size, dims) for size in entry.shape)
@@ -43,11 +46,23 @@ def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mappi
             raise RequestError(
                 f"the batch lacks input '{name}', {list(shape)} of {entry.dtype}; pass it in Batch.extra", input=name
             )
-        if array.shape != shape or array.dtype != entry.dtype:
+        # Without elements, all shapes are equal.
+        if (array.shape != shape and (array.size or math.prod(shape))) or array.dtype != entry.dtype:
             is_, must_be = f"{list(array.shape)} of {array.dtype}", f"{list(shape)} of {entry.dtype}"
             raise RequestError(f"input '{name}' of the batch is {is_}; the plan needs {must_be}", input=name)
     if STATE_SLOTS in declared:
         require_states(arrays[STATE_SLOTS], dims["Z"])
+    if FEATURE_ROWS in declared:
+        require_places(arrays[FEATURE_ROWS], dims["S"])
+
+
+def require_places(rows: Array, count: int) -> None:
+    """Raise RequestError unless features replace different rows of the batch, which exist."""
+    if len(rows) and (not 0 <= rows.min() <= rows.max() < count or len(np.unique(rows)) < len(rows)):
+        raise RequestError(
+            f"the batch has features for rows {rows.min()} to {rows.max()} of {count}; each must replace a row of its "
+            "own"
+        )
 
 
 def require_states(slots: Array, count: int) -> None:

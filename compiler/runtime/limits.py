@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..bundle.manifest import DRAFT, Description, Manifest
+from ..bundle.manifest import DRAFT, VISION, Description, Manifest
 from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES
 from .batch import Limits
 from .errors import RequestError
@@ -27,6 +27,7 @@ def complete_limits(manifest: Description, limits: Limits) -> Limits:
     tokens = limits.tokens if manifest.paged else max(limits.tokens, manifest.context)
     states = (limits.states or limits.sequences) if manifest.keeps_states else 0
     draft_pages = limits.draft_pages if DRAFT in manifest.plan_names else 0
+    patches = tile_patches(manifest) if limits.patches is None else limits.patches
     return replace(
         limits,
         tokens=tokens,
@@ -35,7 +36,13 @@ def complete_limits(manifest: Description, limits: Limits) -> Limits:
         window_pages=window_pages,
         states=states,
         draft_pages=draft_pages,
+        patches=patches if VISION in manifest.plan_names else 0,
     )
+
+
+def tile_patches(manifest: Description) -> int:
+    """The patches of the largest tile of a picture; 0 if the model sees none."""
+    return 0 if manifest.spec.vision is None else manifest.spec.vision.tile_patches
 
 
 def page_groups(manifest: Description, limits: Limits) -> tuple[PageGroup, ...]:
@@ -49,6 +56,9 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
     """The dims of a runner's largest batch."""
     limits = complete_limits(manifest, limits)
     pages, context_pages = limits.pages or 0, manifest.pages_for(manifest.context)
+    patches, vision = limits.patches or 0, manifest.spec.vision
+    # Each tile has at least one block, which becomes one feature.
+    features = patches // vision.block**2 if vision is not None else 0
     gives_back = any(window is not None for window in group_windows(manifest))
     return {
         "S": limits.tokens,
@@ -71,6 +81,9 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
         "A": limits.rows,
         "W": limits.rows,
         "DR": limits.rows,
+        "V": patches,
+        "I": features,
+        "F": max(features, limits.tokens) if patches else 0,
     }
 
 

@@ -15,14 +15,16 @@ import numpy.typing as npt
 
 from ..bundle.entries import BufferEntry, InputEntry, KernelEntry, StepEntry
 from ..bundle.folder import Bundle
-from ..bundle.manifest import Manifest
+from ..bundle.manifest import VISION, Manifest
 from ..ir.expr import evaluate
 from ..ir.rope import rope_table
 from .base_runner import ArrayLayout, BaseRunner
-from .batch import Array, Batch, FloatArray, Limits, Output, Result
+from .batch import Array, Batch, FloatArray, Limits, Output, Result, require_plan
 from .errors import DeviceError
 from .host_tables import HostTables, require_known_tokens
 from .inputs import batch_inputs, require_kept, require_texts
+from .limits import require_within
+from .patches import AnyBatch, PatchBatch, require_patches
 from .variant import stored_dtype
 
 # Logits are large: they are copied from the device only if they are read.
@@ -73,9 +75,11 @@ class PlanRunner(BaseRunner[Manifest]):
             require_kept(batch.kept_rows, dims, self.manifest.page_size)
         return dims
 
-    def arrays(self, plan: str, batch: Batch) -> dict[str, Array]:
+    def arrays(self, plan: str, batch: AnyBatch) -> dict[str, Array]:
         """The inputs of a plan by name: those of the batch, and those that are gathered for it."""
         entry = self.manifest.plan(plan)
+        if isinstance(batch, PatchBatch):
+            return batch.arrays(entry.inputs)
         return batch.arrays(entry.inputs) | self._tables.gather(entry.gathered, batch.token_ids)
 
     @cached_property
@@ -99,8 +103,23 @@ class PlanRunner(BaseRunner[Manifest]):
         (role,) = self.manifest.plan(plan).outputs
         return self._send(plan, batch, dims, lambda arrays: arrays[role])  # type: ignore[return-value, arg-type]
 
+    def features(self, batch: PatchBatch) -> FloatArray:
+        """See `Runner.features`."""
+        vision = self.manifest.spec.vision
+        self._require_open()
+        require_plan(self.manifest, VISION)
+        assert vision is not None, self.manifest.plan_names
+        require_patches(batch, vision)
+        dims = batch.dims(self.largest, vision.block)
+        require_within(dims, self.largest)
+        return self._send(VISION, batch, dims, lambda arrays: arrays["features"]).result()  # type: ignore[return-value]
+
     def _send(
-        self, plan: str, batch: Batch, dims: Mapping[str, int], result: Callable[[dict[str, Array]], Result]
+        self,
+        plan: str,
+        batch: AnyBatch,
+        dims: Mapping[str, int],
+        result: Callable[[dict[str, Array]], Result],
     ) -> Future[Result]:
         """Run a batch. ``result`` computes the future's result from the outputs that are read with every batch."""
 
@@ -120,7 +139,7 @@ class PlanRunner(BaseRunner[Manifest]):
         return self._read(name, self.layout(entry.buffers[name], dims))
 
     @abstractmethod
-    def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
+    def _run(self, plan: str, batch: AnyBatch, dims: Mapping[str, int]) -> None:
         """Write a batch's inputs and run the steps of a plan."""
 
     @abstractmethod

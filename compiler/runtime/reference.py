@@ -17,8 +17,9 @@ from ..ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
 from ..quant.base import FloatArray
 from .base_runner import ArrayLayout
 from .batch import Array as BatchArray
-from .batch import Batch, Limits
+from .batch import Limits
 from .errors import DeviceError
+from .patches import AnyBatch
 from .plan_runner import PlanRunner, constant_tables
 
 # Dims of memory that outlives a batch. All other dims may be of any size, because nothing is allocated for them.
@@ -56,7 +57,7 @@ class ReferenceRunner(PlanRunner):
     def device(self) -> str:
         return f"numpy {np.__version__} ({self.activation})"
 
-    def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
+    def _run(self, plan: str, batch: AnyBatch, dims: Mapping[str, int]) -> None:
         entry = self.manifest.plan(plan)
         values: dict[str, Array] = {**self.arrays(plan, batch), **self._states, **self._constants}
         for step in entry.steps:

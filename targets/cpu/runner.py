@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.runtime.base_runner import ArrayLayout
-from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
+from nearfar.compiler.runtime.batch import Array, Limits, Result
 from nearfar.compiler.runtime.errors import DeviceError
+from nearfar.compiler.runtime.patches import AnyBatch
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, passing_entries
 from nearfar.compiler.runtime.variant import choose_activation, choose_kernels
 
@@ -97,7 +98,7 @@ class CpuRunner(PlanRunner):
 
     # --- on the worker's thread ---
 
-    def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
+    def _run(self, plan: str, batch: AnyBatch, dims: Mapping[str, int]) -> None:
         arrays = self.arrays(plan, batch)
         for name in self.manifest.plan(plan).inputs:
             values = arrays[name]

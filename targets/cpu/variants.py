@@ -21,7 +21,7 @@ from nearfar.compiler.kernels.cpu.add_lora import add_lora
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention, attention_split
 from nearfar.compiler.kernels.cpu.embed import embed
-from nearfar.compiler.kernels.cpu.encoder_rows import embed_positions, near_rows, pool_rows, rope_heads
+from nearfar.compiler.kernels.cpu.encoder_rows import embed_positions, mix_rows, near_rows, pool_rows, rope_heads
 from nearfar.compiler.kernels.cpu.experts import expert_tiles, grouped_expert_tiles, route, sort_pairs
 from nearfar.compiler.kernels.cpu.integer_dot import row_layout
 from nearfar.compiler.kernels.cpu.keep_rows import keep_rows
@@ -38,6 +38,7 @@ from nearfar.compiler.kernels.cpu.states import causal_conv, gated_delta, ssm_sc
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows
 from nearfar.compiler.kernels.experts import combine
+from nearfar.compiler.kernels.image_rows import fold_rows, place_rows
 from nearfar.compiler.kernels.kept_rows import join_kept
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, attr, position_tables, sizes
@@ -159,8 +160,8 @@ def embed_variants(step: Step, context: CpuContext, activation: str) -> list[Var
     return plain(context, embed, rows=rows, columns=columns, **facts)
 
 
-def embed_positions_variants(step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
-    return plain(context, embed_positions, **position_tables(step, context, embed_positions))
+def table_variants(template: Template, step: Step, context: CpuContext, activation: str) -> list[Variant]:  # noqa: ARG001
+    return plain(context, template, **position_tables(step, context, template))
 
 
 # --- projections ---
@@ -333,6 +334,8 @@ def may_see_more_than(keys: int, preparation: Preparation, scores: Scores) -> bo
 # The ops whose one kernel depends on nothing but the facts that they declare.
 TEMPLATES: dict[str, Template] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
+    "fold_rows": fold_rows,
+    "place_rows": place_rows,
     "near_rows": near_rows,
     "pool_rows": pool_rows,
     "rope": rope,
@@ -353,7 +356,8 @@ TEMPLATES: dict[str, Template] = {
 }
 OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "embed": embed_variants,
-    "embed_positions": embed_positions_variants,
+    "embed_positions": partial(table_variants, embed_positions),
+    "mix_rows": partial(table_variants, mix_rows),
     "rope_heads": rope_heads_variants,
     "ragged_attention": ragged_attention_variants,
     "linear": projection_variants,

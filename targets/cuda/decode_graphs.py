@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nearfar.compiler.ir.pages import KEPT, KEPT_PAGES
 from nearfar.compiler.ir.sampling import GREEDY
-from nearfar.compiler.runtime.batch import Batch, PageTables
+from nearfar.compiler.runtime.batch import NO_PATCHES, Batch, PageTables
 
 # Each bucket of contexts is twice as long as the previous one.
 SHORTEST_CONTEXT = 256
@@ -48,6 +48,8 @@ class Bucket(NamedTuple):
             "DR": size,
             "G": size * self.adapted,
             KEPT: size if dims[KEPT_PAGES] else 0,
+            # Rows of pictures do not decode.
+            **NO_PATCHES,
         }
         return {**dims, **own}
 

@@ -51,7 +51,7 @@ class DeviceMemory:
         self._driver, self._manifest, self._activation, self._most = driver, bundle.manifest, activation, most
         self.addresses: dict[str, int] = {}
         manifest = self._manifest
-        self._gathered = gathered_inputs(manifest)
+        self._large = manifest.large_inputs
         self._upload_weights(bundle)
         for name, table in constant_tables(manifest).items():
             self.addresses[name] = driver.allocate(table.nbytes)
@@ -99,9 +99,9 @@ class DeviceMemory:
             slice_, values = self.arena[name], arrays[name]
             stop = slice_.offset + values.nbytes
             staging[slice_.offset : stop] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-            if name in self._gathered:
+            if name in self._large and values.size:
                 self._driver.upload(self._arena_address + slice_.offset, staging[slice_.offset : stop])
-            else:
+            elif values.size:
                 end = max(end, stop)
         self._driver.upload(self._arena_address, staging[:end])
 
@@ -157,18 +157,14 @@ class DeviceMemory:
                 self._driver.wait(event)
 
 
-def gathered_inputs(manifest: Manifest) -> set[str]:
-    return {name for plan in manifest.plans.values() for name in plan.gathered}
-
-
 def lay_out_arena(manifest: Manifest, most: Mapping[str, int]) -> dict[str, ArenaSlice]:
-    """The slices of the inputs, in order, then the page lists, then the gathered inputs."""
+    """The slices of the inputs, in order, then the page lists, then the large inputs."""
     arena = {}
     offset = 0
-    gathered = gathered_inputs(manifest)
+    large = manifest.large_inputs
 
     def order(item: tuple[str, InputEntry]) -> tuple[bool, bool]:
-        return item[0] in gathered, item[0].endswith("page_ids")
+        return item[0] in large, item[0].endswith("page_ids")
 
     for name, entry in sorted(manifest.inputs.items(), key=order):
         elements = int(np.prod([evaluate(size, most) for size in entry.shape]))

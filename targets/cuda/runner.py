@@ -24,6 +24,7 @@ from nearfar.compiler.ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
 from nearfar.compiler.runtime.errors import DeviceError
+from nearfar.compiler.runtime.patches import AnyBatch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.variant import choose_activation
 
@@ -152,7 +153,11 @@ class CudaRunner(PlanRunner):
     # --- submitting a batch ---
 
     def _send(
-        self, plan: str, batch: Batch, dims: Mapping[str, int], result: Callable[[dict[str, Array]], Result]
+        self,
+        plan: str,
+        batch: AnyBatch,
+        dims: Mapping[str, int],
+        result: Callable[[dict[str, Array]], Result],
     ) -> Future[Result]:
         """Submit the upload, the launches and the copies of the outputs."""
         future: Future[Result] = Future()
@@ -174,14 +179,15 @@ class CudaRunner(PlanRunner):
             self._sent.put(SubmittedBatch(event, staging, outputs, result, future))
         return future
 
-    def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
+    def _run(self, plan: str, batch: AnyBatch, dims: Mapping[str, int]) -> None:
         self._make_room(dims, self._grow)
         bucket = None
-        # Only the caller could pad its extra inputs.
-        if self._graphs is not None and plan == GENERATE and not batch.extra:
+        # Only the caller could pad its extra inputs. Chunks of pictures do not decode.
+        decodes = isinstance(batch, Batch) and not batch.extra and batch.features is None
+        if self._graphs is not None and plan == GENERATE and decodes:
             bucket = bucket_of(dims, self._sizes, self.manifest.context)
         inputs = self.manifest.plan(plan).inputs
-        if self._graphs is None or bucket is None:
+        if self._graphs is None or bucket is None or not isinstance(batch, Batch):
             self._memory.upload_batch(inputs, self.arrays(plan, batch), self._staging.inputs)
             self._launches.launch(plan, dims)
         else:

@@ -19,7 +19,8 @@ from nearfar.compiler.bundle.entries import BufferEntry, KernelEntry, StepEntry
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.runtime.base_runner import ArrayLayout
-from nearfar.compiler.runtime.batch import Array, Batch, Limits
+from nearfar.compiler.runtime.batch import Array, Limits
+from nearfar.compiler.runtime.patches import AnyBatch
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, passing_entries
 from nearfar.compiler.runtime.variant import choose_kernels
 
@@ -72,14 +73,14 @@ class WebGPURunner(PlanRunner):
     def device(self) -> str:
         return f"{self._adapter_name} ({self.activation})"
 
-    def _run(self, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
+    def _run(self, plan: str, batch: AnyBatch, dims: Mapping[str, int]) -> None:
         self._make_room(dims, self._grow)
         arrays = self.arrays(plan, batch)
         end = 0
         for name in self.manifest.plan(plan).inputs:
             values, start = arrays[name], self._offsets[name] // 4
             self._arena[start : start + values.size] = values.ravel().view(np.int32)
-            end = max(end, start + values.size)
+            end = max(end, start + values.size) if values.size else end
         self._device.queue.write_buffer(self._arena_buffer, 0, self._arena[:end])
         launches = list(self._launches(plan, dims))
         self._device.queue.write_buffer(self._uniforms, 0, self._uniform_values)
@@ -137,11 +138,12 @@ class WebGPURunner(PlanRunner):
             self._upload(name, table)
         self._regions |= self._allocated(manifest.states, self.largest)
         self._regions |= self._allocated(passing_entries(manifest), self._room)
-        # Gathered inputs, which are large, are last: a batch writes the arena up to the end of its last input.
-        gathered = {name for plan in manifest.plans.values() for name in plan.gathered}
-        inputs = sorted(manifest.inputs.items(), key=lambda item: item[0] in gathered)
+        # Large inputs are last: a batch writes the arena up to the end of its last input.
+        large = manifest.large_inputs
+        inputs = sorted(manifest.inputs.items(), key=lambda item: item[0] in large)
         layouts = {name: self.layout(entry, self.largest) for name, entry in inputs}
-        sizes = {name: round_up(4 * int(np.prod(layout.shape)), 16) for name, layout in layouts.items()}
+        # An empty array is bound too.
+        sizes = {name: max(16, round_up(4 * int(np.prod(layout.shape)), 16)) for name, layout in layouts.items()}
         self._offsets: dict[str, int] = {}
         end = 0
         for name, size in sizes.items():

@@ -10,6 +10,7 @@ from typing import Any
 from graph_builder import Build, Builder
 from one_attention_op import page_graphs, text_graphs
 from one_expert_op import expert_graphs
+from one_image_op import image_graphs
 from one_state_op import state_graphs
 from projection_parts import parts_of
 
@@ -93,6 +94,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     for op in ("adjust_logits", "sample", "top_logprobs"):
         yield op, "plain", partial(sampling, op)
     yield from state_graphs()
+    yield from image_graphs()
 
 
 def embed(first_row: int | None = None, later: int | None = None, *, samples: bool = True) -> Graph:

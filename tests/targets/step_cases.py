@@ -41,6 +41,7 @@ LIMITS = {
     "token_types": (0, 2),
     "chosen": (-1, EXPERTS),
     "kept_rows": (-4, 48),
+    "patch_rows": (0, 40),
 }
 # Pages of kept rows have 4 rows.
 DIMS = {"N": 4, "M": 2, "R": 5, "B": 3, "Z": 5, "PH": 12}
@@ -103,7 +104,7 @@ def case_of(name: str, row: Variant, step: Step, context: Context, activation: s
 
 def run_of(name: str, step: Step, context: Context, activation: str, size: int) -> Run:
     plan, rng, made = context.plan, random(f"{name}{size}"), OPS[step.op].result
-    dims = {**DIMS, "S": size, "G": size, "H": size}
+    dims = {**DIMS, "S": size, "G": size, "H": size, "V": 4 * (size - 1), "F": size - 1}
     inputs: dict[str, Array] = {}
     bound: dict[str, Array] = {}
     # Three texts: one of a single token, one longer than a tile.
@@ -149,6 +150,8 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
         if step.op == "keep_rows" and role == "rows":
             # Each once, and then the one without a slot: two workgroups that wrote to one slot would be in any order.
             inputs[role] = np.append(rng.permutation(dims["S"]), [1] * shape[0])[: shape[0]].astype(np.int32)
+        elif role == "feature_rows":
+            inputs[role] = rng.permutation(dims["S"])[: dims["F"]].astype(np.int32)
         elif dtype == "int32":
             inputs[role] = rng.integers(*LIMITS[role], shape).astype(np.int32)
         else:

@@ -364,6 +364,7 @@ const SPEC: Manifest["spec"] = {
   convolution: null,
   mixers: [],
   states: null,
+  vision: null,
   draft_layers: 0,
   factors: {},
   experts: null,

@@ -7,12 +7,25 @@ after the op.
 A batch is ragged: S new tokens of B sequences, at least one of each. Rows ``seq_starts[b]`` to ``seq_starts[b + 1]``
 belong to sequence b, by ascending position. New keys and values are written to pages first, then attention reads pages;
 `encoders.py` has the ops of models without pages, `states.py` those with a
-state for each sequence.
+state for each sequence, `images.py` those of models that see pictures.
 """
 
 from __future__ import annotations
 
-from . import attention, drafts, elementwise, encoders, experts, kv_pages, norms, projections, rows, sampling, states
+from . import (
+    attention,
+    drafts,
+    elementwise,
+    encoders,
+    experts,
+    images,
+    kv_pages,
+    norms,
+    projections,
+    rows,
+    sampling,
+    states,
+)
 from .op import Array, Attrs, Bound, DType, Kind, Op, Type, Use
 
 __all__ = ["OPS", "Array", "Attrs", "Bound", "DType", "Kind", "Op", "Type", "Use"]
@@ -28,5 +41,6 @@ OPS: dict[str, Op] = {
     **states.OPS,
     **encoders.OPS,
     **drafts.OPS,
+    **images.OPS,
     **sampling.OPS,
 }

@@ -1,4 +1,4 @@
-"""embed_positions, near_rows, pool_rows and rope_heads: the other ops of models without pages."""
+"""embed_positions, mix_rows, near_rows, pool_rows and rope_heads: the other ops of models without pages."""
 
 from __future__ import annotations
 
@@ -44,6 +44,39 @@ def embed_positions(
                     for each in values:
                         total = total + (each if lanes == isa.lanes else take_lanes(each, range(start, start + lanes)))
                     y[row, columns_here] = total
+
+        with kernel.loop("group", columns // GROUP) as group:
+            add(group, GROUP)
+        if columns % GROUP:
+            add(columns // GROUP, columns % GROUP)
+    return kernel.finish()
+
+
+def mix_rows(
+    name: str, *, isa: Isa, batch: str, columns: int, weight: WeightFormat, positions: int, taps: int
+) -> Kernel:
+    """x (batch, columns) plus ``taps`` weighted rows of a table of ``positions`` rows. One task: one row."""
+    kernel = CpuKernelBuilder(name)
+    x = kernel.buffer("x", (batch, columns), "float32")
+    table = PackedRows(kernel, "table", positions, columns, weight, isa.lanes)
+    indices = kernel.buffer("patch_rows", (batch, taps), "int32")
+    factors = kernel.buffer("patch_weights", (batch, taps), "float32")
+    y = kernel.buffer("y", (batch, columns), "float32", write=True)
+    vectors = GROUP // isa.lanes
+    with kernel.tasks("row", batch) as row:
+
+        def add(group: Scalar | int, width: int) -> None:
+            """The first ``width`` columns of a group."""
+            sums = kernel.local("sums", vectors, floats(isa.lanes), fill=0)
+            with kernel.loop("tap", taps) as tap:
+                factor = splat(kernel.let("factor", factors[row, tap]), isa.lanes)
+                for index, each in enumerate(table.group(kernel.let("source", indices[row, tap]), group)):
+                    sums[index] = sums[index] + factor * each
+            for index in range(-(-width // isa.lanes)):
+                for start, lanes in pieces(min(isa.lanes, width - index * isa.lanes), isa.lanes):
+                    columns_here = ramp(group * GROUP + index * isa.lanes + start, lanes)
+                    own = sums[index] if lanes == isa.lanes else take_lanes(sums[index], range(start, start + lanes))
+                    y[row, columns_here] = x[row, columns_here] + own
 
         with kernel.loop("group", columns // GROUP) as group:
             add(group, GROUP)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from nearfar.compiler.ir.sampling import Settings
-from nearfar.compiler.runtime.batch import DERIVED_INPUTS, SAMPLED_INPUTS, Chunk, make_batch
+from nearfar.compiler.runtime.batch import DERIVED_INPUTS, SAMPLED_INPUTS, Chunk, features_between, make_batch
 from nearfar.compiler.runtime.errors import RequestError
 
 
@@ -69,3 +70,25 @@ def test_without_tables_of_its_own_the_second_page_group_has_those_of_the_first(
     for name in ("slots", "page_indptr", "page_ids", "sample_page_indptr"):
         assert arrays[f"window_{name}"].tolist() == arrays[name].tolist()
     assert DERIVED_INPUTS.isdisjoint(batch.arrays())
+
+
+def test_a_chunk_has_the_features_of_its_own_tokens() -> None:
+    one, other = (np.full((count, 3), count, np.float32) * np.arange(1, count + 1)[:, None] for count in (4, 2))
+    placed = [(2, one), (8, other)]
+    parts = [features_between(placed, start, start + 4) for start in range(0, 12, 4)]
+    assert [[(offset, rows[:, 0].tolist()) for offset, rows in part] for part in parts] == [
+        [(2, [4, 8])],
+        [(0, [12, 16])],
+        [(0, [2, 4])],
+    ]
+    chunks = [Chunk([5] * 4, 4 * index, [index], features=part) for index, part in enumerate(parts)]
+    batch = make_batch([chunks[2], Chunk([7], 30, [1, 3]), chunks[0]], 16)
+    assert batch.dims(4)["F"] == 4
+    arrays = batch.arrays(DERIVED_INPUTS)
+    assert arrays["feature_rows"].tolist() == [0, 1, 7, 8]
+    assert arrays["features"][:, 0].tolist() == [2, 4, 4, 8]
+
+
+def test_features_beyond_the_tokens_of_a_chunk_are_refused() -> None:
+    with pytest.raises(RequestError, match="a chunk of 2 tokens has 2 features from token 1 on"):
+        make_batch([Chunk([5, 6], 0, [0], features=[(1, np.zeros((2, 3), np.float32))])], 16)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import sampling_cases as shared
 from cpu_attention_cases import attention_cases
-from cpu_sequence_cases import kept_cases, state_cases, text_cases
+from cpu_sequence_cases import image_cases, kept_cases, state_cases, text_cases
 from cpu_steps import Batch, Inputs, StepCase
 from kernel_harness import Run
 from projection_parts import Parts, parts_of
@@ -92,6 +92,7 @@ def all_cases() -> Iterator[StepCase]:
     yield from sampling_cases()
     yield from state_cases()
     yield from kept_cases()
+    yield from image_cases()
 
 
 def selected(cases: Iterable[StepCase]) -> Iterator[StepCase]:

@@ -1,5 +1,5 @@
-"""The cases of ops that read the rows of sequences: over complete texts, and with a state for each sequence; and
-those that pass rows to a model's heads.
+"""The cases of ops that read the rows of sequences: over complete texts, and with a state for each sequence; those that
+pass rows to a model's heads, and those of pictures.
 """
 
 from __future__ import annotations
@@ -146,3 +146,21 @@ def kept_cases() -> Iterator[StepCase]:
         inputs = {"x": ("float32", "S", columns), **memory, "own": own, "kept_rows": ("int32", "S")}
         batch = Batch(dims, {"kept_rows": rows["kept_rows"]})
         yield StepCase(f"join_kept_{columns}", "join_kept", inputs, {}, [batch], activation)
+
+
+def image_cases() -> Iterator[StepCase]:
+    """Patches between rows of a table, blocks of 4 patches, and two features in a batch of three tokens."""
+    for columns, quantization, taps in ((37, "f32", 1), (72, "q8f16", 5)):
+        rows = np.arange(3 * taps, dtype=np.int32).reshape(3, taps) * 7 % 20
+        inputs: Inputs = {"x": ("float32", "V", columns), "table": ("matrix", 20, columns)}
+        inputs |= {"patch_rows": ("int32", "V", taps), "patch_weights": ("float32", "V", taps)}
+        batch = Batch({"V": 3}, {"patch_rows": rows})
+        yield StepCase(f"mix_rows_{columns}", "mix_rows", inputs, {}, [batch], quantization=quantization)
+        for mode in ("join", "mean"):
+            attrs = {"size": 4, "mode": mode}
+            batch = Batch({"V": 12, "F": 3})
+            yield StepCase(f"fold_rows_{mode}_{columns}", "fold_rows", {"x": inputs["x"]}, attrs, [batch])
+        inputs = {"into": ("float32", "S", columns), "features": ("float32", "F", columns)}
+        inputs["feature_rows"] = ("int32", "F")
+        batches = [Batch({"S": 3, "F": len(rows)}, {"feature_rows": np.array(rows, np.int32)}) for rows in ([2, 0], [])]
+        yield StepCase(f"place_rows_{columns}", "place_rows", inputs, {}, batches)

@@ -3,7 +3,8 @@
 // Dims: S new tokens, B sequences, R sampled rows, T longest context, L listed pages, P pages of the pool, LW and PW
 // those of the second page group, N sequence slots, A: R if the logits of any row are adjusted, else 0. W: R if
 // alternatives are requested, else 0. DR: R if any row has a temperature, else 0. If the model's own heads guess tokens:
-// PD pages of theirs, PH pages of the rows that they read, and H of the new tokens' rows are kept for them, else 0.
+// PD pages of theirs, PH pages of the rows that they read, and H of the new tokens' rows are kept for them, else 0. F
+// features of pictures; where they are made, of V patches of I tiles.
 
 import { BundleError } from "../errors.js";
 import type { Condition, Expr } from "./manifest.js";

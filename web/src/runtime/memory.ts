@@ -145,6 +145,9 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
     PH: PD,
     H: PD > 0 ? S : 0,
     G: M > 0 ? S : 0,
+    V: 0,
+    I: 0,
+    F: 0,
   };
 }
 

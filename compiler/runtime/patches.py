@@ -1,0 +1,64 @@
+"""PatchBatch: the arrays from which the plan "vision" makes the features of pictures; `ops/images.py` defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from ..ir.spec import VisionSpec
+from .batch import Array, Batch, FloatArray, IntArray
+from .errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class PatchBatch:
+    """The V patches of I complete tiles, one tile after the other. ``patches`` (V, elements) are normalized pixels.
+    ``patch_rows`` and ``patch_weights`` (V, taps) are the rows of the tower's table of positions that each patch mixes;
+    unused ones have the weight 0. ``patch_starts`` (I + 1,): the first patch of each tile, then V.
+    """
+
+    patches: FloatArray
+    patch_rows: IntArray
+    patch_weights: FloatArray
+    patch_starts: IntArray
+
+    def arrays(self, declared: Collection[str] = ()) -> dict[str, Array]:
+        """The inputs that a plan declares."""
+        return {name: getattr(self, name) for name in declared}
+
+    def dims(self, known: Mapping[str, int], block: int) -> dict[str, int]:
+        """The values of all ``known`` dims for this batch."""
+        patches = len(self.patches)
+        own = {"V": patches, "I": len(self.patch_starts) - 1, "F": patches // block**2}
+        return {**dict.fromkeys(known, 0), **own}
+
+
+AnyBatch: TypeAlias = Batch | PatchBatch
+
+
+def require_patches(batch: PatchBatch, spec: VisionSpec) -> None:
+    """Raise RequestError for arrays that do not fit the tower, because its kernels use their values as indices."""
+    count, starts = len(batch.patches), batch.patch_starts
+    expected = {
+        "patches": ((count, spec.patch_elements), "float32"),
+        "patch_rows": ((count, spec.taps), "int32"),
+        "patch_weights": ((count, spec.taps), "float32"),
+        "patch_starts": ((len(starts),), "int32"),
+    }
+    for name, (shape, dtype) in expected.items():
+        array = getattr(batch, name)
+        if array.shape != shape or array.dtype != dtype:
+            raise RequestError(
+                f"{name} of pictures is {list(array.shape)} of {array.dtype}; the model needs {list(shape)} of {dtype}"
+            )
+    tiles = np.diff(starts)
+    if len(tiles) == 0 or starts[0] != 0 or starts[-1] != count or tiles.min() <= 0 or (tiles % spec.block**2).any():
+        raise RequestError(
+            f"the tiles of {count} patches start at {starts.tolist()[:20]}; each must have complete blocks of "
+            f"{spec.block**2} patches"
+        )
+    if not 0 <= batch.patch_rows.min() <= batch.patch_rows.max() < spec.positions:
+        raise RequestError(f"a patch names a position beyond the {spec.positions} of the tower's table")

@@ -1,0 +1,49 @@
+"""Small graphs with one op of pictures each: patches that mix rows of a table, blocks that become features, and
+features in the places of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from graph_builder import Build, Builder
+
+from nearfar.compiler.ir.graph import Graph
+
+COLUMNS, POSITIONS = 37, 40
+
+
+def image_graphs() -> Iterator[tuple[str, str, Build]]:
+    yield "mix_rows", "one", partial(mix_rows, 1)
+    yield "mix_rows", "several", partial(mix_rows, 5)
+    for mode in ("join", "mean"):
+        yield "fold_rows", mode, partial(fold_rows, mode)
+    yield "place_rows", "", place_rows
+
+
+def mix_rows(taps: int) -> Graph:
+    graph = Builder()
+    inputs = {
+        "x": graph.value("x", ("V", COLUMNS)),
+        "table": graph.matrix("table", POSITIONS, COLUMNS),
+        "patch_rows": graph.value("patch_rows", ("V", taps), "int32"),
+        "patch_weights": graph.value("patch_weights", ("V", taps)),
+    }
+    return graph.ends(graph.add("mix_rows", inputs, name="y"))
+
+
+def fold_rows(mode: str) -> Graph:
+    graph = Builder()
+    return graph.ends(graph.add("fold_rows", {"x": graph.value("x", ("V", COLUMNS))}, name="y", size=4, mode=mode))
+
+
+def place_rows() -> Graph:
+    graph = Builder()
+    x = {"a": graph.value("a", ("S", COLUMNS)), "b": graph.value("b", ("S", COLUMNS))}
+    inputs = {
+        "into": graph.add("add", x, name="z"),
+        "features": graph.value("features", ("F", COLUMNS)),
+        "feature_rows": graph.value("feature_rows", ("F",), "int32"),
+    }
+    return graph.ends(graph.add("place_rows", inputs, name="y"))
