@@ -50,7 +50,7 @@ NULL = {"type": "null"}
 # The page checks these types by code.
 WITHOUT_DATA = {"Expr", "Condition", "TemplateTree"}
 # The page does not read the fields of these types, because the plan has what follows from them.
-UNREAD = {"RopeSpec", "StateSpec", "DenseSpec", "ExpertSpec", "DistanceSpec", "ConvolutionSpec"}
+UNREAD = {"RopeSpec", "StateSpec", "DenseSpec", "ExpertSpec", "DistanceSpec", "ConvolutionSpec", "VisionSpec"}
 HEADER = """\
 // The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.
 
