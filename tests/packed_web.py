@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import web_page
 from conftest import ROOT
 from playwright.sync_api import Page
 
@@ -51,7 +52,9 @@ def pack(folder: Path, *, built: bool = False) -> Path:
     ignored = shutil.ignore_patterns("node_modules", *([] if built else ["dist"]))
     shutil.copytree(ROOT / "web", checkout / "web", ignore=ignored)
     (checkout / "web/node_modules").symlink_to(ROOT / "web/node_modules")
-    for name in ("LICENSE", "server_fallback/router/fitting/demo_policy.json"):
+    read = (each.removeprefix("../") for each in web_page.SOURCES if each.startswith("../"))
+    # A build also writes the last one.
+    for name in (*read, "compiler/shared/shared.js"):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, checkout / name)
     run(["npm", "pack", "--pack-destination", str(folder), *["--ignore-scripts"] * built], checkout / "web")
