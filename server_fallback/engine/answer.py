@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from threading import Lock
 
-from nearfar.compiler.runtime.batch import IntArray, Output
+from nearfar.compiler.runtime.batch import FloatArray, IntArray, Output
 
 from .adapters import Adapter
+from .images import ImageName
 from .item_queue import Item
 from .mask_task import MaskTask
 from .request import AnswerEnd, GeneratedToken, TokenLogprob, TokenRequest
@@ -21,15 +22,25 @@ from .step import Event
 
 class Answer:
     """Made on the event loop, which calls ``put`` with its items; all else belongs to the engine's thread. ``id`` is
-    its position in the order of arrival.
+    its position in the order of arrival, ``image_bytes`` the memory of its images.
     """
 
-    def __init__(self, id: int, request: TokenRequest, sampling: ResolvedSampling, put: Callable[[Item], None]) -> None:
-        self.id, self.request, self.sampling, self.put = id, request, sampling, put
+    def __init__(
+        self,
+        id: int,
+        request: TokenRequest,
+        sampling: ResolvedSampling,
+        put: Callable[[Item], None],
+        *,
+        image_bytes: int = 0,
+    ) -> None:
+        self.id, self.request, self.sampling, self.put, self.image_bytes = id, request, sampling, put, image_bytes
         self.loop = asyncio.get_running_loop()
         # Set by the engine's thread when it queues the request.
         self.sequence: Sequence | None = None
         self.adapter: Adapter | None = None
+        # What the tower made of its images.
+        self.features: dict[ImageName, FloatArray] = {}
         self.mask_task = None if request.constraint is None else MaskTask(self, request.constraint)
         # All tokens of the answer so far, the prompt's with log-probabilities, and the token that ended the answer.
         self.token_ids: list[int] = []

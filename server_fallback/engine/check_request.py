@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from .request import TokenRequest
 
 Holds = Callable[[float], bool]
 MIN_TOKENS = "an integer from 0 to max_tokens"
+KEY = re.compile("[0-9a-f]{64}")
 
 
 def check_request(request: TokenRequest, model: TokenModel, adapters: Collection[str] = ()) -> None:
@@ -60,6 +62,7 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
                 "'stop'",
                 param="when_full",
             )
+    check_images(request, model)
     check_drafts(request, model)
     check_prompt_logprobs(request)
     sampling = request.sampling
@@ -82,6 +85,47 @@ def check_prompt(request: TokenRequest, model: TokenModel) -> None:
             context=context,
         )
     check_ids("the prompt", prompt, model.vocab_size, param="prompt_ids")
+
+
+def check_images(request: TokenRequest, model: TokenModel) -> None:
+    """Each placeholder of the prompt is one of an image, and the other way round."""
+    images, token_id = request.images, model.image_token_id
+    if token_id is None and not images:
+        return
+    if token_id is None:
+        raise RequestError("this model reads texts only; leave the images out", param="images")
+    if images and request.when_full != "stop":
+        raise RequestError(
+            "when_full is a number, but the prompt has images, which cannot be dropped in part; use 'stop'",
+            param="when_full",
+        )
+    end = 0
+    for index, image in enumerate(images):
+        if not (end <= image.offset and image.length > 0 and image.end <= len(request.prompt_ids)):
+            raise RequestError(
+                f"image {index} takes the tokens {image.offset} to {image.end}; images must be in order, and within "
+                f"the prompt of {len(request.prompt_ids)} tokens",
+                param="images",
+            )
+        end = image.end
+        if not KEY.fullmatch(image.key):
+            raise RequestError(f"the key of image {index} is not a SHA-256 in hexadecimal digits", param="images")
+        shape = None if image.features is None else image.features.shape
+        if (image.pixels is None) == (shape is None) or shape not in (None, (image.length, model.feature_size)):
+            raise RequestError(
+                f"image {index} needs either pixels, or {image.length} features of {model.feature_size} numbers",
+                param="images",
+            )
+    placed = np.zeros(len(request.prompt_ids), bool)
+    for image in images:
+        placed[image.offset : image.end] = True
+    found = np.asarray(request.prompt_ids) == token_id
+    if not np.array_equal(found, placed):
+        raise RequestError(
+            f"the prompt has {found.sum()} image tokens ({token_id}), and its images take {placed.sum()}, not all at "
+            "their places; send images where the prompt has image tokens",
+            param="images",
+        )
 
 
 def check_drafts(request: TokenRequest, model: TokenModel) -> None:

@@ -12,6 +12,8 @@ from .batching import Batching
 from .model import TokenModel
 from .speculation import Speculation
 
+IMAGE_CACHE_BYTES = 256 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -44,7 +46,8 @@ class EngineConfig:
     previous one is done. This is always the case for a model that ``gathers``. ``patience_steps``: see
     `SchedulerConfig`. ``speculation``: how tokens are drafted, None for no drafts. ``max_mask_wait_seconds`` limits the
     wait of one step for the masks of constrained answers; answers without a mask miss the step.
-    ``batching`` is for engines of embeddings and scores.
+    ``image_cache_bytes`` of features of images are retained, and the images of unfinished requests may take
+    ``max_image_bytes``. ``batching`` is for engines of embeddings and scores.
     """
 
     max_waiting: int = 256
@@ -52,6 +55,8 @@ class EngineConfig:
     patience_steps: int | None = 256
     speculation: Speculation | None = None
     max_mask_wait_seconds: float = 0.02
+    image_cache_bytes: int = IMAGE_CACHE_BYTES
+    max_image_bytes: int = 1 << 30
     batching: Batching = field(default_factory=Batching)
 
 

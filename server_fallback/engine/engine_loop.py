@@ -22,6 +22,8 @@ from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, Nearf
 from .adapters import Adapters
 from .answer import Answer, Deadlines, Outbox, generated_token
 from .config import EngineConfig, max_sequences, scheduler_config
+from .drafting import Drafting
+from .image_encoder import ImageEncoder, Tower, placed_images
 from .inbox import Inbox
 from .item_queue import Item
 from .mask_task import MaskTask
@@ -32,15 +34,14 @@ from .request import GeneratedToken, PromptLogprobs
 from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
 from .slot_sampling import SlotSampling
-from .speculation import Drafter, Guess
+from .speculation import Drafter
 from .stats import EngineStats
 from .step import Event, Step
 from .step_batch import step_batch
 from .step_runner import StepRunner, device_errors
 
 T = TypeVar("T")
-# The engine gives up a device that fails more often than this without a successful step in between, and leaves out a
-# drafter that fails more often than this in a row.
+# The engine gives up a device that fails more often than this without a successful step in between.
 MAX_FAILURES = 3
 # If more than one running sequence in this many is in lockstep, steps that hold all sequences give more tokens than
 # early steps do.
@@ -58,11 +59,12 @@ class EngineLoop:
         inbox: Inbox,
         drafter: Drafter | None,
         masks: Masks,
+        tower: Tower | None = None,
     ) -> None:
         limits = runner.limits
         self._runner, self._model, self._config, self._inbox = runner, model, config, inbox
         self.adapters = Adapters(limits.adapters)
-        self._drafter = drafter
+        self._drafting = Drafting(drafter, config.speculation, model.context)
         self.scheduler = Scheduler(scheduler_config(limits, runner.groups, model, config.patience_steps))
         self._sampling = SlotSampling(max_sequences(limits), model.vocab_size, self.write_state)
         self._answers: dict[Sequence, Answer] = {}
@@ -70,11 +72,10 @@ class EngineLoop:
         self._leaders: dict[tuple[object, ...], Sequence] = {}
         self._deadlines = Deadlines()
         self._masks = masks
+        self._images = ImageEncoder(tower, config.image_cache_bytes)
         self._open: deque[tuple[Step, Future[Output]]] = deque()
         self._outbox = Outbox()
         self._failures = 0
-        # Of the drafter, in a row.
-        self._draft_failures = 0
         # Whether the runner computes a step before `submit` returns.
         self._submit_waits = True
         # Time of this turn that is not the engine's overhead: in the runner and the drafter, and for waking event
@@ -89,7 +90,7 @@ class EngineLoop:
         reason: NearfarError = Unavailable("the engine was closed before the answer was complete; try again later")
         try:
             while True:
-                is_idle = not self._answers and not self._open and not self._masks.pending
+                is_idle = not (self._answers or self._open or self._masks.pending or self._images.waiting)
                 if is_idle:
                     self._send()
                 messages = self._inbox.receive(wait=is_idle)
@@ -112,14 +113,14 @@ class EngineLoop:
             self._inbox.refuse(reason)
             wait([future for _, future in self._open])
             messages = self._inbox.receive(wait=False)
-            for answer in [*self._answers.values(), *(task.owner for task in self._masks.pending), *messages.arrivals]:
+            waiting = [*(task.owner for task in self._masks.pending), *self._images.waiting, *messages.arrivals]
+            for answer in [*self._answers.values(), *waiting]:
                 self._end(answer, reason)
             for call in messages.calls:
                 call()
             self._send()
             self._runner.close()
-            if self._drafter is not None:
-                self._drafter.close()
+            self._drafting.close()
             self._masks.close()
 
     def stats(self) -> EngineStats:
@@ -129,11 +130,17 @@ class EngineLoop:
         return replace(
             self._counts,
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + self._inbox.num_arrivals + self._masks.num_first,
+            waiting=len(scheduler.waiting)
+            + self._inbox.num_arrivals
+            + self._masks.num_first
+            + len(self._images.waiting),
             kv_usage=max(count / pool.size for count, pool in zip(used, kv.pages, strict=True)),
             kv_waste=kv.unfilled(list(scheduler.running)) / (used[0] * kv.page_size) if used[0] > 0 else 0.0,
             state_snapshots=len(kv.states.nodes) if kv.states is not None else 0,
             state_hits=kv.states.hits if kv.states is not None else 0,
+            image_cache_bytes=self._images.retained_bytes,
+            image_queries=self._images.queries,
+            image_hits=self._images.hits,
             preemptions=scheduler.preemptions,
             drafted_tokens=scheduler.drafted,
             accepted_tokens=scheduler.accepted,
@@ -144,7 +151,9 @@ class EngineLoop:
     # --- requests ---
 
     def _begin(self, answer: Answer) -> None:
-        """Start an answer. If it has a constraint, its sequence waits for the first mask before it is queued."""
+        """Start an answer. Its sequence waits for the features of its images, then for the first mask of its
+        constraint, before it is queued.
+        """
         request = answer.request
         if request.adapter is not None:
             try:
@@ -154,6 +163,10 @@ class EngineLoop:
                 return
         if request.deadline is not None:
             self._deadlines.add(request.deadline, answer)
+        if not request.images or self._images.begin(answer):
+            self._begin_text(answer)
+
+    def _begin_text(self, answer: Answer) -> None:
         if answer.mask_task is None:
             self._queue(answer)
         else:
@@ -161,29 +174,25 @@ class EngineLoop:
 
     def _queue(self, answer: Answer) -> None:
         """Queue an answer's sequence."""
-        request = answer.request
-        params = answer.sequence_params(self._model.end_token_ids, speculates=self._speculates(answer))
+        # From here on, features replace the pixels.
+        request = answer.request = replace(answer.request, images=placed_images(answer))
+        params = answer.sequence_params(self._model.end_token_ids, speculates=self._drafting.speculates(answer))
         sequence = answer.sequence = Sequence(
-            answer.id, request.prompt_ids, params, request.priority, client=request.client, resumes=request.answered > 0
+            answer.id,
+            request.prompt_ids,
+            params,
+            request.priority,
+            client=request.client,
+            resumes=request.answered > 0,
+            images=request.images,
         )
         sequence.drafts = list(request.drafts or ())
         self._answers[sequence] = answer
         if params.context_shift is None and len(sequence.prompt) > 1:
-            leader = self._leaders.setdefault((params.adapter, *request.prompt_ids), sequence)
+            leader = self._leaders.setdefault((params.adapter, *sequence.prompt_keys), sequence)
             if leader is not sequence and leader.priority >= sequence.priority:
                 sequence.leader = leader
         self.scheduler.add(sequence)
-
-    def _speculates(self, answer: Answer) -> bool:
-        """Whether an answer speculates; `speculation.py` explains why not all do."""
-        request = answer.request
-        plain = (
-            request.constraint is None
-            and request.drafts is None
-            and request.when_full == "stop"
-            and answer.sampling.flags == 0
-        )
-        return self._drafter is not None and plain
 
     def _end(self, answer: Answer, item: Item | None) -> None:
         """End an answer with a last item, and its sequence if that is not finished; ``item`` None if nobody reads the
@@ -200,18 +209,18 @@ class EngineLoop:
             # They refer to each other, so they would both be kept until the garbage collector runs, with the parser's
             # states.
             answer.mask_task = None
+        self._images.cancel(answer)
         sequence = answer.sequence
         if sequence is not None:
             del self._answers[sequence]
-            if self._drafter is not None:
-                self._drafter.forget(sequence)
+            self._drafting.forget(sequence)
             self.scheduler.finish(sequence, None)
-            key = (sequence.params.adapter, *sequence.prompt)
+            key = (sequence.params.adapter, *sequence.prompt_keys)
             if self._leaders.get(key) is sequence:
                 del self._leaders[key]
         if answer.adapter is not None:
             self.adapters.release(answer.adapter)
-        self._inbox.finished()
+        self._inbox.finished(answer.image_bytes)
 
     def _expire(self) -> None:
         while (answer := self._deadlines.expired(time.monotonic())) is not None:
@@ -237,7 +246,8 @@ class EngineLoop:
             try:
                 output = self._call(future.result)
             except NearfarError as error:
-                self._recover(step, error)
+                answers = (self._answers.get(row.sequence) for row in step.rows)
+                self._recover([answer for answer in answers if answer is not None], error)
             else:
                 self._failures = 0
                 self._publish(self.scheduler.commit(step, output.next_token_ids.tolist()), output)
@@ -245,6 +255,8 @@ class EngineLoop:
             self._collect_masks(POLL_SECONDS)
         else:
             assert not self._answers, "sequences wait and none can run"
+        if self._images.waiting:
+            self._encode_images()
         self._counts.overhead_seconds += time.perf_counter() - started - self._other_seconds
 
     def _depth(self) -> int:
@@ -258,33 +270,14 @@ class EngineLoop:
         return 1 if alone else self._config.lookahead
 
     def _next(self) -> Step | None:
-        """The scheduler's next step, with drafts for speculating answers. A drafter that fails starts anew; after
-        failures in a row, answers continue without drafts until the model is loaded again.
-        """
-        if self._drafter is not None and self._draft_failures <= MAX_FAILURES and (guesses := self._guesses()):
+        """The scheduler's next step, with drafts for speculating answers."""
+        if guesses := self._drafting.guesses(self.scheduler.running, self._answers):
             self._send()
             started = time.perf_counter()
-            try:
-                self._drafter.draft(guesses)
-                self._draft_failures = 0
-            except NearfarError:
-                self._drafter.reset()
-                self._draft_failures += 1
+            if not self._drafting.draft(guesses):
                 self._counts.recoveries += 1
             self._other_seconds += time.perf_counter() - started
         return self.scheduler.next()
-
-    def _guesses(self) -> list[Guess]:
-        assert self._config.speculation is not None
-        tokens, context = self._config.speculation.tokens, self._model.context
-        speculating = [(sequence, self._answers[sequence]) for sequence in self.scheduler.running]
-        guesses = [
-            Guess.of(sequence, answer.sampling, tokens, context)
-            for sequence, answer in speculating
-            # The first tokens have a mask, which all rows of a step would share.
-            if self._speculates(answer) and sequence.generated >= answer.request.min_tokens
-        ]
-        return [guess for guess in guesses if guess is not None]
 
     def _call(self, call: Callable[..., T], *arguments: object) -> T:
         """Call the runner, whose time is not part of the engine's overhead. Its exceptions become NearfarErrors,
@@ -427,16 +420,27 @@ class EngineLoop:
             self._end(answer, None)
         self._other_seconds += time.perf_counter() - started
 
-    def _recover(self, failed: Step, failure: NearfarError) -> None:
-        """A step failed: its answers fail with it, and all others start again. Raises if the device fails again and
-        again.
+    def _encode_images(self) -> None:
+        """Compute the features of a few images, after the steps that are open."""
+        self._send()
+        images = self._images.next()
+        try:
+            rows = self._call(self._images.encode, images)
+        except NearfarError as error:
+            self._recover(self._images.waiting_for(images), error)
+        else:
+            for answer in self._images.add(images, rows):
+                self._begin_text(answer)
+
+    def _recover(self, failed: list[Answer], failure: NearfarError) -> None:
+        """Work of the device failed: its answers fail with it, and all others start again. Raises if the device fails
+        again and again.
         """
         # The steps that follow were computed on pages with unknown contents.
         self._call(wait, [future for _, future in self._open])
         self._open.clear()
-        for row in failed.rows:
-            if row.sequence in self._answers:
-                self._end(self._answers[row.sequence], failure)
+        for answer in failed:
+            self._end(answer, failure)
         self.scheduler.reset()
         self._count_failure(failure)
 

@@ -29,10 +29,11 @@ class Messages:
 
 
 class Inbox:
-    """``capacity`` is the maximum number of unfinished requests."""
+    """``capacity`` is the maximum number of unfinished requests, and ``image_bytes`` that of their images."""
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+    def __init__(self, capacity: int, image_bytes: int = 0) -> None:
+        self._capacity, self._max_image_bytes = capacity, image_bytes
+        self._image_bytes = 0
         self._changed = Condition()
         self._messages = Messages()
         self._has_messages = False
@@ -67,6 +68,8 @@ class Inbox:
                     f"{self._unfinished} requests run or wait, which is the maximum; try again later",
                     limit=self._capacity,
                 )
+            if isinstance(item, Answer):
+                self._take_images(item)
             self._unfinished += 1
             if isinstance(item, Answer):
                 self._messages.arrivals.append(item)
@@ -100,10 +103,11 @@ class Inbox:
             self._has_messages = messages.stop
             return messages
 
-    def finished(self) -> None:
-        """Record that one request has been answered or cannot be."""
+    def finished(self, image_bytes: int = 0) -> None:
+        """Record that one request, with images of this size, has been answered or cannot be."""
         with self._changed:
             self._unfinished -= 1
+            self._image_bytes -= image_bytes
             self._changed.notify_all()
 
     def refuse(self, reason: NearfarError) -> None:
@@ -121,6 +125,17 @@ class Inbox:
         with self._changed:
             self._messages.stop = True
             self._notify()
+
+    def _take_images(self, answer: Answer) -> None:
+        """Raises QueueFull if an answer's images do not fit beside those of others."""
+        needed, most = answer.image_bytes, self._max_image_bytes
+        if needed > 0 and self._image_bytes + needed > most:
+            raise QueueFull(
+                f"the images of this request take {needed:,} bytes, and those of the others {self._image_bytes:,} of "
+                f"at most {most:,}; try again later, or send fewer images",
+                limit=most,
+            )
+        self._image_bytes += needed
 
     def _notify(self) -> None:
         self._has_messages = True

@@ -196,9 +196,7 @@ class KvCache:
 
     def _find(self, sequence: Sequence) -> Prefix:
         params = sequence.params
-        return self.prefixes.find(
-            sequence.tokens, sequence.max_cached, params.adapter, partial_page=params.partial_page
-        )
+        return self.prefixes.find(sequence.keys, sequence.max_cached, params.adapter, partial_page=params.partial_page)
 
     def _continue(self, sequence: Sequence, prefix: Prefix) -> None:
         for kind in self.kinds:

@@ -14,6 +14,8 @@ class TokenModel:
 
     ``gathers``: a step needs the ids of its tokens on the host, so no step starts before the previous one was read.
     ``is_recurrent``: layers have states of all tokens so far, from which no token can be taken away.
+    ``image_token_id``: the placeholder of an image's features, of ``feature_size`` numbers each; None if the model
+    reads text only.
     """
 
     vocab_size: int
@@ -22,6 +24,8 @@ class TokenModel:
     page_size: int
     gathers: bool = False
     is_recurrent: bool = False
+    image_token_id: int | None = None
+    feature_size: int = 0
 
     @staticmethod
     def of(manifest: Description) -> TokenModel:

@@ -22,9 +22,11 @@ from .cache_kind import CacheKind, Holder, Key, Node, Prefix
 
 
 class Cached(Holder, Protocol):
-    """A sequence that the cache knows. ``path``: the nodes of its first full pages."""
+    """A sequence that the cache knows. ``keys`` are its tokens, except that placeholders of different images differ.
+    ``path``: the nodes of its first full pages.
+    """
 
-    tokens: list[int]
+    keys: list[int]
     path: list[Node]
 
     @property
@@ -39,21 +41,23 @@ class PrefixCache:
         self._is_exact = any(kind.is_exact for kind in kinds)
         self._roots: dict[str | None, dict[Key, Node]] = {}
 
-    def find(self, tokens: Items[int], limit: int, adapter: str | None = None, *, partial_page: bool = False) -> Prefix:
-        """The longest usable prefix of at most ``limit`` tokens. ``partial_page``: it may end within a page."""
+    def find(self, keys: Items[int], limit: int, adapter: str | None = None, *, partial_page: bool = False) -> Prefix:
+        """The longest usable prefix of at most ``limit`` tokens with these keys. ``partial_page``: it may end within a
+        page.
+        """
         path: list[Node] = []
         level = self._roots.get(adapter, {})
         usable = 0
         # By kind, the number of nodes up to the last one without a snapshot.
         incomplete = [0] * len(self._kinds)
-        while (len(path) + 1) * self._page_size <= limit and (node := level.get(self._key(tokens, len(path)))):
+        while (len(path) + 1) * self._page_size <= limit and (node := level.get(self._key(keys, len(path)))):
             path.append(node)
             level = node.children
             if self._is_usable(path, len(path) * self._page_size, incomplete):
                 usable = len(path)
         length, known = usable * self._page_size, len(path) * self._page_size
         if self.partial_pages or partial_page:
-            rest = tokens[known:limit]
+            rest = keys[known:limit]
             # A page that a sequence fills in the same step cannot be copied before it.
             settled = (node for node in level.values() if len(node.key) < self._page_size or self._is_idle(node))
             ends = ((common_length(node.key, rest), node) for node in settled)
@@ -80,12 +84,12 @@ class PrefixCache:
         if path and path[-1].is_removed:
             path.clear()
         while len(path) < count:
-            self._add(sequence, self._key(sequence.tokens, len(path)))
+            self._add(sequence, self._key(sequence.keys, len(path)))
 
     def insert_partial(self, sequence: Cached, length: int) -> None:
         """Cache the partly filled last page of a sequence, and remove those that hold a prefix of its tokens."""
         index, level = len(sequence.path), self._level(sequence)
-        key = tuple(sequence.tokens[index * self._page_size : length])
+        key = tuple(sequence.keys[index * self._page_size : length])
         # An exact kind may have a snapshot for a node that has none.
         least = len(key) + self._is_exact
         if not key or any(node.key[: len(key)] == key and len(node.key) >= least for node in level.values()):
@@ -181,8 +185,8 @@ class PrefixCache:
             del node.siblings[node.key]
             node = node.parent
 
-    def _key(self, tokens: Items[int], index: int) -> Key:
-        return tuple(tokens[index * self._page_size : (index + 1) * self._page_size])
+    def _key(self, keys: Items[int], index: int) -> Key:
+        return tuple(keys[index * self._page_size : (index + 1) * self._page_size])
 
 
 def common_length(first: Items[int], second: Items[int]) -> int:

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from nearfar.compiler.ir.sampling import DEFAULT_SAMPLING, Sampling
 
+from .images import PromptImage
+
 ItemT = TypeVar("ItemT")
 
 
@@ -61,6 +63,8 @@ class TokenRequest:
     Not together with drafts or with a number for ``when_full``.
 
     ``client`` identifies the sender: requests of equal priority are admitted fairly between clients.
+
+    ``images`` are those of the prompt, in the order of their places; not together with a number for ``when_full``.
     """
 
     prompt_ids: Sequence[int]
@@ -82,6 +86,7 @@ class TokenRequest:
     prompt_logprobs: int = 0
     prompt_alternatives: int = 0
     client: str = ""
+    images: Sequence[PromptImage] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -330,8 +330,7 @@ class Scheduler:
         if token_id in params.stop_token_ids:
             self._complete(sequence, "stop", events, token_id, sample)
             return False
-        sequence.tokens.append(token_id)
-        sequence.generated += 1
+        sequence.append(token_id)
         self.kv.cache_pages(sequence)
         events.append(Event("token", sequence, token_id, sample))
         ends = token_id in params.last_token_ids

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from .cache_kind import Node
+from .images import PromptImage, prompt_keys
 from .request import FinishReason
 
 WAITING: Final = "waiting"
@@ -89,7 +90,7 @@ class Sequence:
     """``id`` rises in the order of arrival; all requests for one answer have the same. ``priority`` only rises, to
     infinity once the sequence has waited too long. ``leader`` is an earlier sequence with the same prompt: this one
     starts from the leader's pages once the prompt is computed. ``client`` identifies the sender. ``resumes``: its
-    answer has begun already, in an earlier round or before it was preempted.
+    answer has begun already, in an earlier round or before it was preempted. ``images`` are those of the prompt.
     """
 
     id: int
@@ -99,12 +100,15 @@ class Sequence:
     leader: Sequence | None = None
     client: str = ""
     resumes: bool = False
+    images: Items[PromptImage] = ()
 
     state: Literal["waiting", "running", "finished"] = WAITING
     # None if the sequence ended before its answer was complete.
     finish_reason: FinishReason | None = None
     # All known tokens: the prompt, then what has been read back from the device.
     tokens: list[int] = field(init=False)
+    # The same as the prefix cache compares them: placeholders of different images differ. Without images, ``tokens``.
+    keys: list[int] = field(init=False)
     # What it holds of each cache kind while it runs, and the nodes of its full pages in the prefix cache.
     tables: list[Any] = field(default_factory=list)
     path: list[Node] = field(default_factory=list)
@@ -137,11 +141,24 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
+        self.keys = prompt_keys(self.tokens, self.images) if self.images else self.tokens
         self.prompt_logprobs = PromptLogprobRows(self.params.prompt_logprobs)
 
     @property
     def adapter(self) -> str | None:
         return self.params.adapter
+
+    @property
+    def prompt_keys(self) -> Items[int]:
+        """Those of the prompt's tokens."""
+        return self.keys[: len(self.prompt)] if self.images else self.prompt
+
+    def append(self, token_id: int) -> None:
+        """Add a token of the answer that was read back."""
+        self.tokens.append(token_id)
+        if self.keys is not self.tokens:
+            self.keys.append(token_id)
+        self.generated += 1
 
     @property
     def length(self) -> int:

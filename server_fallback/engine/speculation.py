@@ -5,7 +5,7 @@ draft is accepted if it is the token that was sampled in its place. So the answe
 speculation, greedy or sampled; only the number of tokens in a step depends on the guesses.
 
 Requests with penalties, a logit bias or a constraint do not speculate, because the device updates their slot once a
-step; nor do requests with a context shift.
+step; nor do requests with a context shift, or with images, which a draft model does not see.
 """
 
 from __future__ import annotations

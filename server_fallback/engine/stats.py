@@ -64,8 +64,9 @@ class EngineStats:
     """A snapshot. ``running`` and ``waiting`` are requests; ``kv_usage`` is the share of pages that running ones use, 0
     to 1, and ``kv_waste`` the share of the positions in these pages that hold no token.
 
-    ``state_snapshots`` are the snapshots of recurrent states in the prefix cache, ``state_hits`` the sequences that
-    continued after one, also after a preemption.
+    ``image_cache_bytes`` are those of the features of images that are retained. ``state_snapshots`` are the snapshots
+    of recurrent states in the prefix cache, ``state_hits`` the sequences that continued after one, also after a
+    preemption.
 
     All others count from the start. ``prefix_queries`` are the prompts' tokens, ``prefix_hits`` those that were in a
     cache. ``computed_tokens`` are positions that the device computed, ``generated_tokens`` those of answers.
@@ -99,6 +100,15 @@ class EngineStats:
     ] = 0
     state_hits: Annotated[
         int, Metric("counter", "nearfar:state_hits", "Requests that continued after such a snapshot.")
+    ] = 0
+    image_cache_bytes: Annotated[
+        int, Metric("gauge", "nearfar:mm_cache_bytes", "Memory of the features of images that are retained.")
+    ] = 0
+    image_queries: Annotated[
+        int, Metric("counter", "vllm:mm_cache_queries", "Images, or tiles of them, in prompts.")
+    ] = 0
+    image_hits: Annotated[
+        int, Metric("counter", "vllm:mm_cache_hits", "Those whose features were retained, or computed already.")
     ] = 0
     preemptions: Annotated[
         int, Metric("counter", "vllm:num_preemptions", "Requests that were preempted and computed again.")

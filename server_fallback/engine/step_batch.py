@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from nearfar.compiler.runtime.batch import Batch, IntArray, PageTables
+from nearfar.compiler.runtime.batch import Batch, FloatArray, IntArray, PageTables, features_between
 
 from .pages import PageTable
 from .slot_sampling import SlotSampling
@@ -46,6 +46,7 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
         sample_slots[is_prompt] = -1, 0
         own = [token_id for row in step.rows for token_id in row.prompt_tokens]
         sample_settings[is_prompt] = sampling.choosing(own)
+    features, feature_rows = features_of(step, seq_starts)
     return Batch(
         token_ids=token_ids_of(step),
         positions=positions,
@@ -61,7 +62,23 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
         logprobs=logprobs,
         window=second[0] if second else None,
         state_slots=None if states is None else np.array(states, np.int32),
+        features=features,
+        feature_rows=feature_rows,
     )
+
+
+def features_of(step: Step, seq_starts: IntArray) -> tuple[FloatArray, IntArray] | tuple[None, None]:
+    """The features of the step's positions (F, E), and the rows of the batch that they replace; None without any."""
+    placed = [
+        (first + offset, features)
+        for row, first in zip(step.rows, seq_starts.tolist(), strict=False)
+        if (images := row.sequence.images)
+        for offset, features in features_between((each.placed for each in images), row.start, row.start + row.length)
+    ]
+    if not placed:
+        return None, None
+    rows = [np.arange(first, first + len(features), dtype=np.int32) for first, features in placed]
+    return np.concatenate([features for _, features in placed]), np.concatenate(rows)
 
 
 def page_tables(

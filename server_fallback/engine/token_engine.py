@@ -21,6 +21,7 @@ from .config import EngineConfig, max_sequences
 from .draft_model import DraftModel
 from .engine_loop import EngineLoop
 from .engine_thread import EngineThread
+from .image_encoder import Tower
 from .inbox import Inbox
 from .item_queue import Item, ItemQueue
 from .mask_pool import MaskPool
@@ -38,8 +39,9 @@ class TokenEngine:
     """A `TokenSource` that owns its runner: it alone calls the runner, and closes it in the end.
 
     If the runner's pages do not hold the model's whole context, ``context`` is what they hold. ``draft`` is the draft
-    model, for a config with one, and ``masks`` computes the masks of constrained answers, on threads by default.
-    ``device`` describes the runner's device. ``max_drafts``: how many drafts a step checks, of all callers together.
+    model, for a config with one, ``masks`` computes the masks of constrained answers, on threads by default, and
+    ``tower`` the features of images, if the model reads any. ``device`` describes the runner's device. ``max_drafts``:
+    how many drafts a step checks, of all callers together.
     Raises RequestError if the config's speculation cannot work.
     """
 
@@ -51,6 +53,7 @@ class TokenEngine:
         *,
         draft: DraftModel | None = None,
         masks: Masks | None = None,
+        tower: Tower | None = None,
     ) -> None:
         config = config or EngineConfig()
         masks = masks or MaskPool(config.max_mask_wait_seconds)
@@ -58,9 +61,9 @@ class TokenEngine:
         limits = runner.limits
         context = longest_sequence(runner.groups, model.context, model.page_size, limits.tokens)
         self.model = replace(model, context=context)
-        self._inbox = Inbox(max_sequences(limits) + config.max_waiting)
+        self._inbox = Inbox(max_sequences(limits) + config.max_waiting, config.max_image_bytes)
         self._arrivals = itertools.count()
-        self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter, masks)
+        self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter, masks, tower)
         self.device = runner.device
         self.max_drafts = max(0, min(limits.rows, limits.tokens) - min(limits.rows, limits.sequences))
         self._thread = EngineThread(self._loop.run, self._inbox, "nearfar-engine")
@@ -103,7 +106,9 @@ class TokenEngine:
         """Begin an answer; the running event loop calls ``put`` with its items. Raises what `batches` raises first."""
         check_request(request, self.model, self._loop.adapters.names)
         sampling = resolve_sampling(request.sampling, request.answered)
-        answer = Answer(self.arrive() if request.arrival is None else request.arrival, request, sampling, put)
+        arrival = self.arrive() if request.arrival is None else request.arrival
+        image_bytes = sum(image.size_bytes(self.model.feature_size) for image in request.images)
+        answer = Answer(arrival, request, sampling, put, image_bytes=image_bytes)
         self._inbox.add(answer)
         if request.prompt_logprobs > 0 and answer.num_prompt_logprobs == 0:
             put(PromptLogprobs(()))

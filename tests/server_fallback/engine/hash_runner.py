@@ -105,6 +105,9 @@ class HashRunner:
 
     def _write_tokens(self, batch: Batch) -> None:
         ids = [int(self._sampled[-1 - token]) if token < 0 else int(token) for token in batch.token_ids]
+        if batch.features is not None and batch.feature_rows is not None:
+            for row, feature in zip(batch.feature_rows.tolist(), batch.features[:, 0].tolist(), strict=True):
+                ids[row] = int(feature)
         for slot, token in zip(batch.slots, ids, strict=True):
             self._cells[slot // PAGE, slot % PAGE] = token
 

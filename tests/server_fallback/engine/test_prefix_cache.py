@@ -25,7 +25,7 @@ class Holder:
     """The pages of a sequence, whose tokens fill complete pages."""
 
     def __init__(self, adapter: str | None = None, tokens: tuple[int, ...] = (), kinds: int = 1) -> None:
-        self.adapter, self.tokens = adapter, list(tokens)
+        self.adapter, self.keys = adapter, list(tokens)
         self.tables = [PageTable() for _ in range(kinds)]
         self.path: list[Node] = []
 
@@ -58,7 +58,7 @@ class PoolAndCache(RuleBasedStateMachine):
         assert prefix.length == PAGE * len(expected)
         self.pool.restore(holder, prefix)
         assert holder.pages == expected
-        holder.tokens = tokens[: prefix.length]
+        holder.keys = tokens[: prefix.length]
         self.cache.insert(holder, len(expected))
         self.holders.append(holder)
         self.touch(holder)
@@ -69,13 +69,13 @@ class PoolAndCache(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         if self.pool.free == 0 and not self.evict_oldest():
             return
-        end = len(holder.tokens) + PAGE
-        self.pool.reserve(holder, len(holder.tokens), end, end)
-        holder.tokens += tokens
+        end = len(holder.keys) + PAGE
+        self.pool.reserve(holder, len(holder.keys), end, end)
+        holder.keys += tokens
         pages = holder.pages
         self.cache.insert(holder, len(pages))
         for index, page in enumerate(pages):
-            known = (holder.adapter, tuple(holder.tokens[: (index + 1) * PAGE]))
+            known = (holder.adapter, tuple(holder.keys[: (index + 1) * PAGE]))
             # The page that was cached first stays.
             assert holder.pages[index] == self.known.setdefault(known, page)
         self.touch(holder)
@@ -88,8 +88,8 @@ class PoolAndCache(RuleBasedStateMachine):
         if wrong:
             self.cache.discard(holder)
             held = {page for other in self.holders for page in other.pages}
-            for end in range(len(holder.tokens), 0, -PAGE):
-                known = (holder.adapter, tuple(holder.tokens[:end]))
+            for end in range(len(holder.keys), 0, -PAGE):
+                known = (holder.adapter, tuple(holder.keys[:end]))
                 if self.known.get(known) in held or any(self.is_behind(other, known) for other in self.known):
                     break
                 self.known.pop(known, None)
@@ -119,8 +119,8 @@ class PoolAndCache(RuleBasedStateMachine):
 
     def touch(self, holder: Holder) -> None:
         self.clock += 1
-        for end in range(PAGE, len(holder.tokens) + 1, PAGE):
-            self.used[holder.adapter, tuple(holder.tokens[:end])] = self.clock
+        for end in range(PAGE, len(holder.keys) + 1, PAGE):
+            self.used[holder.adapter, tuple(holder.keys[:end])] = self.clock
 
     def evict_oldest(self) -> bool:
         held = {page for holder in self.holders for page in holder.pages}
@@ -181,17 +181,17 @@ def test_a_prefix_needs_only_the_pages_within_the_window_before_its_end() -> Non
     windowed.trim(holder, 6)
     assert (list(holder.tables[1].pages), holder.tables[1].dead) == ([0, 0, 2], 2)
     # The freed pages are in the cache until they are evicted.
-    assert pages_in(cache.find(holder.tokens, 4)) == [[0, 1], [0, 1]]
+    assert pages_in(cache.find(holder.keys, 4)) == [[0, 1], [0, 1]]
     for _ in range(2):
         cache.evict(windowed)
     assert not windowed.idle
-    assert cache.find(holder.tokens, 4).length == 0
-    assert pages_in(cache.find(holder.tokens, 6)) == [[0, 1, 2], [None, None, 2]]
+    assert cache.find(holder.keys, 4).length == 0
+    assert pages_in(cache.find(holder.keys, 6)) == [[0, 1, 2], [None, None, 2]]
     cache.leave(holder)
     # Without its last page of the full layers, the prefix is shorter in both groups.
     cache.evict(full)
     assert (len(full.nodes), len(windowed.nodes)) == (2, 0)
-    assert cache.find(holder.tokens, 6).length == 0
+    assert cache.find(holder.keys, 6).length == 0
 
 
 def pages_in(prefix: Prefix) -> list[list[int | None]]:

@@ -1,0 +1,81 @@
+"""The images of a prompt: which tokens stand for them, what the prefix cache compares in their place, and the features
+that replace their embeddings.
+
+An image is what the model's tower reads alone: a tile of a picture, or a picture that is not cut. Each of its features
+takes the place of one placeholder token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.compiler.runtime.batch import FloatArray
+
+# A key is read in windows of this many bits, of which a SHA-256 has five whole ones: JavaScript's numbers are exact up
+# to 53 bits.
+WINDOW_BITS, NUM_WINDOWS = 48, 5
+HEX_DIGITS = WINDOW_BITS // 4
+# The key of a picture, and the first feature of one of its tiles.
+ImageName = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptImage:
+    """The ``length`` tokens from ``offset`` on are placeholders for an image's features, in their order.
+
+    ``key`` is the SHA-256 of its picture and of how the model reads that, in hexadecimal digits, and ``first`` the
+    number of features of the picture's tiles before it. Images with the same two have the same features. ``pixels``
+    (height, width, 3) are what the tower reads, not yet normalized; ``features`` (length, E) what it has made of them.
+    A request has one of the two.
+    """
+
+    offset: int
+    length: int
+    key: str
+    first: int = 0
+    pixels: npt.NDArray[np.uint8] | None = None
+    features: FloatArray | None = None
+
+    @property
+    def name(self) -> ImageName:
+        """Equal for images with the same features only."""
+        return self.key, self.first
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+    def size_bytes(self, feature_size: int) -> int:
+        """The most memory that it needs: of its pixels, or of features of ``feature_size`` numbers."""
+        pixel_bytes = 0 if self.pixels is None else self.pixels.nbytes
+        return max(pixel_bytes, self.length * feature_size * np.dtype(np.float32).itemsize)
+
+    @property
+    def placed(self) -> tuple[int, FloatArray]:
+        """Its features, and the position of its first token."""
+        assert self.features is not None, "a sequence begins when its images have features"
+        return self.offset, self.features
+
+
+def placeholder_key(key: str, index: int) -> int:
+    """What the prefix cache compares instead of the id of the placeholder of a picture's feature ``index``: a number
+    below 0, which is no token's id.
+
+    Consecutive placeholders have different windows of the key, so pictures agree in five of them only if they agree in
+    240 bits. tests/conformance/image_keys.json holds every runtime to these numbers.
+    """
+    start = index % NUM_WINDOWS * HEX_DIGITS
+    return -1 - index - int(key[start : start + HEX_DIGITS], 16)
+
+
+def prompt_keys(tokens: Sequence[int], images: Iterable[PromptImage]) -> list[int]:
+    """The tokens of a prompt as the prefix cache compares them."""
+    keys = list(tokens)
+    for image in images:
+        indices = range(image.first, image.first + image.length)
+        keys[image.offset : image.end] = [placeholder_key(image.key, index) for index in indices]
+    return keys

@@ -1,0 +1,364 @@
+"""Images in prompts: features are computed once, placed where their tokens are, and never those of another image."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_requests import collect, run, settle
+from hash_model import VOCAB, answer_of
+from hash_runner import MODEL, PAGE, HashRunner
+from hash_tower import FEATURE_SIZE, IMAGE_TOKEN, HashTower, Pixels, features_of, image_at, picture, with_images
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler_traces import pools_of
+from waiting import WAIT_SECONDS
+
+from nearfar.compiler.runtime.batch import Batch, FloatArray, Limits, Output
+from nearfar.compiler.runtime.errors import DeviceError, QueueFull, RequestError
+from nearfar.server_fallback.engine.config import EngineConfig
+from nearfar.server_fallback.engine.images import PromptImage, placeholder_key, prompt_keys
+from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
+from nearfar.server_fallback.engine.token_engine import TokenEngine
+
+LIMITS = Limits(tokens=8, sequences=4, rows=4, pages=24)
+SEEING = replace(MODEL, image_token_id=IMAGE_TOKEN, feature_size=FEATURE_SIZE)
+CAT, DOG = picture(1, 6), picture(2, 6)
+KEYS = json.loads((Path(__file__).parents[2] / "conformance/image_keys.json").read_text())
+
+
+def expected(request: TokenRequest) -> tuple[list[int], str]:
+    """The answer of the hash model alone."""
+    tokens = list(request.prompt_ids)
+    for image in request.images:
+        assert image.pixels is not None
+        tokens[image.offset : image.end] = features_of(image.pixels)[:, 0].astype(int).tolist()
+    assert request.max_tokens is not None
+    return answer_of(tokens, request.max_tokens, SEEING.context)
+
+
+async def answer(engine: TokenEngine, request: TokenRequest) -> tuple[list[int], AnswerEnd]:
+    tokens: list[int] = []
+    async for item in engine.generate(request):
+        if isinstance(item, AnswerEnd):
+            return tokens, item
+        assert isinstance(item, GeneratedToken)
+        tokens.append(item.token_id)
+    raise AssertionError("the answer has no end")
+
+
+def answered(
+    requests: Sequence[TokenRequest],
+    tower: HashTower,
+    *,
+    limits: Limits = LIMITS,
+    config: EngineConfig | None = None,
+    threaded: bool = False,
+) -> list[tuple[list[int], str]]:
+    """All at once, in two waves."""
+
+    async def work() -> list[tuple[list[int], str]]:
+        runner = HashRunner(limits, threaded=threaded)
+        engine = TokenEngine(runner, SEEING, config, tower=tower)
+        tasks = []
+        for index, request in enumerate(requests):
+            tasks.append(asyncio.ensure_future(answer(engine, request)))
+            await asyncio.sleep(0.001 * (index % 4 == 3))
+        found = [(tokens, str(end.finish_reason)) for tokens, end in await asyncio.gather(*tasks)]
+        await settle(engine)
+        assert all(pool.free + len(pool.idle) == pool.size for pool in pools_of(engine._loop.scheduler))
+        assert engine._inbox._image_bytes == 0
+        await engine.close()
+        return found
+
+    return run(work())
+
+
+@pytest.mark.parametrize("case", KEYS["prompts"])
+def test_keys_of_prompts_are_those_of_every_runtime(case: dict[str, Any]) -> None:
+    images = [PromptImage(**image) for image in case["images"]]
+    assert prompt_keys(case["tokens"], images) == case["keys"]
+    assert all(-(2**53) < key < 2**31 for key in case["keys"])
+
+
+def test_the_keys_of_placeholders_are_no_token_ids_and_differ_between_images_and_places() -> None:
+    keys = [sha256(name).hexdigest() for name in (b"cat", b"dog")]
+    numbers = [placeholder_key(key, index) for key in keys for index in range(64)]
+    assert len(set(numbers)) == len(numbers)
+    assert max(numbers) < 0
+
+
+def test_images_that_agree_in_one_window_of_their_keys_differ_in_every_page_of_placeholders() -> None:
+    first, second = "ab" * 32, "ab" * 6 + "cd" * 26
+    images = [[PromptImage(1, 9, key)] for key in (first, second)]
+    found = [prompt_keys(range(10), own) for own in images]
+    assert found[0][:2] == found[1][:2] == [0, placeholder_key(first, 0)]
+    pages = [[tuple(keys[start : start + 5]) for start in (0, 5)] for keys in found]
+    assert all(a != b for a, b in zip(*pages, strict=True))
+
+
+def test_the_same_image_asked_twice_is_encoded_once_and_only_the_new_tokens_are_computed() -> None:
+    tower = HashTower()
+    first = with_images([3, 1, CAT, 5, 2], max_tokens=4)
+    again = with_images([3, 1, CAT, 7, 7, 2], max_tokens=4)
+
+    async def work() -> None:
+        runner = HashRunner(LIMITS)
+        engine = TokenEngine(runner, SEEING, tower=tower)
+        assert (await answer(engine, first))[0] == expected(first)[0]
+        tokens, end = await answer(engine, again)
+        assert tokens == expected(again)[0]
+        # Two full pages hold the two tokens and the six of the image.
+        assert end.cached_tokens == 2 * PAGE
+        assert tower.encoded == [CAT.tobytes()]
+        stats = engine.stats()
+        assert (stats.image_queries, stats.image_hits) == (2, 1)
+        assert stats.image_cache_bytes == features_of(CAT).nbytes
+        assert end.prompt_tokens == len(again.prompt_ids)
+        await engine.close()
+
+    run(work())
+
+
+def test_the_features_that_were_not_used_for_longest_are_dropped() -> None:
+    tower = HashTower()
+    cat, dog, bird = (with_images([3, image, 5], max_tokens=2) for image in (CAT, DOG, picture(5, 6)))
+
+    async def work() -> None:
+        config = EngineConfig(image_cache_bytes=2 * features_of(CAT).nbytes)
+        engine = TokenEngine(HashRunner(LIMITS), SEEING, config, tower=tower)
+        for request in (cat, dog, cat, bird, cat, dog):
+            await answer(engine, request)
+        assert [image[:1] for image in tower.encoded] == [
+            each.images[0].pixels.tobytes()[:1] for each in (cat, dog, bird, dog) if each.images[0].pixels is not None
+        ]
+        assert engine.stats().image_cache_bytes == config.image_cache_bytes
+        await engine.close()
+
+    run(work())
+
+
+def test_two_images_at_one_place_share_no_page() -> None:
+    requests = [with_images([3, 1, image, 5, 2], max_tokens=4) for image in (CAT, DOG)]
+
+    async def work() -> None:
+        engine = TokenEngine(HashRunner(LIMITS), SEEING, tower=HashTower())
+        for request in requests:
+            tokens, end = await answer(engine, request)
+            assert (tokens, end.cached_tokens) == (expected(request)[0], 0)
+        # Nor does a text whose tokens are the placeholders: `check_request` refuses it, and its keys are its ids.
+        with pytest.raises(RequestError, match="the prompt has 6 image tokens"):
+            await answer(engine, TokenRequest(requests[0].prompt_ids, max_tokens=4))
+        await engine.close()
+
+    run(work())
+
+
+def test_answers_to_one_prompt_share_its_image() -> None:
+    tower = HashTower()
+    request = with_images([3, 1, CAT, 5, 2], max_tokens=4)
+    assert answered([request] * 4, tower) == [expected(request)] * 4
+    assert tower.calls == 1
+
+
+def test_an_image_that_is_larger_than_a_step_is_computed_in_chunks() -> None:
+    request = with_images([9, picture(7, 21), 4, picture(8, 5), 2], max_tokens=5)
+    assert answered([request], HashTower(at_once=2), limits=replace(LIMITS, tokens=4)) == [expected(request)]
+
+
+PARTS = st.lists(
+    st.one_of(st.integers(1, VOCAB - 2), st.sampled_from([CAT, DOG, picture(3, 1), picture(4, 9)])),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prompts=st.lists(st.tuples(PARTS, st.integers(1, 8), st.integers(0, 2)), min_size=1, max_size=9),
+    at_once=st.integers(1, 3),
+    cache_bytes=st.sampled_from([0, 100, 1 << 20]),
+    states=st.sampled_from([None, 4, 6]),
+    threaded=st.booleans(),
+)
+def test_requests_with_and_without_images_are_answered_as_each_alone(
+    prompts: list[tuple[list[object], int, int]], at_once: int, cache_bytes: int, states: int | None, threaded: bool
+) -> None:
+    """Few pages, so that sequences are preempted and computed again; with and without room for features."""
+    requests = [
+        with_images(parts, max_tokens=max_tokens, priority=priority)  # type: ignore[arg-type]
+        for parts, max_tokens, priority in prompts
+    ]
+    limits = Limits(tokens=8, sequences=4, rows=4, pages=17, states=states)
+    config = EngineConfig(image_cache_bytes=cache_bytes)
+    tower = HashTower(at_once=at_once)
+    found = answered(requests, tower, limits=limits, config=config, threaded=threaded)
+    assert found == [expected(request) for request in requests]
+    if cache_bytes == 1 << 20:
+        assert len(tower.encoded) == len(set(tower.encoded))
+
+
+def test_decoding_goes_on_while_images_are_encoded() -> None:
+    """Between two encoded images there is a step of the answer that runs."""
+    events: list[str] = []
+
+    class Tower(HashTower):
+        def encode(self, images: Sequence[Pixels]) -> list[FloatArray]:
+            events.append("image")
+            return super().encode(images)
+
+    class Runner(HashRunner):
+        def submit(self, batch: Batch) -> Future[Output]:
+            events.append("step")
+            return super().submit(batch)
+
+    async def work() -> None:
+        runner, tower = Runner(LIMITS), Tower()
+        engine = TokenEngine(runner, SEEING, tower=tower)
+        text = with_images([13, 2, 3, 13, 10, 1, 5, 13, 1, 14], max_tokens=40, ignore_eos=True)
+        seeing = with_images([*(picture(seed, 3) for seed in range(10, 18))], max_tokens=2)
+        stream = engine.generate(text)
+        await anext(stream)
+        await answer(engine, seeing)
+        await stream.aclose()
+        await engine.close()
+
+    run(work())
+    images = [index for index, event in enumerate(events) if event == "image"]
+    assert len(images) == 8
+    assert all(after - before > 1 for before, after in pairwise(images))
+
+
+def test_a_tower_that_fails_ends_the_answers_that_wait_for_the_image() -> None:
+    all_arrived = Event()
+
+    def fail(call: int) -> Exception | None:
+        if call == 0:
+            assert all_arrived.wait(WAIT_SECONDS)
+        return RuntimeError("out of memory") if call == 1 else None
+
+    first, cat, dog = (with_images([3, 1, image, 5], max_tokens=3) for image in (picture(9, 2), CAT, DOG))
+
+    async def work() -> None:
+        engine = TokenEngine(HashRunner(LIMITS), SEEING, tower=HashTower(fail=fail))
+        tasks = [asyncio.ensure_future(answer(engine, request)) for request in (first, cat, cat, dog)]
+        await asyncio.sleep(0)
+        all_arrived.set()
+        one, *failed, other = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(each, DeviceError) and "out of memory" in str(each) for each in failed)
+        for found, request in ((one, first), (other, dog)):
+            assert not isinstance(found, BaseException)
+            assert found[0] == expected(request)[0]
+        assert engine.stats().recoveries == 1
+        assert (await answer(engine, cat))[0] == expected(cat)[0]
+        await engine.close()
+
+    run(work())
+
+
+def test_features_that_are_not_numbers_fail_their_answer() -> None:
+    class Broken(HashTower):
+        def encode(self, images: Sequence[Pixels]) -> list[FloatArray]:
+            return [np.full((image.size // 3, FEATURE_SIZE), np.nan, np.float32) for image in images]
+
+    async def work() -> None:
+        engine = TokenEngine(HashRunner(LIMITS), SEEING, tower=Broken())
+        with pytest.raises(DeviceError, match="not numbers"):
+            await answer(engine, with_images([3, CAT], max_tokens=3))
+        await engine.close()
+
+    run(work())
+
+
+def test_an_abandoned_answer_is_not_encoded_further() -> None:
+    tower = HashTower()
+
+    async def work() -> None:
+        engine = TokenEngine(HashRunner(LIMITS, threaded=True), SEEING, tower=tower)
+        waiting = asyncio.ensure_future(answer(engine, with_images([3, *map(picture, range(20, 50), [2] * 30)])))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await settle(engine)
+        tokens, _ = await collect(engine, [13, 2, 3])
+        assert len(tokens) > 0
+        assert not engine._loop._images.waiting
+        assert engine._inbox._image_bytes == 0
+        await engine.close()
+
+    run(work())
+
+
+def test_features_that_a_request_brings_need_no_tower() -> None:
+    request = with_images([3, CAT, 5], max_tokens=4)
+    [image] = request.images
+    given = replace(request, images=[replace(image, pixels=None, features=features_of(CAT))])
+
+    async def work() -> None:
+        engine = TokenEngine(HashRunner(LIMITS), SEEING)
+        assert (await answer(engine, given))[0] == expected(request)[0]
+        await engine.close()
+
+    run(work())
+
+
+def test_images_beyond_the_bound_of_unfinished_requests_are_refused() -> None:
+    async def work() -> None:
+        config = EngineConfig(max_image_bytes=features_of(CAT).nbytes)
+        engine = TokenEngine(HashRunner(LIMITS), SEEING, config, tower=HashTower())
+        request = with_images([3, CAT], max_tokens=30, ignore_eos=True)
+        stream = engine.generate(request)
+        await anext(stream)
+        with pytest.raises(QueueFull, match="the images of this request take 48 bytes, and those of the others 48"):
+            await answer(engine, request)
+        await stream.aclose()
+        await settle(engine)
+        await answer(engine, with_images([3, CAT], max_tokens=2))
+        await engine.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": []}, "the prompt has 6 image tokens (15), and its images take 0"),
+        ({"prompt_ids": [3, 1, *[IMAGE_TOKEN] * 5, 4, 5]}, "not all at their places"),
+        ({"images": [image_at(4, CAT)]}, "image 0 takes the tokens 4 to 10; images must be in order"),
+        ({"images": [replace(image_at(2, CAT), key="cat")]}, "the key of image 0 is not a SHA-256"),
+        ({"images": [replace(image_at(2, CAT), pixels=None)]}, "needs either pixels, or 6 features of 2 numbers"),
+        ({"images": [image_at(2, CAT), image_at(2, CAT)]}, "images must be in order"),
+        ({"when_full": 2}, "the prompt has images, which cannot be dropped in part"),
+    ],
+)
+def test_images_that_do_not_fit_the_prompt_are_refused(change: dict[str, object], message: str) -> None:
+    request = replace(with_images([3, 1, CAT, 5]), **change)  # type: ignore[arg-type]
+
+    async def work() -> None:
+        engine = TokenEngine(HashRunner(LIMITS), SEEING, tower=HashTower())
+        with pytest.raises(RequestError) as refused:
+            await answer(engine, request)
+        assert message in refused.value.message
+        await engine.close()
+
+    run(work())
+
+
+def test_a_model_without_a_tower_refuses_images() -> None:
+    async def work() -> None:
+        engine = TokenEngine(HashRunner(LIMITS), MODEL)
+        with pytest.raises(RequestError, match="reads texts only") as refused:
+            await answer(engine, with_images([3, CAT]))
+        assert refused.value.details["param"] == "images"
+        await engine.close()
+
+    run(work())
