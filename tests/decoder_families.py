@@ -375,7 +375,7 @@ def randomize(model: Any) -> None:
         for parameter in model.parameters():
             noise = torch.randn_like(parameter)
             # Large queries make rows attend to few keys, so that one key too many or too few changes the result.
-            scale = parameter[0].numel() ** 0.5
+            scale = parameter.shape[-1] ** 0.5
             parameter.copy_(parameter + noise * 0.1 if parameter.ndim == 1 else 1.5 * noise / scale)
         for name, buffer in model.named_buffers():
             if name.endswith("expert_bias"):

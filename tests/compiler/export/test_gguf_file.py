@@ -113,7 +113,7 @@ def open_llama(file: Path) -> Any:
         ("falcon-h1", "f32", "plain"),
         ("mamba2", "q4f16", "plain"),
         pytest.param("gemma4", "q4f16", "plain", marks=pytest.mark.exhaustive),
-        ("gemma4_experts", "q4f16", "plain"),
+        ("gemma4_experts", "f32", "plain"),
         ("demo", "q4f16", "cpu"),
     ],
 )
