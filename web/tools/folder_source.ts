@@ -1,9 +1,7 @@
 // A bundle's folder on disk, as a source.
 
-import { createReadStream, openAsBlob } from "node:fs";
-import { access } from "node:fs/promises";
+import { openAsBlob } from "node:fs";
 import { join } from "node:path";
-import { Readable } from "node:stream";
 
 import { BundleError } from "../src/errors.js";
 import type { Source } from "../src/runtime/source.js";
@@ -13,10 +11,9 @@ export function folderSource(folder: string): Source {
     location: folder,
     // Parts of a file are read from the folder itself.
     stored: ({ file }) => openAsBlob(join(folder, file)),
-    async open(file, signal) {
-      const path = join(folder, file);
+    async open(file) {
       try {
-        await access(path);
+        return (await openAsBlob(join(folder, file))).stream();
       } catch (error) {
         throw new BundleError(
           `${file}: is not in ${folder}; check that it is a bundle's folder`,
@@ -24,7 +21,6 @@ export function folderSource(folder: string): Source {
           { cause: error },
         );
       }
-      return Readable.toWeb(createReadStream(path, { signal })) as ReadableStream<Uint8Array>;
     },
   };
 }
