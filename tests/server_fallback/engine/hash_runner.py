@@ -2,7 +2,8 @@
 the hash model.
 
 Penalties, biases, masks and random numbers influence the answer, which therefore reveals wrong settings of a slot.
-Optionally, it works on its own thread, as a device does, or fails.
+Optionally, it works on its own thread, as a device does, or fails. With pages for drafts it has heads, or an assistant:
+they read the hash after a token, and the token that follows, from which they know the next one.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from hash_model import VOCAB, fold, next_token
 
+from nearfar.compiler.bundle.manifest import DRAFT, GENERATE
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK
-from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output, done
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, IntArray, Limits, Output, done
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.inputs import require_states
 from nearfar.compiler.runtime.page_groups import PageGroup
@@ -39,6 +41,7 @@ class HashRunner:
         step_seconds: float = 0.0,
         fail: Callable[[int], Exception | None] = lambda _: None,
         broken: int | None = None,
+        has_assistant: bool = False,
     ) -> None:
         assert limits.pages is not None
         self.limits, self.groups, self.device = limits, (PageGroup(limits.pages),), "the hash"
@@ -52,16 +55,22 @@ class HashRunner:
         self._sampled = np.full(limits.sequences, -1)
         # The hash in each slot, and the number of its tokens.
         self._hashes = [(-1, -1)] * (limits.states or 0)
+        # For drafts: the hash after the token of each cell, that of each cell of the heads' pages, and by slot the last
+        # guess and the hash before it.
+        self._has_assistant = has_assistant
+        self._kept = np.full((limits.pages if limits.draft_pages else 0, PAGE), -1)
+        self._head_cells = np.full((limits.draft_pages or 0, PAGE), -1)
+        self._guessed = np.full((limits.sequences, 2), -1)
         self._states: dict[str, Array] = {
             "token_counts": np.zeros((limits.sequences, VOCAB), np.int32),
             "logit_bias": np.zeros((limits.sequences, VOCAB), np.float32),
             "token_mask": np.zeros((limits.sequences, 1), np.int32),
         }
 
-    def submit(self, batch: Batch) -> Future[Output]:
+    def submit(self, batch: Batch, plan: str = GENERATE) -> Future[Output]:
         self.batches.append(batch)
         failure = self._fail(len(self.batches) - 1)
-        return self._run(self._forward, batch, failure)
+        return self._run(self._guess if plan == DRAFT else self._forward, batch, failure)
 
     def embed(self, batch: Batch) -> FloatArray:
         """For each sampled row: the sum of its sequence's tokens, their number, and the token itself."""
@@ -102,6 +111,8 @@ class HashRunner:
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
         for source, destination in pairs:
             self._cells[destination] = self._cells[source]
+            if self._kept.size:
+                self._kept[destination] = self._kept[source]
 
     def _write_tokens(self, batch: Batch) -> None:
         ids = [int(self._sampled[-1 - token]) if token < 0 else int(token) for token in batch.token_ids]
@@ -110,6 +121,10 @@ class HashRunner:
                 ids[row] = int(feature)
         for slot, token in zip(batch.slots, ids, strict=True):
             self._cells[slot // PAGE, slot % PAGE] = token
+        for row, slot in enumerate(batch.slots if self._kept.size else ()):
+            # An assistant's model keeps the rows of sampled tokens only.
+            if not self._has_assistant or row in batch.sample_rows:
+                self._kept[slot // PAGE, slot % PAGE] = fold(0, self._tokens(batch, row))
 
     def _tokens(self, batch: Batch, row: int) -> list[int]:
         """A row's sequence up to the row, read through the page table."""
@@ -147,6 +162,9 @@ class HashRunner:
             [self._sample(self._tokens(batch, row), slot[0], slot[1], settings) for row, slot, settings in rows],
             np.int32,
         )
+        return self._output(batch, token_ids)
+
+    def _output(self, batch: Batch, token_ids: IntArray) -> Output:
         count = len(token_ids) if batch.alternatives else 0
         return Output(
             next_token_ids=token_ids,
@@ -156,18 +174,42 @@ class HashRunner:
             read_logits=lambda: np.zeros((len(token_ids), VOCAB), np.float32),
         )
 
+    def _guess(self, batch: Batch, failure: Exception | None) -> Output:
+        """The guesses of the sampled rows. The heads' pages must hold the row before each row."""
+        if failure is not None:
+            raise failure
+        assert batch.kept_rows is not None
+        hashes = []
+        for row, (kept, position) in enumerate(zip(batch.kept_rows.tolist(), batch.positions.tolist(), strict=True)):
+            sequence = int(np.searchsorted(batch.seq_starts, row, side="right")) - 1
+            pages = batch.page_ids[batch.page_indptr[sequence] : batch.page_indptr[sequence + 1]]
+            before = int(self._kept.flat[kept] if kept >= 0 else self._guessed[-1 - kept, 1])
+            token = int(batch.token_ids[row])
+            hashes.append(fold(before, [token if token >= 0 else int(self._guessed[-1 - token, 0])]))
+            if self._has_assistant:
+                own = pages[position // PAGE] * PAGE + position % PAGE
+                assert kept in (own, -1 - batch.sample_slots[sequence, 0]), f"the kept row is not that of {position}"
+                continue
+            cells = self._head_cells[pages].reshape(-1)
+            assert position == 0 or cells[position - 1] == before, f"the heads have another row before {position}"
+            self._head_cells[pages[position // PAGE], position % PAGE] = hashes[-1]
+        token_ids = []
+        for row, (slot, _), settings in zip(
+            batch.sample_rows.tolist(), batch.sample_slots.tolist(), batch.sample_settings.tolist(), strict=True
+        ):
+            token_ids.append(drawn(hashes[row], settings) % VOCAB)
+            self._guessed[slot] = token_ids[-1], hashes[row]
+        return self._output(batch, np.array(token_ids, np.int32))
+
     def _sample(self, tokens: list[int], slot: int, flags: int, settings: list[float]) -> int:
         if self._broken in tokens:
             return -1
-        token = next_token(tokens)
-        temperature, draw, repetition = settings[0], settings[4], settings[5]
+        token, repetition = drawn(next_token(tokens), settings), settings[5]
         if flags & COUNTS:
             counts = self._states["token_counts"][slot]
             token += int(repetition * int(counts.sum() % 97)) + int((counts >= IN_PROMPT).sum())
         if flags & BIAS:
             token += int(self._states["logit_bias"][slot].sum())
-        if temperature:
-            token += int(draw * VOCAB)
         token = int(token) % VOCAB
         if flags & MASK:
             mask = int(self._states["token_mask"][slot][0])
@@ -177,3 +219,9 @@ class HashRunner:
             if flags & COUNTS:
                 self._states["token_counts"][slot][token] += 1
         return token
+
+
+def drawn(value: int, settings: Sequence[float]) -> int:
+    """What follows from a hash, and unless an answer is greedy from its random number."""
+    temperature, draw = settings[0], settings[4]
+    return value % VOCAB + (int(draw * VOCAB) if temperature else 0)

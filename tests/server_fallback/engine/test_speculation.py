@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hash_model import VOCAB
@@ -20,6 +21,7 @@ from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import DeviceError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.engine.config import EngineConfig
+from nearfar.server_fallback.engine.draft_heads import DraftAssistant, DraftHeads
 from nearfar.server_fallback.engine.draft_model import DraftModel
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.ngram_drafter import NgramDrafter
@@ -54,11 +56,12 @@ def speculating(
     draft: DraftModel | None = None,
     noise: Sequence[TokenRequest] = (),
     tokens: int = 4,
+    kind: Literal["ngram", "draft", "heads"] | None = None,
 ) -> tuple[list[Answer], EngineStats]:
     """The answers to all requests at once, and the engine's counters."""
 
     async def work() -> tuple[list[Answer], EngineStats]:
-        speculation = Speculation("ngram" if draft is None else "draft", tokens)
+        speculation = Speculation(kind or ("ngram" if draft is None else "draft"), tokens)
         engine = TokenEngine(runner, model, EngineConfig(speculation=speculation), draft=draft)
         leaving = [left_early(engine, request, index % 4) for index, request in enumerate(noise)]
         answers = await asyncio.gather(*(answer(engine, request) for request in requests), *leaving)
@@ -76,7 +79,17 @@ def speculating(
 
 
 @pytest.mark.parametrize(
-    ("kind", "draft_states"), [("ngram", 0), ("draft", 0), ("draft", 6), ("wrong draft", 0), ("wrong draft", 6)]
+    ("kind", "draft_states"),
+    [
+        ("ngram", 0),
+        ("draft", 0),
+        ("draft", 6),
+        ("wrong draft", 0),
+        ("wrong draft", 6),
+        # Pages of heads run out, too: then a sequence gets no drafts.
+        ("heads", 0),
+        ("assistant", 0),
+    ],
 )
 @pytest.mark.parametrize(
     ("states", "threaded"),
@@ -85,7 +98,10 @@ def speculating(
 def test_mixed_requests_are_answered_as_without_speculation(
     kind: str, draft_states: int, states: int, threaded: bool
 ) -> None:
-    """With and without slots for states of the model and of its draft. Pages run out, so sequences are preempted."""
+    """With and without slots for states of the model and of its draft. Pages run out, so sequences are preempted. No
+    model with states has an assistant.
+    """
+    states = 0 if kind == "assistant" else states
     requests = mixed_requests(60, VOCAB, (1, 3, 4, 9, 17, 30), 16)
     large = replace(LIMITS, pages=16, states=states or None)
     expected = alone(HashRunner(large), MODEL, requests)
@@ -96,23 +112,25 @@ def test_mixed_requests_are_answered_as_without_speculation(
         "draft": HashRunner(small, threaded=threaded),
         "wrong draft": WrongNowAndThen(small, threaded=threaded),
     }
-    runner = drafts[kind]
     noise = mixed_requests(20, VOCAB, (2, 12), 16)
-    draft_model = replace(MODEL, is_recurrent=draft_states > 0)
-    answers, stats = speculating(
-        HashRunner(large, threaded=threaded),
-        replace(MODEL, is_recurrent=states > 0),
-        requests,
-        None if runner is None else DraftModel(runner, draft_model),
-        noise,
+    model, draft_model = (replace(MODEL, is_recurrent=count > 0) for count in (states, draft_states))
+    own = kind in ("heads", "assistant")
+    runner = HashRunner(
+        replace(large, draft_pages=20 if own else 0), threaded=threaded, has_assistant=kind == "assistant"
     )
+    small_runner = drafts.get(kind)
+    drafter = None if small_runner is None else DraftModel(small_runner, draft_model)
+    if own:
+        drafter = (DraftAssistant if kind == "assistant" else DraftHeads)(runner, model)
+    answers, stats = speculating(runner, model, requests, drafter, noise, kind="heads" if own else None)
     assert answers == expected
+    assert stats.recoveries == 0
     assert stats.drafted_tokens > 0
-    if kind == "draft":
-        assert stats.acceptance_rate > 0.9
-    elif kind == "wrong draft":
+    if kind == "wrong draft":
         assert 0.3 < stats.acceptance_rate < 0.9
-    assert runner is None or runner.closed
+    elif kind != "ngram":
+        assert stats.acceptance_rate > 0.9
+    assert small_runner is None or small_runner.closed
 
 
 def test_a_draft_that_is_always_right_saves_steps() -> None:

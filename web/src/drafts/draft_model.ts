@@ -93,10 +93,10 @@ export class DraftModel implements Drafter {
       const first = this.firstToken;
       const readable = tokens.length - first;
       const own = this.#drafts.get(sequence);
+      const isRead = own?.computed === readable;
       // Nothing was checked since the last guesses.
-      sequence.drafts = own?.computed === readable ? own.guessed.slice(0, most) : [];
-      if (sequence.drafts.length > 0 || room === 0 || readable <= 0) continue;
-      if (this.canRead?.(sequence) === false) continue;
+      sequence.drafts = isRead ? own.guessed.slice(0, most) : [];
+      if (isRead || room === 0 || readable <= 0 || this.canRead?.(sequence) === false) continue;
       const draft = this.draftOf(guess);
       if (draft === null) continue;
       if (this.readsAgain) draft.guessed = [];

@@ -13,7 +13,7 @@ import { TokenEngine } from "../../src/engine/token_engine.js";
 import { DeviceError } from "../../src/errors.js";
 import type { RunnerLimits } from "../../src/runtime/memory.js";
 import type { StepResult } from "../../src/runtime/results.js";
-import { PROMPT, answer, collect, engineOn, onePool } from "./engine_set_up.js";
+import { OTHERS, PROMPT, answer, collect, engineOn, onePool } from "./engine_set_up.js";
 import { STOP, VOCAB, answerOf } from "./fake_model.js";
 import { FakeRunner } from "./fake_runner.js";
 import { mixedRequests } from "./mixed_requests.js";
@@ -151,6 +151,22 @@ test("what was not checked is guessed only once", async () => {
   expect(small.batches).toHaveLength(3);
 });
 
+test("a sequence whose guess could not be computed gets none before its next token", async () => {
+  const failed = (result: StepResult, number: number): StepResult =>
+    number === 0 ? { ...result, tokenIds: result.tokenIds.map(() => -1) } : result;
+  const small = new FakeRunner(LIMITS);
+  const drafter = changed(failed, small);
+  const [first, second] = [PROMPT, OTHERS[0] ?? []].map((prompt, id) => ({
+    sequence: new Sequence(id, prompt, PLAIN),
+    sampling: resolveSampling({}, VOCAB),
+    most: 1,
+  })) as [Guess, Guess];
+  await drafter.draft([first]);
+  await drafter.draft([first, second]);
+  expect([first.sequence.drafts, second.sequence.drafts]).toEqual([[], answerOf(OTHERS[0] ?? [], 1, 64).tokens]);
+  expect(small.batches.at(-1)?.seq_starts).toEqual([0, OTHERS[0]?.length]);
+});
+
 test("a sequence that ends while its drafts are made keeps its pages until they are", async () => {
   const small = Object.assign(new FakeRunner({ ...LIMITS, sequences: 2 }), { stepsInFlight: 1 });
   const drafter = new DraftModel(small);
@@ -168,14 +184,23 @@ test("a sequence that ends while its drafts are made keeps its pages until they 
   expect(third.sequence.drafts).toEqual(answerOf(PROMPT, 3, 64).tokens);
 });
 
-test.each([0, 9])("conversations and forks with drafts continue alike, with %i slots for states", async (states) => {
+/** Guesses of the fake model's greedy answers. */
+function rightAndWrong(): Drafter {
   const answers = new Map<string, readonly number[]>();
-  const guesser = new Guesser(({ sequence: { tokens, prompt } }) => {
+  return new Guesser(({ sequence: { tokens, prompt } }) => {
     const key = prompt.join();
     if (!answers.has(key)) answers.set(key, answerOf(prompt, 30, 64).tokens);
     return answers.get(key)?.slice(tokens.length - prompt.length) ?? [];
   });
-  const engine = speculating(new FakeRunner({ ...LIMITS, states }), guesser);
+}
+
+test.each(
+  ["right and wrong guesses", "its own heads", "its assistant"].flatMap((name) =>
+    [0, 9].map((states) => [name, states] as const),
+  ),
+)("conversations and forks with drafts of %s continue alike, with %i slots for states", async (name, states) => {
+  const runner = new FakeRunner({ ...LIMITS, states, draftPages: name.startsWith("its") ? 24 : 0 });
+  const engine = speculating(runner, DRAFTERS[name]?.(runner) ?? rightAndWrong());
   const retained = newConversation();
   const first = await collect(engine.generateTokens({ promptIds: PROMPT, maxTokens: 9 }, retained));
   expect(first.ids).toEqual(answerOf(PROMPT, 9, 64).tokens);
@@ -193,8 +218,10 @@ test.each([0, 9])("conversations and forks with drafts continue alike, with %i s
     expect(ids).toEqual(answerOf(turns[index]?.[0] ?? [], 9, 64).tokens);
     expect(completion.cachedTokens).toBeGreaterThan(8);
   });
-  expect(engine.counts.acceptedTokens).toBeGreaterThan(0);
-  expect(engine.counts.acceptedTokens).toBeLessThan(engine.counts.draftedTokens);
+  const { draftedTokens, acceptedTokens } = engine.counts;
+  expect(acceptedTokens).toBeGreaterThan(0);
+  if (name.startsWith("its")) expect(acceptedTokens).toBe(draftedTokens);
+  else expect(acceptedTokens).toBeLessThan(draftedTokens);
 });
 
 test("requests with penalties, biases, masks or old tokens that go do not speculate", async () => {
@@ -210,8 +237,10 @@ test("requests with penalties, biases, masks or old tokens that go do not specul
 });
 
 /** A small model that guesses right, whose results ``change`` by their number. */
-function changed(change: (result: StepResult, number: number) => StepResult): DraftModel {
-  const runner = new FakeRunner(LIMITS);
+function changed(
+  change: (result: StepResult, number: number) => StepResult,
+  runner = new FakeRunner(LIMITS),
+): DraftModel {
   const { limits, stepsInFlight } = runner;
   let number = 0;
   const submit: DraftRunner["submit"] = async (...step) => change(await runner.submit(...step), number++);
