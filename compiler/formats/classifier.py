@@ -22,6 +22,7 @@ ACTIVATIONS: Mapping[str, Literal["none", "sigmoid"]] = {"Identity": "none", "Si
 CLASSIFIER_POOLINGS: Mapping[str, Pooling] = {
     "cls": "cls", "mean": "mean", "last_token": "last_token", "bos": "cls", "late": "mean",
 }  # fmt: skip
+PROBLEMS = ("single_label_classification", "multi_label_classification", "regression")
 _MAX_LABELS = 100_000
 # The biases of the steps between labels, beside the weights of OpenAI's privacy filter.
 CALIBRATION_FILE = "viterbi_calibration.json"
@@ -53,8 +54,11 @@ def read_classifier(config: Mapping[str, Any], where: str, pooling: Pooling | No
         activation = cross_encoder_activation(config, where)
         return ClassifierSpec(labels, activation, pooling=pooling, pools_late=pools_late, relevance=0)
     problem = config.get("problem_type")
-    if problem not in (None, "single_label_classification", "multi_label_classification", "regression"):
-        raise UnsupportedModel(f"{where}: 'problem_type' is {str(problem)[:80]!r}, which is not supported")
+    if problem is not None and problem not in PROBLEMS:
+        raise UnsupportedModel(
+            f"{where}: 'problem_type' is {str(problem)[:80]!r}, which is not supported; supported: "
+            f"{', '.join(PROBLEMS)}"
+        )
     activation = "softmax"
     if problem == "regression":
         activation = "none"

@@ -3,7 +3,8 @@ the hash model.
 
 Penalties, biases, masks and random numbers influence the answer, which therefore reveals wrong settings of a slot.
 Optionally, it works on its own thread, as a device does, or fails. With pages for drafts it has heads, or an assistant:
-they read the hash after a token, and the token that follows, from which they know the next one.
+they read the hash after a token, and the token that follows, from which they know the next one; if they err, about
+every fifth guess is wrong.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class HashRunner:
         fail: Callable[[int], Exception | None] = lambda _: None,
         broken: int | None = None,
         has_assistant: bool = False,
+        errs: bool = False,
     ) -> None:
         assert limits.pages is not None
         self.limits, self.groups, self.device = limits, (PageGroup(limits.pages),), "the hash"
@@ -57,7 +59,7 @@ class HashRunner:
         self._hashes = [(-1, -1)] * (limits.states or 0)
         # For drafts: the hash after the token of each cell, that of each cell of the heads' pages, and by slot the last
         # guess and the hash before it.
-        self._has_assistant = has_assistant
+        self._has_assistant, self._errs = has_assistant, errs
         self._kept = np.full((limits.pages if limits.draft_pages else 0, PAGE), -1)
         self._head_cells = np.full((limits.draft_pages or 0, PAGE), -1)
         self._guessed = np.full((limits.sequences, 2), -1)
@@ -197,7 +199,8 @@ class HashRunner:
         for row, (slot, _), settings in zip(
             batch.sample_rows.tolist(), batch.sample_slots.tolist(), batch.sample_settings.tolist(), strict=True
         ):
-            token_ids.append(drawn(hashes[row], settings) % VOCAB)
+            wrong = self._errs and hashes[row] % 5 == 0
+            token_ids.append((drawn(hashes[row], settings) + wrong) % VOCAB)
             self._guessed[slot] = token_ids[-1], hashes[row]
         return self._output(batch, np.array(token_ids, np.int32))
 

@@ -88,7 +88,9 @@ def speculating(
         ("wrong draft", 6),
         # Pages of heads run out, too: then a sequence gets no drafts.
         ("heads", 0),
+        ("wrong heads", 0),
         ("assistant", 0),
+        ("wrong assistant", 0),
     ],
 )
 @pytest.mark.parametrize(
@@ -101,7 +103,9 @@ def test_mixed_requests_are_answered_as_without_speculation(
     """With and without slots for states of the model and of its draft. Pages run out, so sequences are preempted. No
     model with states has an assistant.
     """
-    states = 0 if kind == "assistant" else states
+    has_assistant, errs = "assistant" in kind, "wrong" in kind
+    own = has_assistant or "heads" in kind
+    states = 0 if has_assistant else states
     requests = mixed_requests(60, VOCAB, (1, 3, 4, 9, 17, 30), 16)
     large = replace(LIMITS, pages=16, states=states or None)
     expected = alone(HashRunner(large), MODEL, requests)
@@ -114,19 +118,18 @@ def test_mixed_requests_are_answered_as_without_speculation(
     }
     noise = mixed_requests(20, VOCAB, (2, 12), 16)
     model, draft_model = (replace(MODEL, is_recurrent=count > 0) for count in (states, draft_states))
-    own = kind in ("heads", "assistant")
     runner = HashRunner(
-        replace(large, draft_pages=20 if own else 0), threaded=threaded, has_assistant=kind == "assistant"
+        replace(large, draft_pages=20 if own else 0), threaded=threaded, has_assistant=has_assistant, errs=errs
     )
     small_runner = drafts.get(kind)
     drafter = None if small_runner is None else DraftModel(small_runner, draft_model)
     if own:
-        drafter = (DraftAssistant if kind == "assistant" else DraftHeads)(runner, model)
+        drafter = (DraftAssistant if has_assistant else DraftHeads)(runner, model)
     answers, stats = speculating(runner, model, requests, drafter, noise, kind="heads" if own else None)
     assert answers == expected
     assert stats.recoveries == 0
     assert stats.drafted_tokens > 0
-    if kind == "wrong draft":
+    if errs:
         assert 0.3 < stats.acceptance_rate < 0.9
     elif kind != "ngram":
         assert stats.acceptance_rate > 0.9

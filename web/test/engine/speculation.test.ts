@@ -73,10 +73,15 @@ const DRAFTERS: Readonly<Record<string, (runner: FakeRunner) => Drafter>> = {
   "a recurrent small model": () => new DraftModel(new FakeRunner({ ...SMALL, states: 6 })),
   "its own heads": (runner) => new DraftHeads(runner),
   "its assistant": (runner) => new DraftAssistant(Object.assign(runner, { hasAssistant: true })),
+  "its heads that err": (runner) => new DraftHeads(Object.assign(runner, { errs: true })),
+  "its assistant that errs": (runner) => new DraftAssistant(Object.assign(runner, { hasAssistant: true, errs: true })),
   "a model that is wrong": () => new DraftModel(otherModel(SMALL)),
 };
 
-test.each(Object.keys(DRAFTERS).flatMap((name) => [0, 9].map((states) => [name, states] as const)))(
+/** No model with states has an assistant. */
+const statesOf = (name: string): readonly number[] => (name.includes("assistant") ? [0] : [0, 9]);
+
+test.each(Object.keys(DRAFTERS).flatMap((name) => statesOf(name).map((states) => [name, states] as const)))(
   "61 mixed requests with drafts of %s, with %i slots for states, are answered as each alone",
   async (name, states) => {
     const alone: (readonly number[])[] = [];
@@ -94,7 +99,8 @@ test.each(Object.keys(DRAFTERS).flatMap((name) => [0, 9].map((states) => [name, 
     expect(together.map(({ ids }) => ids)).toEqual(alone);
     const { draftedTokens, acceptedTokens } = engine.counts;
     expect(draftedTokens).toBeGreaterThan(0);
-    if (/small model|its/.test(name)) expect(acceptedTokens / draftedTokens).toBeGreaterThan(0.9);
+    if (name.includes("err")) expect(acceptedTokens / draftedTokens).toBeLessThan(0.9);
+    else if (/small model|its/.test(name)) expect(acceptedTokens / draftedTokens).toBeGreaterThan(0.9);
     if (name.endsWith("wrong")) expect(acceptedTokens / draftedTokens).toBeLessThan(0.5);
   },
 );
@@ -195,8 +201,8 @@ function rightAndWrong(): Drafter {
 }
 
 test.each(
-  ["right and wrong guesses", "its own heads", "its assistant"].flatMap((name) =>
-    [0, 9].map((states) => [name, states] as const),
+  ["right and wrong guesses", "its own heads", "its heads that err", "its assistant"].flatMap((name) =>
+    statesOf(name).map((states) => [name, states] as const),
   ),
 )("conversations and forks with drafts of %s continue alike, with %i slots for states", async (name, states) => {
   const runner = new FakeRunner({ ...LIMITS, states, draftPages: name.startsWith("its") ? 24 : 0 });
@@ -220,7 +226,7 @@ test.each(
   });
   const { draftedTokens, acceptedTokens } = engine.counts;
   expect(acceptedTokens).toBeGreaterThan(0);
-  if (name.startsWith("its")) expect(acceptedTokens).toBe(draftedTokens);
+  if (/own|assistant/.test(name)) expect(acceptedTokens).toBe(draftedTokens);
   else expect(acceptedTokens).toBeLessThan(draftedTokens);
 });
 
