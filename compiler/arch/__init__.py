@@ -27,6 +27,8 @@ HYBRIDS = ("falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "lfm3", "mamba2"
 DRAFTING = ("qwen3_5_text",)
 # Decoders that may have an assistant, which drafts tokens from their rows, keys and values.
 ASSISTED = ("gemma4_text", "gemma4_unified_text")
+# Decoders that attend to the rows of an encoder of sound, which is what they read.
+LISTENING = ("whisper",)
 SUPPORTED = tuple(sorted((*DECODERS, *HYBRIDS)))
 ENCODERS = (
     "albert", "bert", "deberta-v2", "distilbert", "electra", "eurobert", "gte", "jina_embeddings_v3",
@@ -57,6 +59,15 @@ class DraftingArchitecture(Architecture, Protocol):
         """The graph of the heads that draft tokens, for a spec with ``draft_layers``; see `draft_heads`."""
 
 
+class ListeningArchitecture(Architecture, Protocol):
+    """That of a module of LISTENING."""
+
+    def listen(self, spec: ModelSpec, page_size: int) -> Graph:
+        """The graph that reads windows of sound: the rows of its encoder, whose keys and values it appends to the pages
+        of sources for every layer of the decoder.
+        """
+
+
 class Encoder(Protocol):
     """The interface of an encoder's module. ``PREFIX``: what may precede the names of its tensors, as in a checkpoint
     that has a head. ``OTHER_HEADS``: the tensors of heads, of which at most one is compiled.
@@ -76,8 +87,8 @@ class Encoder(Protocol):
 
 def by_model_type(name: str) -> Architecture:
     """The module of a decoder's model_type. Raises UnsupportedModel for an unknown one."""
-    if name not in SUPPORTED:
-        raise UnsupportedModel(unsupported_message(name, (*SUPPORTED, *ENCODERS)), model_type=name)
+    if name not in (*SUPPORTED, *LISTENING):
+        raise UnsupportedModel(unsupported_message(name, (*SUPPORTED, *ENCODERS, *LISTENING)), model_type=name)
     return cast(Architecture, import_module(f".{name}", __name__))
 
 
@@ -85,6 +96,12 @@ def drafting(name: str) -> DraftingArchitecture:
     """The module of a decoder's model_type, which must be in DRAFTING."""
     assert name in DRAFTING, name
     return cast(DraftingArchitecture, import_module(f".{name}", __name__))
+
+
+def listening(name: str) -> ListeningArchitecture:
+    """The module of a decoder's model_type, which must be in LISTENING."""
+    assert name in LISTENING, name
+    return cast(ListeningArchitecture, import_module(f".{name}", __name__))
 
 
 def encoder_of(name: str) -> Encoder | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..ir.expr import Expr
-from ..ir.pages import KEPT_ROWS, STATE_SLOTS, WINDOW
+from ..ir.pages import KEPT_ROWS, SOURCE, STATE_SLOTS, WINDOW
 from ..ir.sampling import Settings
 from .entries import StepEntry
 
@@ -29,6 +29,10 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     f"{WINDOW}slots": (TOKENS, "int32"),
     f"{WINDOW}page_indptr": (STARTS, "int32"),
     f"{WINDOW}page_ids": (("LW",), "int32"),
+    f"{SOURCE}positions": (TOKENS, "int32"),
+    f"{SOURCE}slots": (TOKENS, "int32"),
+    f"{SOURCE}page_indptr": (STARTS, "int32"),
+    f"{SOURCE}page_ids": (("LS",), "int32"),
     "sample_rows": (("R",), "int32"),
     "sample_positions": (("R",), "int32"),
     "sample_starts": ((["add", "R", 1],), "int32"),

@@ -41,7 +41,7 @@ PLANE_ALIGNMENT = 256
 MAX_UNIFORMS = 64
 # More than any GPU has for one workgroup.
 MAX_SHARED_BYTES = 256 << 10
-DIMS = frozenset((*"SBRTLPNMAWGZHVIF", "LW", "PW", "DR", "PD", "PH"))
+DIMS = frozenset((*"SBRTLPNMAWGZHVIF", "LW", "PW", "DR", "PD", "PH", "LS", "PS"))
 
 
 def parse_manifest(data: bytes, file: Path) -> Manifest | ExportManifest:

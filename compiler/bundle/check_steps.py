@@ -5,16 +5,32 @@ that its kernels are made for these arrays.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from ..ir.expr import Expr
+from ..ir.kv_format import KvName
 from ..ir.ops import OPS, Use
-from ..ir.pages import DRAFT_PAGES, DRAFT_SAMPLED, KEPT_PAGES, PAGE_DIMS, PAGE_INPUTS, STATES, WINDOW, WINDOW_PAGES
+from ..ir.pages import (
+    DRAFT_PAGES,
+    DRAFT_SAMPLED,
+    KEPT_PAGES,
+    PAGE_DIMS,
+    PAGE_INPUTS,
+    SOURCE,
+    SOURCE_INPUTS,
+    SOURCE_PAGES,
+    STATES,
+    WINDOW,
+    WINDOW_PAGES,
+)
 from ..ir.sampling import ALTERNATIVES
+from ..ir.spec import ModelSpec
+from ..ir.speech import FRAMES, FRAMES_OF_ROW
 from .batch_arrays import INPUTS, NAMES, PATCH_STARTS, SAMPLED_NAMES, Shape, is_on_sampled_rows
 from .check_kernels import check_names, check_variants
 from .entries import PlanEntry, StepEntry
 from .fault import Fault, require
-from .manifest import CLASSIFY, DRAFT, EMBED, GENERATE, VISION, Manifest
+from .manifest import AUDIO, CLASSIFY, DRAFT, EMBED, GENERATE, VISION, Manifest
 
 # The inputs that have one value for each row of a step.
 BY_TOKEN = frozenset({"positions", "slots", "adapters"})
@@ -58,7 +74,7 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         check_gathered(f"{where}.gathered.{gathered[:80]}", gathered, plan, manifest)
     for state, buffer_entry in plan.states.items():
         first, *rest = buffer_entry.shape or [0]
-        fixed = first in (*PAGE_DIMS, DRAFT_PAGES, KEPT_PAGES, STATES, "N", "M") and all(
+        fixed = first in (*PAGE_DIMS, DRAFT_PAGES, KEPT_PAGES, SOURCE_PAGES, STATES, "N", "M") and all(
             isinstance(size, int) for size in rest
         )
         require(fixed, f"{where}.states.{state}", "must have one row per page, slot or adapter")
@@ -77,6 +93,9 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
     if manifest.embedding is not None:
         rows = "R" if any(state.shape[0] in PAGE_DIMS for state in plan.states.values()) else "B"
         expected[EMBED] = {"embeddings": ((rows, manifest.embedding.size), "float32")}
+    if name == AUDIO:
+        check_audio(where, plan, manifest)
+        expected[AUDIO] = {"rows": (("S", manifest.spec.hidden_size), "float32")}
     if manifest.classifier is not None:
         rows = "S" if manifest.classifier.per_token else "B"
         expected[CLASSIFY] = {"scores": ((rows, len(manifest.classifier.labels)), "float32")}
@@ -94,14 +113,41 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
                 f"{where}.outputs.{role}",
                 f"must be {list(shape)} of {dtype}",
             )
+    sizes = sizes_of(name, manifest)
     for index, step in enumerate(plan.steps):
         here = f"{where}.steps[{index}]"
         try:
-            use = check_step(here, step, plan, manifest)
+            use = check_step(here, step, plan, manifest, sizes)
             check_variants(here, step, use, plan, manifest)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             # The rules of the ops raise these.
             raise Fault(here, str(error)[:300]) from error
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSizes:
+    """The `Sizes` of a plan. ``context``: the most positions of a sequence, or of a window of sound."""
+
+    spec: ModelSpec
+    context: int
+    page_size: int
+    kv: KvName
+
+
+def sizes_of(plan: str, manifest: Manifest) -> PlanSizes:
+    audio = manifest.spec.audio if plan == AUDIO else None
+    context = manifest.context if audio is None else audio.positions
+    return PlanSizes(manifest.spec, context, manifest.page_size, manifest.kv)
+
+
+def check_audio(where: str, plan: PlanEntry, manifest: Manifest) -> None:
+    """Check the frames that a plan of sound reads."""
+    audio, frames = manifest.spec.audio, plan.inputs.get(FRAMES)
+    require(audio is not None, where, "is for models that read sound, and spec.audio is null")
+    assert audio is not None
+    must_be = ["S", FRAMES_OF_ROW * audio.mel_bins]
+    fits = frames is not None and (frames.shape, frames.dtype) == (must_be, "float32")
+    require(fits, f"{where}.inputs.{FRAMES}", f"must be {must_be} of float32")
 
 
 def check_gathered(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> None:
@@ -120,8 +166,10 @@ def check_gathered(where: str, name: str, plan: PlanEntry, manifest: Manifest) -
     require(math.isfinite(gathered.scale) and gathered.scale > 0, where, f"has the scale {gathered.scale}")
 
 
-def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest) -> Use:
-    """The step as its op sees it. Raises Fault, or the errors of the op's rules."""
+def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest, sizes: PlanSizes | None = None) -> Use:
+    """The step as its op sees it. ``sizes``: those of the plan; None: of a plan of text. Raises Fault, or the errors of
+    the op's rules.
+    """
     require(step.op in OPS, where, f"op {step.op[:40]!r} is not known")
     op = OPS[step.op]
     arrays = {role: array_of(where, name, plan, manifest) for role, name in step.inputs.items()}
@@ -133,7 +181,7 @@ def check_step(where: str, step: StepEntry, plan: PlanEntry, manifest: Manifest)
     use = Use(op, shapes, {role: kind for role, (_, kind) in arrays.items()}, op.complete(step.attrs))
     check_roles(where, step, use, plan)
     for check in op.checks:
-        check(use, manifest)
+        check(use, sizes or manifest)
     results = op.results(shapes, step.attrs)
     require(results.keys() == step.outputs.keys(), where, f"outputs must be {', '.join(results) or 'none'}")
     for role, (shape, dtype) in results.items():
@@ -175,6 +223,8 @@ def check_roles(where: str, step: StepEntry, use: Use, plan: PlanEntry) -> None:
         names = {role: f"{WINDOW}{name}" if name in PAGE_INPUTS else name for role, name in names.items()}
     if "qkv" in shapes and shapes["qkv"][0] == "V":
         names["seq_starts"] = PATCH_STARTS
+    if "kv" in shapes and shapes["kv"][0] == SOURCE_PAGES:
+        names = {role: f"{SOURCE}{name}" if name in SOURCE_INPUTS else name for role, name in names.items()}
     for role, name in step.inputs.items():
         require(names.get(role, name) == name, where, f"input {role} is {name[:80]!r}; it must be {names.get(role)!r}")
     for role in step.inputs.keys() & op.states:

@@ -18,6 +18,7 @@ from ..ir.kv_format import KvName
 from ..ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
 from ..ir.plan import union
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, Task, task_of
+from ..ir.speech import SpeechSpec
 from ..runtime.errors import BundleError
 from .entries import (
     ITEM_BYTES,
@@ -47,6 +48,8 @@ GENERATE, EMBED, CLASSIFY = "generate", "embed", "classify"
 DRAFT = "draft"
 # That of a model that sees pictures, which makes features of their patches: beside "generate".
 VISION = "vision"
+# That of the encoder of sound to whose rows the model attends: beside "generate".
+AUDIO = "audio"
 
 
 class Description(Entry):
@@ -55,7 +58,8 @@ class Description(Entry):
 
     ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation",
     as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if
-    ``classifier`` is, and otherwise generates text. ``images`` is None if it reads no pictures.
+    ``classifier`` is, transcripts of sound if ``speech`` is, and otherwise generates text. ``images`` is None if it
+    reads no pictures.
     """
 
     format_version: Natural
@@ -66,6 +70,7 @@ class Description(Entry):
     embedding: EmbeddingSpec | None
     classifier: ClassifierSpec | None
     images: ImageSpec | None
+    speech: SpeechSpec | None
     quantization: str
     context: Count
     page_size: Count
@@ -80,12 +85,12 @@ class Description(Entry):
 
     @property
     def task(self) -> Task:
-        return task_of(self.embedding or self.classifier)
+        return task_of(self.embedding or self.classifier or self.speech)
 
     @property
     def generates(self) -> bool:
-        """Whether the model generates text."""
-        return self.embedding is None and self.classifier is None
+        """Whether the model generates text from text."""
+        return self.task == "generate"
 
     @property
     def paged(self) -> bool:
@@ -134,9 +139,9 @@ class Manifest(Description):
     """A bundle with plans and kernels. ``files`` are all files except kernels and shards.
 
     ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it, to "draft"
-    tokens of a text that it generates, and "vision" to make features of a picture's patches. A name
-    means the same array in all plans, so plans share weights, constants and states, including the pages of keys and
-    values.
+    tokens of a text that it generates, "vision" to make features of a picture's patches, and "audio" to read sound. A
+    name means the same array in all plans, so plans share weights, constants and states, including the pages of keys
+    and values.
 
     ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the
     target.
@@ -242,6 +247,11 @@ class Manifest(Description):
     @property
     def buffers(self) -> dict[str, BufferEntry]:
         return union(plan.buffers for plan in self.plans.values())
+
+    @property
+    def source_pages(self) -> int:
+        """The pages of a window of sound; 0 if the model reads none."""
+        return 0 if self.spec.audio is None else self.pages_for(self.spec.audio.positions)
 
     @property
     def has_assistant(self) -> bool:

@@ -29,6 +29,7 @@ from ..ir.images import (
 )
 from ..ir.rotary_pairs import RotaryPairs
 from ..ir.spec import (
+    AudioSpec,
     ClassifierSpec,
     ConvolutionSpec,
     DenseSpec,
@@ -42,6 +43,7 @@ from ..ir.spec import (
     TransitionSpec,
     VisionSpec,
 )
+from ..ir.speech import LanguageToken, SpeechSpec
 from . import entries, manifest
 from .check import DIMS
 
@@ -50,7 +52,10 @@ NULL = {"type": "null"}
 # The page checks these types by code.
 WITHOUT_DATA = {"Expr", "Condition", "TemplateTree"}
 # The page does not read the fields of these types, because the plan has what follows from them.
-UNREAD = {"RopeSpec", "StateSpec", "DenseSpec", "ExpertSpec", "DistanceSpec", "ConvolutionSpec", "VisionSpec"}
+UNREAD = {
+    "AudioSpec", "ConvolutionSpec", "DenseSpec", "DistanceSpec", "ExpertSpec", "LanguageToken", "RopeSpec",
+    "SpeechSpec", "StateSpec", "VisionSpec",
+}  # fmt: skip
 HEADER = """\
 // The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.
 
@@ -79,12 +84,15 @@ def typescript() -> str:
         DistanceSpec,
         ConvolutionSpec,
         VisionSpec,
+        AudioSpec,
         ModelSpec,
         DenseSpec,
         PromptSpec,
         EmbeddingSpec,
         TransitionSpec,
         ClassifierSpec,
+        LanguageToken,
+        SpeechSpec,
         FixedSize,
         LongestEdge,
         AreaBounds,

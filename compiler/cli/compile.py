@@ -28,6 +28,7 @@ KINDS = {
     "embed": "an embedding model (embed)",
     "rerank": "a reranker, which scores pairs of a query and a passage (rerank)",
     "classify": "a classifier (classify)",
+    "transcribe": "a model that transcribes sound (transcribe)",
 }
 
 

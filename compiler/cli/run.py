@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..bundle.folder import Bundle, ExportBundle, open_any
-from ..bundle.manifest import GENERATE
+from ..bundle.manifest import GENERATE, Description
 from ..bundle.signature import read_trusted_keys
 from ..ir.sampling import Sampler
 from ..runtime.batch import Limits, require_plan
@@ -44,6 +44,7 @@ def run(options: Run) -> None:
     # A bundle that was compiled here needs no signature.
     bundle = open_any(path, () if from_cache else trusted)
     tokenizer = Tokenizer(bundle.tokenizer_files())
+    refuse_sound(bundle.manifest)
     if not bundle.manifest.generates:
         encode_once(options, bundle, tokenizer, text)
         return
@@ -74,6 +75,11 @@ def run(options: Run) -> None:
     else:
         print(flush=True)
         print_speed(answer, f"on {device}")
+
+
+def refuse_sound(manifest: Description) -> None:
+    if manifest.speech is not None:
+        raise RequestError(f"{manifest.model} transcribes sound; use nearfar transcribe SOUND MODEL")
 
 
 def encode_once(options: Run, bundle: Bundle | ExportBundle, tokenizer: Tokenizer, text: str | None) -> None:

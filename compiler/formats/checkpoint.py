@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..ir.images import ImageSpec
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
+from ..ir.speech import SpeechSpec
 from ..quant import Codes, WeightForm
 from ..quant.base import Array
 from ..runtime.text.tokenizer_files import TokenizerFiles
@@ -134,7 +135,8 @@ class QuantizedTensors:
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A model on disk: its spec, and its tensors by the names that transformers gives them. It makes vectors if
-    ``embedding`` is given, scores if ``classifier`` is, and otherwise generates text. ``config``: the values of its
+    ``embedding`` is given, scores if ``classifier`` is, transcripts if ``speech`` is, and otherwise generates text.
+    ``config``: the values of its
     config.json, or of the equivalent config.json. Longer texts than ``max_tokens`` are not meant for the model; None if
     there is no limit besides that of its spec.
 
@@ -155,11 +157,12 @@ class Checkpoint:
     max_tokens: int | None = None
     assistant: ModelSpec | None = None
     images: ImageSpec | None = None
+    speech: SpeechSpec | None = None
 
     @property
-    def task(self) -> EmbeddingSpec | ClassifierSpec | None:
-        """What it computes of a text; None if it generates text."""
-        return self.embedding or self.classifier
+    def task(self) -> EmbeddingSpec | ClassifierSpec | SpeechSpec | None:
+        """What it computes of a text or of sound; None if it generates text from text."""
+        return self.embedding or self.classifier or self.speech
 
     @property
     def stored_forms(self) -> dict[str, int]:

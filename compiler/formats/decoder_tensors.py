@@ -14,6 +14,7 @@ from ..ir.spec import ModelSpec
 from .checkpoint import Tensor
 from .distance_tensors import MadeTensor
 from .gpt2_tensors import gpt2_tensors
+from .whisper_files import whisper_tensors
 
 # The vector that `ops.elementwise.xielu` reads, in each of Apertus' layers, and the tensors that it is made of.
 XIELU = "mlp.xielu"
@@ -91,5 +92,6 @@ MADE: Mapping[str, Callable[[Mapping[str, Tensor], ModelSpec], dict[str, Tensor]
         "gpt2": lambda tensors, spec: gpt2_tensors(tensors),  # noqa: ARG005
         "gpt_neox": neox_tensors,
         "olmo": olmo_tensors,
+        "whisper": whisper_tensors,
     }
 )

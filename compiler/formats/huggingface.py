@@ -51,6 +51,7 @@ from .sentence_transformers import (
 from .spec_against_tensors import choose_draft_heads, choose_head, require_sizes
 from .task_adapters import with_adapters
 from .tokenizer_files import read_tokenizer_files
+from .whisper_files import read_speech
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -101,6 +102,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
     config = with_activation(path, _text_config(path / "config.json", ignore_keys))
     classifier = read_classifier(config, str(path / "config.json"), "last_token") if vectors is None else None
     classifier = with_transitions(classifier, path, spec.model_type)
+    speech = None if spec.audio is None else read_speech(path, spec)
     makes_text = embedding is None and classifier is None
     if makes_text and not spec.causal:
         raise UnsupportedModel(
@@ -147,6 +149,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
         activation_scales,
         classifier=classifier,
         max_tokens=max_tokens,
+        speech=speech,
     )
     score = read_logit_score(path)
     return checkpoint if score is None else as_reranker(checkpoint, score)

@@ -30,3 +30,9 @@ KEPT_ROWS = "kept_rows"
 KEPT_STATE = "kept"
 DRAFT_KEPT = "draft.kept"
 DRAFT_SAMPLED = "draft.sampled"
+# The dim of the pages of sources: the keys and values that a plan "audio" computes once for a window of sound, and that
+# the layers of "generate" attend to. The prefix of their inputs: the slot of each row of a source, and for the tokens
+# that attend to it, the position of its last row and its pages.
+SOURCE_PAGES = "PS"
+SOURCE = "source_"
+SOURCE_INPUTS = ("positions", "slots", "page_indptr", "page_ids")

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from .expr import Count, Natural, Positive
+from .speech import SpeechSpec
 
 # The keys of the largest tile or page of a kernel for complete texts. Kernels read complete tiles.
 KEY_TILE = 64
@@ -147,6 +148,19 @@ class VisionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AudioSpec:
+    """The encoder of windows of sound to whose rows a decoder attends. A window has two frames of ``mel_bins`` numbers
+    for each of ``positions`` rows. Its rows have the hidden size of the decoder, and so have its heads together.
+    """
+
+    mel_bins: Count
+    positions: Count
+    num_layers: Count
+    num_heads: Count
+    intermediate_size: Count
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements.
 
@@ -178,6 +192,7 @@ class ModelSpec:
     with a state. ``draft_layers``: those of the heads with which the model drafts its own tokens, behind its layers.
     ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows
     from row r of a module on, by "module[r]". ``vision``: the tower of a model that sees pictures; None if it does not.
+    ``audio``: the encoder of sound beside the decoder; None if it has none.
     """
 
     model_type: str
@@ -228,6 +243,7 @@ class ModelSpec:
     draft_layers: Natural = 0
     factors: Mapping[str, float] = field(default_factory=dict)
     vision: VisionSpec | None = None
+    audio: AudioSpec | None = None
     bos_token_id: Natural | None = None
     eos_token_ids: tuple[Natural, ...] = ()
 
@@ -268,6 +284,16 @@ class ModelSpec:
         return self.window_num_kv_heads or self.num_kv_heads, self.window_head_dim or self.head_dim
 
     @property
+    def kinds_of_heads(self) -> set[tuple[int, int]]:
+        """The numbers and sizes of kv heads of all layers, including those of towers and of the encoder of sound."""
+        kinds = {self.heads_of(layer) for layer in range(self.num_layers)}
+        if self.vision is not None:
+            kinds.add((self.vision.num_heads, self.vision.head_dim))
+        if self.audio is not None:
+            kinds.add((self.audio.num_heads, self.hidden_size // self.audio.num_heads))
+        return kinds
+
+    @property
     def num_distances(self) -> int:
         """Those from a row to a key of the longest text, or to one that fills up a tile of keys."""
         return 2 * (self.max_position_embeddings + KEY_TILE) - 1
@@ -302,9 +328,9 @@ class ModelSpec:
         return asdict(self)
 
 
-# What a model does with a text: it continues it, or makes a vector of it, or scores its relevance to another, or its
-# labels.
-Task = Literal["generate", "embed", "rerank", "classify"]
+# What a model does: it continues a text, or makes a vector of it, or scores its relevance to another, or its labels; or
+# it transcribes sound.
+Task = Literal["generate", "embed", "rerank", "classify", "transcribe"]
 Pooling = Literal["last_token", "mean", "cls", "max", "mean_sqrt_len"]
 
 
@@ -396,10 +422,12 @@ def forms_spans(labels: Sequence[str]) -> bool:
     return bool(kinds) and sorted(labels) == sorted(["O", *(f"{part}-{kind}" for kind in kinds for part in "BIES")])
 
 
-def task_of(spec: EmbeddingSpec | ClassifierSpec | None) -> Task:
+def task_of(spec: EmbeddingSpec | ClassifierSpec | SpeechSpec | None) -> Task:
     """The task of a model; ``spec`` is None for one that generates text."""
     if spec is None:
         return "generate"
+    if isinstance(spec, SpeechSpec):
+        return "transcribe"
     if isinstance(spec, EmbeddingSpec):
         return "embed"
     return "classify" if spec.relevance is None else "rerank"

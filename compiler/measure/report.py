@@ -15,7 +15,7 @@ from ..bundle.entries import ITEM_BYTES, BufferEntry, PlanEntry, StepEntry
 from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import Description, ExportManifest, Manifest
 from ..ir.expr import evaluate
-from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES, PAGE_DIMS
+from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES, PAGE_DIMS, SOURCE_PAGES
 from ..runtime.errors import RequestError
 from ..runtime.generate import PREFILL_CHUNK
 from ..runtime.page_groups import group_windows, pages_of_sequence
@@ -156,7 +156,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         return elements * ITEM_BYTES[chosen if entry.dtype == "activation" else entry.dtype]
 
     def page_bytes(names: Iterable[str]) -> int:
-        return sum(size(manifest.states[name], dict.fromkeys(PAGE_DIMS, 1)) for name in names)
+        return sum(size(manifest.states[name], dict.fromkeys((*PAGE_DIMS, SOURCE_PAGES), 1)) for name in names)
 
     weights, on_host = (
         sum(plane.size for weight in table.values() for plane in weight.planes)
@@ -208,7 +208,10 @@ def dims_of(manifest: Manifest, context: int) -> dict[str, int]:
     pages = [pages_of_sequence(window, context, manifest.page_size, PREFILL_CHUNK) for window in windows]
     # The model's own heads do not draft tokens.
     pools = dict.fromkeys((*PAGE_DIMS, DRAFT_PAGES, KEPT_PAGES, KEPT), 0) | dict(zip(PAGE_DIMS, pages, strict=False))
-    return {**pools, "S": 1, "T": context, "L": listed, "LW": listed, **ONE_SEQUENCE}
+    audio, sources = manifest.spec.audio, manifest.source_pages
+    longest = context if audio is None else max(context, audio.positions)
+    pools |= {SOURCE_PAGES: sources, "LS": sources}
+    return {**pools, "S": 1, "T": longest, "L": listed, "LW": listed, **ONE_SEQUENCE}
 
 
 def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:
@@ -246,11 +249,16 @@ def share_read(plan: PlanEntry, step: StepEntry, role: str, rows: int) -> Fracti
 
 def keys_seen(manifest: Manifest, context: int) -> list[tuple[str, int]]:
     """The pages that each attention step of the first plan reads, and the number of keys that it sees in them at the
-    end of a context. Layers that share keys each read them.
+    end of a context, or in those of a window of sound. Layers that share keys each read them.
     """
     steps = manifest.plan(manifest.plan_names[0]).steps
     readers = [step for step in steps if step.op == "attention"]
-    return [(step.inputs["kv"], min(context, step.attrs.get("window") or context)) for step in readers]
+    seen = [(step.inputs["kv"], min(context, step.attrs.get("window") or context)) for step in readers]
+    audio = manifest.spec.audio
+    if audio is None:
+        return seen
+    sources = {name for name, state in manifest.states.items() if state.shape[0] == SOURCE_PAGES}
+    return [(kv, audio.positions if kv in sources else count) for kv, count in seen]
 
 
 def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> int:

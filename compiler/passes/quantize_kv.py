@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..ir.graph import Graph, Node, Value
 from ..ir.kv_format import KvFormat, kv_format
-from ..ir.pages import DRAFT_PAGES, PAGES
+from ..ir.pages import DRAFT_PAGES, PAGES, SOURCE_PAGES
 
 
 def quantize_kv(graph: Graph, kv: str) -> Graph:
@@ -17,7 +17,7 @@ def quantize_kv(graph: Graph, kv: str) -> Graph:
     if form is None:
         return graph
     states = {
-        name: quantized(value, form) if value.shape[0] in (PAGES, DRAFT_PAGES) else value
+        name: quantized(value, form) if value.shape[0] in (PAGES, DRAFT_PAGES, SOURCE_PAGES) else value
         for name, value in graph.states.items()
     }
     nodes = [

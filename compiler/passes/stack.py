@@ -6,6 +6,7 @@ stack_siblings  q = linear(x), k = linear(x), v = linear(x)       ->  qkv = line
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from itertools import accumulate, pairwise
 
@@ -33,8 +34,14 @@ def stack_gates(graph: Graph) -> Graph:
     return graph.replace(replaced, parameters.values())
 
 
+# The layer that a weight belongs to.
+_LAYER = re.compile(r".*?\blayers?\.\d+\.")
+
+
 def stack_siblings(graph: Graph, dtype: str | None = None) -> Graph:
-    """``dtype``: only projections whose results have it."""
+    """Stack those of one layer: the result of all layers that read an encoder's rows would be too large. ``dtype``:
+    only projections whose results have it.
+    """
     nodes: list[Node] = []
     parameters: dict[str, Parameter] = {}
     done: set[int] = set()
@@ -42,7 +49,8 @@ def stack_siblings(graph: Graph, dtype: str | None = None) -> Graph:
         if id(node) in done:
             continue
         stacks = node.op == "linear" and dtype in (None, node.attr("dtype"))
-        siblings = [user for user in graph.users(node.inputs["x"]) if can_stack(graph, [node, user])] if stacks else []
+        users = graph.users(node.inputs["x"]) if stacks else []
+        siblings = [user for user in users if layer_of(user) == layer_of(node) and can_stack(graph, [node, user])]
         if len(siblings) < 2:
             nodes.append(node)
             continue
@@ -106,6 +114,11 @@ def can_stack(graph: Graph, linears: Sequence[Node]) -> bool:
         and graph.parameters[linear.inputs["weight"]].form == graph.parameters[first.inputs["weight"]].form
         for linear in linears
     )
+
+
+def layer_of(node: Node) -> str:
+    match = _LAYER.match(node.inputs.get("weight", ""))
+    return match[0] if match else ""
 
 
 def module_of(node: Node) -> str:

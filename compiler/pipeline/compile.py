@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .. import quant
 from ..bundle.entries import TuningEntry
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
-from ..bundle.manifest import DRAFT, FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
+from ..bundle.manifest import AUDIO, DRAFT, FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
 from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
 from ..calibration.record import QUALITY_FILE
@@ -187,6 +187,8 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
         quantization, keeps_forms = quant.by_name(UNQUANTIZED), True
     activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS, integers=keeps_forms)
     spec = checkpoint.spec
+    if checkpoint.speech is not None:
+        check_speech(options, spec)
     if reads_complete_texts(checkpoint):
         check_unpaged(options, spec)
         context = unpaged_context(options.context, checkpoint, target.MAX_BINDING_BYTES)
@@ -253,6 +255,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         embedding=checkpoint.embedding,
         classifier=checkpoint.classifier,
         images=checkpoint.images,
+        speech=checkpoint.speech,
         quantization=job.quantization.name,
         context=job.context,
         page_size=PAGE_SIZE,
@@ -275,7 +278,8 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
     if options.self_test and store.folder is not None:
         # A fault of the heads makes wrong guesses, but no wrong answer.
         graph = next(graph for name, graph in graphs.items() if name != DRAFT)
-        reference = Reference(Bundle(store.folder, manifest), quantize_kv(graph, options.kv), joined.weights)
+        audio = quantize_kv(graphs[AUDIO], options.kv) if AUDIO in graphs else None
+        reference = Reference(Bundle(store.folder, manifest), quantize_kv(graph, options.kv), joined.weights, audio)
         tested = lambda done, total: progress("self-test", done, total)  # noqa: E731
         if GENERATE in graphs:
             manifest = manifest.model_copy(update={"self_test": make_self_test(reference, tested)})
@@ -284,6 +288,13 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
     text = json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False)
     store.put(MANIFEST_FILE, text.encode())
     return manifest
+
+
+def check_speech(options: CompileOptions, spec: ModelSpec) -> None:
+    """Raises RequestError for options that models of sound do not support."""
+    for flag, value in (("--lora-rank", options.lora_rank), ("--quality", options.quality)):
+        if value:
+            raise RequestError(f"{flag} {value}: not supported for {spec.model_type}, which reads sound; remove it")
 
 
 def check_unpaged(options: CompileOptions, spec: ModelSpec) -> None:

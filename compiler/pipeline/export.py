@@ -148,6 +148,10 @@ def check_texts(model: str, target: str, checkpoint: Checkpoint, kv: str, *, gen
     """Raises UnsupportedModel for a target whose bundles only generate text, and RequestError for keys and values of
     integers, which a model that makes embeddings or scores does not keep.
     """
+    if checkpoint.speech is not None:
+        raise UnsupportedModel(
+            f"{model}: transcribes sound, but {target} bundles read text; use --target webgpu, cpu or cuda"
+        )
     if generates_only:
         makes = "embeddings" if checkpoint.embedding is not None else "scores"
         raise UnsupportedModel(
@@ -168,6 +172,7 @@ def export_manifest(job: ExportJob, files: list[FileEntry]) -> ExportManifest:
         embedding=job.checkpoint.embedding,
         classifier=job.checkpoint.classifier,
         images=job.checkpoint.images,
+        speech=job.checkpoint.speech,
         quantization=options.quantization.name,
         context=options.context,
         page_size=options.context,

@@ -1,4 +1,5 @@
-"""The graph of each plan of a checkpoint: what generates text and drafts it, makes vectors or computes scores.
+"""The graph of each plan of a checkpoint: what generates text and drafts it, reads sound, makes vectors or computes
+scores.
 
 Encoders, and decoders that make vectors or scores, read complete texts without pages. A decoder whose layers cannot do
 without them makes the vector of a text's last token, which arrives in chunks.
@@ -6,14 +7,15 @@ without them makes the vector of a text's last token, which arrives in chunks.
 
 from __future__ import annotations
 
-from ..arch import by_model_type, drafting, encoder_of, gemma4_assistant
+from ..arch import by_model_type, drafting, encoder_of, gemma4_assistant, listening
 from ..arch.draft_heads import keep_last_rows, keep_sampled_rows
 from ..arch.encoder import EncoderGraph, HeadLayout, finish
 from ..arch.gemma4_text import LAYOUT
-from ..bundle.manifest import CLASSIFY, DRAFT, EMBED, GENERATE
+from ..bundle.manifest import AUDIO, CLASSIFY, DRAFT, EMBED, GENERATE
 from ..formats.checkpoint import Checkpoint, StoredMatrix
 from ..ir.graph import Graph
 from ..ir.spec import ClassifierSpec, EmbeddingSpec
+from ..ir.speech import SpeechSpec
 from ..passes.drop_pages import ROWS, FormOf, drop_pages
 from ..runtime.errors import UnsupportedModel
 from .stored_forms import round_activations
@@ -38,6 +40,9 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
             return {GENERATE: graph}
         heads = round_activations(drafting(spec.model_type).draft_tokens(spec, page_size, context), checkpoint)
         return {GENERATE: keep_last_rows(graph, page_size), DRAFT: heads}
+    if isinstance(task, SpeechSpec):
+        family = listening(spec.model_type)
+        return {GENERATE: family.forward(spec, page_size, context), AUDIO: family.listen(spec, page_size)}
     name = EMBED if isinstance(task, EmbeddingSpec) else CLASSIFY
     if encoder is not None:
         return {name: encoder.encode(spec, context, task)}
@@ -60,7 +65,7 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
 
 def reads_complete_texts(checkpoint: Checkpoint) -> bool:
     """Whether the checkpoint's plan has no pages."""
-    if checkpoint.task is None:
+    if checkpoint.task is None or isinstance(checkpoint.task, SpeechSpec):
         return False
     (graph,) = graphs_of(checkpoint, checkpoint.spec.max_position_embeddings).values()
     return "page_ids" not in graph.inputs

@@ -35,7 +35,8 @@ from ..bundle.folder import Bundle
 from ..ir.graph import Graph, Parameter, Source
 from ..ir.kv_format import kv_format
 from ..passes.split_rows import row_ends, slice_sources
-from ..quant.base import FloatArray
+from ..quant.base import Array, FloatArray
+from ..runtime.audio.windows import source_of, test_window, window_batch
 from ..runtime.batch import DERIVED_INPUTS, Chunk, make_batch
 from ..runtime.errors import CheckpointError
 from ..runtime.graph_walk import Execution, Read, walk
@@ -57,12 +58,14 @@ class Reference:
     """The reference of a bundle: its architecture's graph on the bundle's own weights. No pass but `quantize_kv` has
     changed the graph.
 
-    ``weights`` are the parameters of the bundle's plans, after the passes.
+    ``weights`` are the parameters of the bundle's plans, after the passes. ``audio`` is the graph that reads sound;
+    None if the model reads none.
     """
 
     bundle: Bundle
     graph: Graph
     weights: Mapping[str, Parameter]
+    audio: Graph | None = None
 
 
 def make_self_test(reference: Reference, progress: Callable[[int, int], None] = lambda *_: None) -> SelfTestEntry:
@@ -154,19 +157,36 @@ def reference_logits(
     reference: Reference, prompt: list[int], progress: Callable[[int, int], None]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """The logits (S, V) of all rows with float32 and with float16 activations, in one walk over the weights."""
-    pages = range(reference.bundle.manifest.pages_for(len(prompt)))
-    batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)), state=(0, 0))], reference.bundle.manifest.page_size)
-    dims = batch.dims(len(pages), num_states=1)
-    executions = [
-        Execution(reference.graph, batch.arrays(DERIVED_INPUTS), dims, activation)
-        for activation in ("float32", "float16")
-    ]
+    manifest = reference.bundle.manifest
+    pages = range(manifest.pages_for(len(prompt)))
+    source = None if reference.audio is None else source_of(manifest)
+    batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)), state=(0, 0), source=source)], manifest.page_size)
+    dims = batch.dims(len(pages), num_states=1, num_source_pages=manifest.source_pages)
     # With float16, values may overflow, which makes the distance infinite.
     with np.errstate(over="ignore", invalid="ignore"):
+        heard = reference_sources(reference, progress)
+        executions = [
+            Execution(reference.graph, {**batch.arrays(DERIVED_INPUTS), **states}, dims, activation)
+            for activation, states in zip(("float32", "float16"), heard, strict=True)
+        ]
         exact, half = walk(
             reference.graph, reference.graph.outputs["logits"], executions, packed_rows(reference), progress
         )
     return exact.astype(np.float32), half.astype(np.float32)
+
+
+def reference_sources(reference: Reference, progress: Callable[[int, int], None]) -> list[dict[str, Array]]:
+    """The states after the window of `test_window`, with float32 and with float16 activations; none if the model reads
+    no sound.
+    """
+    graph, manifest = reference.audio, reference.bundle.manifest
+    if graph is None:
+        return [{}, {}]
+    batch = window_batch(manifest, [test_window(manifest)])
+    dims = batch.dims(0, num_source_pages=manifest.source_pages)
+    executions = [Execution(graph, batch.arrays(), dims, activation) for activation in ("float32", "float16")]
+    walk(graph, None, executions, packed_rows(reference), progress)
+    return [{name: execution.values[name] for name in graph.states} for execution in executions]
 
 
 def packed_rows(reference: Reference) -> Read:

@@ -13,7 +13,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ..bundle.entries import InputEntry
-from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, VISION, Description
+from ..bundle.manifest import AUDIO, CLASSIFY, EMBED, GENERATE, VISION, Description
+from ..ir.pages import SOURCE_PAGES
 from .batch import Array, Batch, FloatArray, Limits, Output, Result, done, require_plan
 from .errors import RequestError
 from .inputs import EXPORT_INPUTS, STATE_INPUTS, require_inputs
@@ -69,6 +70,12 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         require_plan(self.manifest, VISION)
         raise AssertionError(self.manifest.plan_names)
 
+    def listen(self, batch: Batch) -> FloatArray:
+        """The rows of windows of sound. Raises RequestError as `submit`, for a bundle that reads no sound, and for a
+        window of another length.
+        """
+        return self._encode(AUDIO, batch, self._accept(batch, AUDIO)).result()
+
     def write_state(self, name: str, slot: int, values: Array) -> None:
         """Raises RequestError for a state that is not stored by slot, a slot out of range, and values of another
         shape.
@@ -105,7 +112,7 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         self._require_open()
         require_plan(self.manifest, plan)
         limits = self.limits
-        pools = (limits.window_pages or 0, limits.states or 0, limits.draft_pages)
+        pools = (limits.window_pages or 0, limits.states or 0, limits.draft_pages, self.largest[SOURCE_PAGES])
         dims = batch.dims(self.num_pages, limits.sequences, limits.adapters, *pools)
         require_within(dims, self.largest)
         require_inputs(batch, self._inputs(plan), dims)

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..bundle.manifest import CLASSIFY, EMBED, GENERATE, VISION, Description
-from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES, KEPT_ROWS, STATE_SLOTS, WINDOW
+from ..bundle.manifest import AUDIO, CLASSIFY, EMBED, GENERATE, VISION, Description
+from ..ir.pages import (
+    DRAFT_PAGES,
+    KEPT,
+    KEPT_PAGES,
+    KEPT_ROWS,
+    SOURCE,
+    SOURCE_INPUTS,
+    SOURCE_PAGES,
+    STATE_SLOTS,
+    WINDOW,
+)
 from ..ir.sampling import GREEDY, Settings
+from ..ir.speech import FRAMES
 from .errors import RequestError
 from .page_groups import PageGroup
 
@@ -38,6 +49,18 @@ class PageTables:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceTables:
+    """The sources of a batch's sequences: the position of the last row that each token attends to (S,), the slot of
+    each row that a plan "audio" computes (S,), and the pages of each sequence's source.
+    """
+
+    positions: IntArray
+    slots: IntArray
+    page_indptr: IntArray
+    page_ids: IntArray
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Every sequence has at least one new token, so S == B means that each has exactly one.
 
@@ -46,8 +69,8 @@ class Batch:
     if all are of type 0. ``state_slots`` (B, 2) are the slots from which the sequences' states are read and into which
     they are written; None if a chunk names none. ``kept_rows`` (S,) are the kept rows that a model's heads read
     beside its tokens; None for other plans. ``features`` (F, E) are those of pictures, and ``feature_rows`` (F,) the
-    rows of the batch whose embeddings they replace; None if no chunk has any. ``extra`` holds further inputs of a plan,
-    by name.
+    rows of the batch whose embeddings they replace; None if no chunk has any. ``source``: None if a chunk names none.
+    ``extra`` holds further inputs of a plan, by name.
     """
 
     token_ids: IntArray
@@ -70,6 +93,7 @@ class Batch:
     kept_rows: IntArray | None = None
     features: FloatArray | None = None
     feature_rows: IntArray | None = None
+    source: SourceTables | None = None
     extra: Mapping[str, Array] = field(default_factory=dict)
 
     def arrays(self, declared: Collection[str] = ()) -> dict[str, Array]:
@@ -88,6 +112,8 @@ class Batch:
             none = np.zeros((0, 0), np.float32)
             arrays[FEATURES] = none if self.features is None else self.features
             arrays[FEATURE_ROWS] = np.zeros(0, np.int32) if self.feature_rows is None else self.feature_rows
+        if self.source is not None:
+            arrays |= {f"{SOURCE}{name}": getattr(self.source, name) for name in SOURCE_INPUTS}
         return arrays | self.sampled_rows() if not SAMPLED_INPUTS.isdisjoint(declared) else arrays
 
     def sampled_rows(self) -> dict[str, Array]:
@@ -113,16 +139,21 @@ class Batch:
         num_window_pages: int = 0,
         num_states: int = 0,
         num_draft_pages: int = 0,
+        num_source_pages: int = 0,
     ) -> dict[str, int]:
         """The values of all dims for this batch, on pools of ``num_pages`` and ``num_window_pages``, for
-        ``num_slots`` sequence slots and ``num_states`` slots of states, and ``num_draft_pages`` of the model's heads.
+        ``num_slots`` sequence slots and ``num_states`` slots of states, ``num_draft_pages`` of the model's heads, and
+        ``num_source_pages``.
         """
         rows = len(self.sample_rows)
+        last = int(self.positions.max(initial=-1))
+        if self.source is not None:
+            last = max(last, int(self.source.positions.max(initial=-1)))
         return {
             "S": len(self.token_ids),
             "B": len(self.seq_starts) - 1,
             "R": rows,
-            "T": int(self.positions.max(initial=-1)) + 1,
+            "T": last + 1,
             "L": len(self.page_ids),
             "P": num_pages,
             "LW": len((self.window or self).page_ids),
@@ -130,6 +161,8 @@ class Batch:
             "N": num_slots,
             "M": num_adapters,
             "Z": num_states,
+            "LS": 0 if self.source is None else len(self.source.page_ids),
+            SOURCE_PAGES: num_source_pages,
             DRAFT_PAGES: num_draft_pages,
             KEPT_PAGES: num_pages if num_draft_pages else 0,
             KEPT: len(self.token_ids) if num_draft_pages else 0,
@@ -153,13 +186,24 @@ WINDOW_INPUTS = frozenset(f"{WINDOW}{name}" for name in TABLES)
 # The inputs that a batch has only if the plan declares them.
 TOKEN_TYPES = "token_types"
 FEATURES, FEATURE_ROWS = "features", "feature_rows"
-DERIVED_INPUTS = SAMPLED_INPUTS | WINDOW_INPUTS | {TOKEN_TYPES, STATE_SLOTS, KEPT_ROWS, FEATURES, FEATURE_ROWS}
+SOURCES = frozenset(f"{SOURCE}{name}" for name in SOURCE_INPUTS)
+DERIVED_INPUTS = (
+    SAMPLED_INPUTS | WINDOW_INPUTS | SOURCES | {TOKEN_TYPES, STATE_SLOTS, KEPT_ROWS, FEATURES, FEATURE_ROWS}
+)
 # The inputs of every batch.
 KNOWN_INPUTS = tuple(
     each.name
     for each in fields(Batch)
-    if each.name not in (*DERIVED_INPUTS, "alternatives", "logprobs", "window", "extra")
+    if each.name not in (*DERIVED_INPUTS, "alternatives", "logprobs", "window", "source", "extra")
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a sequence attends to besides its own tokens: the first ``rows`` on these pages of sources."""
+
+    rows: int
+    pages: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +216,7 @@ class Chunk:
     row, which is stored in ``slot`` unless that is -1; ``flags`` are those of `sampling.py`. ``state`` are the
     slots from which the sequence's states are read and into which they are written; models without states need none.
     ``kept_rows``: see `Batch`. ``features`` are those of pictures, each with the offset in the chunk of the first token
-    whose embedding they replace; see `features_between`.
+    whose embedding they replace; see `features_between`. ``source`` is None for models that read no sound.
     """
 
     token_ids: Sequence[int]
@@ -187,6 +231,7 @@ class Chunk:
     state: tuple[int, int] | None = None
     kept_rows: Sequence[int] | None = None
     features: Sequence[tuple[int, FloatArray]] | None = None
+    source: Source | None = None
 
 
 def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False, logprobs: bool = False) -> Batch:
@@ -203,13 +248,18 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
             np.asarray(own)[position // page_size] * page_size + position % page_size
             for own, position in zip(pages, positions, strict=True)
         ]
-        return PageTables(join(slots), np.cumsum([0, *map(len, pages)]).astype(np.int32), join(pages))
+        return PageTables(join(slots), *page_lists(pages))
 
     first = tables([chunk.pages for chunk in chunks])
     second = [chunk.pages if chunk.window_pages is None else chunk.window_pages for chunk in chunks]
     rows = [[start + row for row in chunk.sample] for chunk, start in zip(chunks, starts, strict=False)]
     states = [chunk.state for chunk in chunks if chunk.state is not None]
     kept_rows = [chunk.kept_rows for chunk in chunks if chunk.kept_rows is not None]
+    sources = [chunk.source for chunk in chunks if chunk.source is not None]
+    source = None
+    if len(sources) == len(chunks):
+        last = np.repeat(np.array([each.rows - 1 for each in sources], np.int32), lengths)
+        source = SourceTables(last, np.zeros(len(last), np.int32), *page_lists([each.pages for each in sources]))
     return Batch(
         token_ids=join([chunk.token_ids for chunk in chunks]),
         positions=join(positions),
@@ -230,8 +280,14 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
         window=tables(second) if any(chunk.window_pages is not None for chunk in chunks) else None,
         state_slots=np.array(states, np.int32).reshape(-1, 2) if len(states) == len(chunks) else None,
         kept_rows=join(kept_rows) if len(kept_rows) == len(chunks) else None,
+        source=source,
         **joined_features(chunks, starts.tolist()),
     )
+
+
+def page_lists(pages: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
+    """Where the pages of each sequence begin in the list of all, and that list."""
+    return np.cumsum([0, *map(len, pages)]).astype(np.int32), join(pages)
 
 
 def joined_features(chunks: Sequence[Chunk], starts: Sequence[int]) -> dict[str, Any]:
@@ -297,6 +353,19 @@ def make_text_batch(texts: Sequence[Sequence[int]], token_types: Sequence[Sequen
     )
 
 
+def make_audio_batch(windows: Sequence[FloatArray], pages: Sequence[Sequence[int]], page_size: int) -> Batch:
+    """A batch of windows of sound for a plan "audio": their rows (N, frames), and the pages that will hold the keys and
+    values of each.
+    """
+    batch = make_text_batch([np.zeros(len(rows), np.int32).tolist() for rows in windows])
+    slots = [
+        np.asarray(own)[np.arange(len(rows)) // page_size] * page_size + np.arange(len(rows)) % page_size
+        for own, rows in zip(pages, windows, strict=True)
+    ]
+    source = SourceTables(batch.positions, join(slots), *page_lists(pages))
+    return replace(batch, source=source, extra={FRAMES: np.concatenate(windows)})
+
+
 def join(parts: Sequence[Sequence[int] | npt.NDArray[np.int_]]) -> IntArray:
     return np.concatenate([np.asarray(part, np.int32) for part in parts])
 
@@ -323,8 +392,14 @@ class Output:
 
 
 # What a bundle with a plan does, and what one without it does not do.
-TASKS = {GENERATE: "generates text", EMBED: "makes embeddings", CLASSIFY: "scores the labels of texts"}
+TASKS = {
+    AUDIO: "transcribes sound",
+    GENERATE: "generates text",
+    EMBED: "makes embeddings",
+    CLASSIFY: "scores the labels of texts",
+}
 NOT_TASKS = {
+    AUDIO: "reads no sound; use the bundle of a model that transcribes sound",
     GENERATE: "generates no text; use the bundle of a model that generates",
     EMBED: "makes no embeddings; use the bundle of an embedding model",
     CLASSIFY: "scores no labels; use the bundle of a classifier or reranker",
@@ -336,7 +411,7 @@ def require_plan(manifest: Description, plan: str) -> None:
     """Raise RequestError unless the bundle has a plan."""
     if plan in manifest.plan_names:
         return
-    does = next((TASKS[name] for name in manifest.plan_names if name in TASKS), "has no known plan")
+    does = next((does for name, does in TASKS.items() if name in manifest.plan_names), "has no known plan")
     if plan in NOT_TASKS:
         raise RequestError(f"{manifest.model} {does} and {NOT_TASKS[plan]}")
     raise RequestError(f"{manifest.model} has no plan '{plan}'; it has {', '.join(manifest.plan_names)}")
@@ -361,7 +436,8 @@ class Limits:
     the second page group, if the bundle has one; None for as many as the sequences need. ``states`` are the slots of
     the states of recurrent layers; None for one for each sequence. ``draft_pages`` are those of the heads with which
     the model drafts tokens; 0 if they do not, and then nothing is kept for them. ``patches`` are those of pictures that
-    become features at once; None for one tile, 0 if the model sees none.
+    become features at once; None for one tile, 0 if the model sees none. ``windows`` of sound have room for their keys
+    and values at a time.
     """
 
     tokens: int = 64
@@ -373,6 +449,7 @@ class Limits:
     states: int | None = None
     draft_pages: int = 0
     patches: int | None = None
+    windows: int = 1
 
 
 class Runner(Protocol):
@@ -416,6 +493,11 @@ class Runner(Protocol):
     def features(self, batch: PatchBatch) -> FloatArray:
         """The features (F, E) of the blocks of patches of pictures. Raises RequestError if the model sees no pictures,
         or the batch exceeds the limits.
+        """
+
+    def listen(self, batch: Batch) -> FloatArray:
+        """The rows (S, E) of windows of sound; their keys and values are then on the batch's pages of sources. Raises
+        RequestError if the bundle reads no sound, or the batch exceeds the limits.
         """
 
     def write_state(self, name: str, slot: int, values: Array) -> None:

@@ -73,12 +73,14 @@ class Execution:
 
 
 def walk(
-    graph: Graph, last: str, executions: Sequence[Execution], read: Read, progress: Progress = lambda *_: None
+    graph: Graph, last: str | None, executions: Sequence[Execution], read: Read, progress: Progress = lambda *_: None
 ) -> list[Array]:
-    """The value ``last`` of each execution, all of the same batch. ``progress`` receives the number of finished nodes
-    and of all nodes.
+    """The value ``last`` of each execution, all of the same batch; None: nothing, after all nodes have changed the
+    states. ``progress`` receives the number of finished nodes and of all nodes.
     """
-    stop = next(index for index, node in enumerate(graph.nodes) if last in node.outputs.values()) + 1
+    stop = len(graph.nodes)
+    if last is not None:
+        stop = next(index for index, node in enumerate(graph.nodes) if last in node.outputs.values()) + 1
     nodes = graph.nodes[:stop]
     last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs.values()}
     for index, node in enumerate(nodes):
@@ -91,7 +93,7 @@ def walk(
                 for execution in executions:
                     execution.free(name)
     progress(stop, stop)
-    return [execution.values[last] for execution in executions]
+    return [] if last is None else [execution.values[last] for execution in executions]
 
 
 def parts(

@@ -11,9 +11,10 @@ from ..arch.decoder import BATCH_INPUTS
 from ..bundle.entries import InputEntry, PlanEntry
 from ..bundle.manifest import Description, Manifest
 from ..ir.expr import evaluate
-from ..ir.pages import KEPT_PAGES, KEPT_ROWS, STATE_SLOTS
+from ..ir.pages import KEPT_PAGES, KEPT_ROWS, SOURCE_PAGES, STATE_SLOTS
 from ..ir.plan import union
-from .batch import DERIVED_INPUTS, FEATURE_ROWS, FEATURES, KNOWN_INPUTS, Array, Batch
+from ..ir.speech import FRAMES
+from .batch import DERIVED_INPUTS, FEATURE_ROWS, FEATURES, KNOWN_INPUTS, SOURCES, Array, Batch, SourceTables
 from .errors import BundleError, RequestError
 
 # The inputs of the frameworks' bundles, which have no plan that could declare them; and those of models with states.
@@ -42,6 +43,8 @@ def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mappi
         array = arrays.get(name)
         if array is None and name == STATE_SLOTS:
             raise RequestError("a chunk of the batch names no slots of states; set Chunk.state", input=name)
+        if array is None and name in SOURCES:
+            raise RequestError("a chunk of the batch names no sound; set Chunk.source", input=name)
         if array is None:
             raise RequestError(
                 f"the batch lacks input '{name}', {list(shape)} of {entry.dtype}; pass it in Batch.extra", input=name
@@ -84,6 +87,31 @@ def require_kept(rows: Array, dims: Mapping[str, int], page_size: int) -> None:
         raise RequestError(
             f"the batch reads kept rows {rows.min()} to {rows.max()}; the runner has {-slots} to {tokens - 1}"
         )
+
+
+def require_sources(tables: SourceTables, dims: Mapping[str, int], page_size: int) -> None:
+    """Raise RequestError unless all pages of sources exist, and hold the rows that tokens attend to."""
+    pages = dims[SOURCE_PAGES]
+    ids, slots = tables.page_ids, tables.slots
+    if len(ids) and not 0 <= ids.min() <= ids.max() < pages:
+        raise RequestError(f"the batch names pages {ids.min()} to {ids.max()} of sound; the runner has {pages}")
+    if len(slots) and not 0 <= slots.min() <= slots.max() < pages * page_size:
+        raise RequestError(f"the batch writes rows {slots.min()} to {slots.max()} of sound beyond {pages} pages")
+    least = int(np.diff(tables.page_indptr).min(initial=pages)) * page_size
+    positions = tables.positions
+    if len(positions) and not 0 <= positions.min() <= positions.max() < least:
+        raise RequestError(f"the batch attends to {positions.max() + 1} rows of sound, on pages of {least}")
+
+
+def require_windows(manifest: Manifest, batch: Batch) -> None:
+    """Raise RequestError unless a batch for a plan "audio" holds complete windows of sound, of finite numbers."""
+    assert manifest.spec.audio is not None
+    rows = manifest.spec.audio.positions
+    lengths = np.diff(batch.seq_starts)
+    if not (lengths == rows).all() or not np.array_equal(batch.positions, np.arange(lengths.sum()) % rows):
+        raise RequestError(f"{manifest.model}: reads windows of {rows} rows, not of {sorted(set(lengths.tolist()))}")
+    if not np.isfinite(batch.extra[FRAMES]).all():
+        raise RequestError(f"{manifest.model}: the batch has frames of sound that are not finite numbers")
 
 
 def require_texts(manifest: Description, batch: Batch) -> None:

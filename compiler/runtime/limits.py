@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..bundle.manifest import DRAFT, VISION, Description, Manifest
-from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES
+from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES, SOURCE_PAGES
 from .batch import Limits
 from .errors import RequestError
 from .page_groups import PageGroup, group_windows, pages_of_sequence
@@ -25,6 +25,9 @@ def complete_limits(manifest: Description, limits: Limits) -> Limits:
         window_pages = min(pages, limits.window_pages or limits.sequences * one)
     adapters = limits.adapters if takes_adapters else 0
     tokens = limits.tokens if manifest.paged else max(limits.tokens, manifest.context)
+    audio = manifest.spec.audio
+    # A window of sound is read at once.
+    tokens = tokens if audio is None else max(tokens, audio.positions)
     states = (limits.states or limits.sequences) if manifest.keeps_states else 0
     draft_pages = limits.draft_pages if DRAFT in manifest.plan_names else 0
     patches = tile_patches(manifest) if limits.patches is None else limits.patches
@@ -59,12 +62,14 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
     patches, vision = limits.patches or 0, manifest.spec.vision
     # Each tile has at least one block, which becomes one feature.
     features = patches // vision.block**2 if vision is not None else 0
+    rows = 0 if manifest.spec.audio is None else manifest.spec.audio.positions
+    source_pages = manifest.pages_for(rows)
     gives_back = any(window is not None for window in group_windows(manifest))
     return {
         "S": limits.tokens,
         "B": limits.sequences,
         "R": limits.rows,
-        "T": manifest.context,
+        "T": max(manifest.context, rows),
         # A sequence lists each page once, and at most the pages of its context, including those that were given back.
         # Each sequence that shares a page lists it.
         "L": limits.sequences * (context_pages if gives_back else min(pages, context_pages)),
@@ -74,6 +79,8 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
         "N": limits.sequences,
         "M": limits.adapters,
         "Z": limits.states or 0,
+        SOURCE_PAGES: limits.windows * source_pages,
+        "LS": limits.sequences * source_pages,
         DRAFT_PAGES: limits.draft_pages,
         KEPT_PAGES: pages if limits.draft_pages else 0,
         KEPT: limits.tokens if limits.draft_pages else 0,

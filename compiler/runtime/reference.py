@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..bundle.entries import BufferEntry, PlanEntry, StepEntry
 from ..bundle.folder import Bundle
 from ..ir.ops import OPS, Array
-from ..ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
+from ..ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, SOURCE_PAGES, STATES
 from ..quant.base import FloatArray
 from .base_runner import ArrayLayout
 from .batch import Array as BatchArray
@@ -23,7 +23,7 @@ from .patches import AnyBatch
 from .plan_runner import PlanRunner, constant_tables
 
 # Dims of memory that outlives a batch. All other dims may be of any size, because nothing is allocated for them.
-PERSISTENT_DIMS = (*PAGE_DIMS, DRAFT_PAGES, KEPT_PAGES, STATES, "N", "M", "G")
+PERSISTENT_DIMS = (*PAGE_DIMS, DRAFT_PAGES, KEPT_PAGES, SOURCE_PAGES, STATES, "N", "M", "G")
 
 
 class ReferenceRunner(PlanRunner):

@@ -12,7 +12,8 @@ import numpy as np
 
 from ..bundle.entries import SelfTestEntry, SelfTestRow, VectorTestEntry
 from ..bundle.manifest import Manifest
-from .batch import Chunk, FloatArray, Runner, make_batch
+from .audio.windows import source_of, test_window, window_batch
+from .batch import Chunk, FloatArray, Runner, Source, make_batch
 from .errors import DeviceError
 from .plan_runner import PlanRunner
 from .vector_test import largest_difference
@@ -28,7 +29,10 @@ def check_runner(runner: PlanRunner, manifest: Manifest) -> None:
     test: SelfTestEntry | VectorTestEntry
     if manifest.self_test is not None:
         test, what = manifest.self_test, "logits"
-        deviation = largest_deviation(runner, test, manifest.page_size)
+        if manifest.speech is not None:
+            runner.listen(window_batch(manifest, [test_window(manifest)]))
+        source = None if manifest.speech is None else source_of(manifest)
+        deviation = largest_deviation(runner, test, manifest.page_size, source)
     elif manifest.vector_test is not None:
         test, what = manifest.vector_test, "scores" if manifest.embedding is None else "vectors"
         deviation = largest_difference(runner, test)
@@ -50,21 +54,23 @@ def check_runner(runner: PlanRunner, manifest: Manifest) -> None:
         )  # fmt: skip
 
 
-def largest_deviation(runner: Runner, test: SelfTestEntry, page_size: int) -> float:
+def largest_deviation(runner: Runner, test: SelfTestEntry, page_size: int, source: Source | None = None) -> float:
     """The distance of the runner's logits from the expected ones, relative to the largest logit of the test; infinite
     if not finite.
     """
     rows = {row.row: row for row in test.rows}
     scale = max(abs(logit) for row in test.rows for logit in row.logits)
     deviation = 0.0
-    for row, logits in logits_of_prompt(runner, test.prompt_ids, page_size):
+    for row, logits in logits_of_prompt(runner, test.prompt_ids, page_size, source):
         if not np.isfinite(logits).all():
             return float("inf")
         deviation = max(deviation, distance(rows[row], logits) / scale)
     return deviation
 
 
-def logits_of_prompt(runner: Runner, prompt: list[int], page_size: int) -> Iterator[tuple[int, FloatArray]]:
+def logits_of_prompt(
+    runner: Runner, prompt: list[int], page_size: int, source: Source | None = None
+) -> Iterator[tuple[int, FloatArray]]:
     """Yield the row's index in the prompt and its logits (V,), for as many rows of each forward as the runner's limits
     allow.
     """
@@ -74,7 +80,8 @@ def logits_of_prompt(runner: Runner, prompt: list[int], page_size: int) -> Itera
     pages = range(-(-len(prompt) // page_size))
     for start, stop in zip(starts, [*starts[1:], len(prompt)], strict=True):
         sampled = range(max(0, stop - start - limits.rows), stop - start)
-        output = runner.forward(make_batch([Chunk(prompt[start:stop], start, pages, sampled, state=(0, 0))], page_size))
+        chunk = Chunk(prompt[start:stop], start, pages, sampled, state=(0, 0), source=source)
+        output = runner.forward(make_batch([chunk], page_size))
         yield from zip((start + row for row in sampled), output.logits, strict=True)
 
 

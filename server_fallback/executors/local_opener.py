@@ -151,6 +151,10 @@ class LocalOpener:
         """A step checks drafts of each sequence and in addition those of clients. A step of a draft checks none."""
         bundle = await self._bundle(model)
         manifest, options = bundle.manifest, self._options
+        if manifest.speech is not None:
+            raise RequestError(
+                f"{manifest.model} transcribes sound, which this server does not; use nearfar transcribe", param="model"
+            )
         require_known_inputs(manifest)
         checks = manifest.generates and not is_draft
         guesses = options.draft_tokens if checks and options.draft is not None else 0

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nearfar.compiler.ir.pages import KEPT, KEPT_PAGES
 from nearfar.compiler.ir.sampling import GREEDY
-from nearfar.compiler.runtime.batch import NO_PATCHES, Batch, PageTables
+from nearfar.compiler.runtime.batch import NO_PATCHES, Batch, PageTables, SourceTables
 
 # Each bucket of contexts is twice as long as the previous one.
 SHORTEST_CONTEXT = 256
@@ -81,7 +81,8 @@ def contexts_up_to(longest: int) -> list[int]:
 
 def pad_batch(batch: Batch, size: int, pages: Sequence[int], page_size: int, state: int = 0) -> Batch:
     """A decode batch with sequences of one token added, which are sampled greedily and keep nothing. They are on one
-    page of each page group, in ``pages``, and their states, if there are any, are written into slot ``state``.
+    page of each page group, in ``pages``, and their states, if there are any, are written into slot ``state``. They
+    read the first row of the first source, if there are sources.
     """
     more = size - (len(batch.seq_starts) - 1)
     if not more:
@@ -100,6 +101,14 @@ def pad_batch(batch: Batch, size: int, pages: Sequence[int], page_size: int, sta
             page_ids=np.concatenate([tables.page_ids, np.full(more, page, np.int32)]),
         )
 
+    def with_first_page(tables: SourceTables) -> SourceTables:
+        return SourceTables(
+            positions=with_zeros(tables.positions),
+            slots=with_zeros(tables.slots),
+            page_indptr=counting_on(tables.page_indptr),
+            page_ids=with_zeros(tables.page_ids),
+        )
+
     states = batch.state_slots
     first, *second = (padded(batch.window or batch if group else batch, page) for group, page in enumerate(pages))
     return Batch(
@@ -115,5 +124,6 @@ def pad_batch(batch: Batch, size: int, pages: Sequence[int], page_size: int, sta
         adapters=np.concatenate([batch.adapters, np.full(more, -1, np.int32)]),
         alternatives=batch.alternatives,
         window=second[0] if second else None,
+        source=None if batch.source is None else with_first_page(batch.source),
         state_slots=None if states is None else np.concatenate([states, np.full((more, 2), state, np.int32)]),
     )

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import GENERATE
-from nearfar.compiler.ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
+from nearfar.compiler.ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, SOURCE_PAGES, STATES
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
 from nearfar.compiler.runtime.errors import DeviceError
@@ -38,7 +38,7 @@ from .memory import ALIGNMENT, DeviceMemory
 # The most batches in flight; each has its own pinned memory.
 IN_FLIGHT = 4
 # The dims that are equal for all batches of a runner.
-SAME_DIMS = ("P", "PW", "N", "M", STATES, DRAFT_PAGES, KEPT_PAGES)
+SAME_DIMS = ("P", "PW", "N", "M", STATES, DRAFT_PAGES, KEPT_PAGES, SOURCE_PAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class CudaRunner(PlanRunner):
 
     def _graph_cache(self) -> GraphCache:
         same = {dim: self.largest[dim] for dim in SAME_DIMS}
-        return GraphCache(self._driver, GENERATE, self._launches, self._sizes, self.manifest.context, same)
+        return GraphCache(self._driver, GENERATE, self._launches, self._sizes, self.largest["T"], same)
 
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._driver.upload(self._memory.addresses[name] + slot * values.nbytes, values)
@@ -185,7 +185,7 @@ class CudaRunner(PlanRunner):
         # Only the caller could pad its extra inputs. Chunks of pictures do not decode.
         decodes = isinstance(batch, Batch) and not batch.extra and batch.features is None
         if self._graphs is not None and plan == GENERATE and decodes:
-            bucket = bucket_of(dims, self._sizes, self.manifest.context)
+            bucket = bucket_of(dims, self._sizes, self.largest["T"])
         inputs = self.manifest.plan(plan).inputs
         if self._graphs is None or bucket is None or not isinstance(batch, Batch):
             self._memory.upload_batch(inputs, self.arrays(plan, batch), self._staging.inputs)

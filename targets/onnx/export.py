@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.ir.speech import SpeechSpec
 from nearfar.compiler.passes.stack import stack_gates, stack_siblings
 from nearfar.compiler.pipeline.target import ExportOptions
 from nearfar.compiler.runtime.errors import RequestError, ToolError
@@ -121,6 +122,7 @@ def emit(
     if task is None:
         build_decoder(emitter)
     else:
+        assert not isinstance(task, SpeechSpec), "models of sound are refused earlier"
         build_encoder(emitter, task)
     return emitter
 

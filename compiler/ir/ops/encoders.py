@@ -108,9 +108,8 @@ def require_joint(op: str, shapes: Shapes, attrs: Attrs) -> int:
 
 
 def check_joint(use: Use, sizes: Sizes) -> None:
-    spec, heads = sizes.spec, (use.attrs["num_kv_heads"], use.attrs["head_dim"])
-    known = any(spec.heads_of(layer) == heads for layer in range(spec.num_layers))
-    require_use(known, f"has {heads[0]} kv heads of {heads[1]}, which no layer has")
+    heads = use.attrs["num_kv_heads"], use.attrs["head_dim"]
+    require_use(heads in sizes.spec.kinds_of_heads, f"has {heads[0]} kv heads of {heads[1]}, which no layer has")
 
 
 def joint_facts(use: Use, bound: Bound) -> Mapping[str, Any]:

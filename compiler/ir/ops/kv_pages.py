@@ -148,7 +148,7 @@ def check_pages(use: Use, sizes: Sizes) -> None:
     allowed = [(2, heads, sizes.page_size, width) for heads, size in kinds if size == head_dim]
     layers = ", ".join(f"{heads} kv heads of {size}" for heads, size in sorted(kinds))
     fits = (
-        kv[0] in (*pages.PAGE_DIMS, pages.DRAFT_PAGES)
+        kv[0] in (*pages.PAGE_DIMS, pages.DRAFT_PAGES, pages.SOURCE_PAGES)
         and kv[1:] in allowed
         and (use.kinds["kv"] == "uint32") == (form is not None)
     )

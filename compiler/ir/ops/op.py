@@ -56,12 +56,19 @@ class Attr:
 
 
 class Sizes(Protocol):
-    """The sizes of a bundle that the arrays of its steps depend on; see `bundle.manifest.Manifest`."""
+    """The sizes of a bundle that the arrays of a plan's steps depend on; see `bundle.check_steps.PlanSizes`."""
 
-    spec: ModelSpec
-    context: int
-    page_size: int
-    kv: KvName
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def page_size(self) -> int: ...
+
+    @property
+    def kv(self) -> KvName: ...
 
 
 @dataclass(frozen=True, slots=True)

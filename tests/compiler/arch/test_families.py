@@ -19,7 +19,7 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None
         arch.by_model_type(name)
     assert caught.value.message.startswith(
         f"config.json: model_type {name!r} is not supported; supported: "
-        f"{', '.join((*arch.SUPPORTED, *arch.ENCODERS))}. "
+        f"{', '.join((*arch.SUPPORTED, *arch.ENCODERS, *arch.LISTENING))}. "
     )
 
 
@@ -47,7 +47,7 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None
         ("t5", r"It is an encoder with a decoder, .*, nor one near it\."),
         ("qwen3_vl_moe", "It is a model of images beside text, .* is the text model of 'qwen3_vl'"),
         ("gemma3n", "images beside text, .* is the text model of 'gemma3'"),
-        ("whisper", "It is a model of sound or speech, .*, nor one near it"),
+        ("moonshine", "It is a model of sound or speech, .*, nor one near it"),
         ("dinov2", r"It is a model of images, .*, nor one near it"),
         ("patchtst", "It is a model of time series"),
         ("clap_text_model", "It is a part of a larger model"),
@@ -92,7 +92,7 @@ def test_reasons_are_those_of_families_that_do_not_compile() -> None:
 def test_every_model_type_of_transformers_is_known() -> None:
     import transformers
 
-    compiled = {*arch.SUPPORTED, *arch.ENCODERS, *MODEL_TYPES}
+    compiled = {*arch.SUPPORTED, *arch.ENCODERS, *arch.LISTENING, *MODEL_TYPES}
     listed = families.known_types()
     assert not listed.keys() & compiled
     unknown = sorted(transformers.CONFIG_MAPPING.keys() - listed.keys() - compiled)

@@ -4,7 +4,8 @@
 // those of the second page group, N sequence slots, A: R if the logits of any row are adjusted, else 0. W: R if
 // alternatives are requested, else 0. DR: R if any row has a temperature, else 0. If the model's own heads guess tokens:
 // PD pages of theirs, PH pages of the rows that they read, and H of the new tokens' rows are kept for them, else 0. F
-// features of pictures; where they are made, of V patches of I tiles.
+// features of pictures; where they are made, of V patches of I tiles. LS and PS are listed pages and pages of windows of
+// sound, which the page does not read yet.
 
 import { BundleError } from "../errors.js";
 import type { Condition, Expr } from "./manifest.js";

@@ -46,6 +46,7 @@ export function lettersOnnx(changes: Partial<ExportManifest> = {}): {
     spec,
     embedding: null,
     classifier: null,
+    speech: null,
     images: null,
     quantization,
     context: CONTEXT,

@@ -1,0 +1,50 @@
+"""SpeechSpec: how a model of sound transcribes, apart from its layers: the tokens with which it is prompted, and those
+that it may not write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .expr import Count, Natural
+
+# The rate of the sound that models read, the samples from one frame to the next, and those of a frame's window.
+SAMPLE_RATE = 16_000
+HOP = 160
+FRAME = 400
+# The input of a plan "audio": for row t of a window (S, 4 * mel bins), the frames 2t - 1 to 2t + 2, zeros for those
+# outside of the window.
+FRAMES = "frames"
+FRAMES_OF_ROW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageToken:
+    """The token of a language, by its code such as "en"."""
+
+    code: str
+    token: Natural
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechSpec:
+    """A prompt is ``start``, and if there are ``languages``, one of them and the task; then ``no_timestamps``, unless
+    the text is to have timestamps: all tokens after it, ``seconds`` / rows of a window apart. ``previous`` precedes a
+    text that was transcribed before, None if the model has no such token. The probability of ``no_speech`` after
+    ``start`` is that of a window without speech.
+
+    ``suppressed`` tokens are never written, ``suppressed_first`` not as the first one. With timestamps, the first one
+    is at most number ``max_initial_timestamp``, unless that is None.
+    """
+
+    start: Natural
+    no_timestamps: Natural
+    no_speech: Natural
+    seconds: Count
+    languages: tuple[LanguageToken, ...] = ()
+    transcribe: Natural | None = None
+    translate: Natural | None = None
+    previous: Natural | None = None
+    suppressed: tuple[Natural, ...] = ()
+    suppressed_first: tuple[Natural, ...] = ()
+    max_initial_timestamp: Natural | None = None
