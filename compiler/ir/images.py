@@ -89,7 +89,7 @@ class PositionSpec:
     """Which rows of the tower's table of positions a patch's position mixes, and with which weights.
 
     The table has ``side`` x ``side`` rows. "plain": a tile has as many patches. "fractions": the row at the same
-    fraction of both sides, as Idefics 3 computes it. "antialiased" and "corners": bilinear between the centres of rows,
+    fraction of both sides (Idefics 3). "antialiased" and "corners": bilinear between the centres of rows,
     with a wider filter for fewer patches than rows, or between the outermost rows (PyTorch's align_corners). "axes":
     two tables of ``side`` rows, one behind the other, first of columns, then of rows, whose rows are added.
     ``taps``: the most rows that a patch mixes; patches with fewer have row 0 with weight 0.

@@ -20,6 +20,10 @@ import { speedAfter } from "./decision/speed.js";
 import { notText, unreadableKind } from "./file_kinds.js";
 import type { ServerSource } from "./grammar/rules.js";
 import { sourceRules } from "./grammar/rules.js";
+import { imageKeyHead } from "./images/key.js";
+import { unreadablePicture } from "./images/kind.js";
+import { imageLayout } from "./images/layout.js";
+import { axisTaps } from "./images/positions.js";
 import { labelSpans } from "./label_spans.js";
 import {
   answerFailure,
@@ -154,6 +158,10 @@ Object.assign(globalThis, {
     closeAnswer: overJson(closeAnswer),
     totalUsage: overJson(totalUsage),
     labelSpans: overJson(labelSpans),
+    imageLayout: overJson(imageLayout),
+    axisTaps: overJson(axisTaps),
+    imageKeyHead: overJson(imageKeyHead),
+    unreadablePicture: overJson(unreadablePicture),
     sideFault: overJson(sideFault),
     continuesAsTokens: overJson(continuesAsTokens),
     setsTemplateVariables: overJson(setsTemplateVariables),
