@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...arch.draft_heads import HEADS
-from ...ir.spec import ModelSpec
+from ...ir.spec import EmbeddingSpec, ModelSpec
 from ...runtime.errors import CheckpointError, UnsupportedModel
 from ..checkpoint import Tensor
 from ..decoder_tensors import XIELU, decoder_tensors
@@ -38,6 +38,7 @@ from .decoders import (
     starcoder2,
     xielu_parts,
 )
+from .embedding_gemma import DENSE, embedding_gemma, read_dense
 from .encoders import ENCODERS, GgufEncoder
 from .gemma4 import GEMMA4, GEMMA4_TOP, gemma4, gemma4_sizes, gemma4_tensors
 from .hybrids import DRAFT_HEADS, LFM2, gated_delta, lfm2, lfm2_experts, lfm2moe, qwen35, short_convolution
@@ -101,6 +102,7 @@ class GgufArchitecture:
     by the root mean square. ``final_norm``: the last norm in the file and in a checkpoint. ``scaled_ends``: the
     embedding and the head contain the factors by which others multiply their results. ``keyed``: the tensors of a
     checkpoint whose values are keys of the file; ``absent``: how the names of those end that `decoder_tensors` makes.
+    ``read_task``: what the model makes of a text whose tokens see those after them; None for one that generates text.
     """
 
     model_type: str
@@ -117,6 +119,7 @@ class GgufArchitecture:
     scaled_ends: bool = False
     keyed: Callable[[Metadata], dict[str, Tensor]] = lambda _: {}
     absent: str | None = None
+    read_task: Callable[[Metadata, Container, ModelSpec, Callable[[str], None]], EmbeddingSpec] | None = None
 
     @property
     def eps_key(self) -> str:
@@ -127,7 +130,8 @@ def architecture_of(metadata: Metadata) -> GgufArchitecture | GgufEncoder:
     found = KNOWN.get(metadata.architecture)
     if found is None:
         raise metadata.unsupported(
-            f"architecture {metadata.architecture!r} is not supported; supported: {', '.join(sorted(KNOWN))}"
+            f"architecture {metadata.architecture!r} is not supported{REASONS.get(metadata.architecture, '')}; "
+            f"supported: {', '.join(sorted(KNOWN))}"
         )
     return found
 
@@ -156,7 +160,7 @@ def read_config(architecture: GgufArchitecture | GgufEncoder, metadata: Metadata
     }
     # The embedding's number of rows determines the vocabulary size.
     metadata.ignore("vocab_size")
-    metadata.expect("attention.causal", True)
+    metadata.expect("attention.causal", architecture.read_task is None)
     config |= architecture.sizes(metadata, container) | architecture.config(metadata, container)
     # Mixtures have read these.
     metadata.expect_unread("expert_count", 0)
@@ -172,6 +176,9 @@ ARCHITECTURES = {
     "gemma": GgufArchitecture("gemma", norm_shift=True),
     "gemma2": GgufArchitecture("gemma2", gemma2, BEHIND, norm_shift=True),
     "gemma3": GgufArchitecture("gemma3_text", gemma3, BEHIND, norm_shift=True),
+    "gemma-embedding": GgufArchitecture(
+        "gemma3_text", embedding_gemma, BEHIND, norm_shift=True, top=DENSE, read_task=read_dense
+    ),
     "phi3": GgufArchitecture("phi3", phi3, FUSED),
     "granite": GgufArchitecture("granite", granite, interleaved=True),
     "smollm3": GgufArchitecture("smollm3", smollm3, interleaved=True),
@@ -225,6 +232,8 @@ ARCHITECTURES = {
     ),
 }
 KNOWN: Mapping[str, GgufArchitecture | GgufEncoder] = {**ARCHITECTURES, **ENCODERS}
+# Why others are not supported.
+REASONS = {"jina-bert-v2": ", whose scores fall with the distance of tokens (ALiBi)"}
 
 
 # --- tensors ---

@@ -14,7 +14,6 @@ from ..config import ConfigReader, require_skippable
 from ..spec_against_tensors import choose_draft_heads, require_sizes
 from .architectures import architecture_of, read_config, read_tensors
 from .container import Container, StoredTensor, read_container
-from .encoders import GgufEncoder
 from .metadata import Metadata
 from .names import PART
 from .tokenizer import read_tokenizer
@@ -41,14 +40,16 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         )
     architecture = architecture_of(metadata)
     config = read_config(architecture, metadata, container)
-    tokenizer, ends = read_tokenizer(metadata, config["vocab_size"])
+    tokenizer, ends = read_tokenizer(metadata, config["vocab_size"], ends_texts=architecture.read_task is not None)
     config |= {"eos_token_id": list(ends), "bos_token_id": metadata.optional_integer("tokenizer.ggml.bos_token_id")}
     spec = spec_of(config, path)
     notes: list[str] = []
     stored = read_tensors(architecture, spec, metadata, container)
     require_sizes(path, spec, stored)
     spec, tensors = choose_draft_heads(path, spec, stored, notes, makes_text=True)
-    task = architecture.read_task(metadata, container, spec) if isinstance(architecture, GgufEncoder) else None
+    task = None
+    if architecture.read_task is not None:
+        task = architecture.read_task(metadata, container, spec, notes.append)
     return Checkpoint(
         path,
         spec,

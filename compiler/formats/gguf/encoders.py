@@ -4,7 +4,7 @@ or scores of a text's rows (conversion/ and src/llama-graph.cpp of github.com/gg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,16 +80,17 @@ class GgufEncoder:
         metadata.finish()
         return config
 
-    def read_task(self, metadata: Metadata, container: Container, spec: ModelSpec) -> EmbeddingSpec | ClassifierSpec:
-        """What the model makes of a text: vectors, which llama.cpp scales to length 1, or scores."""
-        kind = metadata.integer("pooling_type", 0)
-        if kind in POOLINGS:
-            return EmbeddingSpec(POOLINGS[kind], normalize=True, size=spec.hidden_size)
-        if kind != RANK or not self.head:
-            known = ", ".join(map(str, (*POOLINGS, *[RANK][: len(self.head)])))
-            raise metadata.unsupported(
-                f"'pooling_type' is {kind}, which is not supported for {metadata.architecture}; supported: {known}"
-            )
+    def read_task(
+        self,
+        metadata: Metadata,
+        container: Container,
+        spec: ModelSpec,
+        note: Callable[[str], None],  # noqa: ARG002
+    ) -> EmbeddingSpec | ClassifierSpec:
+        """What the model makes of a text: vectors or scores."""
+        scores = [RANK] if self.head else []
+        if metadata.integer("pooling_type", 0) not in scores:
+            return read_embedding(metadata, spec, scores)
         missing = next((file for file in self.head if f"{file}.weight" not in container.tensors), None)
         if missing is not None:
             raise metadata.unsupported(
@@ -104,6 +105,17 @@ class GgufEncoder:
         task = read_classifier(config, str(metadata.path), self.pooling)
         assert task is not None
         return task
+
+
+def read_embedding(metadata: Metadata, spec: ModelSpec, others: Sequence[int] = ()) -> EmbeddingSpec:
+    """The vectors of a text, which llama.cpp scales to length 1. ``others``: kinds that make something else."""
+    kind = metadata.integer("pooling_type", 0)
+    if kind not in POOLINGS:
+        known = ", ".join(map(str, (*POOLINGS, *others)))
+        raise metadata.unsupported(
+            f"'pooling_type' is {kind}, which is not supported for {metadata.architecture}; supported: {known}"
+        )
+    return EmbeddingSpec(POOLINGS[kind], normalize=True, size=spec.hidden_size)
 
 
 def rows_of(name: str, metadata: Metadata, container: Container) -> int:

@@ -44,8 +44,12 @@ ENDS = frozenset(
 )  # fmt: skip
 
 
-def read_tokenizer(metadata: Metadata, vocab_size: int) -> tuple[TokenizerFiles, tuple[int, ...]]:
-    """The tokenizer, and the ids of the tokens that end an answer. Raises CheckpointError and UnsupportedModel."""
+def read_tokenizer(
+    metadata: Metadata, vocab_size: int, *, ends_texts: bool = False
+) -> tuple[TokenizerFiles, tuple[int, ...]]:
+    """The tokenizer, and the ids of the tokens that end an answer. ``ends_texts``: a text may end with the eos token.
+    Raises CheckpointError and UnsupportedModel.
+    """
     model = metadata.text("tokenizer.ggml.model")
     if model == "none":
         raise metadata.unsupported("holds no tokenizer ('tokenizer.ggml.model' is 'none'); use a file with one")
@@ -70,11 +74,16 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> tuple[TokenizerFiles,
     if metadata.architecture in ENCODERS:
         content["post_processor"] = _around_texts(metadata, vocabulary, model)
     else:
-        for key in ("add_eos_token", "add_sep_token"):
-            metadata.expect(f"tokenizer.ggml.{key}", False)
-        adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", bos)
-        content["post_processor"] = surrounded(bos_token if adds_bos else None, None, vocabulary.ids())
-    ends = [metadata.optional_integer(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
+        metadata.expect("tokenizer.ggml.add_eos_token", *((False, True) if ends_texts else (False,)))
+        metadata.expect("tokenizer.ggml.add_sep_token", False)
+        adds_bos, adds_eos = (
+            metadata.flag(f"tokenizer.ggml.add_{key}_token", default) for key, default in (("bos", bos), ("eos", False))
+        )
+        if adds_eos and eos_token is None:
+            raise metadata.corrupt("'tokenizer.ggml.add_eos_token' is true, but no token is named as the eos token")
+        ends = bos_token if adds_bos else None, eos_token if adds_eos else None
+        content["post_processor"] = surrounded(*ends, vocabulary.ids())
+    end_ids = [metadata.optional_integer(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     tokenizer_json = {"version": "1.0", "truncation": None, "padding": None, **content}
     files = TokenizerFiles(
         where=metadata.path,
@@ -85,7 +94,7 @@ def read_tokenizer(metadata: Metadata, vocab_size: int) -> tuple[TokenizerFiles,
         pad_token=pad_token,
         unk_token=unk_token,
     )
-    return files, tuple(dict.fromkeys([*(each for each in ends if each is not None), *_ends(vocabulary)]))
+    return files, tuple(dict.fromkeys([*(each for each in end_ids if each is not None), *_ends(vocabulary)]))
 
 
 def _read_vocabulary(metadata: Metadata, vocab_size: int) -> Vocabulary:

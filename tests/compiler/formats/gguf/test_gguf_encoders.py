@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import lacks
 from encoder_tokenizers import TEXTS as STRINGS
 from encoder_tokenizers import write_vectors_tokenizer
 from gguf import GGMLQuantizationType as Type
-from gguf_encoders import CASES, make_gguf_encoder
+from gguf_encoders import CASES, DENSE, make_gguf_encoder
 from light_bundle import few_kernels, one_compilation
 from plain_target import compile_plain
+from safetensors.numpy import load_file
 from tiny_encoders import CONTEXT, logits_of, rows_of, texts_of, write_json
 from tolerances import F32, relative_error
 
@@ -31,8 +33,8 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.graphs import graphs_of
 from nearfar.compiler.pipeline.weights import check_tensors
 from nearfar.compiler.runtime.batch import Limits
-from nearfar.compiler.runtime.encoding import Text, encode
-from nearfar.compiler.runtime.errors import NearfarError, UnsupportedModel
+from nearfar.compiler.runtime.encoding import Text, embed, encode
+from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
@@ -40,6 +42,11 @@ TEXTS = texts_of([1, 17, CONTEXT, 40])
 POOLED = {
     "mean_tokens": lambda rows: rows.mean(axis=0), "cls_token": lambda rows: rows[0], "lasttoken": lambda rows: rows[-1]
 }  # fmt: skip
+
+
+def dense_of(name: str) -> list[str]:
+    """The modules behind the pooling of a case."""
+    return list(DENSE) if name == "gemma-embedding" else []
 
 
 def encoded(path: Path, folder: Path) -> list[Any]:
@@ -59,8 +66,35 @@ def test_vectors_are_those_of_the_model(name: str, pooling: str, tmp_path: Path)
     task = load(str(path)).task
     assert isinstance(task, EmbeddingSpec)
     assert task.normalize
+    matrices = [load_file(tmp_path / name / "model.safetensors")["linear.weight"] for name in dense_of(name)]
     for text, vector in zip(TEXTS, encoded(path, tmp_path), strict=True):
-        assert relative_error(vector, POOLED[pooling](rows_of(model, text))) < F32, len(text)
+        expected = POOLED[pooling](rows_of(model, text))
+        for matrix in matrices:
+            expected = matrix @ expected
+        assert relative_error(vector, expected) < F32, len(text)
+
+
+@pytest.mark.parametrize("dense", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+def test_vectors_of_embedding_gemma_are_those_of_llama_cpp(dense: bool, tmp_path: Path) -> None:
+    """Also of a file without the matrices behind the pooling, which a note reports."""
+    path, model = make_gguf_encoder("gemma-embedding", "mean_tokens", tmp_path, has_dense=dense)
+    read, text = load(str(path)), TEXTS[3]
+    assert (read.notes == ()) == dense
+    bundle = compile_plain(path, tmp_path / "bundle", "f32", CONTEXT)
+    own = vectors_of(bundle)[3]
+    if not dense:
+        assert "no matrices behind its pooling" in read.notes[0]
+        assert relative_error(own, rows_of(model, text).mean(axis=0)) < F32
+    try:
+        from llama_runner import LlamaCpp
+
+        theirs = LlamaCpp(path, embeds=True)
+    except ModuleNotFoundError:
+        lacks("xllamacpp is not installed")
+    assert np.abs(theirs.vector(text) - own / np.linalg.norm(own)).max() < 1e-3
+    runner = ReferenceRunner(bundle, limits=Limits(sequences=5, tokens=100))
+    ids = Tokenizer(read.tokenizer).encode("hello world, the boat!!!!!!!!")
+    assert np.abs(theirs.vector("hello world, the boat!!!!!!!!") - embed(runner, ids)).max() < 1e-3
 
 
 def test_a_file_of_blocks_keeps_its_integers(tmp_path: Path) -> None:
@@ -161,6 +195,38 @@ def test_what_would_be_another_model_is_refused(
         load(str(path))
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("gemma-embedding.attention.causal", True, "attention.causal' is True"),
+        ("gemma-embedding.pooling_type", 4, "'pooling_type' is 4, .*supported: 0, 1, 2, 3"),
+        ("gemma-embedding.dense_2_feat_in", 64, "dense_2_feat_in' is 64, .*supported: 128"),
+        ("gemma-embedding.attention.sliding_window_pattern", 2, "sliding_window_pattern' is 2"),
+        ("tokenizer.ggml.add_sep_token", True, "add_sep_token' is True"),
+        ("tokenizer.ggml.eos_token_id", None, "no token is named as the eos token"),
+    ],
+)
+def test_a_file_of_embedding_gemma_that_is_another_model_is_refused(
+    key: str, value: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = make_gguf_encoder("gemma-embedding", "mean_tokens", tmp_path)
+    whole = read_container(path)
+    metadata = {name: each for name, each in {**whole.metadata, key: value}.items() if each is not None}
+    monkeypatch.setattr(checkpoint, "read_parts", lambda _: replace(whole, metadata=metadata))
+    with pytest.raises(NearfarError, match=message):
+        load(str(path))
+
+
+def test_a_matrix_behind_the_pooling_must_fit_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = make_gguf_encoder("gemma-embedding", "mean_tokens", tmp_path)
+    whole = read_container(path)
+    metadata = {name: each for name, each in whole.metadata.items() if ".dense_2_" not in name}
+    container = without("dense_2.weight")(replace(whole, metadata=metadata))
+    monkeypatch.setattr(checkpoint, "read_parts", lambda _: container)
+    with pytest.raises(CheckpointError, match=r"'dense_3\.weight' has 192 columns, but what it reads has 128"):
+        load(str(path))
+
+
 def test_a_file_of_xlm_roberta_names_the_tokens_around_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = make_gguf_encoder("xlm-roberta", "mean_tokens", tmp_path)
     whole = read_container(path)
@@ -175,7 +241,9 @@ def test_a_file_of_xlm_roberta_names_the_tokens_around_a_text(tmp_path: Path, mo
             load(str(path))
 
 
-@pytest.mark.parametrize("name", ["bert", "modern-bert"])
+@pytest.mark.parametrize(
+    "name", ["bert", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("modern-bert", "gemma-embedding"))]
+)
 def test_any_number_of_an_encoder_is_used_or_refused_by_a_typed_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +274,9 @@ def test_a_word_piece_that_a_file_has_twice_is_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_architecture_names_those_of_encoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = make_gguf_encoder("bert", "mean_tokens", tmp_path)
-    container = changed(read_container(path), general__architecture="neo-bert")
-    monkeypatch.setattr(checkpoint, "read_parts", lambda _: container)
-    with pytest.raises(UnsupportedModel, match=r"'neo-bert' is not supported; supported: apertus, bert, .*nomic-bert"):
-        load(str(path))
+    for name, reason in (("neo-bert", ""), ("jina-bert-v2", r", whose scores fall .* \(ALiBi\)")):
+        container = changed(read_container(path), general__architecture=name)
+        monkeypatch.setattr(checkpoint, "read_parts", lambda _, container=container: container)
+        message = rf"'{name}' is not supported{reason}; supported: apertus, bert, .*nomic-bert"
+        with pytest.raises(UnsupportedModel, match=message):
+            load(str(path))
