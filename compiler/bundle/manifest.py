@@ -102,6 +102,11 @@ class Description(Entry):
         """Whether sequences have states of recurrent layers, in slots."""
         return self.generates and self.spec.states is not None
 
+    @property
+    def sees(self) -> bool:
+        """Whether the model makes features of pictures, which it reads beside texts."""
+        return VISION in self.plan_names and self.images is not None
+
     def pages_for(self, tokens: int) -> int:
         """The number of pages for ``tokens`` tokens of one sequence."""
         return -(-tokens // self.page_size)

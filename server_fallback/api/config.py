@@ -23,7 +23,7 @@ class ApiConfig:
     it. ``body_timeout_seconds`` is the time for a body to arrive, ``write_timeout_seconds`` how long a client may read
     nothing, ``header_timeout_seconds`` how long a connection may be silent before and between requests, and
     ``draft_timeout_seconds`` the time for a client that drafts tokens to send its next drafts. ``max_choices`` bounds n
-    times the number of prompts, ``max_inputs`` the texts of one embedding request, ``max_body_bytes`` one body.
+    times the number of prompts, and ``max_inputs`` the texts of one embedding request.
     """
 
     keys: Keys = field(default_factory=Keys)
@@ -42,11 +42,12 @@ class ApiConfig:
     """connections open at once; idle ones are closed to make room"""
     body_memory_bytes: Annotated[SizeBytes, Flag(("--body-memory",))] = 256 << 20
     """memory for the bodies of all running requests (default: 256MiB)"""
+    max_body_bytes: Annotated[SizeBytes, Flag(("--max-body",))] = 4 << 20
+    """the largest body of a request, with its images (default: 4MiB)"""
     drain_seconds: Seconds = 30.0
     """time for requests to finish after SIGTERM or SIGHUP"""
     hang_seconds: Seconds = HANG_SECONDS
     """an engine, front end or vLLM that does not respond for this time is started again"""
-    max_body_bytes: int = 4 << 20
     max_choices: int = MAX_CHOICES
     max_stops: int = MAX_STOPS
     max_inputs: int = 2048

@@ -101,6 +101,7 @@ def _model_about(card: ModelCard, executor: Executor) -> ModelAbout:
         vocab_size=can.vocab_size,
         tools=can.tools,
         verify=can.verify,
+        vision=can.vision,
     )
 
 

@@ -29,7 +29,7 @@ class TokenModel:
 
     @staticmethod
     def of(manifest: Description) -> TokenModel:
-        spec = manifest.spec
+        spec, images = manifest.spec, manifest.images if manifest.sees else None
         return TokenModel(
             vocab_size=spec.vocab_size,
             end_token_ids=frozenset(spec.eos_token_ids),
@@ -37,4 +37,6 @@ class TokenModel:
             page_size=manifest.page_size,
             gathers=gathers(manifest),
             is_recurrent=manifest.keeps_states,
+            image_token_id=None if images is None else images.prompt.placeholder_id,
+            feature_size=spec.hidden_size,
         )

@@ -121,7 +121,7 @@ class Abilities:
     different tokenizers.
 
     ``tools``: the model writes tool calls. ``embeds``: it makes embeddings or scores, and no text.
-    ``verify``: it checks drafts of clients.
+    ``verify``: it checks drafts of clients. ``vision``: it reads images.
     """
 
     tokenizer_sha256: str | None
@@ -129,6 +129,7 @@ class Abilities:
     tools: bool
     embeds: bool
     verify: bool = False
+    vision: bool = False
 
 
 @runtime_checkable

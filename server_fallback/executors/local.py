@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, RequestError
+from nearfar.compiler.runtime.images.patches import CutImage
 
 from ..engine.request import TokenRequest, TokenSource
 from ..engine.stats import EngineStats
@@ -21,6 +22,7 @@ from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import all_choices
+from ..text.chat_images import placed_images
 from ..text.chat_prompt import Chat, ChatPrompt, encode_rendered, mark_chat, read_chat, render_chat
 from ..text.choice import write_choice
 from ..text.completion import Prompt
@@ -99,9 +101,9 @@ class LocalExecutor:
         if asked.needs_vocabulary:
             asked = asked.with_vocabulary(await asyncio.to_thread(lambda: model.vocabulary))
         text, requests = asked.text, list[TokenRequest]()
-        for prompt_ids, state in await self._prompts(asked.prompt, call.client):
-            requests += await self._token_requests(asked, prompt_ids, state, call)
-            text = replace(text, state=state)
+        for prompt in await self._prompts(asked.prompt, call.client):
+            requests += await self._token_requests(asked, prompt, call)
+            text = replace(text, state=prompt.state)
         answer = asked.answer(requests, output)
         answer.begin()
         await all_choices(
@@ -127,8 +129,9 @@ class LocalExecutor:
                 tools=request.tools,
                 add_generation_prompt=request.add_generation_prompt,
                 variables=request.chat_template_kwargs,
+                sees=self._model.images is not None,
             )
-            ids, _ = await self._chat_prompt(chat, "")
+            ids = (await self._chat_prompt(chat, "")).ids
         return TokenizeResponse(tokens=list(ids), count=len(ids), max_model_len=self.context)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
@@ -142,6 +145,7 @@ class LocalExecutor:
             tools=model.tools is not None,
             embeds=False,
             verify=self.max_drafts > 0,
+            vision=model.images is not None,
         )
 
     @property
@@ -192,10 +196,21 @@ class LocalExecutor:
             else:
                 text = await template.render(marked.messages, marked.options, client)
             reasoning = self._model.reasoning
+            spec, pictures = self._model.images, await self._pictures(chat, client)
+            if spec is not None:
+                text = tokenizer.with_pictures(text, spec.prompt.mark, [picture.text for picture in pictures])
             begun = [text, chat.begun, chat.begun_reasoning]
-            return await run(begun, client, lambda: encode_rendered(tokenizer, marked, text, self.context, reasoning))
+            prompt = await run(begun, client, lambda: encode_rendered(tokenizer, marked, text, self.context, reasoning))
+            return prompt if spec is None else prompt._replace(images=placed_images(prompt.ids, spec.prompt, pictures))
         except RequestError as error:
             raise RequestError(error.message, **{"param": "messages", **error.details}) from error
+
+    async def _pictures(self, chat: Chat, client: str) -> Sequence[CutImage]:
+        """The images of a chat. Raises RequestError, and Unavailable."""
+        if not chat.images:
+            return []
+        assert self._workers.images is not None, "read_chat refuses images for models that read texts only"
+        return await self._workers.images.read(chat.images, client)
 
     async def _prompts(self, given: Chat | Sequence[Prompt], client: str) -> Sequence[ChatPrompt]:
         """The token ids of each prompt, and the state in which its answer begins."""
@@ -205,16 +220,14 @@ class LocalExecutor:
         check_prompt(prompt.ids, self._model.vocab_size, self.context, "messages")
         return [prompt]
 
-    async def _token_requests(
-        self, asked: Asked, prompt_ids: Sequence[int], state: State, call: Call
-    ) -> Sequence[TokenRequest]:
+    async def _token_requests(self, asked: Asked, prompt: ChatPrompt, call: Call) -> Sequence[TokenRequest]:
         """The requests of the answers to one prompt, with their constraints."""
-        requests = asked.token_requests(prompt_ids, call, self._adapter)
+        requests = asked.token_requests(prompt, call, self._adapter)
         if asked.grammar is not None:
             requests = await self._constrained(requests, asked.grammar, asked.param, call)
-        if state == "content" or (asked.grammar is None and asked.budget is None):
+        if prompt.state == "content" or (asked.grammar is None and asked.budget is None):
             return requests
-        return [self._reasoning_first(each, state, asked.budget) for each in requests]
+        return [self._reasoning_first(each, prompt.state, asked.budget) for each in requests]
 
     async def _constrained(
         self, requests: Sequence[TokenRequest], grammar: GrammarSource, param: str, call: Call

@@ -85,7 +85,7 @@ class LocalOpener:
             text = await asyncio.to_thread(TextModel.of, planned.bundle, name)
             if not text.generates:
                 return await self._open_encoder(planned, text)
-            workers = await open_workers(text, self._compiler)
+            workers = await open_workers(text, self._compiler, options.images)
             if options.shared and workers.template is not None:
                 # The template is valid. The front ends render it.
                 workers.template.close()
@@ -110,7 +110,8 @@ class LocalOpener:
         if options.own_process and is_supported():
             engine = await RemoteEngine.open(recipe, options.hang_seconds)
             if options.shared:
-                share = LocalShare(planned.bundle, text.name, await engine.share(), planned.memory.total_bytes)
+                socket = await engine.share()
+                share = LocalShare(planned.bundle, text.name, socket, planned.memory.total_bytes, options.images)
         else:
             opened = await asyncio.to_thread(recipe.open)
             assert isinstance(opened, EncoderEngine)
@@ -127,14 +128,19 @@ class LocalOpener:
             speculation = Speculation(kind if draft is None else "draft", options.draft_tokens)
         # Read from the bundle once: it may be deleted while the model is served.
         await asyncio.to_thread(text.read)
-        recipe = LocalRecipe(planned, draft, EngineConfig(max_waiting=options.max_waiting, speculation=speculation))
+        config = EngineConfig(
+            max_waiting=options.max_waiting,
+            speculation=speculation,
+            image_cache_bytes=options.images.image_cache_bytes,
+        )
+        recipe = LocalRecipe(planned, draft, config)
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
         engine: RemoteEngine | TokenEngine
         share = None
         if options.own_process and is_supported():
             engine = await RemoteEngine.open(recipe, options.hang_seconds)
             if options.shared:
-                share = LocalShare(planned.bundle, text.name, await engine.share(), memory_bytes)
+                share = LocalShare(planned.bundle, text.name, await engine.share(), memory_bytes, options.images)
         else:
             opened = await asyncio.to_thread(recipe.open)
             assert isinstance(opened, TokenEngine)

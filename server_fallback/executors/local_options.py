@@ -10,6 +10,7 @@ from nearfar.compiler.options import Count, CountOrNone, Flag, ModelName, Trust,
 from nearfar.compiler.pipeline.options import ModelOptions
 
 from ..engine.batching import Batching
+from ..images.options import ImageOptions
 from ..option_types import HANG_SECONDS, SizeBytes
 
 
@@ -44,6 +45,8 @@ class LocalOptions(ModelOptions):
     """client drafts that a step checks, for all clients together"""
     batching: Batching = field(default_factory=Batching)
     """models of embeddings and scores on this machine"""
+    images: ImageOptions = field(default_factory=ImageOptions)
+    """models that read images"""
     own_process: bool = False
     hang_seconds: float = HANG_SECONDS
     shared: bool = False

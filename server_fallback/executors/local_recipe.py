@@ -15,6 +15,7 @@ from ..engine.draft_heads import DraftAssistant, DraftHeads
 from ..engine.draft_model import DraftModel
 from ..engine.encoder_engine import EncoderEngine
 from ..engine.encoder_model import EncoderModel
+from ..engine.image_tower import ImageTower
 from ..engine.masks import Masks
 from ..engine.model import TokenModel
 from ..engine.token_engine import TokenEngine
@@ -61,7 +62,10 @@ class LocalRecipe:
             elif self.config.speculation is not None and self.config.speculation.kind == "heads":
                 has_assistant = isinstance(manifest, Manifest) and manifest.has_assistant
                 drafter = (DraftAssistant if has_assistant else DraftHeads)(runner, TokenModel.of(manifest))
-            engine = TokenEngine(runner, TokenModel.of(manifest), self.config, draft=drafter, masks=masks)
+            model = TokenModel.of(manifest)
+            images = manifest.images if manifest.sees else None
+            tower = None if images is None else ImageTower(runner, images)
+            engine = TokenEngine(runner, model, self.config, draft=drafter, masks=masks, tower=tower)
             # The engine owns the runners now.
             opened.pop_all()
         return engine

@@ -9,7 +9,7 @@ from nearfar.compiler.ir.spec import Task
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
 from ..schema.models import ModelCard
-from .executor import Executor, ExecutorState, HasAdapters, UnknownModel
+from .executor import Executor, ExecutorState, HasAdapters, TellsAbilities, UnknownModel
 
 LOADING = ExecutorState(ready=False, detail="loading")
 
@@ -41,11 +41,10 @@ class ModelEntry:
         if self.executor is None:
             return []
         # An upstream may not report its context.
-        longest = self.executor.context or None
-        own, *aliases = (
-            ModelCard(id=name, created=self.created, root=self.name, max_model_len=longest)
-            for name in (self.name, *self.aliases)
-        )
+        own = ModelCard(id=self.name, created=self.created, root=self.name, max_model_len=self.executor.context or None)
+        if isinstance(self.executor, TellsAbilities):
+            own.input_modalities = ["text", "image"] if self.executor.abilities().vision else ["text"]
+        aliases = [own.model_copy(update={"id": name}) for name in self.aliases]
         return [own, *aliases, *(own.model_copy(update={"id": name, "parent": self.name}) for name in self.adapters)]
 
 

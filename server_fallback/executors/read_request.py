@@ -16,7 +16,7 @@ from ..schema.common import GenerationRequest
 from ..schema.completions import AnswerRequest, CompletionRequest
 from ..text.answers import ChunkSender
 from ..text.chat import ChatAnswer, ChatForm
-from ..text.chat_prompt import Chat, read_chat
+from ..text.chat_prompt import Chat, ChatPrompt, read_chat
 from ..text.choice import AnswerText
 from ..text.completion import CompletionAnswer, CompletionForm, Prompt, read_prompts
 from ..text.grammar.source import GrammarSource
@@ -57,11 +57,12 @@ class Asked:
         form, text = replace(self.form, vocabulary=vocabulary), self.text
         return replace(self, form=form, text=text if self.logprobs is None else replace(text, vocabulary=vocabulary))
 
-    def token_requests(self, prompt_ids: Sequence[int], call: Call, adapter: str | None) -> list[TokenRequest]:
+    def token_requests(self, prompt: ChatPrompt, call: Call, adapter: str | None) -> list[TokenRequest]:
         """One request for each of the ``n`` answers to a prompt. Each answer's seed is 1 above that of the last."""
         request, alternatives = self.request, self.prompt_alternatives
         first = TokenRequest(
-            prompt_ids,
+            prompt.ids,
+            images=prompt.images,
             max_tokens=self.max_tokens,
             logprobs=self.logprobs,
             last_token_ids=frozenset(request.stop_token_ids or ()),
@@ -71,7 +72,7 @@ class Asked:
             deadline=call.deadline,
             adapter=adapter,
             client=call.client,
-            prompt_logprobs=0 if alternatives is None else len(prompt_ids),
+            prompt_logprobs=0 if alternatives is None else len(prompt.ids),
             prompt_alternatives=alternatives or 0,
         )
         # All answers to a chat have the same prompt, so only the first of them reports its log-probabilities.
@@ -114,6 +115,7 @@ def read_chat_request(
         tools=form.tools,
         continue_final_message=bool(request.continue_final_message),
         variables=thinking.variables,
+        sees=model.images is not None,
     )
     return Asked(
         request,

@@ -7,6 +7,8 @@ import asyncio
 from nearfar.compiler.bundle.manifest import Manifest
 
 from ..engine_process.attached_engine import AttachedEngine
+from ..images.options import ImageOptions
+from ..images.reader import ImageReader
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.grammar.grammars import Grammars
 from ..text.template_process import TemplateProcess
@@ -27,7 +29,7 @@ async def open_shared(share: LocalShare, compiler: GrammarCompiler) -> Executor:
     if not text.generates:
         encoder = await AttachedEngine.open(share.socket)
         return EncoderExecutor(encoder, text, memory_bytes=share.memory_bytes, device=encoder.device)
-    workers = await open_workers(text, compiler)
+    workers = await open_workers(text, compiler, share.images)
     try:
         engine = await AttachedEngine.open(share.socket)
     except BaseException:
@@ -46,8 +48,11 @@ def read_text(share: LocalShare) -> TextModel:
     return text
 
 
-async def open_workers(model: TextModel, compiler: GrammarCompiler) -> TextWorkers:
-    """Raises CheckpointError for a chat template that is not valid."""
+async def open_workers(model: TextModel, compiler: GrammarCompiler, images: ImageOptions) -> TextWorkers:
+    """Raises CheckpointError for a chat template that is not valid, and ToolError if a model reads images and the
+    decoders are not installed.
+    """
+    reader = None if model.images is None else ImageReader(model.images, images)
     source = model.tokenizer.chat_template
     template = None if source is None else TemplateProcess(source)
     if template is not None:
@@ -56,4 +61,4 @@ async def open_workers(model: TextModel, compiler: GrammarCompiler) -> TextWorke
         except BaseException:
             template.close()
             raise
-    return TextWorkers(Grammars(compiler, lambda: model.vocabulary), template)
+    return TextWorkers(Grammars(compiler, lambda: model.vocabulary), template, reader)

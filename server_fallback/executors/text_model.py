@@ -10,6 +10,7 @@ from pathlib import Path
 from nearfar.compiler.bundle.entries import ToolFormatEntry
 from nearfar.compiler.bundle.folder import Folder
 from nearfar.compiler.bundle.manifest import Manifest
+from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
@@ -25,8 +26,8 @@ from .long_texts import LongTexts
 @dataclass(frozen=True)
 class TextModel:
     """The properties of a model that the text layer needs. A model has an ``embedding`` with vectors of
-    ``embedding_size`` numbers, a ``classifier``, or generates text. ``identity`` is equal for models whose vectors can
-    be compared.
+    ``embedding_size`` numbers, a ``classifier``, or generates text. ``images`` says how it reads pictures, None if it
+    does not. ``identity`` is equal for models whose vectors can be compared.
     """
 
     name: str
@@ -39,6 +40,7 @@ class TextModel:
     embedding_size: int = 0
     classifier: ClassifierSpec | None = None
     num_token_types: int = 0
+    images: ImageSpec | None = None
     identity: str = ""
     long_texts: LongTexts = field(default_factory=LongTexts, compare=False)
 
@@ -59,6 +61,7 @@ class TextModel:
             0 if manifest.embedding is None else manifest.embedding.size,
             manifest.classifier,
             manifest.spec.num_token_types,
+            manifest.images if manifest.sees else None,
             identity_of(bundle),
         )
 

@@ -107,7 +107,8 @@ class HybridExecutor:
         """The features that both sides have. A pair reports no tokenizer, so no other server shares an answer with it
         by token ids.
         """
-        return Abilities(tokenizer_sha256=None, vocab_size=None, tools=self.sides.calls_tools, embeds=False)
+        sides = self.sides
+        return Abilities(None, None, tools=sides.calls_tools, embeds=False, vision=sides.reads_images)
 
     def state(self) -> ExecutorState:
         sides = self.sides

@@ -15,7 +15,7 @@ class ModelAbout(Reply):
     """``tokenizer_sha256`` is the hash of tokenizer.json. It, ``vocab_size`` and ``context`` are None if an upstream
     does not report them.
 
-    ``verify``: the model checks drafts over /v1/nearfar/verify.
+    ``verify``: the model checks drafts over /v1/nearfar/verify. ``vision``: it reads images.
     """
 
     id: str
@@ -24,6 +24,7 @@ class ModelAbout(Reply):
     vocab_size: int | None = None
     tools: bool
     verify: bool = False
+    vision: bool = False
 
 
 class About(Reply):

@@ -18,7 +18,8 @@ class ModelCard(Reply):
     """A name that requests may use. ``root`` is the model that answers, also for an alias; the ``parent`` of an adapter
     is its model.
 
-    ``max_model_len`` is the longest sequence in tokens, None if an upstream does not report it.
+    ``max_model_len`` is the longest sequence in tokens, and ``input_modalities`` what a prompt may contain; None if an
+    upstream does not report it.
     """
 
     id: str
@@ -28,6 +29,7 @@ class ModelCard(Reply):
     root: str | None = None
     parent: str | None = None
     max_model_len: int | None = None
+    input_modalities: list[Literal["text", "image"]] | None = None
 
 
 class ModelList(Reply):

@@ -9,10 +9,18 @@ from typing import Any, NamedTuple
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
-from ..schema.chat import ImagePart, Message, RefusalPart
+from ..engine.images import PromptImage
+from ..schema.chat import ImagePart, Message, Part, RefusalPart, TextPart
 from ..schema.functions import Tool
 from .reasoning import Reasoning, State
 from .requests import check_length
+
+
+class ChatImage(NamedTuple):
+    """An image's URL, and the parameter that has it."""
+
+    url: str
+    param: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +28,14 @@ class Chat:
     """The input of a chat template: messages, and the keyword arguments of `ChatTemplate.render`.
 
     ``begun`` is the start of the answer, which follows the rendered text, and ``begun_reasoning`` the reasoning before
-    it.
+    it. ``images`` are those of all messages, in their order.
     """
 
     messages: Sequence[Mapping[str, Any]]
     options: Mapping[str, Any]
     begun: str | None = None
     begun_reasoning: str = ""
+    images: Sequence[ChatImage] = ()
 
 
 class ChatPrompt(NamedTuple):
@@ -34,6 +43,7 @@ class ChatPrompt(NamedTuple):
 
     ids: Sequence[int]
     state: State
+    images: Sequence[PromptImage] = ()
 
 
 def read_chat(
@@ -43,23 +53,26 @@ def read_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
+    sees: bool = False,
 ) -> Chat:
     """With ``continue_final_message``, the last message is the start of the answer. The template gets ``variables``.
+    ``sees``: the model reads images.
 
-    Raises RequestError, also for an image.
+    Raises RequestError, also for an image unless the model ``sees``.
     """
-    read = [_read(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    read = [_read(message, f"messages[{index}]", sees=sees) for index, message in enumerate(messages)]
+    images = [image for index, message in enumerate(messages) for image in _images(message, f"messages[{index}]")]
     described = None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
     options = {"add_generation_prompt": add_generation_prompt, "tools": described, "variables": variables}
     if not continue_final_message:
-        return Chat(read, options)
+        return Chat(read, options, images=images)
     last = read[-1]
-    if last["role"] != "assistant" or "tool_calls" in last:
+    if last["role"] != "assistant" or "tool_calls" in last or not isinstance(last["content"], str):
         raise RequestError(
             "continue_final_message needs an assistant's message of text at the end", param="continue_final_message"
         )
     # The template ends with what opens an answer, so the answer's own start follows it.
-    return Chat(read[:-1], options, last["content"], last.get("reasoning_content", ""))
+    return Chat(read[:-1], options, last["content"], last.get("reasoning_content", ""), images)
 
 
 def check_chat_length(tokenizer: Tokenizer, chat: Chat, context: int) -> None:
@@ -68,7 +81,8 @@ def check_chat_length(tokenizer: Tokenizer, chat: Chat, context: int) -> None:
     Templates leave out what an assistant said before, such as its reasoning, and white space around a message. The
     contents of all other messages are part of every prompt.
     """
-    texts = [message["content"].strip() for message in chat.messages if message["role"] != "assistant"]
+    contents = [message["content"] for message in chat.messages if message["role"] != "assistant"]
+    texts = [text.strip() for content in contents for text in _texts(content)]
     if sum(map(len, texts)) > context:
         check_length(tokenizer, "".join(texts), context, "messages")
 
@@ -114,7 +128,20 @@ def encode_rendered(
     return ChatPrompt([*ids, *begun_ids], state)
 
 
-def _read(message: Message, where: str) -> Mapping[str, Any]:
+def _texts(content: str | Sequence[Mapping[str, str]]) -> list[str]:
+    return [content] if isinstance(content, str) else [part["text"] for part in content if "text" in part]
+
+
+def _images(message: Message, where: str) -> list[ChatImage]:
+    parts = message.content if isinstance(message.content, list) else []
+    return [
+        ChatImage(part.image_url.url, f"{where}.content[{index}].image_url")
+        for index, part in enumerate(parts)
+        if isinstance(part, ImagePart)
+    ]
+
+
+def _read(message: Message, where: str, *, sees: bool) -> Mapping[str, Any]:
     """The message in the form that templates expect.
 
     OpenAI's client sends ``refusal`` back with each message. It is null except for OpenAI's own models.
@@ -132,7 +159,7 @@ def _read(message: Message, where: str) -> Mapping[str, Any]:
         raise RequestError(f"{where}.content must be a string, or a list of parts", param=f"{where}.content")
     parts = content if isinstance(content, list) else []
     image = next((index for index, part in enumerate(parts) if isinstance(part, ImagePart)), None)
-    if image is not None:
+    if image is not None and not sees:
         raise RequestError(
             f"{where}.content[{image}] is an image, and this model reads texts only; leave it out, or use a "
             "model that reads images",
@@ -141,8 +168,13 @@ def _read(message: Message, where: str) -> Mapping[str, Any]:
     return {
         # Templates know system messages; developer is OpenAI's later name for them.
         "role": "system" if message.role == "developer" else message.role,
-        "content": message.text,
+        "content": message.text if image is None else [_part(part) for part in parts],
         **{key: value for key in ("name", "tool_call_id") if (value := getattr(message, key)) is not None},
         **({"reasoning_content": reasoning} if reasoning and message.role == "assistant" else {}),
         **({"tool_calls": [call.model_dump() for call in message.tool_calls]} if message.tool_calls else {}),
     }
+
+
+def _part(part: Part) -> Mapping[str, str]:
+    """A part of a content in the form of templates, which write a mark for an image."""
+    return {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,27 @@ from .resize import Bytes, resize_u8
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class CutImage:
+    """A picture in ``tiles`` of bytes (H, W, 3), each with its number of ``features``. ``text`` is what stands for it
+    in the prompt, and ``key`` names its pixels and how they were read.
+    """
+
+    tiles: tuple[Bytes, ...]
+    features: tuple[int, ...]
+    text: str
+    key: str
+
+
+class TilePatches(NamedTuple):
+    """A tile for the plan "vision", as in `PreparedImage`."""
+
+    patches: Floats
+    rows: Ints
+    weights: Floats
+    positions: Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +69,24 @@ def image_layout(spec: ImageSpec, width: int, height: int) -> dict[str, Any]:
     return layout
 
 
-def prepare_image(spec: ImageSpec, picture: Bytes) -> PreparedImage:
+def cut_image(spec: ImageSpec, picture: Bytes) -> CutImage:
     """``picture`` (H, W, 3), RGB. Raises RequestError for sides that the model's own processor refuses, too."""
     height, width = picture.shape[:2]
     layout = image_layout(spec, width, height)
     sizes = [picture]
     for each in layout["resizes"]:
         sizes.append(resize_u8(sizes[each["from"]], each["width"], each["height"], spec.filter))
-    tiles = [_tile(sizes[each["from"]], each, spec) for each in layout["tiles"]]
-    lengths = [len(patches) for patches, *_ in tiles]
+    tiles = [_cropped(sizes[each["from"]], each) for each in layout["tiles"]]
+    return CutImage(tuple(tiles), tuple(layout["features"]), layout["text"], image_key(spec, picture))
+
+
+def prepare_image(spec: ImageSpec, picture: Bytes) -> PreparedImage:
+    """``picture`` (H, W, 3), RGB. Raises RequestError for sides that the model's own processor refuses, too."""
+    cut = cut_image(spec, picture)
+    tiles = [tile_patches(spec, tile) for tile in cut.tiles]
     patches, rows, weights, positions = (np.concatenate(parts) for parts in zip(*tiles, strict=True))
-    return PreparedImage(
-        patches,
-        rows,
-        weights,
-        positions,
-        np.cumsum([0, *lengths], dtype=np.int32),
-        tuple(layout["features"]),
-        layout["text"],
-        image_key(spec, picture),
-    )
+    starts = np.cumsum([0, *(len(tile.patches) for tile in tiles)], dtype=np.int32)
+    return PreparedImage(patches, rows, weights, positions, starts, cut.features, cut.text, cut.key)
 
 
 def image_key(spec: ImageSpec, picture: Bytes) -> str:
@@ -77,12 +96,11 @@ def image_key(spec: ImageSpec, picture: Bytes) -> str:
     return hashlib.sha256(head.encode() + np.ascontiguousarray(picture).data).hexdigest()
 
 
-def _tile(picture: Bytes, tile: Mapping[str, int], spec: ImageSpec) -> tuple[Floats, Ints, Floats, Ints]:
-    """The patches of a tile, their rows and weights, and their positions. Pixels beyond the last block are not read."""
+def tile_patches(spec: ImageSpec, tile: Bytes) -> TilePatches:
+    """The patches of a tile (H, W, 3). Pixels beyond the last block are not read."""
     side, block = spec.patch, spec.block
-    down, across = tile["height"] // (side * block), tile["width"] // (side * block)
-    top, left = tile["top"], tile["left"]
-    pixels = picture[top : top + down * side * block, left : left + across * side * block]
+    down, across = tile.shape[0] // (side * block), tile.shape[1] // (side * block)
+    pixels = tile[: down * side * block, : across * side * block]
     values = np.empty(pixels.shape, np.float32)
     for channel, table in enumerate(channel_values(spec)):
         np.take(table, pixels[:, :, channel], out=values[:, :, channel])
@@ -92,7 +110,12 @@ def _tile(picture: Bytes, tile: Mapping[str, int], spec: ImageSpec) -> tuple[Flo
     grid = np.indices((down * block, across * block), np.int32).reshape(2, down, block, across, block)
     positions = np.ascontiguousarray(grid.transpose(1, 3, 2, 4, 0).reshape(-1, 2))
     rows, weights = table_rows(spec.positions, down * block, across * block, positions)
-    return values.transpose(by_patch).reshape(len(positions), -1), rows, weights, positions
+    return TilePatches(values.transpose(by_patch).reshape(len(positions), -1), rows, weights, positions)
+
+
+def _cropped(picture: Bytes, tile: Mapping[str, int]) -> Bytes:
+    top, left = tile["top"], tile["left"]
+    return np.ascontiguousarray(picture[top : top + tile["height"], left : left + tile["width"]])
 
 
 def channel_values(spec: ImageSpec) -> Floats:

@@ -118,6 +118,19 @@ class ControlTokens:
             own.append(Match(match.start - seen, match.content))
         return marked.replace(SENTINEL, ""), own
 
+    def replace_own(self, marked: str, token: str, texts: Sequence[str]) -> str | None:
+        """A rendered prompt in which each ``token`` that the template itself wrote is replaced by the next of
+        ``texts``; None if it wrote another number of them.
+        """
+        own = [match for match in self.find(marked) if match.content == token]
+        if len(own) != len(texts):
+            return None
+        parts, end = list[str](), 0
+        for match, text in zip(own, texts, strict=True):
+            parts += [marked[end : match.start], text]
+            end = match.start + len(token)
+        return "".join([*parts, marked[end:]])
+
     def _message(self, message: Mapping[Any, Any]) -> dict[Any, Any]:
         marked = {}
         for key, value in message.items():

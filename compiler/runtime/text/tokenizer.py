@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..errors import RequestError
+from ..errors import CheckpointError, RequestError
 from .beginnings import Beginnings
 from .chat_template import ChatTemplate, Message
 from .control_tokens import SENTINEL, ControlTokens, private_spelling, sentinel_refused, spells_marker
@@ -242,6 +242,25 @@ class Tokenizer:
         unforged = [token_id for token_id in map(splitting.real_id, ids) if token_id in self._forgeable_ids]
         self._require_split(unforged == [token_id for token_id in expected if token_id in self._forgeable_ids])
         return [splitting.real_id(token_id) for token_id in ids]
+
+    def with_pictures(self, prompt: str, mark: str, texts: Sequence[str]) -> str:
+        """A rendered prompt in which each ``mark`` that the chat template wrote for a picture is replaced by the text
+        that stands for the picture. Marks in the text of messages are none.
+
+        Raises RequestError unless the template wrote one for each of ``texts``, CheckpointError if the mark is not a
+        control token, which messages could spell.
+        """
+        if mark not in self._control_ids:
+            raise CheckpointError(
+                f"tokenizer.json: {mark!r}, which stands for a picture, is not a special token; correct the checkpoint"
+            )
+        replaced = self._controls.replace_own(prompt, mark, texts)
+        if replaced is None:
+            raise RequestError(
+                f"this model's chat template does not write {mark!r} once for each of the {len(texts)} pictures of "
+                "these messages; send pictures in messages of the user only"
+            )
+        return replaced
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids without a token, which occur in padded vocabularies, have no text."""

@@ -89,7 +89,10 @@ def ask_of(name: str, request: ChatCompletionRequest) -> bool:
     """What `web/src/shared/router/continuation.ts` says of a request."""
     params = request.model_dump(mode="json", exclude={"messages", "response_format"}, exclude_none=True)
     form = format_type(request)
-    answer: bool = SharedScript.of_thread().ask(name, {**params, "response_format": form and {"type": form}})
+    types = [[part.type for part in each.content] for each in request.messages if isinstance(each.content, list)]
+    messages = [{"content": [{"type": each} for each in own]} for own in types]
+    given = {**params, "response_format": form and {"type": form}, "messages": messages}
+    answer: bool = SharedScript.of_thread().ask(name, given)
     return answer
 
 

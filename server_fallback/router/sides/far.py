@@ -40,8 +40,7 @@ class Far:
     """The address of the far side.
 
     ``base_url`` with or without /v1; ``model`` None for the server's only model. ``dialect``: what the server accepts
-    besides OpenAI's parameters; "nearfar" is `nearfar serve`. ``vision``: its model reads images, which no server
-    reports.
+    besides OpenAI's parameters; "nearfar" is `nearfar serve`. ``vision``: its model reads images.
     """
 
     base_url: str

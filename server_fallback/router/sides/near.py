@@ -30,6 +30,10 @@ class NearSide:
         return self.abilities is not None and self.abilities.embeds
 
     @property
+    def reads_images(self) -> bool:
+        return self.abilities is not None and self.abilities.vision
+
+    @property
     def available(self) -> bool:
         """Whether it can generate text now."""
         return self.executor.state().ready and not self.embeds

@@ -108,6 +108,12 @@ class Sides:
         far = self.far is not None and (self.far.model is None or self.far.model.tools)
         return far or (self.near is not None and (self.near.abilities is None or self.near.abilities.tools))
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether at least one side reads images."""
+        near = self.near is not None and self.near.reads_images
+        return near or (self.far is not None and self.far.far.vision)
+
     async def check(self, *, near_may_answer: bool) -> None:
         """Query what the far server serves.
 
@@ -165,6 +171,7 @@ class Sides:
             available=state.ready and self.near.embeds == embeds,
             context=self.near.executor.context or None,
             tools=self.near.abilities is None or self.near.abilities.tools,
+            vision=self.near.reads_images,
             languages=self.policy.languages.near,
             prompt_tokens=None if ids is None else len(ids),
             prefill_tokens_per_second=speed["prefill_tokens_per_second"],

@@ -17,7 +17,7 @@ KEY = "sk-web-12345678"
 @dataclass
 class OwnExecutor(FakeExecutor):
     def abilities(self) -> Abilities:
-        return Abilities("5ha", 509, tools=False, embeds=False, verify=True)
+        return Abilities("5ha", 509, tools=False, embeds=False, verify=True, vision=True)
 
 
 def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> None:
@@ -33,6 +33,7 @@ def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> 
         "vocab_size": 509,
         "tools": False,
         "verify": True,
+        "vision": True,
     }
     assert upstream == {
         "id": "there",
@@ -41,6 +42,7 @@ def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> 
         "vocab_size": None,
         "tools": True,
         "verify": False,
+        "vision": False,
     }
 
 

@@ -65,6 +65,7 @@ class FakeNear(Generating):
     prompt_logprobs: tuple[float, ...] = ()
     prompt_reports: int = 0
     embeds: bool = False
+    sees: bool = False
     context: int = 512
     requests: list[ChatCompletionRequest | CompletionRequest | EmbeddingRequest] = field(default_factory=list)
     closed_early: int = 0
@@ -126,7 +127,7 @@ class FakeNear(Generating):
         )
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
-        if any(message.images for message in request.messages or ()):
+        if any(message.images for message in request.messages or ()) and not self.sees:
             raise RequestError("sees no images", param="messages")
         ids = (
             prompt_ids(request.model_dump()["messages"])
@@ -139,7 +140,7 @@ class FakeNear(Generating):
         return DetokenizeResponse(prompt="".join(map(chr, request.tokens)))
 
     def abilities(self) -> Abilities:
-        return Abilities(SHA, 128, tools=True, embeds=self.embeds)
+        return Abilities(SHA, 128, tools=True, embeds=self.embeds, vision=self.sees)
 
     def state(self) -> ExecutorState:
         return ExecutorState(ready=True, detail="fake")

@@ -62,6 +62,14 @@ def test_an_image_is_sent_unchanged_to_a_side_that_reads_images() -> None:
     assert caught.value.details["code"] == "vision"
 
 
+def test_a_near_side_that_reads_images_answers_about_one() -> None:
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    near = FakeNear(sees=True)
+    answer = ask(near, FakeFar(), policy("prefer-near"), messages=messages)
+    assert outcome(answer)[1] == "near"
+    assert len(near.requests) == 1
+
+
 def test_labels_pins_and_languages_are_not_sent() -> None:
     far = FakeFar()
     messages = [{"role": "user", "content": "hi", "labels": ["open"]}]

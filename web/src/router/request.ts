@@ -19,6 +19,7 @@ import type { PlainParams } from "./sides/sides.js";
 import type { Side } from "../shared/decision/decision.js";
 import { requestTexts } from "../shared/decision/private_texts.js";
 import type { Situation } from "../shared/decision/situation.js";
+import { hasImages } from "../shared/router/continuation.js";
 
 /** Of an answer; an application's objects, which JSON may not even write. */
 const ALWAYS_LEFT_OUT: readonly string[] = ["parsed", "parsed_arguments", "index"];
@@ -105,11 +106,7 @@ export function readRequest(raw: HybridParams): HybridRequest {
     texts,
     max_tokens: rest.max_tokens ?? rest.max_completion_tokens ?? null,
     tools: (rest.tools ?? []).length > 0 && rest.tool_choice !== "none",
-    vision: messages.some(
-      ({ content }) =>
-        Array.isArray(content) &&
-        content.some((part: { readonly type?: unknown } | null) => part?.type !== "text" && part?.type !== "refusal"),
-    ),
+    vision: hasImages(messages),
     language,
   };
   return {

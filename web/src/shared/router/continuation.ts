@@ -12,15 +12,27 @@ export interface ContinuedParams {
   readonly enable_thinking?: unknown;
   readonly chat_template_kwargs?: unknown;
   readonly verbosity?: unknown;
+  readonly messages?: readonly { readonly content?: unknown }[] | undefined;
 }
 
-/** No tool calls are parsed from it, it has no format and no log-probabilities, and its reasoning has no bound. */
+/** Whether a model must see to read the messages: a part of one is neither text nor a refusal. */
+export function hasImages(messages: NonNullable<ContinuedParams["messages"]>): boolean {
+  const isImage = (part: { readonly type?: unknown } | null): boolean =>
+    part?.type !== "text" && part?.type !== "refusal";
+  return messages.some(({ content }) => Array.isArray(content) && content.some(isImage));
+}
+
+/**
+ * No tool calls are parsed from it, it has no format and no log-probabilities, and its reasoning has no bound. Of an
+ * image, token ids have nothing but its length.
+ */
 export function continuesAsTokens(params: ContinuedParams): boolean {
   return (
     (params.response_format ?? { type: "text" }).type === "text" &&
     (params.tools ?? []).length === 0 &&
     params.logprobs !== true &&
     params.continue_final_message !== true &&
+    !hasImages(params.messages ?? []) &&
     (params.reasoning_effort ?? params.thinking_token_budget ?? null) === null
   );
 }

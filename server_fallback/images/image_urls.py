@@ -1,0 +1,125 @@
+"""The bytes of an image that a request names by its URL: in the URL itself (data:), or fetched from a host that the
+operator allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Awaitable, Callable
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+import httpx
+
+from nearfar.compiler.runtime.errors import RequestError
+
+from .options import ImageOptions
+from .public_addresses import public_address
+
+# RFC 2397, with a type of images or none, and parameters, which nobody needs.
+DATA_URL = re.compile(r"data:(?:image/[\w.+-]+)?(?:;[\w.-]+=[\w.+-]*)*;base64,", re.ASCII | re.IGNORECASE)
+PORTS = {"http": 80, "https": 443}
+MAX_REDIRECTS = 3
+# Of an error's message.
+SHOWN_CHARACTERS = 80
+CODE = "invalid_image_url"
+# An address of a host, which is public.
+Resolve = Callable[[str, int], Awaitable[str]]
+
+
+class ImageUrls:
+    """Used from one event loop. ``resolve`` finds the address of a host."""
+
+    def __init__(self, options: ImageOptions, resolve: Resolve = public_address) -> None:
+        self._options, self._resolve = options, resolve
+
+    async def read(self, url: str) -> bytes:
+        """Raises RequestError."""
+        if url[:5].lower() == "data:":
+            return read_data_url(url)
+        try:
+            async with asyncio.timeout(self._options.fetch_seconds):
+                return await self._fetch(url)
+        except TimeoutError as error:
+            raise wrong_url(
+                f"{shown(url)} was not received within {self._options.fetch_seconds:g} s; send the image as a data: URL"
+            ) from error
+
+    async def _fetch(self, url: str) -> bytes:
+        """Follow redirects, each of which must lead to an allowed host, too."""
+        for _ in range(MAX_REDIRECTS + 1):
+            parts = self._allowed(url)
+            found = await self._get(url, parts)
+            if isinstance(found, bytes):
+                return found
+            url = urljoin(url, found)
+        raise wrong_url(f"{shown(url)} is redirected more than {MAX_REDIRECTS} times; name the image's own URL")
+
+    def _allowed(self, url: str) -> SplitResult:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if not host or parts.scheme not in PORTS or parts.username is not None or re.search(r"[\s\x00-\x1f]", url):
+            raise wrong_url(f"{shown(url)} is not a data: URL, or one of an image with http or https")
+        if not self._options.fetches:
+            raise wrong_url("this server fetches no images; send the image as a data: URL")
+        is_usual = port in (None, PORTS[parts.scheme])
+        names = (host, f"{host}:{PORTS[parts.scheme]}") if is_usual else (f"{host}:{port}",)
+        if not any(self._options.allows(name) for name in names):
+            raise wrong_url(f"this server fetches no images from {names[0]}; send the image as a data: URL")
+        return parts
+
+    async def _get(self, url: str, parts: SplitResult) -> bytes | str:
+        """The image, or where it has moved."""
+        assert parts.hostname is not None
+        try:
+            address = await self._resolve(parts.hostname, parts.port or PORTS[parts.scheme])
+        except RequestError as error:
+            raise wrong_url(error.message) from error
+        headers = {"Host": parts.netloc, "Accept": "image/*", "Accept-Encoding": "identity"}
+        to = httpx.URL(url).copy_with(host=address, fragment=None)
+        # Without the proxies and passwords of the environment. The certificate is that of the name.
+        try:
+            async with (
+                httpx.AsyncClient(trust_env=False, timeout=None) as client,
+                client.stream("GET", to, headers=headers, extensions={"sni_hostname": parts.hostname}) as answer,
+            ):
+                if answer.is_redirect:
+                    return str(answer.headers["Location"])
+                if answer.status_code != 200:
+                    raise wrong_url(f"{shown(url)} was answered with the status {answer.status_code}; correct the URL")
+                return await self._body(answer, url)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise wrong_url(f"{shown(url)} cannot be fetched ({type(error).__name__}); correct the URL") from error
+
+    async def _body(self, answer: httpx.Response, url: str) -> bytes:
+        most, body = self._options.max_fetched_bytes, bytearray()
+        async for part in answer.aiter_raw():
+            body += part
+            if len(body) > most:
+                raise wrong_url(f"{shown(url)} has more than {most:,} bytes; send a smaller image")
+        return bytes(body)
+
+
+def read_data_url(url: str) -> bytes:
+    """Raises RequestError."""
+    start = DATA_URL.match(url)
+    if start is None:
+        raise wrong_url(f"{shown(url)} is not a data: URL of an image; write data:image/png;base64,...")
+    try:
+        return base64.b64decode(url[start.end() :], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise wrong_url(f"the data: URL of the image is not base64: {error}") from error
+
+
+def shown(url: str) -> str:
+    """A URL in a message."""
+    return repr(url if len(url) <= SHOWN_CHARACTERS else f"{url[:SHOWN_CHARACTERS]}...")
+
+
+def wrong_url(message: str) -> RequestError:
+    return RequestError(message, code=CODE)

@@ -1,0 +1,80 @@
+"""ImageReader: the images of requests, from their URLs to tiles of pixels, in a process with limits of time and
+memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from nearfar.compiler.ir.images import ImageSpec
+from nearfar.compiler.runtime.errors import RequestError, ToolError, Unavailable
+from nearfar.compiler.runtime.images.patches import CutImage
+
+from ..processes.worker import WorkerEnded, WorkerLimits, WorkerProcess
+from ..text.chat_prompt import ChatImage
+from ..text.fair_turns import FairTurns
+from .image_urls import ImageUrls
+from .options import ImageOptions
+from .worker import ReadJob
+
+READ_SECONDS = 20.0
+MEMORY_BYTES, KEPT_BYTES = 1 << 30, 256 << 20
+CODE = "invalid_image"
+
+
+class ImageReader:
+    """Used from one event loop. The process starts when it is first needed, and again after it was ended. ``urls``
+    None: those of the options.
+
+    Raises ToolError if the decoders are not installed.
+    """
+
+    def __init__(
+        self, spec: ImageSpec, options: ImageOptions, urls: ImageUrls | None = None, seconds: float = READ_SECONDS
+    ) -> None:
+        if find_spec("PIL") is None:
+            raise ToolError("a model that reads images needs Pillow; run pip install 'nearfar[images]'")
+        self.spec, self._options, self._seconds = spec, options, seconds
+        self._urls = urls or ImageUrls(options)
+        self._turns = FairTurns()
+        limits = WorkerLimits(MEMORY_BYTES, KEPT_BYTES, int(seconds) + 10)
+        self._process = WorkerProcess(f"{__package__}.worker", limits)
+
+    async def read(self, images: Sequence[ChatImage], client: str) -> list[CutImage]:
+        """Raises RequestError, whose details name the parameter, and Unavailable."""
+        most = self._options.max_images
+        if len(images) > most:
+            raise RequestError(
+                f"the messages have {len(images)} images; at most {most} are supported", param=images[most].param
+            )
+        return [await self._read(image, client) for image in images]
+
+    async def _read(self, image: ChatImage, client: str) -> CutImage:
+        try:
+            data = await self._urls.read(image.url)
+            async with self._turns.turn(client):
+                return await self._cut(data)
+        except RequestError as error:
+            message = f"{image.param}: {error.message.removeprefix('images: ')}"
+            raise RequestError(message, **{"code": CODE, **error.details, "param": image.param}) from error
+
+    async def _cut(self, data: bytes) -> CutImage:
+        job = ReadJob(data, self.spec, self._options.max_pixels)
+        try:
+            cut = await self._process.call(job, self._seconds)
+        except MemoryError as error:
+            raise RequestError("the picture needs too much memory; make it smaller") from error
+        except WorkerEnded as ended:
+            if ended.timed_out:
+                raise RequestError(
+                    f"the picture takes more than {self._seconds:g} s to read; make it smaller"
+                ) from ended
+            if ended.fault:
+                raise RequestError("the picture needs too much memory, or is damaged; make it smaller") from ended
+            raise Unavailable("the process that decodes images was ended; send the request again") from ended
+        assert isinstance(cut, CutImage)
+        return cut
+
+    def close(self) -> None:
+        self._process.close()
