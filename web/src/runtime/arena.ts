@@ -3,8 +3,8 @@
 
 import { BundleError, RequestError } from "../errors.js";
 import type { Allocator } from "./allocator.js";
-import type { Batch, BatchInputs } from "./batch.js";
-import { emptyBatch, SAMPLED_INPUTS, sampledRows } from "./batch.js";
+import type { Batch, BatchInputs, PatchBatch } from "./batch.js";
+import { emptyBatch, PATCH_INPUTS, SAMPLED_INPUTS, sampledRows } from "./batch.js";
 import type { Dims } from "./expr.js";
 import { elements, evaluate } from "./expr.js";
 import { BUFFER_USAGE } from "./gpu_flags.js";
@@ -19,6 +19,9 @@ export class Arena {
   readonly #buffer: GPUBuffer;
   readonly #inputs = new Map<keyof BatchInputs, GPUBufferBinding>();
   readonly #uniforms = new Map<string, GPUBufferBinding>();
+  /** The words to send: those of pictures, which are many, only with batches that have some. */
+  #end = 0;
+  readonly #least: number;
 
   /** ``capacity`` contains the dims of the largest batch, ``uniforms`` the uniform integers of each kernel. */
   constructor(
@@ -27,9 +30,11 @@ export class Arena {
     uniforms: ReadonlyMap<string, readonly Expr[]>,
     capacity: Dims,
   ) {
-    const inputs = Object.entries(entries).map(
-      ([name, entry]) => [inputName(name), elements(entry.shape, capacity)] as const,
-    );
+    // -1 for other inputs, so those of pictures are last.
+    const place = (name: string): number => (PATCH_INPUTS as readonly string[]).indexOf(name);
+    const inputs = Object.entries(entries)
+      .map(([name, entry]) => [inputName(name), elements(entry.shape, capacity)] as const)
+      .sort(([left], [right]) => place(left) - place(right));
     const ranges = [...inputs.map(([, count]) => count), ...[...uniforms.values()].map((values) => values.length)].map(
       range,
     );
@@ -47,8 +52,9 @@ export class Arena {
       offset += range(count);
       return binding;
     };
-    for (const [name, count] of inputs) this.#inputs.set(name, allocate(count));
     for (const [kernel, values] of uniforms) this.#uniforms.set(kernel, allocate(values.length));
+    this.#least = offset / 4;
+    for (const [name, count] of inputs) this.#inputs.set(name, allocate(count));
   }
 
   input(name: string): GPUBufferBinding | undefined {
@@ -62,9 +68,10 @@ export class Arena {
   }
 
   /** ``entries`` are those of a plan. Throws RequestError if an input does not have the size that it declares. */
-  putInputs(batch: Batch, dims: Dims, entries: PlanEntry["inputs"]): void {
+  putInputs(batch: Batch | PatchBatch, dims: Dims, entries: PlanEntry["inputs"]): void {
     const sampled = SAMPLED_INPUTS.some((name) => Object.hasOwn(entries, name));
-    const inputs: Partial<BatchInputs> = sampled ? { ...batch, ...sampledRows(batch) } : batch;
+    const inputs: Partial<BatchInputs> = sampled ? { ...batch, ...sampledRows(batch as Batch) } : batch;
+    this.#end = this.#least;
     for (const [name, { shape, dtype }] of Object.entries(entries)) {
       const { offset = 0 } = this.input(name) ?? {};
       const values = inputs[name as keyof BatchInputs] ?? [];
@@ -76,6 +83,7 @@ export class Arena {
           expected,
         });
       (dtype === "float32" ? this.#floats : this.#words).set(values, offset / 4);
+      if (found > 0) this.#end = Math.max(this.#end, offset / 4 + found);
     }
   }
 
@@ -86,14 +94,14 @@ export class Arena {
     });
   }
 
-  /** Send everything to the device. */
+  /** Send the inputs that were put last, and all uniforms, to the device. */
   write(): void {
-    this.allocator.device.queue.writeBuffer(this.#buffer, 0, this.#words);
+    this.allocator.device.queue.writeBuffer(this.#buffer, 0, this.#words, 0, this.#end);
   }
 }
 
 function inputName(name: string): keyof BatchInputs {
-  const known = [...Object.keys(emptyBatch()), ...SAMPLED_INPUTS];
+  const known = [...Object.keys(emptyBatch()), ...SAMPLED_INPUTS, ...PATCH_INPUTS];
   if (!known.includes(name)) {
     throw new BundleError(
       `manifest.json: input ${name} is not known here; known: ${known.join(", ")}; use a newer @nearfar/web`,

@@ -18,6 +18,7 @@ import type { PagesByGroup } from "./page_groups.js";
  * none. token_types (S,): the type of each token of an encoder, 0 or 1. state_slots (B, 2): the slots from which the
  * states of a sequence's recurrent layers are read, and into which they are written. kept_rows (S,): for a model's own
  * heads, the slot of the row of the model's last layer that each token follows, or -1 - the slot of the heads' own row.
+ * features (F, E) are those of pictures, and feature_rows (F,) the rows of the batch whose embeddings they replace.
  */
 export interface Batch {
   readonly token_ids: readonly number[];
@@ -36,6 +37,20 @@ export interface Batch {
   readonly token_types?: readonly number[];
   readonly state_slots?: readonly number[];
   readonly kept_rows?: readonly number[];
+  readonly features?: Float32Array;
+  readonly feature_rows?: readonly number[];
+}
+
+/**
+ * The V patches of I complete tiles of pictures, one tile after the other: patches (V, elements), normalized;
+ * patch_rows and patch_weights (V, taps), the rows of the tower's table of positions that each patch mixes, unused ones
+ * with the weight 0; patch_starts (I + 1,), the first patch of each tile, then V.
+ */
+export interface PatchBatch {
+  readonly patches: Float32Array;
+  readonly patch_rows: Int32Array;
+  readonly patch_weights: Float32Array;
+  readonly patch_starts: readonly number[];
 }
 
 /**
@@ -56,7 +71,17 @@ export const SAMPLED_INPUTS = [
   "window_sample_page_indptr",
 ] as const satisfies readonly (keyof SampledRows)[];
 
-export type BatchInputs = Batch & SampledRows;
+export type BatchInputs = Batch & SampledRows & PatchBatch;
+
+/** The inputs that only pictures have. */
+export const PATCH_INPUTS = [
+  "feature_rows",
+  "features",
+  "patch_starts",
+  "patch_rows",
+  "patch_weights",
+  "patches",
+] as const satisfies readonly (keyof BatchInputs)[];
 
 export function sampledRows(batch: Batch): SampledRows {
   const { sample_rows, positions, seq_starts } = batch;
@@ -74,8 +99,8 @@ export function sampledRows(batch: Batch): SampledRows {
   };
 }
 
-/** A batch that is being built. */
-export type OpenBatch = { readonly [Name in keyof Batch]-?: number[] };
+/** A batch that is being built, without what pictures add to it. */
+export type OpenBatch = { readonly [Name in keyof Omit<Batch, "features" | "feature_rows">]-?: number[] };
 
 export function emptyBatch(): OpenBatch {
   return {
@@ -174,6 +199,9 @@ export function dimsOf(batch: Batch, capacity: Dims, alternatives: boolean): Dim
     A: adjusted ? rows : 0,
     W: alternatives ? rows : 0,
     DR: drawn ? rows : 0,
+    V: 0,
+    I: 0,
+    F: batch.feature_rows?.length ?? 0,
     H: (capacity.H ?? 0) > 0 ? batch.token_ids.length : 0,
     G: batch.adapters?.some((slot) => slot >= 0) === true ? batch.token_ids.length : 0,
   };

@@ -19,6 +19,8 @@ export function disagreement(manifest: AnyManifest): readonly [what: string, val
   const { spec, files, tokenizer, context } = manifest;
   if (spec.num_layers > MAX_LAYERS) return ["spec.num_layers", spec.num_layers];
   if (spec.num_heads % spec.num_kv_heads > 0) return ["spec.num_heads", spec.num_heads];
+  const { tile_patches: patches = 1 } = spec.vision ?? {};
+  if (!(Number.isInteger(patches) && patches > 0 && patches <= MAX_LENGTH)) return ["spec.vision", patches];
   if (spec.vocab_size > MAX_LENGTH) return ["spec.vocab_size", spec.vocab_size];
   if (context > MAX_LENGTH || context > spec.max_position_embeddings) return ["context", context];
   if (!files.some(({ file }) => file === tokenizer.file)) return ["tokenizer.file", tokenizer.file];

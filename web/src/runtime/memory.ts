@@ -6,7 +6,7 @@ import { elements } from "./expr.js";
 import type { BufferEntry, ConstantEntry, Manifest } from "./manifest.js";
 import type { PageGroup } from "./page_groups.js";
 import { STATE_DIM, pageGroups } from "./page_groups.js";
-import { arraysOf, planOf, plansOf } from "./plan.js";
+import { arraysOf, planOf } from "./plan.js";
 import type { ActivationDtype } from "./variants.js";
 import { largestPlane } from "./weights.js";
 
@@ -75,6 +75,8 @@ export interface RunnerLimits {
   readonly states?: number;
   /** The pages of the model's own heads, if they guess tokens. */
   readonly draftPages?: number;
+  /** The maximum number of patches in the tile of a picture; by default, the model sees no pictures. */
+  readonly patches?: number;
 }
 
 /** ``buffers`` contains the states and constants by name. */
@@ -115,7 +117,8 @@ export function limitsOf(
     adapters: manifest.lora === null ? 0 : maxAdapters,
     // While drafts are checked, the state before them is retained.
     states: isRecurrent ? maxSequences * (draftTokens > 0 ? 2 : 1) + stateSnapshots : 0,
-    draftPages: plansOf(manifest).length > 1 ? (groups[0]?.pages ?? 0) : 0,
+    draftPages: manifest.plans.draft === undefined ? 0 : (groups[0]?.pages ?? 0),
+    patches: manifest.plans.vision === undefined ? 0 : (spec.vision?.tile_patches ?? 0),
   };
 }
 
@@ -123,6 +126,7 @@ export function limitsOf(
 export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
   const limits = limitsOf(manifest, options);
   const { tokens: S, sequences: B, rows: R = B, groups, adapters: M = 0, states: Z = 0, draftPages: PD = 0 } = limits;
+  const V = limits.patches ?? 0;
   const T = manifest.context;
   // A page that sequences share is listed for each of them.
   const L = Math.ceil(T / manifest.page_size) * B;
@@ -145,9 +149,10 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
     PH: PD,
     H: PD > 0 ? S : 0,
     G: M > 0 ? S : 0,
-    V: 0,
-    I: 0,
-    F: 0,
+    V,
+    // Tiles are computed one by one.
+    I: Math.min(V, 1),
+    F: V > 0 ? Math.max(S, V / (manifest.images?.block ?? 1) ** 2) : 0,
   };
 }
 

@@ -24,10 +24,10 @@ export function planOf({
   return plan;
 }
 
-/** `planOf`, and the plan "draft" if the model's own heads guess tokens. */
+/** `planOf`, the plan "draft" if the model's own heads guess tokens, and "vision" if the model sees pictures. */
 export function plansOf(manifest: Pick<Manifest, "plans" | "embedding" | "classifier">): readonly PlanEntry[] {
-  const { draft } = manifest.plans;
-  return draft === undefined ? [planOf(manifest)] : [planOf(manifest), draft];
+  const { draft, vision } = manifest.plans;
+  return [planOf(manifest), draft, vision].filter((plan) => plan !== undefined);
 }
 
 /** What all these plans name together. A name is the same array in all of them. */

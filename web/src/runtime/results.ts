@@ -2,7 +2,7 @@
 
 import { BundleError, DeviceError, RequestError } from "../errors.js";
 import { elements } from "./expr.js";
-import type { Manifest } from "./manifest.js";
+import type { Manifest, PlanEntry } from "./manifest.js";
 import { planOf } from "./plan.js";
 
 /** The results to read back in addition to the tokens. */
@@ -32,7 +32,7 @@ export interface StepResult {
 
 const GENERATED = ["logits", "next_token_ids", "token_logprobs", "top_token_ids", "top_logprobs"] as const;
 
-type OutputRole = (typeof GENERATED)[number] | "embeddings" | "scores";
+type OutputRole = (typeof GENERATED)[number] | "embeddings" | "scores" | "features";
 
 /** The name of an output's buffer, and the number of 32-bit values for each sampled row, or for each token. */
 export interface Result {
@@ -44,6 +44,9 @@ export interface Result {
 export class Results {
   /** The roles in `GENERATED` if the bundle generates text, otherwise only "embeddings" or "scores". */
   readonly #outputs: Readonly<Partial<Record<OutputRole, Result>>>;
+
+  /** The result of the plan "vision"; null if the model sees no pictures. */
+  readonly features: Result | null;
 
   /** What the model does, for an error. */
   readonly #makes: string;
@@ -58,7 +61,9 @@ export class Results {
           ? (["classifies texts", ["scores"]] as const)
           : (["generates text", GENERATED] as const);
     this.#makes = makes;
-    this.#outputs = Object.fromEntries(roles.map((role) => [role, findResult(manifest, role)]));
+    this.#outputs = Object.fromEntries(roles.map((role) => [role, findResult(planOf(manifest), role)]));
+    const { vision } = manifest.plans;
+    this.features = vision === undefined ? null : findResult(vision, "features");
   }
 
   get logits(): Result {
@@ -116,8 +121,7 @@ export class Results {
   }
 }
 
-function findResult(manifest: Manifest, role: OutputRole): Result {
-  const plan = planOf(manifest);
+function findResult(plan: PlanEntry, role: OutputRole): Result {
   const name = plan.outputs[role] ?? "";
   const entry = plan.buffers[name];
   if (entry === undefined) {

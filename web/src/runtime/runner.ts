@@ -8,7 +8,7 @@ import { unlessAborted } from "./abort.js";
 import { Allocator } from "./allocator.js";
 import { Arena } from "./arena.js";
 import type { ExpertCache, ExpertCounts } from "../experts/index.js";
-import type { Batch } from "./batch.js";
+import type { Batch, PatchBatch } from "./batch.js";
 import { dimsOf } from "./batch.js";
 import type { Bundle } from "./bundle.js";
 import type { Choices } from "./choices.js";
@@ -21,14 +21,14 @@ import type { Send } from "./host_tables.js";
 import { batchInputs, gather } from "./host_tables.js";
 import { importExperts } from "./import_later.js";
 import { KvPages } from "./kv_pages.js";
-import type { Expr, Manifest, VariantEntry } from "./manifest.js";
+import type { Expr, Manifest, PlanEntry, VariantEntry } from "./manifest.js";
 import type { RunnerLimits } from "./memory.js";
 import { allocateMemory, capacityOf, limitsOf, Room } from "./memory.js";
 import type { MemoryOptions } from "./memory_plan.js";
 import { planMemory, poolOf } from "./memory_plan.js";
 import type { PageCopies, PagesByGroup } from "./page_groups.js";
 import { compileKernels } from "./pipelines.js";
-import { arraysOf, plansOf } from "./plan.js";
+import { arraysOf, planOf } from "./plan.js";
 import type { Result, ResultOptions, StepResult } from "./results.js";
 import { Results } from "./results.js";
 import type { Dispatch } from "./schedule.js";
@@ -76,6 +76,8 @@ interface RunnerParts {
   readonly schedule: Schedule;
   /** That of the model's own heads, if they guess tokens. */
   readonly heads: Schedule | null;
+  /** That of the tower, if the model sees pictures. */
+  readonly vision: Schedule | null;
   readonly results: Results;
   readonly buffers: ReadonlyMap<string, GPUBuffer>;
   readonly room: Room;
@@ -106,6 +108,7 @@ export class Runner {
   readonly #steps: Staging;
   readonly #logits: Staging;
   readonly #health: Health;
+  #features: Staging | null = null;
   #stopwatch: Stopwatch | null = null;
 
   private constructor(parts: RunnerParts) {
@@ -201,13 +204,15 @@ export class Runner {
         [...selected].flatMap(([list, all]) => all.filter((row) => !rows.get(list)?.includes(row)).map(variantName)),
       ),
     ];
-    const [schedule, heads = null] = plansOf(manifest).map(
-      (each) => new Schedule(device, each, rows, kernels, find, (kernel) => arena.uniform(kernel)),
-    );
-    if (schedule === undefined) throw new Error("no plan");
-    schedule.choose(choices);
-    heads?.choose(choices);
-    const one = { ...capacity, S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0, H: capacity.PD ? 1 : 0 };
+    const scheduleOf = (plan: PlanEntry): Schedule => {
+      const schedule = new Schedule(device, plan, rows, kernels, find, (kernel) => arena.uniform(kernel));
+      schedule.choose(choices);
+      return schedule;
+    };
+    const { draft, vision } = manifest.plans;
+    const schedule = scheduleOf(planOf(manifest));
+    const few = { S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0, V: 0, I: 0, F: 0 };
+    const one = { ...capacity, ...few, H: capacity.PD ? 1 : 0 };
     return new Runner({
       manifest,
       rows,
@@ -216,7 +221,8 @@ export class Runner {
       allocator,
       arena,
       schedule,
-      heads,
+      heads: draft ? scheduleOf(draft) : null,
+      vision: vision ? scheduleOf(vision) : null,
       results,
       buffers: memory.buffers,
       room,
@@ -297,6 +303,30 @@ export class Runner {
     return new Float32Array(await this.#run(batch, false, this.#steps, [this.#parts.results.encoded]));
   }
 
+  /**
+   * The features (F, E) of the patches of one tile of a picture. The batches that read them may be submitted when they
+   * are there. Throws RequestError for more patches than a tile of this model has.
+   */
+  async features(batch: PatchBatch): Promise<Float32Array<ArrayBuffer>> {
+    const { allocator, capacity, open, results, vision } = this.#parts;
+    const { features: result } = results;
+    if (vision === null || result === null) throw new RequestError(`${this.manifest.model} sees no pictures`);
+    this.#health.require();
+    const V = batch.patch_starts.at(-1) ?? 0;
+    const F = V / (this.manifest.images?.block ?? 1) ** 2;
+    const none = Object.fromEntries(Object.keys(capacity).map((dim) => [dim, 0]));
+    const dims = { ...none, V, I: batch.patch_starts.length - 1, F };
+    this.#requireFit(dims);
+    this.#features ??= new Staging(allocator, "features", (capacity.F ?? 0) * result.columns * 4);
+    const encoder = open.device.createCommandEncoder();
+    const dispatches = vision.dispatches(dims);
+    this.#put(batch, dispatches, dims, vision);
+    encodePass(encoder, dispatches);
+    const read = this.#features.copy(encoder, [{ source: this.#buffer(result), size: F * result.columns * 4 }]);
+    open.device.queue.submit([encoder.finish()]);
+    return new Float32Array(await this.#health.result(read()));
+  }
+
   // The methods below are ordered with `submit`: their changes affect only the batches that are submitted later.
 
   /**
@@ -342,8 +372,8 @@ export class Runner {
 
   /** From the next batch on, select among `rows` by these choices. */
   choose(choices: Choices): void {
-    this.#parts.schedule.choose(choices);
-    this.#parts.heads?.choose(choices);
+    const { schedule, heads, vision } = this.#parts;
+    for (const each of [schedule, heads, vision]) each?.choose(choices);
   }
 
   /**
@@ -404,7 +434,7 @@ export class Runner {
   }
 
   /** Send a batch, and its sizes for the kernels that run it. */
-  #put(batch: Batch, dispatches: readonly Dispatch[], dims: Dims, { plan }: Schedule): void {
+  #put(batch: Batch | PatchBatch, dispatches: readonly Dispatch[], dims: Dims, { plan }: Schedule): void {
     const { arena } = this.#parts;
     arena.putInputs(batch, dims, batchInputs(plan));
     for (const kernel of new Set(dispatches.map((dispatch) => dispatch.kernel)))
@@ -422,25 +452,27 @@ export class Runner {
   #accept(batch: Batch, alternatives: boolean): Dims {
     this.#health.require();
     const dims = dimsOf(batch, this.#parts.capacity, alternatives);
-    this.#requireFit(batch, dims);
+    this.#requireFit(dims);
+    this.#requireSlots(batch);
     this.#makeRoom(dims);
     return dims;
   }
 
   /** Let the plan's buffers grow for a batch. If the device lacks memory, the batch's result is the error. */
   #makeRoom({ S = 0 }: Dims): void {
-    const { allocator, open, room, schedule, heads } = this.#parts;
+    const { allocator, open, room, schedule, heads, vision } = this.#parts;
     if (room.suffices(S)) return;
     open.device.pushErrorScope("out-of-memory");
     room.grow(S);
     schedule.bind();
     heads?.bind();
+    vision?.bind();
     requireMemory(open.device, allocator.bytes).catch((error: unknown) => {
       this.#health.fail(error instanceof DeviceError ? error : new DeviceError(messageOf(error)));
     });
   }
 
-  #requireFit(batch: Batch, dims: Dims): void {
+  #requireFit(dims: Dims): void {
     for (const [dim, most] of Object.entries(this.#parts.capacity)) {
       const size = dims[dim] ?? 0;
       if (size > most)
@@ -450,6 +482,9 @@ export class Runner {
           most,
         });
     }
+  }
+
+  #requireSlots(batch: Batch): void {
     const slots = this.limits.sequences;
     for (let row = 0; row < batch.sample_rows.length; row++) {
       const [slot = -1, flags = 0] = batch.sample_slots.slice(2 * row, 2 * row + 2);

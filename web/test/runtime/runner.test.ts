@@ -61,6 +61,7 @@ withRunner("limits equal the requested ones", () => {
     sequences: 3,
     states: 0,
     draftPages: 0,
+    patches: 0,
     groups: [{ pages: 20, window: Infinity }],
     pageSize: 16,
     context: 256,
