@@ -28,8 +28,8 @@ export class KvCache {
   }
 
   /** The longest prefix of a waiting sequence's tokens that is already computed. */
-  findPrefix({ tokens, maxCached, adapterId, params }: Sequence): Prefix {
-    return this.prefixes.find(tokens, maxCached, adapterId, params.retained !== null);
+  findPrefix({ keys, maxCached, adapterId, params }: Sequence): Prefix {
+    return this.prefixes.find(keys, maxCached, adapterId, params.retained !== null);
   }
 
   /**
@@ -125,14 +125,14 @@ export class KvCache {
 
   /** Release what a sequence holds; the cache retains the full pages, and of a conversation the last page too. */
   release(sequence: Sequence): void {
-    const { params, tokens, computed, adapterId } = sequence;
+    const { params, tokens, keys, computed, adapterId } = sequence;
     sequence.rewound = null;
     this.#settleState(sequence);
     // A state that has read more than the known tokens is of no use.
     if (params.retained !== null && (this.states === null || computed <= tokens.length))
       this.prefixes.insertPartial(sequence, computed);
     if (params.retained !== null)
-      Object.assign(params.retained, { tokens: tokens.slice(0, computed), adapter: adapterId, isShared: false });
+      Object.assign(params.retained, { keys: keys.slice(0, computed), adapter: adapterId, isShared: false });
     this.prefixes.leave(sequence);
   }
 

@@ -11,7 +11,8 @@ import { isRemoved } from "./cache_kind.js";
 
 /** A sequence that the cache knows. */
 export interface Cached extends Holder {
-  readonly tokens: readonly number[];
+  /** Its tokens as the cache compares them. */
+  readonly keys: readonly number[];
   /** The id of the adapter that computes it; "" for none. */
   readonly adapterId: string;
   /** The nodes of its first full pages. */
@@ -30,15 +31,15 @@ export class PrefixCache {
     this.#isExact = kinds.some((kind) => kind.isExact);
   }
 
-  /** The longest usable prefix of at most ``limit`` tokens. ``partialPage``: it may end within a page. */
-  find(tokens: readonly number[], limit: number, adapter = "", partialPage = false): Prefix {
+  /** The longest usable prefix of at most ``limit`` tokens with these keys. ``partialPage``: it may end within a page. */
+  find(keys: readonly number[], limit: number, adapter = "", partialPage = false): Prefix {
     let level = this.#roots.get(adapter);
     const path: Node[] = [];
     // By kind, the number of nodes up to the last one without a snapshot.
     const incomplete = this.kinds.map(() => 0);
     let usable = 0;
     while ((path.length + 1) * this.pageSize <= limit) {
-      const node = level?.get(this.#page(tokens, path.length).join());
+      const node = level?.get(this.#page(keys, path.length).join());
       if (node === undefined) break;
       path.push(node);
       level = node.children;
@@ -47,7 +48,7 @@ export class PrefixCache {
     let length = usable * this.pageSize;
     const known = path.length * this.pageSize;
     if (partialPage) {
-      const [last, common] = this.#longest(level, tokens.slice(known, limit));
+      const [last, common] = this.#longest(level, keys.slice(known, limit));
       if (last !== null && this.#isUsable([...path, last], known + common, incomplete)) {
         path.push(last);
         usable = path.length;
@@ -67,12 +68,12 @@ export class PrefixCache {
     const last = sequence.path.at(-1);
     // A node is removed when all of its pages have been evicted, which lie behind the sequence's window then.
     if (last !== undefined && isRemoved(last)) sequence.path.length = 0;
-    while (sequence.path.length < count) this.#add(sequence, this.#page(sequence.tokens, sequence.path.length));
+    while (sequence.path.length < count) this.#add(sequence, this.#page(sequence.keys, sequence.path.length));
   }
 
   /** Cache the partly filled last page of a sequence, and remove those that hold a prefix of its tokens. */
   insertPartial(sequence: Cached, length: number): void {
-    const tokens = sequence.tokens.slice(sequence.path.length * this.pageSize, length);
+    const tokens = sequence.keys.slice(sequence.path.length * this.pageSize, length);
     const nodes = [...this.#level(sequence).values()];
     const common = (node: Node): number => commonLength(node.tokens, tokens);
     // An exact kind may have a snapshot for a node that has none.
@@ -188,8 +189,8 @@ export class PrefixCache {
     }
   }
 
-  #page(tokens: readonly number[], index: number): readonly number[] {
-    return tokens.slice(index * this.pageSize, (index + 1) * this.pageSize);
+  #page(keys: readonly number[], index: number): readonly number[] {
+    return keys.slice(index * this.pageSize, (index + 1) * this.pageSize);
   }
 }
 

@@ -32,8 +32,25 @@ export interface Constraint {
  */
 export type LogitProcessor = (logitsOrToken: Float32Array | number) => void;
 
+/**
+ * An image of a prompt: what a model's tower reads alone, which is a tile of a picture, or a picture that is not cut. Its
+ * ``features`` (length, E) take the places of ``length`` placeholder tokens, from ``offset`` on.
+ *
+ * ``key`` is the SHA-256 of its picture and of how the model reads that, in hexadecimal digits, and ``first`` the number
+ * of features of the picture's tiles before it, 0 by default. Images with the same two have the same features.
+ */
+export interface PromptImage {
+  readonly offset: number;
+  readonly length: number;
+  readonly key: string;
+  readonly first?: number | undefined;
+  readonly features: Float32Array;
+}
+
 export interface TokenRequest {
   readonly promptIds: readonly number[];
+  /** The images of the prompt, in the order of their places. They cannot be combined with ``whenFull: { keep }``. */
+  readonly images?: readonly PromptImage[] | undefined;
   /** At most this many new tokens; by default, until the context is full. */
   readonly maxTokens?: number | undefined;
   readonly sampling?: SamplingOptions | undefined;

@@ -7,7 +7,7 @@ import { PLAIN, Sequence, newConversation } from "./sequence.js";
 import { StateTable } from "./states.js";
 import type { StepRunner } from "./step_runner.js";
 
-/** A conversation's tokens and their keys and values, without the first ``deadPages`` of each page group. */
+/** A conversation's tokens, as the prefix cache compares them, and their keys and values, without the first ``deadPages`` of each page group. */
 export interface RetainedPages {
   readonly tokenIds: readonly number[];
   readonly deadPages: readonly number[];
@@ -20,14 +20,14 @@ export interface RetainedPages {
 export async function readRetained(
   { kinds, pages, prefixes }: KvCache,
   runner: StepRunner,
-  { tokens, adapter }: RetainedSequence,
+  { keys, adapter }: RetainedSequence,
 ): Promise<RetainedPages> {
-  const { length, path } = prefixes.find(tokens, tokens.length, adapter, true);
+  const { length, path } = prefixes.find(keys, keys.length, adapter, true);
   const units = kinds.map((kind, index) =>
     path.slice(kind.unread(length)).map(({ snapshots }) => snapshots[index] ?? -1),
   );
   return {
-    tokenIds: tokens.slice(0, length),
+    tokenIds: keys.slice(0, length),
     deadPages: pages.map((pool) => pool.unread(length)),
     adapter,
     keysAndValues: await runner.readPages(units),

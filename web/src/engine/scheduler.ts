@@ -312,8 +312,7 @@ export class Scheduler {
       events.push({ type: "finished", sequence, end: { tokenId, sample } });
       return false;
     }
-    sequence.tokens.push(tokenId);
-    sequence.generated++;
+    sequence.append(tokenId);
     this.kv.cachePages(sequence);
     events.push({ type: "token", sequence, tokenId, sample });
     if (!sequence.isComplete(this.config.context)) return true;

@@ -15,25 +15,36 @@ export interface ContextShift {
 }
 
 /**
- * A conversation between two answers. The prefix cache has the keys and values of ``tokens``, unless others needed the
- * space; so the next answer needs no prefill for the conversation so far. ``adapter`` is the id of the adapter that
+ * A conversation between two answers. The prefix cache has the keys and values of its tokens, which it compares as
+ * ``keys``, unless others needed the space; so the next answer needs no prefill for the conversation so far. ``adapter`` is the id of the adapter that
  * computed them. ``isShared``: another conversation starts from its last page, too.
  */
 export interface RetainedSequence {
-  tokens: readonly number[];
+  keys: readonly number[];
   adapter: string;
   isShared: boolean;
 }
 
 /** A new conversation. */
 export function newConversation(): RetainedSequence {
-  return { tokens: [], adapter: "", isShared: false };
+  return { keys: [], adapter: "", isShared: false };
 }
 
 /** A second conversation with the same tokens. */
 export function forkOf(retained: RetainedSequence): RetainedSequence {
   retained.isShared = true;
   return { ...retained };
+}
+
+/** The images of a prompt. images.js places them. */
+export interface PlacedImages {
+  /** The tokens of the prompt as the prefix cache compares them: placeholders of different images differ. */
+  readonly keys: readonly number[];
+  /** The features (n, E) of the positions from ``start`` until before ``stop``, and the first position of each. */
+  between(
+    start: number,
+    stop: number,
+  ): readonly (readonly [position: number, length: number, features: Float32Array])[];
 }
 
 /** The parameters of a request that the scheduler needs. */
@@ -54,6 +65,7 @@ export interface SequenceParams {
   readonly retained: RetainedSequence | null;
   /** The LoRA adapter that computes the sequence. */
   readonly adapter?: Adapter | null;
+  readonly images?: PlacedImages | null;
 }
 
 /** The parameters of a request without options. */
@@ -71,6 +83,8 @@ export class Sequence {
   finishReason: FinishReason | null = null;
   /** All known tokens: the prompt, then the tokens that have been read back from the device. */
   readonly tokens: number[];
+  /** The same as the prefix cache compares them; without images, ``tokens``. */
+  readonly keys: number[];
   /** What it holds of each cache kind, and the nodes of its full pages in the prefix cache. */
   tables: readonly Table[] = [];
   path: Node[] = [];
@@ -108,7 +122,15 @@ export class Sequence {
     readonly priority = 0,
   ) {
     this.tokens = [...prompt];
+    this.keys = params.images ? [...params.images.keys] : this.tokens;
     this.promptLogprobs = new PromptLogprobRows(params.promptLogprobs);
+  }
+
+  /** Add a token of the answer that was read back. */
+  append(tokenId: number): void {
+    this.tokens.push(tokenId);
+    if (this.keys !== this.tokens) this.keys.push(tokenId);
+    this.generated++;
   }
 
   /** Tokens, including those in flight. */

@@ -37,10 +37,17 @@ export function stepBatch(
   samplingOf: (sequence: Sequence) => RowSampling,
 ): Batch {
   const batch = emptyBatch();
+  const features: Float32Array[] = [];
+  const feature_rows: number[] = [];
   for (const { sequence, start, length, numSampled, promptLogprobs, drafts } of step.rows) {
     const { tokens, slot } = sequence;
     const known = [...tokens.slice(start, start + length), ...drafts];
     const tokenIds = Array.from({ length }, (_, index) => known[index] ?? -1 - slot);
+    for (const [position, count, own] of sequence.params.images?.between(start, start + length) ?? []) {
+      const first = batch.token_ids.length + position - start;
+      feature_rows.push(...Array.from({ length: count }, (_, index) => first + index));
+      features.push(own);
+    }
     const pages = pageTables(sequence).map((table) => table.pages);
     addTokens(batch, tokenIds, start, pages, pageSize, sequence.params.adapter?.slot);
     const state = sequence.tables.at(-1);
@@ -65,5 +72,12 @@ export function stepBatch(
       batch.sample_settings.push(...settingsRow({ ...sampling, draw }));
     }
   }
-  return batch;
+  return features.length === 0 ? batch : { ...batch, features: joined(features), feature_rows };
+}
+
+function joined(parts: readonly Float32Array[]): Float32Array {
+  const all = new Float32Array(parts.reduce((sum, { length }) => sum + length, 0));
+  let end = 0;
+  for (const part of parts) all.set(part, (end += part.length) - part.length);
+  return all;
 }

@@ -3,6 +3,7 @@
 
 import { DeviceError, RequestError } from "../errors.js";
 import type { ExpertCounts } from "../experts/index.js";
+import type { PatchBatch } from "../runtime/batch.js";
 import { IN_PROMPT } from "../runtime/batch.js";
 import { pagesOfSequence } from "../runtime/page_groups.js";
 import type { StepResult } from "../runtime/results.js";
@@ -17,7 +18,7 @@ import type { RetainedPages } from "./retained_pages.js";
 import { readRetained, writeRetained } from "./retained_pages.js";
 import { Scheduler } from "./scheduler.js";
 import type { Drafter, Guess } from "./speculation.js";
-import type { RetainedSequence } from "./sequence.js";
+import type { PlacedImages, RetainedSequence } from "./sequence.js";
 import { PLAIN, Sequence } from "./sequence.js";
 import type { SchedulerEvent, Step } from "./step.js";
 import { samplesAnswer } from "./step.js";
@@ -50,10 +51,22 @@ export interface TokenModel {
   readonly endTokenIds: readonly number[];
   /** Whether the model generates text, as most do; otherwise it makes vectors or scores. */
   readonly generates?: boolean;
+  /**
+   * Places the images of a request in its prompt; null for a prompt without any. Not defined if the model sees none.
+   * Throws RequestError.
+   */
+  readonly place?: ((request: TokenRequest) => PlacedImages | null) | undefined;
 }
 
 /** Another runner after a device failure, on a new device; throws if there is none. */
 export type ReplaceRunner = (lost: DeviceError) => Promise<StepRunner>;
+
+/** A tile of a picture that waits for its features. */
+interface Tile {
+  readonly batch: PatchBatch;
+  readonly resolve: (features: Float32Array<ArrayBuffer>) => void;
+  readonly reject: (error: unknown) => void;
+}
 
 interface OpenStep {
   readonly step: Step;
@@ -73,6 +86,7 @@ export class TokenEngine implements TokenSource {
   readonly #counts = { steps: 0, computedTokens: 0, preemptions: 0, recoveries: 0 };
   /** Holds the pages that are lent. */
   readonly #borrower = new Sequence(-1, [], PLAIN);
+  readonly #tiles: Tile[] = [];
   #runner: StepRunner;
   /** How often in a row the drafter has failed. Without it, answers continue token by token. */
   #draftFailures = 0;
@@ -122,6 +136,7 @@ export class TokenEngine implements TokenSource {
     retained: RetainedSequence | null = null,
   ): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
     let adapter: Adapter | null;
+    let images: PlacedImages | null;
     try {
       if (this.model.generates === false)
         throw new RequestError(
@@ -129,6 +144,9 @@ export class TokenEngine implements TokenSource {
             "embeddings.create, rerank, score or classify",
         );
       checkRequest(request, this.model.vocabSize, this.#scheduler.config);
+      images = this.model.place?.(request) ?? null;
+      if (images === null && (request.images ?? []).length > 0)
+        throw new RequestError("This model reads texts only; leave the images out", { param: "images" });
       request.signal?.throwIfAborted();
       if (this.#failure !== null) throw this.#failure;
       adapter = request.adapter === undefined ? null : this.#use(request.adapter);
@@ -144,7 +162,7 @@ export class TokenEngine implements TokenSource {
     const sequence = new Sequence(
       this.#nextId++,
       promptIds,
-      { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, retained, adapter },
+      { maxTokens, stopTokenIds, contextShift, lockstep, promptLogprobs, retained, adapter, images },
       priority,
     );
     const answer = new Answer(sequence, request, this.model.vocabSize);
@@ -166,6 +184,17 @@ export class TokenEngine implements TokenSource {
       if (adapter !== null) this.adapters?.release(adapter);
       request.constraint?.dispose();
     }
+  }
+
+  /**
+   * The features (F, E) of the patches of a tile, which are computed between two steps. Throws RequestError, DeviceError.
+   */
+  features(batch: PatchBatch): Promise<Float32Array<ArrayBuffer>> {
+    return new Promise((resolve, reject) => {
+      if (this.#failure !== null) reject(this.#failure);
+      else this.#tiles.push({ batch, resolve, reject });
+      this.#start();
+    });
   }
 
   #use(name: string): Adapter {
@@ -191,12 +220,16 @@ export class TokenEngine implements TokenSource {
 
   /** Whether an answer is being generated, or the gate is closed. */
   get isBusy(): boolean {
-    return this.#answers.size > 0 || this.gate.isClosed;
+    return this.#hasWork || this.gate.isClosed;
+  }
+
+  get #hasWork(): boolean {
+    return this.#answers.size > 0 || this.#tiles.length > 0;
   }
 
   /** Forget all keys and values. False while an answer is being generated. */
   forgetAll(): boolean {
-    if (this.#answers.size > 0) return false;
+    if (this.#hasWork) return false;
     this.#scheduler.reset();
     return true;
   }
@@ -222,6 +255,7 @@ export class TokenEngine implements TokenSource {
   close(reason: Error): void {
     this.#failure ??= reason;
     for (const answer of this.#answers.values()) this.#end(answer, reason);
+    for (const tile of this.#tiles.splice(0)) tile.reject(reason);
   }
 
   /** End an answer, with an error or complete, and its sequence if that is not finished. */
@@ -237,7 +271,7 @@ export class TokenEngine implements TokenSource {
     this.#running = true;
     void this.#run().finally(() => {
       this.#running = false;
-      if (this.#answers.size > 0) this.#start();
+      if (this.#hasWork) this.#start();
     });
   }
 
@@ -261,6 +295,7 @@ export class TokenEngine implements TokenSource {
           if (step === null) break;
           open.push({ step, result: this.gate.through(() => this.#submit(step)) });
         }
+        await this.#see();
         const first = open.shift();
         if (first === undefined && this.gate.isClosed) {
           await this.gate.opened();
@@ -268,6 +303,7 @@ export class TokenEngine implements TokenSource {
           continue;
         }
         if (first === undefined) {
+          if (this.#tiles.length > 0) continue;
           // Without open steps, every sequence that can run would have been scheduled.
           if (this.#answers.size > 0) throw new Error("sequences wait and none can run");
           return;
@@ -284,12 +320,28 @@ export class TokenEngine implements TokenSource {
     }
   }
 
+  /** Compute the features of the next tile. If the device fails, another one computes them. */
+  async #see(): Promise<void> {
+    const [tile] = this.#tiles;
+    if (tile === undefined || this.gate.isClosed) return;
+    try {
+      const computing = this.gate.through(async () => this.#runner.features?.(tile.batch));
+      tile.resolve((await computing) ?? new Float32Array());
+      this.#failuresInARow = 0;
+      this.#lookahead.restart(performance.now());
+    } catch (error) {
+      if (error instanceof DeviceError) throw error;
+      tile.reject(error);
+    }
+    this.#tiles.shift();
+  }
+
   /**
    * Whether drafts of an answer are checked: not if the device updates its slot once a step, for penalties, a bias or a
-   * mask, and not if old tokens are dropped.
+   * mask, not if old tokens are dropped, and not with images, which no draft sees.
    */
-  #speculates({ constraint, logitProcessor, whenFull, sampling = {} }: TokenRequest): boolean {
-    const isPlain = (constraint ?? logitProcessor) === undefined && typeof whenFull !== "object";
+  #speculates({ constraint, logitProcessor, whenFull, images = [], sampling = {} }: TokenRequest): boolean {
+    const isPlain = (constraint ?? logitProcessor) === undefined && typeof whenFull !== "object" && images.length === 0;
     return this.drafter() !== undefined && isPlain && !penalizes(sampling) && (sampling.logitBias?.size ?? 0) === 0;
   }
 

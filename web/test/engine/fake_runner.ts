@@ -7,7 +7,7 @@
 
 import type { StepRunner } from "../../src/engine/step_runner.js";
 import { DeviceError, RequestError } from "../../src/errors.js";
-import type { Batch } from "../../src/runtime/batch.js";
+import type { Batch, PatchBatch } from "../../src/runtime/batch.js";
 import { SAMPLE_FLAGS } from "../../src/runtime/batch.js";
 import type { PageCopies, PagesByGroup } from "../../src/runtime/page_groups.js";
 import type { RunnerLimits } from "../../src/runtime/memory.js";
@@ -18,6 +18,8 @@ export class FakeRunner implements StepRunner {
   readonly stepsInFlight = 8;
   readonly batches: Batch[] = [];
   readonly calls: string[] = [];
+  readonly tiles: PatchBatch[] = [];
+  loseAfterTiles = Infinity;
   readonly counts = new Map<number, Int32Array>();
   readonly biases = new Map<number, Float32Array>();
   /** By slot, what an adapter adds to each token before it is hashed. */
@@ -80,6 +82,18 @@ export class FakeRunner implements StepRunner {
           }
         : null,
     };
+  }
+
+  /** The sum of each patch, once for each of its numbers. */
+  async features(batch: PatchBatch): Promise<Float32Array<ArrayBuffer>> {
+    this.tiles.push(batch);
+    await Promise.resolve();
+    if (this.tiles.length > this.loseAfterTiles) throw new DeviceError("the fake device is lost");
+    const size = batch.patches.length / (batch.patch_starts.at(-1) ?? 1);
+    return batch.patches.map((_, index) => {
+      const first = index - (index % size);
+      return batch.patches.subarray(first, first + size).reduce((sum, value) => sum + value, 0);
+    });
   }
 
   setTokenCounts(slot: number, counts: Int32Array<ArrayBuffer> | null): void {
@@ -156,6 +170,8 @@ export class FakeRunner implements StepRunner {
     onLogits: ResultOptions["onLogits"],
   ): { readonly tokenIds: Int32Array<ArrayBuffer>; readonly rows: readonly (readonly number[])[] } {
     const ids = batch.token_ids.map((id) => (id < 0 ? (this.#sampled[-1 - id] ?? -1) : id));
+    const { features = new Float32Array(), feature_rows: placed = [] } = batch;
+    placed.forEach((row, index) => (ids[row] = features[(features.length / placed.length) * index] ?? NaN));
     const hashes = ids.map((id, row) => this.#store(batch, row, id));
     this.#foldStates(batch, hashes);
     hashes.forEach((hash, row) => {

@@ -19,7 +19,7 @@ function cacheOf<Windows extends number[]>(...windows: Windows) {
 
 /** A sequence with ``count`` pages of TOKENS. */
 function sequenceOf(kinds: readonly Pages[], count: number): Cached {
-  const sequence = { tokens: TOKENS, adapterId: "", path: [] as Node[], tables: kinds.map(() => new PageTable()) };
+  const sequence = { keys: TOKENS, adapterId: "", path: [] as Node[], tables: kinds.map(() => new PageTable()) };
   for (const kind of kinds) kind.reserve(sequence, 0, 2 * count);
   return sequence;
 }

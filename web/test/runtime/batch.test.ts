@@ -34,6 +34,9 @@ test("dims contain the numbers of tokens, sequences, sampled rows and listed pag
     H: 0,
     G: 0,
     ...CAPACITY,
+    V: 0,
+    I: 0,
+    F: 0,
   });
   expect(dimsOf({ ...whole, sample_settings: settingsRow({ temperature: 0.5 }) }, CAPACITY, false)).toMatchObject({
     DR: 1,

@@ -8,6 +8,7 @@ import { planMemory } from "../../src/runtime/memory_plan.js";
 import { planOf } from "../../src/runtime/plan.js";
 import { dawn } from "../../tools/dawn.js";
 import { lettersBundle, memorySource, tabledBundle, windowedBundle } from "../letters_bundle.js";
+import { PLACEHOLDER, seeingBundle } from "../seeing_letters.js";
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
@@ -242,4 +243,33 @@ withRunner("a lost device resolves `lost`, and rejects batches in flight and lat
   await expect(inFlight).rejects.toHaveProperty("code", "device_error");
   expect(await other.lost).toMatchObject({ code: "device_error", details: { reason: "destroyed" } });
   await expect(other.submit(step([0]))).rejects.toThrow("The WebGPU device was lost (destroyed");
+});
+
+withRunner("features of a picture's patches replace the embeddings of the rows that a batch names", async () => {
+  const seeing = await newRunner(seeingBundle().files);
+  expect(seeing.limits.patches).toBe(16);
+  // Two blocks of four patches: the bytes of the first sum up to 8 + 3, those of the second to 16 + 6.
+  const bytes = [1, 2, 0, 0, 0, 5, 0, 0, 0, 3, 0, 0, 0, 7, 7, 0, 0, 1, 0, 0, 0, 7, 0, 0];
+  const tile = {
+    patches: Float32Array.from(bytes, (byte) => byte / 255),
+    patch_rows: new Int32Array(8),
+    patch_weights: new Float32Array(8),
+    patch_starts: [0, 8],
+  };
+  const row = (letter: number): number[] => Array.from({ length: 8 }, (_, index) => (index === letter ? 10 : 0));
+  const features = await seeing.features(tile);
+  expect([...features]).toEqual([...row(3), ...row(6)]);
+  const text = step([0, 1, 2]);
+  const seen = { ...step([0, PLACEHOLDER, PLACEHOLDER]), features, feature_rows: [2, 1] };
+  const found = [seeing.submit(text), seeing.submit(seen), seeing.submit(text), seeing.features(tile)] as const;
+  expect(idsOf(await Promise.all(found.slice(0, 3) as Promise<StepResult>[]))).toEqual([
+    [1, 4, 7],
+    [1, 6, 3],
+    [1, 4, 7],
+  ]);
+  expect(await found[3]).toEqual(features);
+  await expect(seeing.features({ ...tile, patch_starts: [0, 4, 8] })).rejects.toThrow("I is 2, this runner accepts");
+  await expect(seeing.features({ ...tile, patch_starts: [0, 12] })).rejects.toThrow("patches has 24 elements");
+  await expect(runner.features(tile)).rejects.toThrow("letters sees no pictures");
+  seeing.destroy();
 });

@@ -1,0 +1,79 @@
+// The images of a prompt in its tokens: what the prefix cache compares in the place of placeholders, and the features that
+// replace their embeddings. `server_fallback/engine/images.py` does the same.
+
+import type { PromptImage, TokenRequest } from "../engine/request.js";
+import type { PlacedImages } from "../engine/sequence.js";
+import { RequestError } from "../errors.js";
+
+// A key is read in windows of this many hexadecimal digits, of which a SHA-256 has five whole ones: numbers are exact up
+// to 53 bits.
+const DIGITS = 12;
+const WINDOWS = 5;
+
+/**
+ * What the prefix cache compares instead of the id of the placeholder of a picture's feature ``index``: a number below 0,
+ * which is no token's id.
+ *
+ * Consecutive placeholders have different windows of the key, so pictures agree in five of them only if they agree in 240
+ * bits. tests/conformance/image_keys.json holds every runtime to these numbers.
+ */
+export function placeholderKey(key: string, index: number): number {
+  const start = (index % WINDOWS) * DIGITS;
+  return -1 - index - Number.parseInt(key.slice(start, start + DIGITS), 16);
+}
+
+/** The tokens of a prompt as the prefix cache compares them. */
+export function promptKeys(
+  tokens: readonly number[],
+  images: readonly Pick<PromptImage, "offset" | "length" | "key" | "first">[],
+): readonly number[] {
+  const keys = [...tokens];
+  for (const { offset, length, key, first = 0 } of images)
+    for (let index = 0; index < length; index++) keys[offset + index] = placeholderKey(key, first + index);
+  return keys;
+}
+
+/**
+ * The images of a request in its prompt; null for a prompt without any. Throws RequestError unless each ``placeholder`` of
+ * the prompt is one of an image, and the other way round, and each image has features of ``columns`` numbers.
+ */
+export function placeImages(request: TokenRequest, placeholder: number, columns: number): PlacedImages | null {
+  const { promptIds, images = [], whenFull } = request;
+  if (images.length > 0 && typeof whenFull === "object")
+    throw new RequestError("whenFull drops old tokens, but images cannot be dropped in part; use 'stop'", {
+      param: "whenFull",
+    });
+  let end = 0;
+  for (const [index, { offset, length, key, features }] of images.entries()) {
+    if (!(offset >= end && length > 0 && offset + length <= promptIds.length))
+      throw wrong(
+        `image ${index} takes ${length} tokens from token ${offset} on; images must be in order, and within the ` +
+          `prompt of ${promptIds.length} tokens`,
+      );
+    end = offset + length;
+    if (!/^[0-9a-f]{64}$/.test(key)) throw wrong(`the key of image ${index} is not a SHA-256 in hexadecimal digits`);
+    if (features.length !== length * columns)
+      throw wrong(`image ${index} has ${features.length} numbers; it needs ${length} features of ${columns}`);
+    if (promptIds.slice(offset, end).some((id) => id !== placeholder))
+      throw wrong(`image ${index} takes tokens that are not the image token ${placeholder}`);
+  }
+  const places = promptIds.filter((id) => id === placeholder).length;
+  const taken = images.reduce((sum, { length }) => sum + length, 0);
+  if (places !== taken)
+    throw wrong(
+      `the prompt has ${places} image tokens (${placeholder}), and its images take ${taken}; send images where the ` +
+        "prompt has image tokens",
+    );
+  if (images.length === 0) return null;
+  return {
+    keys: promptKeys(promptIds, images),
+    between: (start, stop) =>
+      images.flatMap(({ offset, length, features }) => {
+        const [first, last] = [Math.max(start, offset), Math.min(stop, offset + length)];
+        const part = features.subarray((first - offset) * columns, (last - offset) * columns);
+        return first < last ? [[first, last - first, part] as const] : [];
+      }),
+  };
+}
+
+const wrong = (message: string): RequestError => new RequestError(message, { param: "images" });
