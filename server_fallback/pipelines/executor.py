@@ -170,6 +170,8 @@ class PipelineExecutor:
     ) -> Answering[ChatCompletionChunk]:
         request, messages = run.request, list(run.request.messages)
         if step.prompt is not None:
+            if is_last:
+                _require_no_images(messages)
             messages = [Message(role="user", content=_filled(step.prompt, run))]
         given: dict[str, Any] = {"temperature": 0.0, "max_completion_tokens": INNER_MAX_TOKENS}
         if is_last:
@@ -264,6 +266,17 @@ def _question(messages: Sequence[Message]) -> str:
         if message.role == "user" and (text := _message_text(message)).strip():
             return text
     raise RequestError("a pipeline needs a message of the user with text", param="messages")
+
+
+def _require_no_images(messages: Sequence[Message]) -> None:
+    """Raises RequestError for an image, which no prompt of a step has."""
+    place = next((index for index, message in enumerate(messages) if message.images), None)
+    if place is not None:
+        raise RequestError(
+            f"messages[{place}] has an image, but this pipeline answers a prompt of its own, which has texts only; "
+            "leave the image out",
+            param=f"messages[{place}].content",
+        )
 
 
 def _message_text(message: Message) -> str:

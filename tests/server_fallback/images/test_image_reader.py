@@ -16,6 +16,7 @@ from PIL import Image
 from nearfar.compiler.ir.images import FixedSize, ImagePrompt, ImageSpec, PositionSpec
 from nearfar.compiler.runtime.errors import NearfarError, RequestError, Unavailable
 from nearfar.compiler.runtime.images.patches import CutImage
+from nearfar.server_fallback.images import reader
 from nearfar.server_fallback.images.options import ImageOptions
 from nearfar.server_fallback.images.reader import ImageReader
 from nearfar.server_fallback.processes.worker import WorkerEnded
@@ -50,13 +51,13 @@ def read(
     *files: bytes, seconds: float = 20.0, change: Callable[[ImageReader], None] = lambda _: None
 ) -> list[CutImage]:
     async def work() -> list[CutImage]:
-        reader = ImageReader(SPEC, ImageOptions(), seconds=seconds)
-        change(reader)
+        opened = ImageReader(SPEC, ImageOptions(), seconds=seconds)
+        change(opened)
         try:
             images = [ChatImage(data_url(data), f"messages[{index}]") for index, data in enumerate(files)]
-            return await reader.read(images, "")
+            return await opened.read(images, "")
         finally:
-            reader.close()
+            opened.close()
 
     return asyncio.run(work())
 
@@ -64,19 +65,30 @@ def read(
 def test_files_are_decoded_in_one_process_one_after_the_other() -> None:
     pids: list[int | None] = []
 
-    def keep(reader: ImageReader) -> None:
-        call = reader._process.call
+    def keep(opened: ImageReader) -> None:
+        call = opened._process.call
 
         async def counted(*given: object) -> object:
             found = await call(*given)  # type: ignore[arg-type]
-            pids.append(reader._process.pid)
+            pids.append(opened._process.pid)
             return found
 
-        reader._process.call = counted  # type: ignore[method-assign, assignment]
+        opened._process.call = counted  # type: ignore[method-assign, assignment]
 
-    first, second = read(png(20, 10), png(3, 3), change=keep)
+    first, second, again = read(png(20, 10), png(3, 3), png(20, 10), change=keep)
     assert first.tiles[0].shape == second.tiles[0].shape == (8, 8, 3)
     assert len(set(pids)) == 1
+    # A file that was read a moment ago is not decoded again.
+    assert again is first
+    assert len(pids) == 2
+
+
+def test_the_tiles_of_files_that_were_not_read_for_longest_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "RECENT_BYTES", 2 * 8 * 8 * 3)
+    files = [png(size, size) for size in (1, 2, 1, 3, 1, 2)]
+    one, two, same, _, kept, anew = read(*files)
+    assert one is same is kept
+    assert anew is not two
 
 
 def test_a_file_that_claims_a_huge_size_is_refused_before_it_is_decoded() -> None:
@@ -101,11 +113,11 @@ def test_a_file_that_takes_too_long_is_an_error_of_its_request() -> None:
     ],
 )
 def test_a_process_that_ends_fails_the_request_only(ended: Exception, error: type[NearfarError], message: str) -> None:
-    def fail(reader: ImageReader) -> None:
+    def fail(opened: ImageReader) -> None:
         async def call(*_: object) -> object:
             raise ended
 
-        reader._process.call = call  # type: ignore[method-assign, assignment]
+        opened._process.call = call  # type: ignore[method-assign, assignment]
 
     with pytest.raises(error, match=message):
         read(png(1, 1), change=fail)

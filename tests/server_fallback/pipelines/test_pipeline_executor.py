@@ -105,6 +105,26 @@ def test_a_chat_writes_the_query_and_pipelines_contain_pipelines(tmp_path: Path)
     run(work())
 
 
+def test_an_image_that_the_last_prompt_would_leave_out_is_refused(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    messages = [*QUESTION, {"role": "user", "content": [{"type": "text", "text": "a"}, image]}]
+
+    async def error_of(path: Path) -> Any:
+        async with registry_of(tmp_path) as (registry, _):
+            await registry.load(LoadRequest(model=str(path), name="rag"))
+            app = create_app(registry, ApiConfig())
+            body = {"model": "rag", "messages": messages}
+            return (await ask_app(app, "POST", "/v1/chat/completions", body)).json()["error"]
+
+    path = write(tmp_path, steps=steps(answer={"prompt": "{question} {best}", "system": None}))
+    error = run(error_of(path))
+    assert error["message"].startswith("messages[1] has an image, but this pipeline answers a prompt of its own")
+    assert error["param"] == "messages[1].content"
+    # Without a prompt of its own, the last model gets the messages; this one reads texts only.
+    assert "this model reads texts only" in run(error_of(write(tmp_path)))["message"]
+
+
 def test_a_step_does_not_wait_for_one_that_it_does_not_need(tmp_path: Path) -> None:
     make_store(tmp_path)
     slow = {"kind": "chat", "output": "slow", "model": "chat", "prompt": "{question}"}
