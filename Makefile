@@ -15,6 +15,7 @@
 # make bench-kernels     the projection kernels on this machine's GPU
 # make bench-engine      the Python engine's own time per step
 # make bench-streams     the server's cost of a streamed token, and the tokens per second of 256 clients
+# make bench-images      the time to prepare a picture of 12 megapixels, in Python and in Node
 # make bench-start       the time from the start of `nearfar serve demo` to its first answer, and its memory
 # make bench-serving     the server under load on this machine's CPU; also llama.cpp, if llama-cpp-python is installed
 # make bench-upstream    the CPU time of a streamed token in front of another server, with 256 answers at once
@@ -75,7 +76,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss
+.PHONY: bench-activations figures install-size demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -189,6 +190,9 @@ bench-streams: .venv/.dev
 
 bench-start: .venv/.dev
 	$(BIN)/python tests/bench/bench_start.py
+
+bench-images: .venv/.dev
+	PYTHONPATH=tests $(BIN)/python tests/bench/bench_images.py
 
 bench-serving: .venv/.dev
 	$(BIN)/python tests/bench/bench_serving.py

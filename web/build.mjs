@@ -37,6 +37,7 @@ const laterFiles = (folder) => [
   outside("experts-outside", /\/experts\/index\.js$/, `${folder}/experts.js`),
   outside("adapters-outside", /\/adapters\/index\.js$/, `${folder}/adapters.js`),
   outside("drafts-outside", /\/drafts\/index\.js$/, `${folder}/drafts.js`),
+  outside("images-outside", /\/images\/index\.js$/, `${folder}/images.js`),
 ];
 // A page that passes an engine to Hybrid does not need another one, and few use speculation or embeddings.
 const hybridOutside = [
@@ -140,6 +141,7 @@ const built = await Promise.all([
   build({ ...browser, entryPoints: { hybrid_encoding: "src/router/hybrid_encoding.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { adapters: "src/adapters/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { drafts: "src/drafts/index.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { images: "src/images/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { experts: "src/experts/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { encoders: "src/encoders/index.ts" }, outdir: "dist" }),
   build({
