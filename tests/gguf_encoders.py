@@ -38,6 +38,7 @@ class Case:
 CASES = {
     "bert": Case("bert", "bert", "bert-uncased"),
     "xlm-roberta": Case("bert", "xlm-roberta", "xlm-roberta"),
+    "roberta": Case("bert", "roberta", "roberta"),
     "nomic-bert": Case("nomic-bert", "nomic_bert", "bert-uncased"),
     "modern-bert": Case("modern-bert", "modernbert", "roberta", {"classifier_pooling": "mean", **WIDE}),
     # The sixth layer has no window. llama.cpp expects a common size of heads and of scores' factors.
@@ -54,6 +55,8 @@ CASES = {
 POOLINGS = {"mean_tokens": PoolingType.MEAN, "cls_token": PoolingType.CLS, "lasttoken": PoolingType.LAST}
 HEADS = ("query", "key", "value")
 DENSE = {"2_Dense": (128, 192), "3_Dense": (192, 128)}
+# Models whose positions are counted from the row after that of padding.
+FROM_PADDING = ("roberta", "xlm-roberta")
 PRE = {"modern-bert": "modern-bert", "bert": "roberta-bpe"}
 
 
@@ -135,7 +138,7 @@ def converted(tensors: Mapping[str, Arrays], config: Mapping[str, Any]) -> Itera
     classifies = any("classifier" in name for name in tensors)
     for name, tensor in tensors.items():
         name = re.sub(r"^(bert|roberta|nomic_bert|model)\.", "", name)
-        if name == "embeddings.position_embeddings.weight" and is_xlm_roberta:
+        if name == "embeddings.position_embeddings.weight" and config["model_type"] in FROM_PADDING:
             tensor = tensor[config["pad_token_id"] + 1 :]
         if (part := re.fullmatch(r"(.*attention\.self)\.(query|key|value)\.(.*)", name)) and is_xlm_roberta:
             joined.setdefault(f"{part[1]}.{part[3]}", {})[part[2]] = tensor
@@ -152,7 +155,7 @@ def converted(tensors: Mapping[str, Arrays], config: Mapping[str, Any]) -> Itera
 
 
 def add_sizes(writer: Any, architecture: str, config: Mapping[str, Any]) -> None:
-    offset = config["pad_token_id"] + 1 if config["model_type"] == "xlm-roberta" else 0
+    offset = config["pad_token_id"] + 1 if config["model_type"] in FROM_PADDING else 0
     writer.add_context_length(config["max_position_embeddings"] - offset)
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])

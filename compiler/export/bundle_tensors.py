@@ -72,6 +72,16 @@ class BundleTensor:
         )
         return replace(self, pieces=tuple(pieces))
 
+    def after(self, first: int) -> BundleTensor:
+        """The tensor without its rows before ``first``."""
+        pieces = []
+        for piece in self.pieces:
+            start, stop = max(piece.source.start, first), piece.source.stop
+            if start < stop:
+                own = replace(piece.source, start=start - first, stop=stop - first)
+                pieces.append(replace(piece, first=piece.first + start - piece.source.start, source=own))
+        return replace(self, shape=(self.shape[0] - first, *self.shape[1:]), pieces=tuple(pieces))
+
     def planes(self, rows: Rows) -> Mapping[str, Array]:
         """The planes of neighbouring rows of a matrix, in the order of ``rows``, with the factors; int8 scales as
         float32.

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -21,19 +21,19 @@ import numpy.typing as npt
 from ..bundle.folder import Bundle
 from ..bundle.new_folder import new_file
 from ..formats.decoder_tensors import XIELU, XIELU_PARTS, xielu_parts
-from ..formats.gguf.architectures import ARCHITECTURES, KNOWN, architecture_for, relations_of
+from ..formats.gguf.architectures import ARCHITECTURES, KNOWN, SHARED, architecture_for, relations_of
 from ..formats.gguf.attention import ROTATION
 from ..formats.gguf.block_types import BLOCK_TYPES
 from ..formats.gguf.checkpoint import open_gguf, read_model
 from ..formats.gguf.encoders import ENCODERS
 from ..formats.gguf.relations import Axes, Relation, Rows, Values
 from ..formats.gguf.tensors import moves_groups
-from ..formats.gguf.write_encoders import encoder_metadata, word_piece_metadata
+from ..formats.gguf.write_encoders import encoder_metadata, encoder_tokenizer
 from ..formats.gguf.write_metadata import model_metadata, rotation_tensors, written_spec
 from ..formats.gguf.write_tokenizer import NO_TOKENIZER, tokenizer_metadata
 from ..formats.gguf.writer import NUMBER_OF, NewTensor, Value, write_header, write_tensors
 from ..ir.spec import ModelSpec
-from ..runtime.errors import QuantizationError, UnsupportedModel
+from ..runtime.errors import QuantizationError, RequestError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.text.tokenizer_files import TokenizerFiles
 from .bundle_tensors import BundleTensor, bundle_tensors, has_factors_apart
@@ -48,6 +48,7 @@ Progress = Callable[[int, int], None]
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "MXFP4": 38}
 # Tables whose rows llama.cpp adds only as floats.
 FLOAT_TABLES = ("position_embd.weight", "token_types.weight")
+MASKS = ("<mask>", "[MASK]")
 # Architectures in which llama.cpp lets every token see all others, for any window of the model.
 WITHOUT_WINDOWS = ("llama", "phi3")
 
@@ -79,7 +80,7 @@ def export_gguf(
     spec = bundle.manifest.spec
     name = architecture_for(spec.model_type)
     if name is None:
-        known = sorted({each.model_type for each in KNOWN.values()} | {"mistral"})
+        known = sorted({each.model_type for each in KNOWN.values()} | SHARED.keys())
         raise UnsupportedModel(
             f"{bundle.path}: a {spec.model_type} model cannot be exported as GGUF; exported are {', '.join(known)}"
         )
@@ -99,7 +100,7 @@ def export_gguf(
     else:
         metadata |= model_metadata(name, spec_of_file(bundle)) | keyed_tensors(stored)
     if options.tokenizer and name in ENCODERS:
-        metadata |= word_piece_metadata(bundle.tokenizer_files(), spec.vocab_size)
+        metadata |= encoder_tokenizer(bundle.tokenizer_files(), name, spec.vocab_size, options.pre)
     elif options.tokenizer:
         files = bundle.tokenizer_files()
         metadata |= tokenizer_metadata(files, name, spec.vocab_size, spec.eos_token_ids, options.pre)
@@ -170,6 +171,8 @@ def plan_tensors(
     tensors = {each: tensor for each, tensor in tensors.items() if absent is None or not each.endswith(absent)}
     if spec.factors != bundle.manifest.spec.factors or spec.residual_scale != bundle.manifest.spec.residual_scale:
         tensors = {each: tensor.as_stored for each, tensor in tensors.items()}
+    if name in ENCODERS:
+        tensors = of_bert(bundle.manifest.spec, tensors)
     if KNOWN[name].scaled_ends:
         tensors |= with_scaled_ends(bundle.manifest.spec, tensors)
     relations = {tensor: each for each in relations_of(KNOWN[name], spec) for tensor in each.tensors}
@@ -190,6 +193,18 @@ def plan_tensors(
     if inexact:
         report_inexact(bundle, inexact, fallback, note)
     return sorted(planned, key=lambda tensor: (tensor.name.startswith("blk."), tensor.name.startswith("output")))
+
+
+def of_bert(spec: ModelSpec, tensors: dict[str, BundleTensor]) -> dict[str, BundleTensor]:
+    """The tensors of RoBERTa by BERT's names, with positions from the first one on; others as they are."""
+    if not spec.first_position:
+        return tensors
+    table = "embeddings.position_embeddings.weight"
+    heads = {"classifier.dense.": "pooler.dense.", "classifier.out_proj.": "classifier."}
+    found = {**tensors, table: tensors[table].after(spec.first_position)}
+    for old, new in heads.items():
+        found = {new + name.removeprefix(old) if name.startswith(old) else name: each for name, each in found.items()}
+    return found
 
 
 def with_scaled_ends(spec: ModelSpec, tensors: Mapping[str, BundleTensor]) -> Mapping[str, BundleTensor]:
@@ -357,9 +372,13 @@ def check_model(path: Path, bundle: Bundle) -> None:
 
 def check_tokenizer(path: Path, bundle: Bundle, pre: str | None, note: Note) -> None:
     """Read the tokenizer of the file's header. Raises UnsupportedModel if it has other tokens; with another split of
-    words, ``note`` reports it.
+    words, or with a space before the token that hides a word, ``note`` reports it.
     """
-    texts = different_texts(bundle.tokenizer_files(), open_gguf(path).tokenizer)
+    files, read = bundle.tokenizer_files(), open_gguf(path).tokenizer
+    texts = different_texts(files, read)
+    if texts and (mask := takes_space(files)) is not None:
+        note(f"the space before {mask} is not part of it there: GGUF has no key for that")
+        texts = different_texts(without_space(files), read)
     if not texts:
         return
     if pre is None:
@@ -368,6 +387,19 @@ def check_tokenizer(path: Path, bundle: Bundle, pre: str | None, note: Note) -> 
             "only the weights with --no-tokenizer"
         )
     note(f"with the split of words {pre!r}, some texts have other tokens, such as {texts[0]!r}")
+
+
+def takes_space(files: TokenizerFiles) -> str | None:
+    """The token that hides a word from an encoder, if the space before it is part of it."""
+    added = json.loads(files.content).get("added_tokens") or []
+    return next((each["content"] for each in added if each["content"] in MASKS and each.get("lstrip")), None)
+
+
+def without_space(files: TokenizerFiles) -> TokenizerFiles:
+    content = json.loads(files.content)
+    for each in content["added_tokens"]:
+        each["lstrip"] = bool(each.get("lstrip")) and each["content"] not in MASKS
+    return replace(files, content=json.dumps(content).encode())
 
 
 # Texts with which two tokenizers are compared.
@@ -390,9 +422,13 @@ def different_texts(files: TokenizerFiles, other: TokenizerFiles) -> list[str]:
     one, two = Tokenizer(files), Tokenizer(other)
     added = [each["content"] for each in json.loads(files.content).get("added_tokens") or []]
     texts = [*PROBES, *(f"{left}{token}{right}" for token in added[:512] for left, right in (("", "x"), ("a ", " b ")))]
-    return [
-        text
-        for text in texts
-        if one.encode(text) != two.encode(text)
-        or one.encode(text, split_special_tokens=False) != two.encode(text, split_special_tokens=False)
-    ]
+    return [text for text in texts if any(differ(one, two, text, splits) for splits in (True, False))]
+
+
+def differ(one: Tokenizer, two: Tokenizer, text: str, splits: bool) -> bool:
+    """``splits``: control tokens that the text spells are split. One that cannot be is refused, so it is not wrong."""
+    try:
+        found = [each.encode(text, split_special_tokens=splits) for each in (one, two)]
+    except RequestError:
+        return False
+    return found[0] != found[1]

@@ -84,7 +84,7 @@ AFTER_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
 # The last norm has this name in files of LFM2.
 LFM2_NORM = ("token_embd_norm", "model.embedding_norm")
 # Models whose files are those of another architecture with a model_type of its own.
-SHARED = {"mistral": "llama", "gemma4_unified_text": "gemma4"}
+SHARED = {"mistral": "llama", "gemma4_unified_text": "gemma4", "roberta": "bert", "xlm-roberta": "bert"}
 
 
 def decoder_sizes(metadata: Metadata, container: Container) -> Config:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +14,11 @@ from ...runtime.errors import UnsupportedModel
 from ...runtime.text.tokenizer_files import TokenizerFiles, load_backend
 from ..tokenizer_json import CONTINUES, CONTROL, NORMAL, SPACE, UNUSED, USER_DEFINED
 from .encoders import ENCODERS, LABELS, POOLINGS, RANK
+from .write_tokenizer import byte_level_metadata
 from .writer import Value
+
+# The score of what fills a vocabulary.
+UNLIKELY = -1000.0
 
 
 def encoder_metadata(
@@ -58,30 +65,44 @@ def task_metadata(architecture: str, task: EmbeddingSpec | ClassifierSpec | None
     return {"pooling_type": RANK, LABELS: list(task.labels)}
 
 
-def word_piece_metadata(files: TokenizerFiles, vocab_size: int) -> dict[str, Value]:
-    """The keys of BERT's tokenizer, which marks the pieces that begin a word. Raises UnsupportedModel for another."""
+def encoder_tokenizer(files: TokenizerFiles, architecture: str, vocab_size: int, pre: str | None) -> dict[str, Value]:
+    """The keys of an encoder's tokenizer. ``pre``: as in `tokenizer_metadata`. Raises UnsupportedModel for a tokenizer
+    that GGUF cannot express.
+    """
     content = json.loads(files.content)
-    model, normalizer = content["model"], content.get("normalizer") or {}
-    if model.get("type") != "WordPiece" or normalizer.get("type") != "BertNormalizer":
-        raise UnsupportedModel(
-            f"{files.where}: only word pieces with BERT's normalizer can be exported with an encoder, not a model of "
-            f"type {model.get('type')!r}; export only the weights with --no-tokenizer",
-            file=str(files.where),
-        )
-    added = {each["content"]: each for each in content.get("added_tokens") or []}
-    ids = {**model["vocab"], **{token: each["id"] for token, each in added.items()}}
-    tokens = [f"[PAD{number}]" for number in range(vocab_size)]
-    kinds = [UNUSED] * vocab_size
-    for token, number in ids.items():
-        kinds[number] = NORMAL if token not in added else CONTROL if added[token]["special"] else USER_DEFINED
-        begins = token if kinds[number] == CONTROL else SPACE + token
-        tokens[number] = token.removeprefix(CONTINUES) if token.startswith(CONTINUES) else begins
+    kind = content["model"].get("type", "BPE")
+    if kind not in ("WordPiece", "Unigram", "BPE"):
+        raise unsupported(files, f"a model of type {kind!r} cannot be exported with an encoder")
+    if pre is not None and kind != "BPE":
+        raise unsupported(files, "it splits no words by a pattern; remove --pre")
+    if kind == "BPE":
+        keys = byte_level_metadata(files, architecture, vocab_size, pre)
+    else:
+        keys = (word_pieces if kind == "WordPiece" else scored_pieces)(files, content, vocab_size)
     around = load_backend(files.content, files.where).encode("", add_special_tokens=True).ids
     if len(around) != 2:
-        raise UnsupportedModel(f"{files.where}: puts {len(around)} tokens around a text; GGUF can express two")
+        raise unsupported(files, f"puts {len(around)} tokens around a text; GGUF can express two")
+    named = {"bos": around[0], "cls": around[0], "seperator": around[1]}
+    if kind != "WordPiece":
+        # llama.cpp itself puts both tokens around the texts of BERT.
+        named["eos"] = around[1]
+        keys |= {f"tokenizer.ggml.add_{key}_token": True for key in ("bos", "eos", "sep")}
+    return {**keys, **{f"tokenizer.ggml.{key}_token_id": number for key, number in named.items()}}
+
+
+def word_pieces(files: TokenizerFiles, content: Mapping[str, Any], vocab_size: int) -> dict[str, Value]:
+    """Those of BERT's tokenizer, which marks the pieces that begin a word."""
+    normalizer = content.get("normalizer") or {}
+    if normalizer.get("type") != "BertNormalizer":
+        raise unsupported(files, "only word pieces with BERT's normalizer can be exported")
+    ids = content["model"]["vocab"]
+    tokens, kinds = listed(content, ids, vocab_size)
+    for number in {**ids, **added_ids(content)}.values():
+        token = tokens[number]
+        begins = token if kinds[number] == CONTROL else SPACE + token
+        tokens[number] = token.removeprefix(CONTINUES) if token.startswith(CONTINUES) else begins
     lowercases, strips = bool(normalizer.get("lowercase")), normalizer.get("strip_accents")
-    named = {"bos": around[0], "cls": around[0], "seperator": around[1], "unknown": ids.get(model["unk_token"])}
-    named["padding"] = ids.get(files.pad_token or "[PAD]")
+    named = {"unknown": ids.get(content["model"]["unk_token"]), "padding": ids.get(files.pad_token or "[PAD]")}
     return {
         "tokenizer.ggml.model": "bert",
         "tokenizer.ggml.tokens": tokens,
@@ -90,3 +111,54 @@ def word_piece_metadata(files: TokenizerFiles, vocab_size: int) -> dict[str, Val
         "tokenizer.ggml.normalizer.lowercase": lowercases,
         "tokenizer.ggml.normalizer.strip_accents": lowercases if strips is None else bool(strips),
     }
+
+
+def scored_pieces(files: TokenizerFiles, content: Mapping[str, Any], vocab_size: int) -> dict[str, Value]:
+    """Those of XLM-RoBERTa's tokenizer, which chooses the likeliest pieces."""
+    model, charsmap = content["model"], charsmap_of(files, content.get("normalizer"))
+    tokens, kinds = listed(content, {token: index for index, (token, _) in enumerate(model["vocab"])}, vocab_size)
+    scores = [float(score) for _, score in model["vocab"]]
+    keys: dict[str, Value] = {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+        "tokenizer.ggml.scores": np.array([*scores, *[UNLIKELY] * (vocab_size - len(scores))], np.float32),
+        "tokenizer.ggml.add_space_prefix": True,
+        "tokenizer.ggml.remove_extra_whitespaces": True,
+        "tokenizer.ggml.unknown_token_id": int(model["unk_id"]),
+    }
+    return keys if charsmap is None else {**keys, "tokenizer.ggml.precompiled_charsmap": np.frombuffer(charsmap, "u1")}
+
+
+def charsmap_of(files: TokenizerFiles, normalizer: Mapping[str, Any] | None) -> bytes | None:
+    """SentencePiece's normalization, beside which there may be only what removes spaces, as the split of words does."""
+    steps = [] if normalizer is None else normalizer.get("normalizers", [normalizer])
+    maps = [base64.b64decode(each["precompiled_charsmap"]) for each in steps if each["type"] == "Precompiled"]
+    spaces = {"Regex": " {2,}"}
+    known = ("Precompiled", "Strip")
+    other = next((each for each in steps if each["type"] not in known and each.get("pattern") != spaces), None)
+    if other is not None or len(maps) > 1:
+        what = "two of SentencePiece's" if other is None else f"of type {other['type']!r}"
+        raise unsupported(files, f"GGUF cannot express its normalizers: {what}")
+    return maps[0] if maps else None
+
+
+def listed(content: Mapping[str, Any], ids: Mapping[str, int], vocab_size: int) -> tuple[list[str], list[int]]:
+    """A token and its kind for each row of the embedding. ``ids``: those of the pieces."""
+    added = {each["content"]: each for each in content.get("added_tokens") or []}
+    tokens, kinds = [f"[PAD{number}]" for number in range(vocab_size)], [UNUSED] * vocab_size
+    for token, number in {**ids, **added_ids(content)}.items():
+        tokens[number] = token
+        kinds[number] = NORMAL if token not in added else CONTROL if added[token]["special"] else USER_DEFINED
+    return tokens, kinds
+
+
+def added_ids(content: Mapping[str, Any]) -> dict[str, int]:
+    return {each["content"]: each["id"] for each in content.get("added_tokens") or []}
+
+
+def unsupported(files: TokenizerFiles, message: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{files.where}: {message}; export only the weights with --no-tokenizer", file=str(files.where)
+    )

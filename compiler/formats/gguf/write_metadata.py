@@ -16,6 +16,7 @@ from ...ir.spec import ModelSpec
 from ...runtime.errors import UnsupportedModel
 from .architectures import ARCHITECTURES, KNOWN
 from .attention import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from .encoders import ENCODERS
 from .gemma4 import proportional_factors
 from .mixtures import SIGMOID, SOFTMAX_CHOSEN
 from .writer import Value
@@ -25,8 +26,11 @@ Floats = npt.NDArray[np.float32]
 
 def written_spec(architecture: str, spec: ModelSpec, *, has_factors_apart: bool) -> ModelSpec:
     """The spec of the model whose weights are those of a file. The bundle's weights contain the factors of projections
-    unless these are apart. Experts are multiplied by the factor of residuals when their results are added.
+    unless these are apart. Experts are multiplied by the factor of residuals when their results are added. A file of
+    RoBERTa has no rows for positions before the first.
     """
+    if architecture in ENCODERS:
+        return replace(spec, first_position=0)
     if KNOWN[architecture].scaled_ends:
         spec = replace(spec, embedding_scale=1.0, logit_scale=1.0)
     contains_factors = spec.experts is None and not has_factors_apart

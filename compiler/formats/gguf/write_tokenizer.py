@@ -47,6 +47,11 @@ def tokenizer_metadata(
     return _Tokenizer(files, architecture).metadata(vocab_size, end_ids, pre)
 
 
+def byte_level_metadata(files: TokenizerFiles, architecture: str, vocab_size: int, pre: str | None) -> dict[str, Value]:
+    """The vocabulary and the split of words of a byte-level tokenizer, without the tokens around a text."""
+    return _Tokenizer(files, architecture).byte_level(vocab_size, pre)
+
+
 class _Tokenizer:
     def __init__(self, files: TokenizerFiles, architecture: str) -> None:
         self._files, self._architecture = files, architecture
@@ -82,6 +87,17 @@ class _Tokenizer:
             **{f"tokenizer.ggml.{key}_token_id": number for key, number in named.items() if number is not None},
             "tokenizer.ggml.add_bos_token": self._adds_bos(),
             **({"tokenizer.chat_template": self._files.chat_template} if self._files.chat_template else {}),
+        }
+
+    def byte_level(self, vocab_size: int, pre: str | None) -> dict[str, Value]:
+        if self._model.get("byte_fallback"):
+            raise self._unsupported("an encoder's pieces with single bytes cannot be exported")
+        vocabulary, unknown = self._vocabulary(vocab_size), self._ids.get(self._files.unk_token or "<unk>")
+        return {
+            **self._byte_level(pre),
+            "tokenizer.ggml.tokens": vocabulary.tokens,
+            "tokenizer.ggml.token_type": np.array(vocabulary.kinds, np.int32),
+            **({} if unknown is None else {"tokenizer.ggml.unknown_token_id": unknown}),
         }
 
     def _vocabulary(self, vocab_size: int) -> Vocabulary:
