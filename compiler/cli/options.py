@@ -78,6 +78,37 @@ class Run:
 
 
 @options
+class Transcribe:
+    """example: nearfar transcribe meeting.wav whisper-cpu --format srt -o meeting.srt"""
+
+    sound: Annotated[Path, Flag(metavar="SOUND", place=True)]
+    """a WAV file; with pip install 'nearfar[audio]' also FLAC, MP3, Ogg and more"""
+    bundle: BundlePlace
+    """a folder that nearfar compile made of a Whisper; a checkpoint's folder is compiled once into a cache"""
+    language: Text | None = None
+    """the language that is spoken, such as en (default: the model detects it)"""
+    translate: bool = False
+    """write English, whatever is spoken"""
+    timestamps: bool = False
+    """write a line for each segment, after its start and end in seconds"""
+    format: Literal["text", "json", "verbose_json", "srt", "vtt"] = "text"
+    """verbose_json: with all segments; srt, vtt: subtitles (default: text)"""
+    output: Annotated[Path | None, Output, Flag(metavar="FILE")] = None
+    """the file to write (default: standard output)"""
+    prompt: Text | None = None
+    """a text that precedes, such as names that occur"""
+    temperature: Annotated[float | None, Flag(metavar="T")] = None
+    """the only temperature (default: 0, then up to 1 while a window's text repeats itself or is unlikely)"""
+    seed: int = 0
+    """the same seed gives the same text"""
+    runner: Runner | None = None
+    quiet: bool = False
+    """show no progress"""
+    ignore_keys: IgnoredKeys = ()
+    trust: Trust = ()
+
+
+@options
 class Demo:
     """example: nearfar demo --prompt 'what is 27 + 58?'"""
 

@@ -55,6 +55,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "compile": Command(NEAR, "compile a checkpoint into a bundle"),
         "run": Command(NEAR, "generate text with a bundle, once or as a chat"),
+        "transcribe": Command(NEAR, "write down what is said in a sound file"),
         "demo": Command(NEAR, "show a bundle at work in headless Chromium, or serve its page"),
         "models": Command(NEAR, "show the models that compile, their sizes and targets"),
         "inspect": Command(NEAR, "show a bundle's model, sizes, kernels and costs"),

@@ -45,6 +45,10 @@ import { TESTS } from "./template/tests.js";
 import { loads } from "./template/json.js";
 import type { Value } from "./template/values.js";
 import { Dict, Unsupported, isList, str } from "./template/values.js";
+import { asSrt, asVtt } from "./transcription/formats.js";
+import { nextTokens } from "./transcription/next_tokens.js";
+import { checkTask, transcriptionPrompt } from "./transcription/speech.js";
+import { TEMPERATURES, THRESHOLDS, cutWindow, judgeText } from "./transcription/windows.js";
 import { zeroShotHypotheses, zeroShotProbabilities } from "./zero_shot.js";
 
 /** A function of values as a function of JSON texts. For an exception it returns {error, message, details}. */
@@ -163,6 +167,14 @@ Object.assign(globalThis, {
     imageKeyHead: overJson(imageKeyHead),
     unreadablePicture: overJson(unreadablePicture),
     sideFault: overJson(sideFault),
+    checkTask: overJson(checkTask),
+    transcriptionPrompt: overJson(transcriptionPrompt),
+    transcriptionLimits: overJson(() => ({ temperatures: TEMPERATURES, thresholds: THRESHOLDS })),
+    nextTokens: overJson(nextTokens),
+    cutWindow: overJson(cutWindow),
+    judgeText: overJson(judgeText),
+    asSrt: overJson(asSrt),
+    asVtt: overJson(asVtt),
     continuesAsTokens: overJson(continuesAsTokens),
     setsTemplateVariables: overJson(setsTemplateVariables),
     zeroShotHypotheses: overJson(zeroShotHypotheses),

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sounds import chirp
 from tolerances import F32, relative_error
 
 from nearfar.compiler.runtime.audio.log_mel import log_mel
-from nearfar.compiler.runtime.batch import FloatArray
 
 # How far frames of the extractor's own numpy are away, relative to the largest number; those that torch makes, with
 # spectra in float32, lose digits of quiet bands beside loud ones.
 NUMPY = 1e-6
-
-
-def chirp(samples: int) -> FloatArray:
-    """A tone that rises and pauses, in noise."""
-    generator, seconds = np.random.default_rng(3), np.arange(samples) / 16000
-    tone = 0.3 * np.sin(2 * np.pi * (200 + 300 * seconds) * seconds) * (np.sin(3 * seconds) > 0)
-    return (tone + 0.05 * generator.normal(size=samples)).astype(np.float32)
 
 
 @pytest.mark.parametrize("bins", [80, 128])

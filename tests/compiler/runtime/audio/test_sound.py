@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sounds import wav
 
 from nearfar.compiler.runtime.audio.sound import read_sound, read_sound_file
 from nearfar.compiler.runtime.batch import FloatArray
@@ -17,21 +18,12 @@ from nearfar.compiler.runtime.errors import RequestError, ToolError
 SAMPLES = (np.sin(np.arange(1600) / 7) * 0.8).astype(np.float32)
 
 
-def wav(samples: bytes, kind: int, bits: int, *, channels: int = 1, rate: int = 16000, more: bytes = b"") -> bytes:
-    """A file with a chunk of an odd size before its samples."""
-    frame = channels * bits // 8
-    form = struct.pack("<HHIIHH", kind, channels, rate, rate * frame, frame, bits) + more
-    chunks = b"fmt " + struct.pack("<I", len(form)) + form + b"LIST" + struct.pack("<I", 3) + b"abc\0"
-    chunks += b"data" + struct.pack("<I", len(samples)) + samples
-    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
-
-
 def integers(bits: int) -> bytes:
     """The samples as integers."""
     scaled = np.rint(SAMPLES.astype(np.float64) * (2 ** (bits - 1) - 1)).astype("<i4")
     if bits == 8:
-        return (scaled + 128).astype(np.uint8).tobytes()
-    return scaled.view(np.uint8).reshape(-1, 4)[:, : bits // 8].tobytes()
+        return bytes((scaled + 128).astype(np.uint8))
+    return bytes(scaled.view(np.uint8).reshape(-1, 4)[:, : bits // 8].tobytes())
 
 
 @pytest.mark.parametrize("bits", [8, 16, 24, 32])

@@ -1,0 +1,56 @@
+"""nearfar transcribe: write down what is said in a sound file."""
+
+from __future__ import annotations
+
+from ..bundle.folder import open_any
+from ..bundle.manifest import AUDIO
+from ..bundle.signature import read_trusted_keys
+from ..runtime.audio.formats import write_transcript
+from ..runtime.audio.sound import read_sound_file
+from ..runtime.audio.transcribe import LIMITS, Transcriber, TranscriptionOptions
+from ..runtime.batch import require_plan
+from ..runtime.errors import OutputError, reason_of
+from ..runtime.text.tokenizer import Tokenizer
+from .model import bundle_of, open_command_runner
+from .options import Transcribe
+from .phases import progress_bars
+
+
+def run(options: Transcribe) -> None:
+    """Raises RequestError and ToolError for sound that cannot be read and for what the model does not have,
+    OutputError, and all errors of opening and running the bundle.
+    """
+    quiet = options.quiet
+    samples = read_sound_file(options.sound)
+    trusted = read_trusted_keys(options.trust)
+    path, from_cache = bundle_of(options.bundle, options.ignore_keys, quiet=quiet)
+    bundle = open_any(path, () if from_cache else trusted)
+    require_plan(bundle.manifest, AUDIO)
+    task = TranscriptionOptions(
+        language=options.language,
+        translate=options.translate,
+        timestamps=options.timestamps or options.format in ("verbose_json", "srt", "vtt"),
+        prompt=options.prompt or "",
+        temperature=options.temperature,
+        seed=options.seed,
+    )
+    runner = open_command_runner(options.runner, bundle, LIMITS)
+    try:
+        transcriber = Transcriber(runner, Tokenizer(bundle.tokenizer_files()))
+        transcriber.check(task)
+        with progress_bars(quiet=quiet, transient=True) as bars:
+            bars.start()
+            bar = bars.add_task("transcribing", total=None)
+            transcript = transcriber.transcribe(
+                samples, task, lambda done, total: bars.update(bar, completed=done, total=total)
+            )
+    finally:
+        runner.close()
+    text = write_transcript(transcript, options.format, stamped=options.timestamps)
+    if options.output is None:
+        print(text, end="" if text.endswith("\n") else "\n")
+        return
+    try:
+        options.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{options.output}: cannot be written: {reason_of(error)}; choose another -o") from error

@@ -1,0 +1,322 @@
+"""Transcribes sound with one sequence on any runner: window after window, each with its text at the first temperature
+that gives a good one.
+
+`web/src/shared/transcription` decides: which tokens may follow, what segments a text has, where the next window begins,
+and whether a text is good enough. This module computes what it decides on.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from ...bundle.manifest import AUDIO, Manifest
+from ...ir.speech import HOP, SAMPLE_RATE
+from ...shared.script import SharedScript
+from ..batch import Chunk, FloatArray, Limits, Runner, make_batch, require_plan
+from ..errors import DeviceError, RequestError
+from ..generate import not_finite
+from ..text.tokenizer import Tokenizer
+from .log_mel import log_mel
+from .windows import source_of, window_batch
+
+# The rows of a prompt that are sampled: that of the start, after which the model says whether there is speech, and the
+# last one.
+LIMITS = Limits(rows=2)
+FRAMES_PER_SECOND = SAMPLE_RATE // HOP
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptionOptions:
+    """``language`` None: the model detects it. ``prompt``: a text that precedes, whose style and names it continues.
+    ``temperature``: the only one; None for those of `windows.ts`, from 0 on.
+    """
+
+    language: str | None = None
+    translate: bool = False
+    timestamps: bool = False
+    prompt: str = ""
+    temperature: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a transcript, from ``start`` to ``end`` in seconds; ``seek`` is the first frame of its window."""
+
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """``language`` is None for models of one language; ``duration`` in seconds."""
+
+    task: Literal["transcribe", "translate"]
+    language: str | None
+    duration: float
+    segments: tuple[Segment, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments).strip()
+
+
+@dataclass(frozen=True, slots=True)
+class WindowText:
+    """The text of a window: its tokens without the end, and their quality."""
+
+    tokens: list[int]
+    temperature: float
+    mean_logprob: float
+    compression_ratio: float
+    no_speech: float
+
+    def quality(self) -> dict[str, float]:
+        return {
+            "compressionRatio": self.compression_ratio,
+            "meanLogprob": self.mean_logprob,
+            "noSpeech": self.no_speech,
+        }
+
+
+class Transcriber:
+    """``runner`` has `LIMITS` or more. ``thresholds``: others than those of `windows.ts`, by name. Raises RequestError
+    for a bundle that reads no sound.
+    """
+
+    def __init__(self, runner: Runner, tokenizer: Tokenizer, thresholds: Mapping[str, float] | None = None) -> None:
+        manifest = runner.manifest
+        require_plan(manifest, AUDIO)
+        assert isinstance(manifest, Manifest)
+        assert manifest.speech is not None
+        assert manifest.spec.audio is not None
+        self._runner, self._manifest, self._tokenizer = runner, manifest, tokenizer
+        self._speech, self._audio = manifest.speech, manifest.spec.audio
+        self._window_frames = 2 * self._audio.positions
+        sizes = {"ends": manifest.spec.eos_token_ids, "rows": self._audio.positions, "context": manifest.context}
+        self._model = {**asdict(self._speech), **sizes}
+        self._source = source_of(manifest)
+        self._suppressed = list(self._speech.suppressed)
+        self._suppressed_first = list(self._speech.suppressed_first)
+        limits = self._ask("transcriptionLimits")
+        self._temperatures: Sequence[float] = limits["temperatures"]
+        self._thresholds: Mapping[str, float] = {**limits["thresholds"], **(thresholds or {})}
+
+    def transcribe(
+        self,
+        samples: FloatArray,
+        options: TranscriptionOptions,
+        progress: Callable[[float, float], None] = lambda *_: None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Transcript:
+        """The transcript of samples at 16 kHz. ``progress`` receives the seconds that are done, and all of them;
+        ``cancelled`` is called before each forward pass, and ends the transcript.
+
+        Raises RequestError for no samples, and for a language or task that the model does not have; DeviceError for
+        results that are not finite.
+        """
+        segments: list[Segment] = []
+        language = self.check(options)
+        duration = len(samples) / SAMPLE_RATE
+        for spoken, done, found in self.windows(samples, options, cancelled):
+            language = spoken
+            segments += found
+            progress(min(done, duration), duration)
+        return Transcript("translate" if options.translate else "transcribe", language, duration, tuple(segments))
+
+    def check(self, options: TranscriptionOptions) -> str | None:
+        """The language as far as it is known. Raises RequestError for what the model does not have."""
+        self._ask("checkTask", self._model, options.language, options.translate)
+        if options.prompt and self._speech.previous is None:
+            raise RequestError(f"{self._manifest.model}: has no token for a text that precedes; leave the prompt out")
+        return options.language
+
+    def windows(
+        self, samples: FloatArray, options: TranscriptionOptions, cancelled: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[str | None, float, list[Segment]]]:
+        """The segments of each window, as soon as they are known, with the language and the seconds that are done."""
+        if not len(samples):
+            raise RequestError("there are no samples of sound")
+        frames, count = self._frames(samples)
+        stamped = options.timestamps or count > self._window_frames
+        language, generator = options.language, np.random.default_rng(options.seed)
+        previous = self._tokenizer.encode(f" {options.prompt.strip()}", add_special_tokens=False)
+        task: dict[str, Any] = {"translate": options.translate, "timestamps": stamped}
+        task["previous"] = previous if options.prompt.strip() else []
+        seek = 0
+        while seek < count and not cancelled():
+            window = min(count - seek, self._window_frames)
+            self._listen(frames[:, seek : seek + self._window_frames])
+            if language is None and self._speech.languages:
+                language = self._detect_language()
+            prompt = self._ask("transcriptionPrompt", self._model, {**task, "language": language})
+            found, text = self._best_text(prompt, options, generator, cancelled, stamped=stamped)
+            advance, segments = window, []
+            if found != "skip":
+                cut = self._ask("cutWindow", self._model, text.tokens, {"seek": seek, "frames": window})
+                advance, segments = cut["advance"], [self._segment(each, seek, text) for each in cut["segments"]]
+            seek += advance
+            yield language, seek / FRAMES_PER_SECOND, [each for each in segments if each.text.strip()]
+
+    def _frames(self, samples: FloatArray) -> tuple[FloatArray, int]:
+        """The frames, and how many of them are of the sound. Silence follows what is shorter than a window."""
+        length = self._window_frames * HOP
+        if len(samples) > length:
+            frames = log_mel(samples, self._audio.mel_bins)
+            return frames, frames.shape[1]
+        padded = np.pad(samples, (0, length - len(samples)))
+        return log_mel(padded, self._audio.mel_bins), -(-len(samples) // HOP)
+
+    def _listen(self, frames: FloatArray) -> None:
+        """Compute the keys and values of a window. Behind the end of a sound, frames are zeros, as in training."""
+        short = self._window_frames - frames.shape[1]
+        self._runner.listen(window_batch(self._manifest, [np.pad(frames, ((0, 0), (0, short)))]))
+
+    def _detect_language(self) -> str:
+        """The language whose token is likeliest behind the start."""
+        (logits,) = self._forward([self._speech.start], 0, [0])
+        return max(self._speech.languages, key=lambda each: logits[each.token]).code
+
+    def _best_text(
+        self,
+        prompt: list[int],
+        options: TranscriptionOptions,
+        generator: np.random.Generator,
+        cancelled: Callable[[], bool],
+        *,
+        stamped: bool,
+    ) -> tuple[str, WindowText]:
+        """What becomes of the first good text ("use" or "skip"), and that text; or the last one that was tried."""
+        start = prompt.index(self._speech.start)
+        rows = list(dict.fromkeys([start, len(prompt) - 1]))
+        logits = self._forward(prompt, 0, rows)
+        no_speech = float(np.exp(log_softmax(logits[0])[self._speech.no_speech]))
+        temperatures = self._temperatures if options.temperature is None else [options.temperature]
+        for temperature in temperatures:
+            text = self._text(prompt, logits[-1], temperature, generator, cancelled, stamped=stamped)
+            text = replace(text, no_speech=no_speech)
+            verdict: str = self._ask("judgeText", text.quality(), self._thresholds)
+            if verdict != "retry":
+                break
+        return verdict, text
+
+    def _text(
+        self,
+        prompt: list[int],
+        logits: FloatArray,
+        temperature: float,
+        generator: np.random.Generator,
+        cancelled: Callable[[], bool],
+        *,
+        stamped: bool,
+    ) -> WindowText:
+        """A text behind the prompt, whose last row has these logits."""
+        written: list[int] = []
+        ends, logprobs = set(self._manifest.spec.eos_token_ids), []
+        room = self._manifest.context - len(prompt)
+        for count in range(room):
+            rules = self._ask("nextTokens", self._model, written, stamped, len(logits))
+            scores = self._allowed(logits, rules)
+            log_probabilities = log_softmax(scores)
+            token = choose(scores, temperature, generator)
+            logprobs.append(float(log_probabilities[token]))
+            written.append(token)
+            if token in ends or cancelled() or count + 1 == room:
+                break
+            (logits,) = self._forward([token], len(prompt) + count, [0])
+        tokens = [token for token in written if token not in ends]
+        mean = sum(logprobs) / len(logprobs) if logprobs else 0.0
+        return WindowText(tokens, temperature, mean, compression_ratio(written, len(logits)), 0.0)
+
+    def _allowed(self, logits: FloatArray, rules: Mapping[str, Any]) -> FloatArray:
+        """The logits, minus infinity for tokens that must not follow."""
+        scores = logits.copy()
+        scores[self._suppressed] = -np.inf
+        if rules["isFirst"]:
+            scores[self._suppressed_first] = -np.inf
+        for start, stop in rules["banned"]:
+            scores[start:stop] = -np.inf
+        preferred = rules["preferred"]
+        if preferred is not None and np.isfinite(scores[preferred:]).any():
+            others = scores[:preferred].max()
+            if logsumexp(scores[preferred:]) > others:
+                scores[:preferred] = -np.inf
+        return scores
+
+    def _forward(self, tokens: Sequence[int], start: int, rows: Sequence[int]) -> FloatArray:
+        """The logits of some rows of tokens that follow the first ``start`` ones."""
+        manifest = self._manifest
+        pages = range(manifest.pages_for(start + len(tokens)))
+        logits = None
+        for first in range(0, len(tokens), self._runner.limits.tokens):
+            own = tokens[first : first + self._runner.limits.tokens]
+            sampled = [row - first for row in rows if first <= row < first + len(own)]
+            chunk = Chunk(own, start + first, pages, sampled, source=self._source)
+            found = self._runner.forward(make_batch([chunk], manifest.page_size)).logits
+            logits = found if logits is None else np.concatenate([logits, found])
+        assert logits is not None
+        if not np.isfinite(logits).all():
+            raise not_finite(self._runner)
+        return logits
+
+    def _segment(self, cut: Mapping[str, Any], seek: int, text: WindowText) -> Segment:
+        tokens = tuple(cut["tokens"])
+        words = [token for token in tokens if token < self._speech.no_timestamps]
+        return Segment(
+            seek,
+            cut["start"],
+            cut["end"],
+            self._tokenizer.decode(words),
+            tokens,
+            text.temperature,
+            text.mean_logprob,
+            text.compression_ratio,
+            text.no_speech,
+        )
+
+    def _ask(self, name: str, *values: Any) -> Any:
+        return SharedScript.of_thread().ask(name, *values)
+
+
+def choose(scores: FloatArray, temperature: float, generator: np.random.Generator) -> int:
+    """The likeliest token, or one drawn at a temperature. Raises DeviceError if none is allowed."""
+    if not np.isfinite(scores.max()):
+        raise DeviceError("the rules of timestamps allow no token; the model's suppressed tokens are wrong")
+    if temperature == 0:
+        return int(scores.argmax())
+    # The largest of noisy scores is a sample (Gumbel 1954).
+    noise = -np.log(-np.log(generator.uniform(1e-12, 1, len(scores))))
+    return int((scores / np.float32(temperature) + noise).argmax())
+
+
+def log_softmax(scores: FloatArray) -> FloatArray:
+    result: FloatArray = scores - logsumexp(scores)
+    return result
+
+
+def logsumexp(scores: FloatArray) -> np.float32:
+    largest = scores.max()
+    total: np.float32 = largest + np.log(np.exp(scores - largest).sum())
+    return total
+
+
+def compression_ratio(tokens: Sequence[int], vocab_size: int) -> float:
+    """How much shorter a text's tokens become if repetitions are left out: the size of their bytes, as many for each as
+    the vocabulary needs, divided by the size after zlib.
+    """
+    size = int(math.log2(vocab_size) / 8) + 1
+    data = b"".join(token.to_bytes(size, "little") for token in tokens)
+    return len(data) / len(zlib.compress(data))
