@@ -124,7 +124,7 @@ def check_images(request: TokenRequest, model: TokenModel) -> None:
         raise RequestError(
             f"the prompt has {found.sum()} image tokens ({token_id}), and its images take {placed.sum()}, not all at "
             "their places; send images where the prompt has image tokens",
-            param="images",
+            param="images" if images else "prompt_ids",
         )
 
 

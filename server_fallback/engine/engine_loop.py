@@ -174,8 +174,10 @@ class EngineLoop:
 
     def _queue(self, answer: Answer) -> None:
         """Queue an answer's sequence."""
-        # From here on, features replace the pixels.
-        request = answer.request = replace(answer.request, images=placed_images(answer))
+        if answer.request.images:
+            # From here on, features replace the pixels.
+            answer.request = replace(answer.request, images=placed_images(answer))
+        request = answer.request
         params = answer.sequence_params(self._model.end_token_ids, speculates=self._drafting.speculates(answer))
         sequence = answer.sequence = Sequence(
             answer.id,
@@ -424,6 +426,8 @@ class EngineLoop:
         """Compute the features of a few images, after the steps that are open."""
         self._send()
         images = self._images.next()
+        for answer in self._images.waiting_for(images):
+            answer.start()
         try:
             rows = self._call(self._images.encode, images)
         except NearfarError as error:

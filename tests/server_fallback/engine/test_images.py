@@ -11,6 +11,7 @@ from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,21 @@ def test_decoding_goes_on_while_images_are_encoded() -> None:
     images = [index for index, event in enumerate(events) if event == "image"]
     assert len(images) == 8
     assert all(after - before > 1 for before, after in pairwise(images))
+
+
+def test_the_time_in_the_queue_ends_with_the_first_image() -> None:
+    class Slow(HashTower):
+        def encode(self, images: Sequence[Pixels]) -> list[FloatArray]:
+            sleep(0.1)
+            return super().encode(images)
+
+    async def work() -> None:
+        engine = TokenEngine(HashRunner(LIMITS), SEEING, tower=Slow())
+        _, end = await answer(engine, with_images([3, CAT, DOG], max_tokens=2))
+        assert end.time_to_first_token_seconds >= end.queue_seconds + 0.2
+        await engine.close()
+
+    run(work())
 
 
 def test_a_tower_that_fails_ends_the_answers_that_wait_for_the_image() -> None:

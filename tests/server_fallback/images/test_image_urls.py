@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.images.image_urls import ImageUrls, read_data_url
@@ -27,7 +36,7 @@ def response(body: bytes, status: str = "200 OK", **headers: str) -> bytes:
 
 
 @asynccontextmanager
-async def serving(answer: Answer) -> AsyncIterator[tuple[int, list[dict[str, str]]]]:
+async def serving(answer: Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[int, list[dict[str, str]]]]:
     """A server of this machine: its port, and the headers of what it received, with the path."""
     received: list[dict[str, str]] = []
     connections: list[Any] = []
@@ -46,7 +55,7 @@ async def serving(answer: Answer) -> AsyncIterator[tuple[int, list[dict[str, str
             writer.close()
             await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     try:
         async with server:
             yield server.sockets[0].getsockname()[1], received
@@ -226,3 +235,53 @@ def test_a_host_that_does_not_answer_is_given_up() -> None:
 def test_an_answer_that_is_not_http_is_an_error_of_the_request() -> None:
     with pytest.raises(RequestError, match="cannot be fetched"):
         fetched(lambda *_: b"hello\r\n\r\n")
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A certificate for a name that signs itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(own)
+        .issuer_name(own)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(1))
+        .not_valid_after(now + timedelta(1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem, private = folder / f"{name}.pem", folder / f"{name}.key"
+    pem.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return pem, private
+
+
+@pytest.mark.parametrize("name", [HOST, "other.example"])
+def test_the_certificate_must_be_that_of_the_name_and_not_of_the_address(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pem, private = certificate(tmp_path, name)
+    offered = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    offered.load_cert_chain(pem, private)
+    asked: list[str | None] = []
+    offered.sni_callback = lambda _, host, __: asked.append(host)  # type: ignore[assignment]
+    trusting = ssl.create_default_context(cafile=str(pem))
+    monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, verify=trusting))
+
+    async def work() -> bytes:
+        async with serving(lambda *_: response(IMAGE), offered) as (port, _):
+            options = ImageOptions(allow_image_urls=(f"{HOST}:{port}",))
+            return await ImageUrls(options, here).read(f"https://{HOST}:{port}/")
+
+    if name == HOST:
+        assert asyncio.run(work()) == IMAGE
+    else:
+        with pytest.raises(RequestError, match="cannot be fetched"):
+            asyncio.run(work())
+    assert asked == [HOST]
