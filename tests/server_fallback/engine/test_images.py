@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from scheduler_traces import pools_of
 from waiting import WAIT_SECONDS
 
+from nearfar.compiler.bundle.manifest import GENERATE
 from nearfar.compiler.runtime.batch import Batch, FloatArray, Limits, Output
 from nearfar.compiler.runtime.errors import DeviceError, QueueFull, RequestError
 from nearfar.server_fallback.engine.config import EngineConfig
@@ -219,9 +220,9 @@ def test_decoding_goes_on_while_images_are_encoded() -> None:
             return super().encode(images)
 
     class Runner(HashRunner):
-        def submit(self, batch: Batch) -> Future[Output]:
+        def submit(self, batch: Batch, plan: str = GENERATE) -> Future[Output]:
             events.append("step")
-            return super().submit(batch)
+            return super().submit(batch, plan)
 
     async def work() -> None:
         runner, tower = Runner(LIMITS), Tower()

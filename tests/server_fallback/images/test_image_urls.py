@@ -270,7 +270,7 @@ def test_the_certificate_must_be_that_of_the_name_and_not_of_the_address(
     offered = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     offered.load_cert_chain(pem, private)
     asked: list[str | None] = []
-    offered.sni_callback = lambda _, host, __: asked.append(host)  # type: ignore[assignment]
+    offered.sni_callback = lambda _, host, __: asked.append(host)
     trusting = ssl.create_default_context(cafile=str(pem))
     monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, verify=trusting))
 
