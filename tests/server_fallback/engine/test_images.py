@@ -227,7 +227,8 @@ def test_decoding_goes_on_while_images_are_encoded() -> None:
     async def work() -> None:
         runner, tower = Runner(LIMITS), Tower()
         engine = TokenEngine(runner, SEEING, tower=tower)
-        text = with_images([13, 2, 3, 13, 10, 1, 5, 13, 1, 14], max_tokens=40, ignore_eos=True)
+        # It ends when nobody reads it any more.
+        text = with_images([13, 2, 3, 13, 10, 1, 5, 13, 1, 14], when_full=2, ignore_eos=True)
         seeing = with_images([*(picture(seed, 3) for seed in range(10, 18))], max_tokens=2)
         stream = engine.generate(text)
         await anext(stream)
