@@ -38,7 +38,7 @@ from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, p
 from nearfar.compiler.kernels.matrix_state import MAX_OUTPUTS, gated_delta, ssm_scan
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.ragged_attention import ragged_attention
-from nearfar.compiler.kernels.ragged_attention_linear import fused_shape, ragged_attention_linear, reads_positions
+from nearfar.compiler.kernels.ragged_attention_linear import fused_shape, ragged_attention_linear
 from nearfar.compiler.kernels.rms_norm import rms_norm
 from nearfar.compiler.kernels.rope import rope
 from nearfar.compiler.kernels.sample import sample
@@ -164,13 +164,14 @@ def attention_linear_variants(
     heads, scores = context.heads_of(step, activation, 1), context.facts(step, ragged_attention, activation)["scores"]
     shape = fused_shape(heads, numbers.attention.max_shared_bytes)
     # Without x, but with qkv, seq_starts, and perhaps positions and biases.
-    buffers = num_buffers(facts) + 1 + reads_positions(scores) + (scores.distances > 0)
+    buffers = num_buffers(facts) + 1 + scores.reads_positions + (scores.distances > 0)
     if (
         shape is None
         or scores.sinks
         or scores.distance_heads
         or buffers > numbers.max_buffers
         or not numbers.max_fused_rows
+        or heads.rows != "S"
     ):
         return variants
     fused = kernel(ragged_attention_linear, heads=heads, scores=scores, facts=facts, shape=shape)

@@ -13,6 +13,7 @@ from ..ir.graph import Constant, Graph, Parameter, Source, Value
 from ..ir.ops import Type
 from ..ir.rope import inverse_frequencies, pairs
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, RopeSpec
+from .graph_parts import GraphParts
 
 # The inputs of a batch of texts; `ops/` defines them. A graph declares those that its nodes read.
 TEXT_INPUTS: dict[str, Type] = {
@@ -39,7 +40,7 @@ class HeadLayout:
     token_dense: bool = False
 
 
-class EncoderGraph:
+class EncoderGraph(GraphParts):
     """``norm_bias``: whether the norms have a bias. ``centered``: whether they are LayerNorms. ``graph``: one that
     computes the first nodes; None: empty.
     """
@@ -53,8 +54,8 @@ class EncoderGraph:
         centered: bool = True,
         graph: Graph | None = None,
     ) -> None:
-        self.graph, self.spec, self.context = graph or Graph(), spec, context
-        self._norm_bias, self._centered = norm_bias, centered
+        super().__init__(graph or Graph(), spec.rms_norm_eps, norm_bias=norm_bias, centered=centered)
+        self.spec, self.context = spec, context
         self._table_columns = spec.embedding_size or spec.hidden_size
 
     def embedding(self, module: str) -> str:
@@ -82,41 +83,6 @@ class EncoderGraph:
         if len(inputs) == 1:
             return x
         return self.graph.add("embed_positions", inputs, name="placed", first_position=spec.first_position)
-
-    def norm(self, module: str, x: str, name: str = "") -> str:
-        """A LayerNorm (Ba et al. 2016), or a norm by the root mean square."""
-        columns = self.graph.shape_of(x)[1]
-        assert isinstance(columns, int), (module, columns)
-        inputs = {"x": x, "weight": self.vector(f"{module}.weight", columns)}
-        if self._norm_bias:
-            inputs["bias"] = self.vector(f"{module}.bias", columns)
-        attrs = {"eps": self.spec.rms_norm_eps, "dtype": "float32", "centered": self._centered}
-        return self.graph.add("rms_norm", inputs, name=f"{name or module}.out", **attrs)
-
-    def linear(
-        self,
-        modules: Sequence[tuple[str, int]],
-        x: str,
-        name: str = "",
-        *,
-        bias: bool = True,
-        dtype: str = "float32",
-        activation: str = "none",
-        here: str = "",
-    ) -> str:
-        """A projection whose rows are those of all modules, each with its number of rows. ``here`` precedes the names
-        of values of a layer that shares its weights.
-        """
-        name = name or modules[0][0]
-        columns = self.graph.shape_of(x)[1]
-        assert isinstance(columns, int), (name, columns)
-        inputs = {"x": x, "weight": self._stacked(f"{name}.weight", modules, "weight", columns)}
-        if bias:
-            inputs["bias"] = self._stacked(f"{name}.bias", modules, "bias", None)
-        if activation == "none":
-            return self.graph.add("linear", inputs, name=f"{here}{name}.out", dtype=dtype)
-        y = self.graph.add("linear", inputs, name=f"{here}{name}.linear", dtype="float32")
-        return self.graph.add("activate", {"x": y}, name=f"{here}{name}.out", activation=activation)
 
     def gated(self, gate: str, up: str, x: str, *, bias: bool, gate_row: int = 0, up_row: int = 0) -> str:
         """activation(gate) * up; the rows of the two may be parts of one tensor, from these rows on."""
@@ -176,9 +142,6 @@ class EncoderGraph:
             self.graph.constants[name] = Constant(name, "rope", shape, attrs)
         return name
 
-    def add(self, a: str, b: str, name: str) -> str:
-        return self.graph.add("add", {"a": a, "b": b}, name=name)
-
     def pool(self, x: str, mode: str) -> str:
         inputs = {"x": x, "seq_starts": self.input("seq_starts")}
         return self.graph.add("pool_rows", inputs, name="pooled", mode=mode)
@@ -186,19 +149,6 @@ class EncoderGraph:
     def input(self, name: str) -> str:
         shape, dtype = TEXT_INPUTS[name]
         self.graph.inputs[name] = Value(name, shape, dtype)
-        return name
-
-    def matrix(self, name: str, rows: int, columns: int) -> str:
-        self.graph.parameters[name] = Parameter(name, (Source(name, 0, rows),), columns)
-        return name
-
-    def vector(self, name: str, size: int) -> str:
-        self.graph.parameters[name] = Parameter(name, (Source(name, 0, size),), None)
-        return name
-
-    def _stacked(self, name: str, modules: Sequence[tuple[str, int]], kind: str, columns: int | None) -> str:
-        sources = tuple(Source(f"{module}.{kind}", 0, rows) for module, rows in modules)
-        self.graph.parameters[name] = Parameter(name, sources, columns)
         return name
 
     def _part(self, name: str, tensor: str, row: int, size: int, columns: int | None) -> str:

@@ -19,7 +19,7 @@ class Heads:
     """H query heads and K kv heads of D elements, of ``activation`` dtype, on pages of ``page_size`` tokens.
 
     ``kv`` is the format of pages (`ir/kv_format.py`). ``rows`` is the dim of the rows of q: "S" for all new tokens,
-    "R" for the sampled rows, each of which is a sequence of one row.
+    "R" for the sampled rows, each of which is a sequence of one row, "V" for the patches of pictures.
     """
 
     num_heads: int
@@ -33,7 +33,7 @@ class Heads:
     @property
     def sequences(self) -> str:
         """The dim of the sequences that the rows belong to."""
-        return "B" if self.rows == "S" else self.rows
+        return {"S": "B", "V": "I"}.get(self.rows, self.rows)
 
     @property
     def group(self) -> int:
@@ -117,6 +117,11 @@ class Scores:
     sinks: bool = False
     distances: int = 0
     distance_heads: int = 0
+
+    @property
+    def reads_positions(self) -> bool:
+        """Whether the keys that a row sees, or their scores, depend on its position."""
+        return self.causal or self.window is not None or self.distances > 0
 
     @property
     def bends(self) -> bool:

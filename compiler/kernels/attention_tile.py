@@ -96,11 +96,11 @@ class TileAttention:
         result is y, or the scratch buffer of that name.
         """
         self.kernel, self.heads, self.facts, self.options = kernel, heads, scores, options
-        self.q, self.pages, tiling = q, pages, Tiling(options.rows, few)
+        self.q, self.pages, tiling = q, pages, Tiling(options.rows, few, heads.rows, heads.sequences)
         self.sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
         self.bias, self.by_distance = distance_bias(kernel, heads, scores), distance_heads(kernel, heads, scores)
         declare = partial(kernel.buffer, "y") if scratch is None else partial(kernel.scratch, scratch)
-        self.y = declare(("S", heads.num_heads, heads.vectors), heads.stored_dtype, write=True)
+        self.y = declare((heads.rows, heads.num_heads, heads.vectors), heads.stored_dtype, write=True)
 
         rows, keys, threads = options.rows, options.keys, options.threads
         self.head, slot = kernel.grid(heads.num_heads, tiling.slots)
@@ -209,7 +209,7 @@ class TileAttention:
         rows = kernel.local("distance_rows_of_scores", self.score_rows * self.score_keys, "int32")
         for i in range(self.score_rows):
             row = minimum(self._row_of_score(i), own.count - 1)
-            position = kernel.let("position", self.batch.positions[own.first_row + row])
+            position = self.batch.position(own.first_row + row)
             for j in range(self.score_keys):
                 key = first_key + self.score_key + j * self.key_groups
                 rows[i * self.score_keys + j] = self.by_distance.row_of(position, key)
@@ -223,7 +223,7 @@ class TileAttention:
         for i in range(self.score_rows):
             row = self._row_of_score(i)
             with kernel.when(True if self.row_groups * self.score_rows == rows else row < rows):
-                position = kernel.let("position", self.batch.positions[own.first_row + minimum(row, own.count - 1)])
+                position = self.batch.position(own.first_row + minimum(row, own.count - 1))
                 for j in range(self.score_keys):
                     key = self.score_key + j * self.key_groups
                     seen = sees(self.facts, first_key + key, position, own.last)

@@ -44,6 +44,7 @@ class SequenceTile:
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """Tiles of ``rows`` new tokens for the sequences of a batch that have more than ``few``; 0 means all sequences.
+    ``batch`` and ``sequences`` are the dims of these: the patches and tiles of pictures have others.
 
     A workgroup processes the tile in one slot. The slots of a sequence begin at `start`, which grows from one sequence
     to the next by at least the number of the sequence's tiles. So a workgroup finds its sequence by counting those that
@@ -52,20 +53,25 @@ class Tiling:
 
     rows: int
     few: int
+    batch: str = "S"
+    sequences: str = "B"
 
     @property
     def slots(self) -> Expr:
         """The number of slots of a batch."""
-        full_tiles: Expr = ["sub", ["ceildiv", ["add", "S", 1], self.rows], 1]
+        rows, sequences = self.batch, self.sequences
+        full_tiles: Expr = ["sub", ["ceildiv", ["add", rows, 1], self.rows], 1]
         # A sequence with more than ``few`` rows has at least that many beyond its first.
-        partial: Expr = ["sub", ["ceildiv", ["add", ["sub", "S", "B"], 1], self.few], 1] if self.few else "B"
-        return ["add", full_tiles, ["min", "B", partial]]
+        partial: Expr = sequences
+        if self.few:
+            partial = ["sub", ["ceildiv", ["add", ["sub", rows, sequences], 1], self.few], 1]
+        return ["add", full_tiles, ["min", sequences, partial]]
 
     @property
     def most_slots(self) -> Expr:
         """At least as many, and more for a larger batch, as the size of an array must be."""
-        partial: Expr = ["ceildiv", "S", self.few] if self.few else "B"
-        return ["add", ["ceildiv", "S", self.rows], ["min", "B", partial]]
+        partial: Expr = ["ceildiv", self.batch, self.few] if self.few else self.sequences
+        return ["add", ["ceildiv", self.batch, self.rows], ["min", self.sequences, partial]]
 
     def start(self, sequence: Scalar, first_row: Scalar) -> Scalar:
         """The first slot of a sequence."""
@@ -75,24 +81,35 @@ class Tiling:
     def sequence_of(self, kernel: KernelBuilder, slot: Scalar, seq_starts: Array) -> Scalar:
         """The sequence whose tile is in a slot: the last one that starts at or before it."""
         started = kernel.local("started", 1, "int32", fill=0)
-        with kernel.loop("other", kernel.size("B")) as other:
+        with kernel.loop("other", kernel.size(self.sequences)) as other:
             started[0] = started[0] + select(self.start(other, seq_starts[other]) <= slot, 1, 0)
         return kernel.let("sequence", started[0] - 1)
 
 
 class BatchRows:
     """The arguments "positions", "seq_starts", "page_indptr" and "page_ids" of a kernel that runs on any batch; the
-    last two only if it is ``paged``.
+    last two only if it is ``paged``. Without pages, scores that do not depend on positions need none.
     """
 
     def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores, *, paged: bool = True) -> None:
         self._kernel, self._heads, self._scores = kernel, heads, scores
-        self.positions = kernel.buffer("positions", (heads.rows,), "int32")
+        self._positions = (
+            kernel.buffer("positions", (heads.rows,), "int32") if paged or scores.reads_positions else None
+        )
         self._seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
         self._paged = paged
         if paged:
             self._page_indptr = kernel.buffer("page_indptr", (["add", heads.sequences, 1],), "int32")
             self._page_ids = kernel.buffer("page_ids", ("L",), "int32")
+
+    def position(self, row: Scalar) -> Scalar | None:
+        """The position of a row; None if no score depends on it."""
+        return None if self._positions is None else self._kernel.let("position", self._positions[row])
+
+    @property
+    def positions(self) -> Array:
+        assert self._positions is not None
+        return self._positions
 
     def page(self, first_page: Scalar, index: Scalar) -> Scalar:
         """Page ``index`` of the sequence whose pages start at ``first_page`` of the list."""
@@ -117,7 +134,7 @@ class BatchRows:
         # The tile's sequence is the last one that starts at or before the slot.
         started = kernel.local("started", 1, "int32" if subgroup is None else "float32", fill=0)
         zero, one = (number(value, "int32" if subgroup is None else "float32") for value in (0, 1))
-        sequences = kernel.size("B")
+        sequences = kernel.size(self._heads.sequences)
         step: Scalar | int = 1 if subgroup is None else subgroup.size
         with kernel.loop("turn", (sequences + step - 1) // step) as turn:
             other = turn if subgroup is None else kernel.let("other", turn * step + subgroup.lane)
@@ -136,13 +153,13 @@ class BatchRows:
         count = kernel.let("row_count", select(is_tile, minimum(end - first_row, tiling.rows), 0))
         last = self._last(sequence)
         # Positions ascend within a sequence.
-        position = self.positions[kernel.let("last_row", first_row + maximum(count, 1) - 1)]
+        first, position = self.position(first_row), self.position(first_row + maximum(count, 1) - 1)
         return SequenceTile(
             first_row,
             count,
             start,
             kernel.let("first_page", self._page_indptr[sequence]) if self._paged else None,
-            self._named("first_key", first_page_key(self._heads, scores.window, self.positions[first_row])),
+            self._named("first_key", first_page_key(self._heads, scores.window, first)),
             kernel.let("last_key", last_key(scores, position, last)),
             last,
         )
@@ -155,7 +172,10 @@ class BatchRows:
     def _last(self, sequence: Scalar) -> Scalar | None:
         if self._scores.causal:
             return None
-        return self._kernel.let("last", self.positions[self._seq_starts[sequence + 1] - 1])
+        end = self._seq_starts[sequence + 1]
+        if self._positions is None:
+            return self._kernel.let("last", end - self._seq_starts[sequence] - 1)
+        return self._kernel.let("last", self._positions[end - 1])
 
     def _named(self, name: str, value: Scalar | int) -> Scalar | int:
         return value if isinstance(value, int) else self._kernel.let(name, value)

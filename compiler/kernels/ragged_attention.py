@@ -18,7 +18,7 @@ def ragged_attention(
     """``heads`` has pages of one token: tiles start at the first key that a row sees. ``y_in_scratch``: the result is
     the scratch buffer `ATTENDED`.
     """
-    kernel = KernelBuilder(name, scalars=("B",))
+    kernel = KernelBuilder(name, scalars=(heads.sequences,))
     return attend(RaggedAttention(kernel, heads, scores, options, y_in_scratch=y_in_scratch))
 
 
@@ -27,7 +27,7 @@ class RaggedAttention(TileAttention):
         self, kernel: KernelBuilder, heads: Heads, scores: Scores, options: TileOptions, *, y_in_scratch: bool
     ) -> None:
         all_heads = heads.num_heads + 2 * heads.num_kv_heads
-        qkv = kernel.buffer("qkv", ("S", all_heads, heads.vectors), heads.stored_dtype)
+        qkv = kernel.buffer("qkv", (heads.rows, all_heads, heads.vectors), heads.stored_dtype)
         batch = BatchRows(kernel, heads, scores, paged=False)
         scratch = ATTENDED if y_in_scratch else None
         super().__init__(kernel, heads, scores, options, 0, qkv, batch, None, scratch=scratch)

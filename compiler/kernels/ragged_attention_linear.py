@@ -71,11 +71,6 @@ def fused_shape(heads: Heads, max_shared_bytes: int) -> FusedShape | None:
     return next(fitting, None)
 
 
-def reads_positions(scores: Scores) -> bool:
-    """Whether the keys that a row sees, or their scores, depend on its position."""
-    return scores.causal or scores.window is not None or scores.distances > 0
-
-
 def ragged_attention_linear(name: str, *, heads: Heads, scores: Scores, facts: Projection, shape: FusedShape) -> Kernel:
     kernel = KernelBuilder(name, scalars=("B",))
     work = FusedAttention(kernel, heads, scores, facts, shape)
@@ -92,7 +87,7 @@ class FusedAttention:
         all_heads = heads.num_heads + 2 * heads.num_kv_heads
         self.row_vectors = all_heads * heads.vectors
         self.qkv = kernel.buffer("qkv", (["mul", "S", self.row_vectors],), heads.stored_dtype)
-        self.positions = kernel.buffer("positions", ("S",), "int32") if reads_positions(scores) else None
+        self.positions = kernel.buffer("positions", ("S",), "int32") if scores.reads_positions else None
         self.seq_starts = kernel.buffer("seq_starts", (["add", "B", 1],), "int32")
         self.bias = distance_bias(kernel, heads, scores)
         self.arguments = ProjectionArguments(kernel, facts, blocks=True, reads_x=False)

@@ -35,6 +35,8 @@ def text_graphs() -> Iterator[tuple[str, str, Build]]:
     yield "ragged_attention", "linear_window", partial(over_texts, "ragged_attention", **(fused | bent))
     yield "ragged_attention", "linear_distances", partial(over_texts, "ragged_attention", more=True, **fused)
     yield "ragged_attention", "linear_causal", partial(over_texts, "ragged_attention", output=130)
+    yield "ragged_attention", "patches", partial(over_texts, "ragged_attention", rows="V", causal=False)
+    yield "ragged_attention", "linear_patches", partial(over_texts, "ragged_attention", rows="V", **fused)
 
 
 def page_graphs() -> Iterator[tuple[str, str, Build]]:
@@ -71,20 +73,21 @@ def over_texts(
     residual: bool = False,
     more: bool = False,
     distance_rows: int = 0,
+    rows: str = "S",
     **attrs: Any,
 ) -> Graph:
     """An op on the joint projection of queries, keys and values of complete texts. ``output``: the outputs of an op
     that projects, which has a bias then. ``more``: scores have sinks, and biases of distances. ``distance_rows``: the
-    number of heads for distances; each query head has its own keys then.
+    number of heads for distances; each query head has its own keys then. ``rows``: "V" for the patches of pictures.
     """
     graph = Builder()
     kv_heads = HEADS if distance_rows else KV_HEADS
-    inputs = {
-        "qkv": graph.value("qkv", ("S", (HEADS + 2 * kv_heads) * HEAD_DIM), "activation"),
-        "positions": graph.value("positions", ("S",), "int32"),
-    }
+    inputs = {"qkv": graph.value("qkv", (rows, (HEADS + 2 * kv_heads) * HEAD_DIM), "activation")}
+    if rows == "S":
+        inputs["positions"] = graph.value("positions", ("S",), "int32")
     if op != "rope_heads":
-        inputs["seq_starts"] = graph.value("seq_starts", (["add", "B", 1],), "int32")
+        sequences = "B" if rows == "S" else "I"
+        inputs["seq_starts"] = graph.value("seq_starts", (["add", sequences, 1],), "int32")
     if more:
         inputs["distance_bias"] = graph.vector("distance_bias", HEADS * DISTANCES)
         inputs["sinks"] = graph.vector("sinks", HEADS)
@@ -94,7 +97,7 @@ def over_texts(
     if output:
         inputs |= {"weight": graph.matrix("weight", output, HEADS * HEAD_DIM), "bias": graph.vector("bias", output)}
     if residual:
-        inputs["store0_b"], attrs["store"] = graph.value("residual", ("S", output)), [{"op": "add"}]
+        inputs["store0_b"], attrs["store"] = graph.value("residual", (rows, output)), [{"op": "add"}]
     if rotary_dim:
         inputs["table"] = rope_table(graph, rotary_dim)
     if "eps" in attrs:

@@ -44,7 +44,7 @@ LIMITS = {
     "patch_rows": (0, 40),
 }
 # Pages of kept rows have 4 rows.
-DIMS = {"N": 4, "M": 2, "R": 5, "B": 3, "Z": 5, "PH": 12}
+DIMS = {"N": 4, "M": 2, "R": 5, "B": 3, "I": 3, "Z": 5, "PH": 12}
 SAMPLE_SLOTS = [[3, 0], [-1, 0], [0, 0], [2, 0], [1, 0]]
 # The slots of the sequences' states: the first text begins, and one of the others is written where it was read.
 STATE_SLOTS = [[4, 0], [1, 3], [2, 2]]
@@ -105,6 +105,8 @@ def case_of(name: str, row: Variant, step: Step, context: Context, activation: s
 def run_of(name: str, step: Step, context: Context, activation: str, size: int) -> Run:
     plan, rng, made = context.plan, random(f"{name}{size}"), OPS[step.op].result
     dims = {**DIMS, "S": size, "G": size, "H": size, "V": 4 * (size - 1), "F": size - 1}
+    if "qkv" in step.inputs and plan.shape_of(step.inputs["qkv"])[0] == "V":
+        size = dims["V"]
     inputs: dict[str, Array] = {}
     bound: dict[str, Array] = {}
     # Three texts: one of a single token, one longer than a tile.

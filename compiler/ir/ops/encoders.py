@@ -17,7 +17,6 @@ from ..spec import KEY_TILE
 from .attention import (
     PREPARATION,
     PREPARING,
-    ROWS,
     SCORES,
     Sequence,
     attended,
@@ -108,13 +107,16 @@ def require_joint(op: str, shapes: Shapes, attrs: Attrs) -> int:
 
 
 def check_joint(use: Use, sizes: Sizes) -> None:
-    heads = use.attrs["num_kv_heads"], use.attrs["head_dim"]
-    require_use(heads in sizes.spec.kinds_of_heads, f"has {heads[0]} kv heads of {heads[1]}, which no layer has")
+    heads, vision = (use.attrs["num_kv_heads"], use.attrs["head_dim"]), sizes.spec.vision
+    known = sizes.spec.kinds_of_heads
+    if use.shapes["qkv"][0] == "V":
+        known = {(vision.num_heads, vision.head_dim)} if vision is not None else set()
+    require_use(heads in known, f"has {heads[0]} kv heads of {heads[1]}, which no layer has")
 
 
 def joint_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
     heads = {name: use.attrs[name] for name in HEADS}
-    return {**heads, "num_heads": require_joint("heads", use.shapes, use.attrs), "rows": "S"}
+    return {**heads, "num_heads": require_joint("heads", use.shapes, use.attrs), "rows": use.shapes["qkv"][0]}
 
 
 def rope_heads_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
@@ -130,6 +132,8 @@ def infer_ragged_attention(shapes: Shapes, attrs: Attrs) -> Type:
     heads = require_joint("ragged_attention", shapes, attrs)
     columns = heads * attrs["head_dim"]
     require(shapes.get("sinks", (heads,)) == (heads,), "ragged_attention", shapes)
+    by_position = attrs["causal"] or attrs["window"] is not None or shapes.keys() & {"distance_bias", "distance_heads"}
+    require("positions" in shapes or not by_position, "ragged_attention", shapes)
     if "distance_bias" in shapes:
         (size,) = shapes["distance_bias"]
         require(isinstance(size, int) and size % heads == 0 and size // heads % 2 == 1, "ragged_attention", shapes)
@@ -155,16 +159,19 @@ def ragged_attention(inputs: Inputs, attrs: Attrs) -> Array:
 
     qkv (S, (H + 2K) * D) holds the heads of q, then those of k, then those of v; positions (S,), seq_starts (B+1,),
     sinks (H,), weight (N, H * D), bias (N,) -> (S, H * D), or (S, N). distance_bias is as in `distance_biases`,
-    distance_heads and distance_rows as in `distance_products`.
+    distance_heads and distance_rows as in `distance_products`. Positions are only read if scores depend on them. Of
+    pictures, the rows are V patches of I tiles.
     """
     num_kv_heads, head_dim = attrs["num_kv_heads"], attrs["head_dim"]
     heads = inputs["qkv"].astype(np.float32).reshape(len(inputs["qkv"]), -1, head_dim)
     q, k, v = np.split(heads, [-2 * num_kv_heads, -num_kv_heads], axis=1)
+    starts = inputs["seq_starts"]
+    positions = np.arange(len(heads)) - np.repeat(starts[:-1], np.diff(starts))
     texts = [
         Sequence(slice(start, stop), k[start:stop].swapaxes(0, 1), v[start:stop].swapaxes(0, 1))
-        for start, stop in pairwise(inputs["seq_starts"].tolist())
+        for start, stop in pairwise(starts.tolist())
     ]
-    y = attended({**inputs, "q": q.reshape(len(q), -1)}, attrs, texts)
+    y = attended({"positions": positions, **inputs, "q": q.reshape(len(q), -1)}, attrs, texts)
     if "weight" not in inputs:
         return y
     y = y @ inputs["weight"].T
@@ -182,7 +189,7 @@ def ragged_attention_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
         return facts
     outputs, columns = use.shapes["weight"]
     parts = {"bias": "bias" in use.shapes, "load": [], "store": STORE.facts(use.shapes, use.attrs)}
-    return {**facts, "batch": "S", "columns": columns, "outputs": outputs, "width": 0, "offset": 0, **parts}
+    return {**facts, "batch": facts["rows"], "columns": columns, "outputs": outputs, "width": 0, "offset": 0, **parts}
 
 
 def check_distances(use: Use, sizes: Sizes) -> None:
@@ -260,8 +267,9 @@ OPS = {
     "ragged_attention": Op(
         infer_ragged_attention,
         ragged_attention,
-        inputs={"qkv": ACTIVATION, **ROWS},
+        inputs={"qkv": ACTIVATION, "seq_starts": INTEGERS},
         optional={
+            "positions": INTEGERS,
             "sinks": VECTOR,
             "distance_bias": VECTOR,
             "distance_heads": VECTOR,

@@ -133,7 +133,10 @@ class Arguments:
         self._declare()
         self._sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
         by_distance = DistanceHeads if scores.distance_heads else DistanceBias
-        changes = by_distance(kernel, heads, scores, self._positions) if scores.distances else None
+        changes = None
+        if scores.distances:
+            assert self._positions is not None, scores
+            changes = by_distance(kernel, heads, scores, self._positions)
         self._bias = changes if isinstance(changes, DistanceBias) else None
         self._by_distance = changes if isinstance(changes, DistanceHeads) else None
         rows = (heads.rows, heads.num_heads, heads.head_dim)
@@ -147,7 +150,7 @@ class Arguments:
         assert preparation is not None
         self._new = NewHeads(kernel, isa, heads, preparation) if preparation.prepares else None
         self._given = kernel.buffer("q", rows, heads.activation) if self._new is None else None
-        self._positions = (
+        self._positions: Array | None = (
             kernel.buffer("positions", (heads.rows,), "int32") if self._new is None else self._new.positions
         )
         self._pages = Pages(kernel, heads, write=preparation.appends)
@@ -190,11 +193,14 @@ class Arguments:
             sequence[0] = sequence[0] + select(self.seq_starts[other + 1] <= row, 1, 0)
         return self.kernel.let("sequence", sequence[0])
 
-    def visible(self, row: Scalar, last_row: Scalar) -> Range:
-        """The keys of its sequence that a row sees; ``last_row`` is the last row of the sequence."""
+    def visible(self, row: Scalar, sequence: Scalar) -> Range:
+        """The keys of its sequence that a row sees."""
         kernel, scores = self.kernel, self._scores
+        if self._positions is None:
+            return Range(0, kernel.let("stop", self.seq_starts[sequence + 1] - self.seq_starts[sequence]))
         position = kernel.let("position", self._positions[row])
-        stop = kernel.let("stop", position + 1 if scores.causal else self._positions[last_row] + 1)
+        last_row = None if scores.causal else self.seq_starts[sequence + 1] - 1
+        stop = kernel.let("stop", position + 1 if last_row is None else self._positions[last_row] + 1)
         if scores.window is None:
             return Range(0, stop)
         window = min(scores.window, LONGEST_WINDOW)
@@ -245,7 +251,7 @@ def attend(arguments: Arguments, rows: list[Scalar], stop: Scalar, kv_head: Scal
     first_page = arguments.first_page(sequence)
     first_head = kernel.let("first_head", kv_head * group)
     queries = [(each, first_head + i) for each in rows for i in range(group)]
-    visible = [arguments.visible(each, arguments.seq_starts[sequence + 1] - 1) for each in rows]
+    visible = [arguments.visible(each, sequence) for each in rows]
     # Positions ascend, so the first row sees the first key and the last row the last one.
     keys = Range(visible[0].start, visible[-1].stop)
     block_keys = arguments.key_block(len(queries))

@@ -53,7 +53,8 @@ class RaggedArguments(Arguments):
         heads, kernel = self.heads, self.kernel
         self._all_heads = heads.num_heads + 2 * heads.num_kv_heads
         self._qkv = kernel.buffer("qkv", (heads.rows, self._all_heads, heads.head_dim), heads.activation)
-        self._positions = kernel.buffer("positions", (heads.rows,), "int32")
+        reads = self._scores.reads_positions
+        self._positions = kernel.buffer("positions", (heads.rows,), "int32") if reads else None
         self.seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
         self._declare_pages()
 

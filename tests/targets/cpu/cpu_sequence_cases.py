@@ -69,6 +69,13 @@ def text_cases() -> Iterator[StepCase]:
         # It has the attention of `ragged_attention_64`, and the projection of the case with 32.
         exhaustive = head_dim == 64
         yield StepCase(name, "ragged_attention", inputs, own, batches, rounding, quantization, exhaustive=exhaustive)
+        if head_dim == 32:
+            patches: Inputs = {"qkv": ("activation", "V", *qkv["qkv"][2:]), "seq_starts": ("int32", ["add", "I", 1])}
+            of_patches = [
+                Batch({"V": b.dims["S"], "I": b.dims["B"]}, {"seq_starts": b.arrays["seq_starts"]}) for b in texts
+            ]
+            attrs = {**heads, "causal": False}
+            yield StepCase("ragged_attention_patches", "ragged_attention", patches, attrs, of_patches, activation)
         inputs = {**qkv, "table": ("rope", 280, head_dim // 4, 2), "qk_norm": ("vector", 2 * head_dim)}
         prepared: dict[str, Any] = {**heads, "eps": EPS, "norms_values": head_dim == 64}
         yield StepCase(f"rope_heads_{head_dim}", "rope_heads", inputs, prepared, given(texts, inputs), activation)
