@@ -164,9 +164,13 @@ def kernels_for(limits: Limits) -> Iterator[None]:
 
 
 def batches_within(limits: Limits) -> Iterator[dict[str, int]]:
-    """The dims of every number of tokens, sequences and sampled rows, with the shortest and the longest sequences."""
+    """The dims of every number of tokens, sequences and sampled rows, with the shortest and the longest sequences; and
+    of every number of patches and features of pictures.
+    """
     # No adapters, and no sampling but the greedy one.
-    others = {"P": limits.pages or 1, "PW": limits.pages or 1, "N": limits.sequences, "M": 0} | dict.fromkeys("GAW", 0)
+    others = {"P": limits.pages or 1, "PW": limits.pages or 1, "N": limits.sequences, "M": 0} | dict.fromkeys(
+        "GAWVIF", 0
+    )
     for tokens in range(1, limits.tokens + 1):
         for sequences in range(1, min(tokens, limits.sequences) + 1):
             for rows in {0, 1, sequences, min(tokens, limits.rows)}:
@@ -174,6 +178,8 @@ def batches_within(limits: Limits) -> Iterator[dict[str, int]]:
                     pages = sequences * -(-longest // 16)
                     dims = {"S": tokens, "B": sequences, "R": rows, "T": longest, "L": pages, "LW": pages}
                     yield dims | others | {"DR": 0}
+    for count in range(1, (limits.patches or 0) + 1):
+        yield dict.fromkeys(("S", "B", "R", "T", "L", "LW", "DR"), 0) | others | {"V": count, "I": 1, "F": count}
 
 
 def lighten(bundle: Path, *, keep: Collection[str] = (), self_test: bool = False, tokens: Tokens = "few") -> None:
@@ -184,7 +190,7 @@ def lighten(bundle: Path, *, keep: Collection[str] = (), self_test: bool = False
     kept = {step["variants"] for plan in manifest["plans"].values() for step in plan["steps"] if step["op"] in keep}
     manifest["activations"] = [entry for entry in manifest["activations"] if entry["dtype"] == "float32"]
     if not self_test:
-        manifest["self_test"] = manifest["vector_test"] = None
+        manifest["self_test"] = manifest["vector_test"] = manifest["vision_test"] = None
     for name, rows in manifest["variants"].items():
         if name not in kept:
             fitting = [

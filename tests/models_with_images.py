@@ -61,6 +61,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"model_type": "qwen3", "head_dim": 24},
         {"vision_config": {**VISION, "image_size": [28, 28], "patch_size": [14, 14]}},
     ),
+    "lfm2_vl": (
+        "Lfm2Vl",
+        {"model_type": "lfm2", **HYBRIDS["lfm2"][1]},
+        {"vision_config": {**VISION, "model_type": "siglip2_vision_model", "num_patches": 4}},
+    ),
     "llava": ("Llava", {"model_type": "llama", "head_dim": 24}, {"vision_config": CLIP}),
     "llava_next": ("LlavaNext", {"model_type": "mistral", "sliding_window": 11}, {"vision_config": CLIP}),
     "llava_onevision": ("LlavaOnevision", {"model_type": "qwen2"}, {"vision_config": SIGLIP}),

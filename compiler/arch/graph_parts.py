@@ -1,4 +1,4 @@
-"""GraphParts: the parts that encoders of texts and of pictures share, as nodes of a graph: projections and norms with the
+"""GraphParts: what encoders of texts and towers of pictures share, as nodes of a graph: projections and norms with the
 names that their weights have on disk.
 """
 

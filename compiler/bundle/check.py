@@ -17,17 +17,28 @@ from pydantic_core import from_json
 
 from .. import quant
 from ..ir.expr import COMPARISONS, MAX_COUNT, MAX_INTEGER, OPERATORS, Condition, Expr
-from ..ir.spec import ExpertSpec, RopeSpec, forms_spans
+from ..ir.images import ImageSpec
+from ..ir.spec import ExpertSpec, RopeSpec, VisionSpec, forms_spans
 from ..names import EXPORTS
 from ..quant.dense import Dense
 from ..quant.layout import stored_shape
 from ..runtime.errors import BundleError, QuantizationError
+from ..runtime.vision_test import test_patches
 from ..shared.script import SharedScript
 from .check_steps import check_steps
 from .digest import text_sha256
-from .entries import FileEntry, LoraEntry, SelfTestEntry, VectorTestEntry, WeightEntry, shards_of
+from .entries import (
+    FileEntry,
+    LoraEntry,
+    SelfTestEntry,
+    VectorTestEntry,
+    VectorTestRow,
+    VisionTestEntry,
+    WeightEntry,
+    shards_of,
+)
 from .fault import Fault, require
-from .manifest import FORMAT_VERSION, Description, ExportManifest, Manifest
+from .manifest import FORMAT_VERSION, VISION, Description, ExportManifest, Manifest
 
 # Code loops over all layers before it reads any file, so their number needs a limit.
 MAX_LAYERS = 10_000
@@ -83,8 +94,10 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
     require(manifest.target not in EXPORTS, "target", f"{manifest.target!r} has no plan")
     check_files((*manifest.shards, *manifest.files), kernel_files(manifest))
     quantization_of(manifest.quantization)
+    vision = manifest.plans.get(VISION)
+    of_tower = {name for step in vision.steps for name in step.inputs.values()} if vision is not None else set()
     for name, weight in manifest.weights.items():
-        check_weight(f"weights.{name}", weight, manifest)
+        check_weight(f"weights.{name}", weight, manifest, other_bits=name in of_tower)
     for name, weight in manifest.host_weights.items():
         check_weight(f"host_weights.{name}", weight, manifest)
         is_table = len(weight.shape) == 2 and weight.layout == "rows"
@@ -138,6 +151,8 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
         check_self_test(manifest.self_test, manifest)
     if manifest.vector_test is not None:
         check_vector_test(manifest.vector_test, manifest)
+    if manifest.vision_test is not None:
+        check_vision_test(manifest.vision_test, manifest)
     check_tuning(manifest)
 
 
@@ -159,6 +174,18 @@ def check_experts(experts: ExpertSpec, num_layers: int) -> None:
     require(math.isfinite(experts.shift), where, f"has the shift {experts.shift}")
 
 
+def check_vision_spec(vision: VisionSpec, images: ImageSpec | None) -> None:
+    where = "spec.vision"
+    require(images is not None, "images", "is null, but the model sees pictures")
+    assert images is not None
+    require(vision.num_layers <= MAX_LAYERS, where, f"has {vision.num_layers} layers; the maximum is {MAX_LAYERS}")
+    require(vision.hidden_size % vision.num_heads == 0, where, f"has {vision.num_heads} heads in {vision.hidden_size}")
+    tables = 2 * images.positions.side if images.positions.rule == "axes" else images.positions.side**2
+    expected = (images.block, 3 * images.patch**2, tables)
+    found = (vision.block, vision.patch_elements, vision.positions)
+    require(found == expected, where, f"has blocks, patches and positions of {found}, but images has {expected}")
+
+
 def check_description(manifest: Description) -> None:
     spec = manifest.spec
     require(spec.num_layers <= MAX_LAYERS, "spec.num_layers", f"is {spec.num_layers}; the maximum is {MAX_LAYERS}")
@@ -170,6 +197,8 @@ def check_description(manifest: Description) -> None:
     for name, length in (("spec.vocab_size", spec.vocab_size), ("context", manifest.context)):
         require(length <= MAX_LENGTH, name, f"is {length}; the maximum is {MAX_LENGTH}")
     require(manifest.context <= spec.max_position_embeddings, "context", "is longer than the model's positions")
+    if spec.vision is not None:
+        check_vision_spec(spec.vision, manifest.images)
     require(
         len(spec.windows) in (0, spec.num_layers),
         "spec.windows",
@@ -239,8 +268,10 @@ def form_of(where: str, name: str) -> quant.WeightForm:
         raise Fault(where, error.message) from error
 
 
-def check_weight(where: str, weight: WeightEntry, manifest: Manifest) -> None:
-    """Check that a weight's planes match its quantization and its shape, and are inside the shards."""
+def check_weight(where: str, weight: WeightEntry, manifest: Manifest, *, other_bits: bool = False) -> None:
+    """Check that a weight's planes match its quantization and its shape, and are inside the shards. ``other_bits``:
+    that of a tower, which may have other bits than the text model.
+    """
     require(len(weight.shape) == (1 if weight.quantization is None else 2), where, f"has shape {weight.shape}")
     if weight.quantization is None:
         expected = {"w": ("float32", weight.shape)}
@@ -253,6 +284,7 @@ def check_weight(where: str, weight: WeightEntry, manifest: Manifest) -> None:
         require(
             weight.quantization == manifest.quantization
             or weight.quantization not in quant.NAMES
+            or other_bits
             # The architecture does not let routers be rounded.
             or isinstance(form, Dense),
             where,
@@ -397,13 +429,29 @@ def check_vector_test(test: VectorTestEntry, manifest: Manifest) -> None:
     columns = embedding.size if embedding is not None else len(classifier.labels) if classifier is not None else 0
     per_token = classifier is not None and classifier.per_token
     count = sum(map(len, test.texts)) if per_token else len(test.texts)
-    for row in test.rows:
+    require_values(where, test.rows, count, columns)
+    check_tolerances(test.tolerances, where)
+
+
+def check_vision_test(test: VisionTestEntry, manifest: Manifest) -> None:
+    """Check that the rows expect values of features of the test's patches, and that tolerances are in range."""
+    where, vision = "vision_test", manifest.spec.vision
+    require(VISION in manifest.plans and vision is not None, where, "is given for a model that sees no pictures")
+    assert vision is not None
+    assert manifest.images is not None
+    count = len(test_patches(vision, manifest.images).patches) // vision.block**2
+    require_values(where, test.rows, count, manifest.spec.hidden_size)
+    check_tolerances(test.tolerances, where)
+
+
+def require_values(where: str, rows: Sequence[VectorTestRow], count: int, columns: int) -> None:
+    """Require rows of a test to have values for elements of (count, columns), not only zeros."""
+    for row in rows:
         known = row.row < count and all(element < columns for element in row.elements)
         require(
             known and len(row.values) == len(row.elements), where, f"row {row.row} must have a value for each element"
         )
-    require(any(value for row in test.rows for value in row.values), where, "expects only zeros")
-    check_tolerances(test.tolerances, where)
+    require(any(value for row in rows for value in row.values), where, "expects only zeros")
 
 
 def check_tolerances(tolerances: Mapping[str, float], where: str) -> None:

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 
 from ..ir.expr import Expr
+from ..ir.images import ImageSpec
 from ..ir.kv_format import KvName
 from ..ir.ops import OPS, Use
 from ..ir.pages import (
@@ -95,6 +96,8 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         expected[EMBED] = {"embeddings": ((rows, manifest.embedding.size), "float32")}
     if name == AUDIO:
         check_audio(where, plan, manifest)
+    if name == VISION:
+        check_vision(where, plan, manifest)
         expected[AUDIO] = {"rows": (("S", manifest.spec.hidden_size), "float32")}
     if manifest.classifier is not None:
         rows = "S" if manifest.classifier.per_token else "B"
@@ -132,12 +135,13 @@ class PlanSizes:
     context: int
     page_size: int
     kv: KvName
+    images: ImageSpec | None = None
 
 
 def sizes_of(plan: str, manifest: Manifest) -> PlanSizes:
     audio = manifest.spec.audio if plan == AUDIO else None
     context = manifest.context if audio is None else audio.positions
-    return PlanSizes(manifest.spec, context, manifest.page_size, manifest.kv)
+    return PlanSizes(manifest.spec, context, manifest.page_size, manifest.kv, manifest.images)
 
 
 def check_audio(where: str, plan: PlanEntry, manifest: Manifest) -> None:
@@ -148,6 +152,23 @@ def check_audio(where: str, plan: PlanEntry, manifest: Manifest) -> None:
     must_be = ["S", FRAMES_OF_ROW * audio.mel_bins]
     fits = frames is not None and (frames.shape, frames.dtype) == (must_be, "float32")
     require(fits, f"{where}.inputs.{FRAMES}", f"must be {must_be} of float32")
+
+
+def check_vision(where: str, plan: PlanEntry, manifest: Manifest) -> None:
+    """Check the arrays that the plan of a tower reads."""
+    vision, images = manifest.spec.vision, manifest.images
+    require(vision is not None and images is not None, where, "is for models that see pictures")
+    assert vision is not None
+    assert images is not None
+    taps: list[Expr] = ["V", images.positions.taps]
+    declared = {
+        "patches": (["V", vision.patch_elements], "float32"),
+        "patch_rows": (taps, "int32"),
+        "patch_weights": (taps, "float32"),
+        PATCH_STARTS: ([["add", "I", 1]], "int32"),
+    }
+    found = {name: (entry.shape, entry.dtype) for name, entry in plan.inputs.items()}
+    require(found == declared, f"{where}.inputs", f"must be {', '.join(declared)} of the sizes of the tower")
 
 
 def check_gathered(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> None:

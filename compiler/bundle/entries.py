@@ -334,6 +334,15 @@ class VectorTestEntry(Entry):
     tolerances: dict[str, float]
 
 
+class VisionTestEntry(Entry):
+    """The reference's features of the patches of `runtime/vision_test.py`, with float32 activations. ``tolerances``: as
+    those of `VectorTestEntry`.
+    """
+
+    rows: list[VectorTestRow]
+    tolerances: dict[str, float]
+
+
 class AdapterEntry(Entry):
     """A GPU as browsers name it (W3C, WebGPU, GPUAdapterInfo). A value that a browser does not reveal is ""."""
 

@@ -36,6 +36,7 @@ from .entries import (
     TuningEntry,
     VariantEntry,
     VectorTestEntry,
+    VisionTestEntry,
     WeightEntry,
 )
 
@@ -165,8 +166,9 @@ class Manifest(Description):
     is "rows", and their shards hold nothing else.
 
     ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is
-    None if the user disabled it, and for models that generate no text, which have ``vector_test``. ``tuning`` has one
-    entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters.
+    None if the user disabled it, and for models that generate no text, which have ``vector_test``; models that see
+    pictures have ``vision_test`` too. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if
+    the bundle does not accept adapters.
     """
 
     arch: str | None
@@ -181,6 +183,7 @@ class Manifest(Description):
     shards: list[FileEntry]
     self_test: SelfTestEntry | None
     vector_test: VectorTestEntry | None
+    vision_test: VisionTestEntry | None
     tuning: list[TuningEntry]
 
     @field_validator("plans")

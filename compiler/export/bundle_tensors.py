@@ -21,7 +21,8 @@ from ..arch.draft_heads import keep_sampled_rows
 from ..arch.gemma4_assistant import ASSISTANT
 from ..arch.gemma4_text import LAYOUT
 from ..bundle.folder import Bundle
-from ..bundle.manifest import DRAFT, GENERATE, Manifest
+from ..bundle.manifest import DRAFT, GENERATE, VISION, Manifest
+from ..formats.towers import TEXT_ONLY
 from ..ir.graph import Graph, Parameter, Source
 from ..ir.plan import union
 from ..passes import run_passes
@@ -127,12 +128,18 @@ class BundleTensor:
 
 def bundle_tensors(bundle: Bundle) -> dict[str, BundleTensor]:
     """The tensors by their names in the checkpoint. Raises UnsupportedModel for a decoder that makes embeddings or
-    scores, and for rounded activations, and BundleError for one whose weights this version does not know.
+    scores or sees pictures, and for rounded activations, and BundleError for one whose weights this version does not
+    know.
     """
     manifest = bundle.manifest
     if GENERATE not in manifest.plans and encoder_of(manifest.spec.model_type) is None:
         raise UnsupportedModel(
             f"{bundle.path}: makes embeddings or scores; of decoders, only bundles that generate text can be exported"
+        )
+    if VISION in manifest.plans:
+        raise UnsupportedModel(
+            f"{bundle.path}: sees pictures, which exported models do not; compile the model with {TEXT_ONLY} and "
+            "export that bundle"
         )
     steps = [step for plan in manifest.plans.values() for step in plan.steps]
     parts = [part for step in steps for place in ("load", "store") for part in step.attrs.get(place, ())]

@@ -13,17 +13,18 @@ from .checkpoint import Checkpoint, Tensor
 __all__ = ["Checkpoint", "Tensor", "load", "located"]
 
 
-def load(model: str, ignore_keys: Collection[str] = ()) -> Checkpoint:
+def load(model: str, ignore_keys: Collection[str] = (), *, text_only: bool = False) -> Checkpoint:
     """The checkpoint in a local folder or GGUF file, or in the Hub's repository of that name, which is downloaded or
     read from the Hub's cache; "owner/name:Q4_K_M" is one of a repository's GGUF files.
-    ``ignore_keys``: unknown keys of its configuration that do not change the model's mathematics.
+    ``ignore_keys``: unknown keys of its configuration that do not change the model's mathematics. ``text_only``: leave
+    out the tower of a model that sees pictures.
 
     Raises CheckpointError if it does not exist or cannot be downloaded or read, and UnsupportedModel for models that we
     do not compile, or RequestError for a key that cannot be ignored.
     """
     from .stop_tokens import with_stops
 
-    return with_stops(_open(located(model), ignore_keys))
+    return with_stops(_open(located(model), ignore_keys, text_only=text_only))
 
 
 def located(model: str) -> Path:
@@ -50,7 +51,7 @@ def located(model: str) -> Path:
     return download(repository)
 
 
-def _open(path: Path, ignore_keys: Collection[str]) -> Checkpoint:
+def _open(path: Path, ignore_keys: Collection[str], *, text_only: bool) -> Checkpoint:
     from .gguf import SUFFIX, open_gguf
     from .gguf.names import choose_files
     from .huggingface import open_checkpoint
@@ -62,7 +63,7 @@ def _open(path: Path, ignore_keys: Collection[str]) -> Checkpoint:
         files = [] if (path / "config.json").is_file() else [file.name for file in path.glob("*.[gG][gG][uU][fF]")]
         if files:
             return open_gguf(path / choose_files(files, None, str(path))[0], ignore_keys)
-        return open_checkpoint(path, ignore_keys)
+        return open_checkpoint(path, ignore_keys, text_only=text_only)
     if path.suffix.lower() == SUFFIX:
         return open_gguf(path, ignore_keys)
     raise CheckpointError(

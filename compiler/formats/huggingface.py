@@ -51,6 +51,7 @@ from .sentence_transformers import (
 from .spec_against_tensors import choose_draft_heads, choose_head, require_sizes
 from .task_adapters import with_adapters
 from .tokenizer_files import read_tokenizer_files
+from .towers import read_tower
 from .whisper_files import read_speech
 
 SINGLE_FILE = "model.safetensors"
@@ -87,8 +88,9 @@ QUANTIZATION_KEYS = ("quantization_config", mlx_quant.SECTION)
 _SHARD_NAME = re.compile(r"\w[\w.-]*\.safetensors")
 
 
-def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
-    """The checkpoint in a folder. Reads and checks everything except the tensors' values.
+def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only: bool = False) -> Checkpoint:
+    """The checkpoint in a folder. Reads and checks everything except the tensors' values. ``text_only``: without the
+    tower of a model that sees pictures.
 
     Raises CheckpointError for missing, corrupt or contradictory files, UnsupportedModel for models that we do not
     compile, RequestError for a key of config.json that cannot be ignored.
@@ -119,6 +121,9 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
         tensors, activation_scales = read.tensors, read.activation_scales
         notes += read.notes
     tensors = decoder_tensors(tensors, spec)
+    tower = read_tower(path, tensors, notes, ignore_keys) if makes_text and not text_only else None
+    if tower is not None:
+        spec, tensors = replace(spec, vision=tower.spec), tower.others
     tensors, left_out = text_tensors(tensors)
     activation_scales = text_modules(activation_scales)
     notes += left_out
@@ -136,6 +141,8 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
     if vectors is not None:
         tokenizer = encoder_tokenizer(tokenizer, lowercases=vectors.lowercases)
         tensors = {**tensors, **dense_tensors(path, vectors.dense_folders)}
+    if tower is not None:
+        tensors = {**tensors, **tower.tensors}
     if classifier is not None and classifier.relevance is not None:
         classifier = replace(classifier, template=template_of_pairs(path, Tokenizer(tokenizer)))
     checkpoint = Checkpoint(
@@ -150,6 +157,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint
         classifier=classifier,
         max_tokens=max_tokens,
         speech=speech,
+        images=None if tower is None else tower.read_images(Tokenizer(tokenizer)),
     )
     score = read_logit_score(path)
     return checkpoint if score is None else as_reranker(checkpoint, score)

@@ -119,10 +119,10 @@ class VisionSpec:
     """The tower of a model that sees pictures, and the projector behind it: together they make features, which take the
     places of tokens' embeddings. ``model_type`` is that of the complete model; `arch/vision` has one file for each.
 
-    A tile of a picture has up to ``tile_patches`` patches of ``patch_elements`` numbers, in blocks of ``block`` x
-    ``block``, each of which becomes one feature. A patch mixes up to ``taps`` rows of the table of ``positions``.
-    ``projector_size``: the elements between the projector's two projections, None if it has only one;
-    ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases.
+    A patch has ``patch_elements`` numbers, and a block of ``block`` x ``block`` patches becomes one feature. The tower
+    has a table of ``positions``. ``projector_size``: the elements between the projector's two projections, which pass
+    through ``projector_activation``; None if it has only one. ``projector_norm``: it has a norm before them, with
+    ``projector_eps``; ``projector_bias``: they have biases. `images.ImageSpec` says how pictures become patches.
     """
 
     model_type: str
@@ -133,11 +133,10 @@ class VisionSpec:
     activation: str
     norm_eps: Positive
     patch_elements: Count
-    tile_patches: Count
     positions: Count
-    taps: Count
     block: Count
     projector_size: Count | None = None
+    projector_activation: str = "none"
     projector_bias: bool = False
     projector_norm: bool = False
     projector_eps: Positive = 1e-5

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..arch import by_model_type
 from ..formats import Checkpoint
+from ..formats.towers import without_tower
 from ..ir.graph import Parameter
 from ..ir.ops import Array
 from ..ir.pages import PAGES
@@ -39,6 +40,7 @@ class CheckpointReference:
             raise RequestError(
                 f"{checkpoint.path}: makes {makes}, and has no next tokens to compare; give a model that generates text"
             )
+        checkpoint = without_tower(checkpoint)
         self.checkpoint, self._window = checkpoint, window
         graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, window, window)
         check_tensors(checkpoint, graph.parameters)

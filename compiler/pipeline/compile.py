@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .. import quant
 from ..bundle.entries import TuningEntry
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
-from ..bundle.manifest import AUDIO, DRAFT, FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
+from ..bundle.manifest import AUDIO, DRAFT, FORMAT_VERSION, GENERATE, MANIFEST_FILE, VISION, Manifest
 from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
 from ..calibration.record import QUALITY_FILE
@@ -40,7 +40,7 @@ from ..runtime.errors import RequestError
 from ..runtime.text.template_check import chat_notes
 from .context import paged_context, rotation_notes, unpaged_context
 from .export import export_model
-from .graphs import PAGE_SIZE, graphs_of, reads_complete_texts
+from .graphs import FOUR_BITS, PAGE_SIZE, graphs_of, reads_complete_texts, with_eight_bits
 from .options import CompileOptions as CompileOptions
 from .options import Note, Progress
 from .plan_entries import plan_entries, write_kernels
@@ -49,7 +49,7 @@ from .store import FolderStore, Store, WeightsJob
 from .stored_forms import UNQUANTIZED, choose_quantization, keep_stored_forms, require_fittable
 from .target import Target, load_target
 from .task import for_task
-from .vector_test import make_vector_test
+from .vector_test import make_vector_test, make_vision_test
 from .weights import check_tensors
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
     """Raises CheckpointError, UnsupportedModel or RequestError."""
     check_options(options)
     progress("read", 0, 1)
-    checkpoint = for_task(for_adapter(load(model, options.ignore_keys), options.adapter), options.task)
+    loaded = load(model, options.ignore_keys, text_only=options.text_only)
+    checkpoint = for_task(for_adapter(loaded, options.adapter), options.task)
     checkpoint = with_assistant(checkpoint, options.assistant, options.ignore_keys)
     for text in (*checkpoint.notes, *chat_notes(checkpoint.tokenizer)):
         note(text)
@@ -215,6 +216,8 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         graphs = {name: quantized.on(graph) for name, graph in graphs.items()}
         checkpoint = quantized.checkpoint(checkpoint)
         files.append(store.put(QUALITY_FILE, quantized.record.to_bytes()))
+    if VISION in graphs and (options.quality is not None or job.quantization.name == FOUR_BITS):
+        graphs[VISION] = with_eight_bits(graphs[VISION])
     if job.keeps_forms:
         graphs = {name: keep_stored_forms(graph, checkpoint) for name, graph in graphs.items()}
     fused = {
@@ -223,8 +226,8 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
             job.quantization,
             target.MAX_BINDING_BYTES,
             options.kv,
-            # Adapters change the model. Guesses of the heads are those of the model without one.
-            0 if name == DRAFT else options.lora_rank,
+            # Adapters change the model. Guesses of the heads are those of the model without one, and so are features.
+            0 if name in (DRAFT, VISION) else options.lora_rank,
             host_tables=target.HOST_TABLES,
         )
         for name, graph in graphs.items()
@@ -273,11 +276,12 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         files=files,
         self_test=None,
         vector_test=None,
+        vision_test=None,
         tuning=list(job.tuning.values()),
     )
     if options.self_test and store.folder is not None:
         # A fault of the heads makes wrong guesses, but no wrong answer.
-        graph = next(graph for name, graph in graphs.items() if name != DRAFT)
+        graph = next(graph for name, graph in graphs.items() if name not in (DRAFT, VISION))
         audio = quantize_kv(graphs[AUDIO], options.kv) if AUDIO in graphs else None
         reference = Reference(Bundle(store.folder, manifest), quantize_kv(graph, options.kv), joined.weights, audio)
         tested = lambda done, total: progress("self-test", done, total)  # noqa: E731
@@ -285,6 +289,9 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
             manifest = manifest.model_copy(update={"self_test": make_self_test(reference, tested)})
         else:
             manifest = manifest.model_copy(update={"vector_test": make_vector_test(reference, tested)})
+        if VISION in graphs:
+            tower = Reference(Bundle(store.folder, manifest), graphs[VISION], joined.weights)
+            manifest = manifest.model_copy(update={"vision_test": make_vision_test(tower, tested)})
     text = json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False)
     store.put(MANIFEST_FILE, text.encode())
     return manifest

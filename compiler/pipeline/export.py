@@ -22,6 +22,7 @@ from ..bundle.new_folder import new_folder
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
 from ..formats.task_adapters import for_adapter
+from ..formats.towers import TEXT_ONLY
 from ..ir.graph import Graph
 from ..ir.plan import union
 from ..measure.vector_loss import loss_notes
@@ -90,9 +91,13 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
     if options.quantization is not None:
         quant.by_name(options.quantization, options.group_size)
     progress("read", 0, 1)
-    checkpoint = for_task(
-        for_adapter(load(model, options.ignore_keys), options.adapter), options.task
-    ).with_float_scales
+    loaded = load(model, options.ignore_keys, text_only=options.text_only)
+    checkpoint = for_task(for_adapter(loaded, options.adapter), options.task).with_float_scales
+    if checkpoint.spec.vision is not None:
+        raise UnsupportedModel(
+            f"{model}: sees pictures, which {target} bundles do not; add {TEXT_ONLY} to export the text model alone, "
+            "or use --target webgpu, cpu or cuda"
+        )
     for text in (*checkpoint.notes, *chat_notes(checkpoint.tokenizer)):
         note(text)
     progress("read", 1, 1)

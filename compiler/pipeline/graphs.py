@@ -7,11 +7,14 @@ without them makes the vector of a text's last token, which arrives in chunks.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..arch import by_model_type, drafting, encoder_of, gemma4_assistant, listening
 from ..arch.draft_heads import keep_last_rows, keep_sampled_rows
 from ..arch.encoder import EncoderGraph, HeadLayout, finish
 from ..arch.gemma4_text import LAYOUT
-from ..bundle.manifest import AUDIO, CLASSIFY, DRAFT, EMBED, GENERATE
+from ..arch.vision import tower_of
+from ..bundle.manifest import AUDIO, CLASSIFY, DRAFT, EMBED, GENERATE, VISION
 from ..formats.checkpoint import Checkpoint, StoredMatrix
 from ..ir.graph import Graph
 from ..ir.spec import ClassifierSpec, EmbeddingSpec
@@ -21,6 +24,8 @@ from ..runtime.errors import UnsupportedModel
 from .stored_forms import round_activations
 
 PAGE_SIZE = 16
+# The weights of a tower beside those of a text model.
+EIGHT_BITS, FOUR_BITS = "q8f16", "q4f16"
 # A classifier on a decoder.
 HEAD = HeadLayout(classifier="score", classifier_bias=False, token_classifier="score")
 
@@ -33,13 +38,14 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
     encoder = encoder_of(spec.model_type)
     if task is None:
         graph = round_activations(by_model_type(spec.model_type).forward(spec, page_size, context), checkpoint)
+        see = {} if spec.vision is None else {VISION: vision_graph(checkpoint)}
         if checkpoint.assistant is not None:
             own = gemma4_assistant.draft_tokens(spec, checkpoint.assistant, page_size, context)
-            return {GENERATE: keep_sampled_rows(graph, LAYOUT.final_norm, page_size), DRAFT: own}
+            return {GENERATE: keep_sampled_rows(graph, LAYOUT.final_norm, page_size), DRAFT: own, **see}
         if not spec.draft_layers:
-            return {GENERATE: graph}
+            return {GENERATE: graph, **see}
         heads = round_activations(drafting(spec.model_type).draft_tokens(spec, page_size, context), checkpoint)
-        return {GENERATE: keep_last_rows(graph, page_size), DRAFT: heads}
+        return {GENERATE: keep_last_rows(graph, page_size), DRAFT: heads, **see}
     if isinstance(task, SpeechSpec):
         family = listening(spec.model_type)
         return {GENERATE: family.forward(spec, page_size, context), AUDIO: family.listen(spec, page_size)}
@@ -61,6 +67,25 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
         return {name: finish(EncoderGraph(spec, context, graph=unpaged), rows, task, HEAD)}
     require_last_token(checkpoint, task)
     return {name: paged}
+
+
+def vision_graph(checkpoint: Checkpoint) -> Graph:
+    """The graph of the tower of a model that sees pictures."""
+    spec, images = checkpoint.spec, checkpoint.images
+    assert spec.vision is not None
+    assert images is not None
+    return tower_of(spec.vision.model_type).see(spec, images.positions.taps)
+
+
+def with_eight_bits(graph: Graph) -> Graph:
+    """The graph of a tower with 8 bits a weight, as beside a text model with about 4: pictures become features once,
+    and their errors reach every token of an answer.
+    """
+    parameters = {
+        name: each if each.columns is None else replace(each, form=EIGHT_BITS)
+        for name, each in graph.parameters.items()
+    }
+    return replace(graph, parameters=parameters)
 
 
 def reads_complete_texts(checkpoint: Checkpoint) -> bool:

@@ -1,4 +1,5 @@
-"""The vector test of a bundle that makes embeddings or scores: texts, and the expected elements of the results.
+"""The vector test of a bundle that makes embeddings or scores: texts, and the expected elements of the results; and the
+test of a tower.
 
 As in `self_test.py`, the reference is the architecture's graph before any pass, computed with the bundle's own packed
 weights with float32 and with float16 activations. The distance between the two is the size of rounding: the tolerance
@@ -7,18 +8,19 @@ of float16 is four times that distance, that of float32 at least `FLOAT32_LEAST`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ..bundle.entries import VectorTestEntry, VectorTestRow
+from ..bundle.entries import VectorTestEntry, VectorTestRow, VisionTestEntry
 from ..bundle.manifest import Manifest
 from ..quant.base import FloatArray
-from ..runtime.batch import Chunk, make_batch, make_text_batch
+from ..runtime.batch import Array, Chunk, make_batch, make_text_batch
 from ..runtime.errors import CheckpointError
 from ..runtime.graph_walk import Execution, walk
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.vector_test import lengths_of_differences
+from ..runtime.vision_test import test_patches
 from .self_test import (
     FLOAT16_LEAST,
     FLOAT16_MOST,
@@ -48,6 +50,29 @@ def make_vector_test(reference: Reference, progress: Callable[[int, int], None] 
     manifest = reference.bundle.manifest
     texts = test_texts(manifest, Tokenizer(reference.bundle.tokenizer_files()))
     exact, half = reference_results(reference, texts, progress)
+    rows, tolerances = expected_rows(reference, exact, half)
+    return VectorTestEntry(texts=texts, rows=rows, tolerances=tolerances)
+
+
+def make_vision_test(reference: Reference, progress: Callable[[int, int], None] = lambda *_: None) -> VisionTestEntry:
+    """As `make_vector_test`, of the features that a tower makes. The reference's graph is that of the tower."""
+    manifest, graph = reference.bundle.manifest, reference.graph
+    assert manifest.spec.vision is not None
+    assert manifest.images is not None
+    batch = test_patches(manifest.spec.vision, manifest.images)
+    dims = batch.dims({}, manifest.spec.vision.block)
+    exact, half = reference_walk(reference, batch.arrays(graph.inputs), dims, progress)
+    rows, tolerances = expected_rows(reference, exact, half)
+    return VisionTestEntry(rows=rows, tolerances=tolerances)
+
+
+def expected_rows(
+    reference: Reference, exact: FloatArray, half: FloatArray
+) -> tuple[list[VectorTestRow], dict[str, float]]:
+    """The rows of a test, and its tolerances. ``exact`` and ``half``: the results with float32 and with float16
+    activations.
+    """
+    manifest = reference.bundle.manifest
     if not np.isfinite(exact).all():
         raise CheckpointError(
             f"{manifest.model}: computes numbers that are not finite; its weights are damaged "
@@ -71,7 +96,7 @@ def make_vector_test(reference: Reference, progress: Callable[[int, int], None] 
         "bfloat16": rounded_up(min(8 * max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
         "int8": INT8,
     }
-    return VectorTestEntry(texts=texts, rows=rows, tolerances={dtype: tolerances[dtype] for dtype in sorted(offered)})
+    return rows, {dtype: tolerances[dtype] for dtype in sorted(offered)}
 
 
 def test_texts(manifest: Manifest, tokenizer: Tokenizer) -> list[list[int]]:
@@ -101,10 +126,14 @@ def reference_results(
         batch, num_pages = make_batch(chunks, manifest.page_size), int(first[-1])
     else:
         batch, num_pages = make_text_batch(texts), 0
-    executions = [
-        Execution(graph, batch.arrays(graph.inputs), batch.dims(num_pages), activation)
-        for activation in ("float32", "float16")
-    ]
+    return reference_walk(reference, batch.arrays(graph.inputs), batch.dims(num_pages), progress)
+
+
+def reference_walk(
+    reference: Reference, arrays: Mapping[str, Array], dims: Mapping[str, int], progress: Callable[[int, int], None]
+) -> tuple[FloatArray, FloatArray]:
+    graph = reference.graph
+    executions = [Execution(graph, arrays, dims, activation) for activation in ("float32", "float16")]
     (output,) = graph.outputs.values()
     # With float16, values may overflow, which makes the distance infinite.
     with np.errstate(over="ignore", invalid="ignore"):

@@ -436,8 +436,8 @@ class Limits:
     the second page group, if the bundle has one; None for as many as the sequences need. ``states`` are the slots of
     the states of recurrent layers; None for one for each sequence. ``draft_pages`` are those of the heads with which
     the model drafts tokens; 0 if they do not, and then nothing is kept for them. ``patches`` are those of pictures that
-    become features at once; None for one tile, 0 if the model sees none. ``windows`` of sound have room for their keys
-    and values at a time.
+    become features at once, at least one tile; None for one, 0 if the model sees none. ``windows`` of sound have room
+    for their keys and values at a time.
     """
 
     tokens: int = 64

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..bundle.manifest import DRAFT, VISION, Description, Manifest
+from ..ir.images import AreaBounds, EvenTiles, FixedSize, ImageSpec, LargestArea, LongestEdge
 from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES, SOURCE_PAGES
 from .batch import Limits
 from .errors import RequestError
@@ -30,7 +31,8 @@ def complete_limits(manifest: Description, limits: Limits) -> Limits:
     tokens = tokens if audio is None else max(tokens, audio.positions)
     states = (limits.states or limits.sequences) if manifest.keeps_states else 0
     draft_pages = limits.draft_pages if DRAFT in manifest.plan_names else 0
-    patches = tile_patches(manifest) if limits.patches is None else limits.patches
+    tile = 0 if manifest.images is None else tile_patches(manifest.images)
+    patches = tile if limits.patches is None else limits.patches and max(limits.patches, tile)
     return replace(
         limits,
         tokens=tokens,
@@ -43,9 +45,19 @@ def complete_limits(manifest: Description, limits: Limits) -> Limits:
     )
 
 
-def tile_patches(manifest: Description) -> int:
-    """The patches of the largest tile of a picture; 0 if the model sees none."""
-    return 0 if manifest.spec.vision is None else manifest.spec.vision.tile_patches
+def tile_patches(images: ImageSpec) -> int:
+    """The patches of the largest tile of a picture."""
+    of_tiles = 0 if images.tiles is None else images.tiles.side**2
+    if not isinstance(images.tiles, EvenTiles):
+        of_tiles = max(of_tiles, largest_area(images.size))
+    return of_tiles // images.patch**2
+
+
+def largest_area(size: FixedSize | LongestEdge | AreaBounds | LargestArea) -> int:
+    """The pixels of the largest picture that is not cut into tiles."""
+    if isinstance(size, FixedSize):
+        return size.height * size.width
+    return size.pixels**2 if isinstance(size, LongestEdge) else size.most
 
 
 def page_groups(manifest: Description, limits: Limits) -> tuple[PageGroup, ...]:

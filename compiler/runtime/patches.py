@@ -9,8 +9,9 @@ from typing import TypeAlias
 import numpy as np
 
 from ..ir.spec import VisionSpec
-from .batch import Array, Batch, FloatArray, IntArray
+from .batch import Array, Batch, FloatArray, IntArray, Runner
 from .errors import RequestError
+from .images.patches import PreparedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,30 @@ class PatchBatch:
 AnyBatch: TypeAlias = Batch | PatchBatch
 
 
-def require_patches(batch: PatchBatch, spec: VisionSpec) -> None:
+def image_features(runner: Runner, image: PreparedImage) -> FloatArray:
+    """The features (F, E) of all tiles of a picture, as many tiles at a time as the runner's limits allow. Raises
+    RequestError as `Runner.features`.
+    """
+    starts, most = image.starts.tolist(), runner.limits.patches or 0
+    found, first = [], 0
+    while first < len(starts) - 1:
+        last = first + 1
+        while last + 1 < len(starts) and starts[last + 1] - starts[first] <= most:
+            last += 1
+        own = slice(starts[first], starts[last])
+        arrays = image.patches[own], image.rows[own], image.weights[own], image.starts[first : last + 1] - starts[first]
+        found.append(runner.features(PatchBatch(*arrays)))
+        first = last
+    return np.concatenate(found)
+
+
+def require_patches(batch: PatchBatch, spec: VisionSpec, taps: int) -> None:
     """Raise RequestError for arrays that do not fit the tower, because its kernels use their values as indices."""
     count, starts = len(batch.patches), batch.patch_starts
     expected = {
         "patches": ((count, spec.patch_elements), "float32"),
-        "patch_rows": ((count, spec.taps), "int32"),
-        "patch_weights": ((count, spec.taps), "float32"),
+        "patch_rows": ((count, taps), "int32"),
+        "patch_weights": ((count, taps), "float32"),
         "patch_starts": ((len(starts),), "int32"),
     }
     for name, (shape, dtype) in expected.items():

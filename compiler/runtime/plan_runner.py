@@ -109,11 +109,12 @@ class PlanRunner(BaseRunner[Manifest]):
 
     def features(self, batch: PatchBatch) -> FloatArray:
         """See `Runner.features`."""
-        vision = self.manifest.spec.vision
+        vision, images = self.manifest.spec.vision, self.manifest.images
         self._require_open()
         require_plan(self.manifest, VISION)
         assert vision is not None, self.manifest.plan_names
-        require_patches(batch, vision)
+        assert images is not None, self.manifest.plan_names
+        require_patches(batch, vision, images.positions.taps)
         dims = batch.dims(self.largest, vision.block)
         require_within(dims, self.largest)
         return self._send(VISION, batch, dims, lambda arrays: arrays["features"]).result()  # type: ignore[return-value]

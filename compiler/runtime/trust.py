@@ -6,40 +6,45 @@ manifest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ..bundle.entries import SelfTestEntry, SelfTestRow, VectorTestEntry
+from ..bundle.entries import SelfTestEntry, SelfTestRow
 from ..bundle.manifest import Manifest
 from .audio.windows import source_of, test_window, window_batch
 from .batch import Chunk, FloatArray, Runner, Source, make_batch
 from .errors import DeviceError
 from .plan_runner import PlanRunner
 from .vector_test import largest_difference
+from .vision_test import vision_difference
 
 
 def check_runner(runner: PlanRunner, manifest: Manifest) -> None:
-    """Run the self-test or the vector test of a bundle that has one. Raises DeviceError if the results are not finite
-    or not those of the reference.
+    """Run the tests of a bundle that has some. Raises DeviceError if the results are not finite or not those of the
+    reference.
 
-    The first half of the prompt is one prefill, the second half without its last token continues it, and the last token
-    is a decode step.
+    Of a self-test, the first half of the prompt is one prefill, the second half without its last token continues it,
+    and the last token is a decode step.
     """
-    test: SelfTestEntry | VectorTestEntry
     if manifest.self_test is not None:
-        test, what = manifest.self_test, "logits"
         if manifest.speech is not None:
             runner.listen(window_batch(manifest, [test_window(manifest)]))
         source = None if manifest.speech is None else source_of(manifest)
-        deviation = largest_deviation(runner, test, manifest.page_size, source)
-    elif manifest.vector_test is not None:
-        test, what = manifest.vector_test, "scores" if manifest.embedding is None else "vectors"
-        deviation = largest_difference(runner, test)
-    else:
-        return
+        deviation = largest_deviation(runner, manifest.self_test, manifest.page_size, source)
+        require_close(runner, "logits", deviation, manifest.self_test.tolerances)
+    if manifest.vector_test is not None:
+        what = "scores" if manifest.embedding is None else "vectors"
+        deviation = largest_difference(runner, manifest.vector_test)
+        require_close(runner, what, deviation, manifest.vector_test.tolerances)
+    if manifest.vision_test is not None and runner.limits.patches:
+        deviation = vision_difference(runner, manifest.vision_test)
+        require_close(runner, "features of pictures", deviation, manifest.vision_test.tolerances)
+
+
+def require_close(runner: PlanRunner, what: str, deviation: float, tolerances: Mapping[str, float]) -> None:
     # The reference computes in float32, whichever dtypes a bundle offers.
-    tolerance = test.tolerances.get(runner.activation, min(test.tolerances.values()))
+    tolerance = tolerances.get(runner.activation, min(tolerances.values()))
     if not deviation <= tolerance:
         fault = (
             f"the {what} are off by {deviation:.3g} of the largest"
@@ -47,7 +52,7 @@ def check_runner(runner: PlanRunner, manifest: Manifest) -> None:
             else f"the {what} are not finite"
         )
         raise DeviceError(
-            f"{runner.device}: computes {manifest.model} incorrectly: {fault}, and at most {tolerance:.3g} is "
+            f"{runner.device}: computes {runner.manifest.model} incorrectly: {fault}, and at most {tolerance:.3g} is "
             f"rounding; "
             "compile the model again, or for another --target",
             deviation=deviation if np.isfinite(deviation) else None, tolerance=tolerance,

@@ -206,6 +206,7 @@ export function lettersBundle(
     files: [file("tokenizer.json")],
     self_test: SELF_TEST,
     vector_test: null,
+    vision_test: null,
     tuning: [],
     ...changes,
   };

@@ -107,11 +107,8 @@ def require_joint(op: str, shapes: Shapes, attrs: Attrs) -> int:
 
 
 def check_joint(use: Use, sizes: Sizes) -> None:
-    heads, vision = (use.attrs["num_kv_heads"], use.attrs["head_dim"]), sizes.spec.vision
-    known = sizes.spec.kinds_of_heads
-    if use.shapes["qkv"][0] == "V":
-        known = {(vision.num_heads, vision.head_dim)} if vision is not None else set()
-    require_use(heads in known, f"has {heads[0]} kv heads of {heads[1]}, which no layer has")
+    heads = use.attrs["num_kv_heads"], use.attrs["head_dim"]
+    require_use(heads in sizes.spec.kinds_of_heads, f"has {heads[0]} kv heads of {heads[1]}, which no layer has")
 
 
 def joint_facts(use: Use, bound: Bound) -> Mapping[str, Any]:

@@ -53,11 +53,12 @@ def mix_rows(inputs: Inputs, attrs: Attrs) -> Array:
 
 
 def check_mix_rows(use: Use, sizes: Sizes) -> None:
-    vision = sizes.spec.vision
-    require_use(vision is not None, "is for models that see pictures")
+    vision, images = sizes.spec.vision, sizes.images
+    require_use(vision is not None and images is not None, "is for models that see pictures")
     assert vision is not None
+    assert images is not None
     found = (use.shapes["table"][0], use.shapes["patch_rows"])
-    expected = (vision.positions, ("V", vision.taps))
+    expected = (vision.positions, ("V", images.positions.taps))
     require_use(found == expected, f"mixes {found[1]} of {found[0]} rows; the tower has {expected[1]} of {expected[0]}")
 
 

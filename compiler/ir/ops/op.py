@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import numpy.typing as npt
 
 from ..expr import Expr
+from ..images import ImageSpec
 from ..kv_format import KV_NAMES, KvName
 from ..spec import ModelSpec
 
@@ -69,6 +70,9 @@ class Sizes(Protocol):
 
     @property
     def kv(self) -> KvName: ...
+
+    @property
+    def images(self) -> ImageSpec | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ export interface ConvolutionSpec {
   readonly activation: string;
 }
 
-/** The tower of a model that sees pictures, and the projector behind it: together they make features, which take the places of tokens' embeddings. ``model_type`` is that of the complete model; `arch/vision` has one file for each. A tile of a picture has up to ``tile_patches`` patches of ``patch_elements`` numbers, in blocks of ``block`` x ``block``, each of which becomes one feature. A patch mixes up to ``taps`` rows of the table of ``positions``. ``projector_size``: the elements between the projector's two projections, None if it has only one; ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases. */
+/** The tower of a model that sees pictures, and the projector behind it: together they make features, which take the places of tokens' embeddings. ``model_type`` is that of the complete model; `arch/vision` has one file for each. A patch has ``patch_elements`` numbers, and a block of ``block`` x ``block`` patches becomes one feature. The tower has a table of ``positions``. ``projector_size``: the elements between the projector's two projections, which pass through ``projector_activation``; None if it has only one. ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases. `images.ImageSpec` says how pictures become patches. */
 export interface VisionSpec {
   readonly model_type: string;
   readonly hidden_size: number;
@@ -80,11 +80,10 @@ export interface VisionSpec {
   readonly activation: string;
   readonly norm_eps: number;
   readonly patch_elements: number;
-  readonly tile_patches: number;
   readonly positions: number;
-  readonly taps: number;
   readonly block: number;
   readonly projector_size: number | null;
+  readonly projector_activation: string;
   readonly projector_bias: boolean;
   readonly projector_norm: boolean;
   readonly projector_eps: number;
@@ -500,6 +499,12 @@ export interface VectorTestEntry {
   readonly tolerances: Readonly<Record<string, number>>;
 }
 
+/** The reference's features of the patches of `runtime/vision_test.py`, with float32 activations. ``tolerances``: as those of `VectorTestEntry`. */
+export interface VisionTestEntry {
+  readonly rows: readonly VectorTestRow[];
+  readonly tolerances: Readonly<Record<string, number>>;
+}
+
 /** A GPU as browsers name it (W3C, WebGPU, GPUAdapterInfo). A value that a browser does not reveal is "". */
 export interface AdapterEntry {
   readonly vendor: string;
@@ -562,7 +567,7 @@ export interface ExportManifest {
   readonly group_size: number | null;
 }
 
-/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it, to "draft" tokens of a text that it generates, "vision" to make features of a picture's patches, and "audio" to read sound. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8, eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a Hadamard matrix first, and so are queries. Recurrent layers have states (Z, ..) float32, one row for each of Z slots. The input "state_slots" (B, 2) says from which slot each sequence's states are read, and into which they are written; see `ir/ops/states.py`. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that generate no text, which have ``vector_test``. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
+/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it, to "draft" tokens of a text that it generates, "vision" to make features of a picture's patches, and "audio" to read sound. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8, eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a Hadamard matrix first, and so are queries. Recurrent layers have states (Z, ..) float32, one row for each of Z slots. The input "state_slots" (B, 2) says from which slot each sequence's states are read, and into which they are written; see `ir/ops/states.py`. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that generate no text, which have ``vector_test``; models that see pictures have ``vision_test`` too. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
@@ -591,5 +596,6 @@ export interface Manifest {
   readonly shards: readonly FileEntry[];
   readonly self_test: SelfTestEntry | null;
   readonly vector_test: VectorTestEntry | null;
+  readonly vision_test: VisionTestEntry | null;
   readonly tuning: readonly TuningEntry[];
 }

@@ -1,0 +1,131 @@
+"""The tower in a checkpoint of a model that sees pictures: its section of config.json, its tensors, and how pictures
+are prepared for it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arch.vision import TOWERS, tower_of
+from ..ir.images import ImageSpec
+from ..ir.spec import VisionSpec
+from ..runtime.errors import CheckpointError, UnsupportedModel
+from ..runtime.text.tokenizer import Tokenizer
+from .checkpoint import Checkpoint, Tensor
+from .config import ConfigReader
+from .images import PREPROCESSOR_FILE, PROCESSOR_FILE, read_images
+from .json_file import read_json_object
+
+# The option with which the tower is left out.
+TEXT_ONLY = "--text-only"
+# A head for vectors of complete pictures, and buffers with the numbers from 0 on.
+UNUSED = re.compile(r"(?:model\.)?(?:vision_tower\.(?:vision_model\.)?head\..*|.*\.position_ids)")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTower:
+    """``tensors`` are those of tower and projector by the names that graphs give them, ``others`` all others by their
+    own names. ``config`` are the values of config.json.
+    """
+
+    path: Path
+    spec: VisionSpec
+    tensors: Mapping[str, Tensor]
+    others: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+
+    def read_images(self, tokenizer: Tokenizer) -> ImageSpec:
+        """How pictures are prepared. Raises CheckpointError and UnsupportedModel, which name `TEXT_ONLY`."""
+        try:
+            images = read_images(self.path, self.config, tokenizer)
+        except UnsupportedModel as error:
+            raise UnsupportedModel(
+                f"{error.message}; add {TEXT_ONLY} to compile the text model alone", **error.details
+            ) from error
+        elements, block = 3 * images.patch**2, images.block
+        if (elements, block) != (self.spec.patch_elements, self.spec.block):
+            raise CheckpointError(
+                f"{self.path}: pictures are prepared as blocks of {block} x {block} patches of {elements} numbers, but "
+                f"the tower reads {self.spec.block} x {self.spec.block} of {self.spec.patch_elements}; the files "
+                "belong to different models"
+            )
+        return images
+
+
+def read_tower(
+    path: Path, tensors: Mapping[str, Tensor], notes: list[str], ignore_keys: Collection[str] = ()
+) -> StoredTower | None:
+    """The tower of a model in a folder; None if it sees no pictures, its tower is not supported, or no file says how
+    pictures are prepared, which a note says. Raises CheckpointError and UnsupportedModel.
+    """
+    config_path = path / "config.json"
+    values = read_json_object(config_path)
+    model_type = values.get("model_type")
+    if model_type not in TOWERS:
+        return None
+    if not any((path / name).is_file() for name in (PREPROCESSOR_FILE, PROCESSOR_FILE)):
+        notes.append(
+            f"{path}: has no {PREPROCESSOR_FILE}, which says how pictures are prepared, so the model reads text alone; "
+            "download it too to let it see pictures"
+        )
+        return None
+    tower = tower_of(model_type)
+    spec = tower.read_config(ConfigReader(values, str(config_path), ignore_keys))
+    own: dict[str, Tensor] = {}
+    others: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        short = name.removeprefix("model.")
+        prefix = next((prefix for prefix in tower.PARTS if short.startswith(prefix)), None)
+        if prefix is None:
+            others[name] = tensor
+        elif not UNUSED.fullmatch(name):
+            renamed = tower.PARTS[prefix] + short.removeprefix(prefix)
+            own[renamed] = FlatMatrix(tensor) if len(tensor.shape) == 4 else tensor
+    if spec.num_layers > len(own):
+        raise CheckpointError(
+            f"{config_path}: 'num_hidden_layers' of the tower is {spec.num_layers}, but it has {len(own)} tensors; the "
+            "weights belong to another model, or a file was not downloaded",
+            key="num_hidden_layers",
+        )
+    return StoredTower(path, spec, own, others, values)
+
+
+def without_tower(checkpoint: Checkpoint) -> Checkpoint:
+    """The text model of a checkpoint alone."""
+    vision = checkpoint.spec.vision
+    if vision is None:
+        return checkpoint
+    prefixes = tuple(tower_of(vision.model_type).PARTS.values())
+    tensors = {name: each for name, each in checkpoint.tensors.items() if not name.startswith(prefixes)}
+    return replace(checkpoint, spec=replace(checkpoint.spec, vision=None), images=None, tensors=tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMatrix:
+    """The weights of a convolution (outputs, channels, height, width) as the matrix of a projection of patches."""
+
+    stored: Tensor
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        outputs, *rest = self.stored.shape
+        return outputs, math.prod(rest)
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        return self.stored.rows(start, stop).reshape(stop - start, -1)

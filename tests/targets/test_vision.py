@@ -1,0 +1,222 @@
+"""Models that see pictures on every target: the features of their towers, and the logits of a prompt with two pictures,
+in one piece, in chunks that begin and end inside a picture, and token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from light_bundle import kernels_for, one_compilation
+from test_runners import open_on
+from tolerances import F32, INT8, relative_error
+from vision_families import FAMILIES, Expected, make_vision
+
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.bundle.manifest import VISION
+from nearfar.compiler.export.bundle_tensors import bundle_tensors
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
+from nearfar.compiler.runtime.batch import Chunk, Limits, features_between, make_batch
+from nearfar.compiler.runtime.errors import DeviceError, RequestError, UnsupportedModel
+from nearfar.compiler.runtime.images.patches import PreparedImage
+from nearfar.compiler.runtime.patches import PatchBatch, image_features
+from nearfar.compiler.runtime.plan_runner import PlanRunner
+from nearfar.compiler.runtime.trust import check_runner
+
+LIMITS = Limits(tokens=110, sequences=2, rows=110, pages=16, patches=512)
+Floats = npt.NDArray[np.float32]
+
+
+def compiled(folder: Path, output: Path, target: str = "cpu", **options: object) -> Bundle:
+    given = {"quantization": "f32", "context": 256, "activations": ("float32",), **options}
+    with one_compilation(), kernels_for(LIMITS):
+        compile_model(str(folder), output, CompileOptions(target=target, **given))  # type: ignore[arg-type]
+    return open_bundle(output)
+
+
+def features_of(runner: PlanRunner, expected: Expected) -> list[Floats]:
+    return [image_features(runner, image) for image in expected.images]
+
+
+def batch_of(*images: PreparedImage) -> PatchBatch:
+    """The patches of several pictures."""
+    counts = [np.diff(image.starts) for image in images]
+    return PatchBatch(
+        np.concatenate([image.patches for image in images]),
+        np.concatenate([image.rows for image in images]),
+        np.concatenate([image.weights for image in images]),
+        np.cumsum([0, *np.concatenate(counts)]).astype(np.int32),
+    )
+
+
+def logits_of(runner: PlanRunner, expected: Expected, features: Sequence[Floats], size: int, length: int) -> Floats:
+    """The logits of the first tokens, in chunks of ``size``."""
+    placed = list(zip(expected.places, features, strict=True))
+    found = []
+    for start in range(0, length, size):
+        tokens = expected.token_ids[start : min(start + size, length)]
+        pages = range(runner.manifest.pages_for(start + len(tokens)))
+        own = features_between(placed, start, start + len(tokens))
+        chunk = Chunk(tokens, start, pages, range(len(tokens)), state=(0, 0), features=own)
+        found.append(runner.forward(make_batch([chunk], runner.manifest.page_size)).logits)
+    return np.concatenate(found)
+
+
+USUAL = {("smolvlm", "numpy"), ("smolvlm", "webgpu"), ("smolvlm", "cuda"), ("lfm2_vl", "cpu")}
+
+
+@pytest.mark.parametrize(
+    ("family", "target"),
+    [
+        pytest.param(family, target, marks=() if (family, target) in USUAL else pytest.mark.exhaustive)
+        for family in FAMILIES
+        for target in ("numpy", "webgpu", "cpu", "cuda")
+    ],
+)
+def test_features_and_logits_are_those_of_transformers(
+    family: str, target: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    for fixture in {"webgpu": ("vulkan",), "cuda": ("nvrtc",)}.get(target, ()):
+        request.getfixturevalue(fixture)
+    emulated = request.getfixturevalue("emulated_cuda") if target == "cuda" else None
+    expected = make_vision(family, tmp_path / "checkpoint")
+    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", "cpu" if target == "numpy" else target)
+    runner = open_on(target, bundle, LIMITS, "float32", emulated)
+    assert isinstance(runner, PlanRunner)
+    try:
+        check_runner(runner, runner.manifest)
+        features = features_of(runner, expected)
+        for found, wanted in zip(features, expected.features, strict=True):
+            assert relative_error(found, wanted) < F32
+        length = len(expected.token_ids)
+        for size in (length, 7):
+            assert relative_error(logits_of(runner, expected, features, size, length), expected.logits) < F32, size
+        # Up to the second picture, so that tokens of text follow those of the first one.
+        length = expected.places[1] + 2
+        assert relative_error(logits_of(runner, expected, features, 1, length), expected.logits[:length]) < F32
+    finally:
+        runner.close()
+
+
+@pytest.fixture(scope="module")
+def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Expected]:
+    folder = tmp_path_factory.mktemp("smolvlm")
+    expected = make_vision("smolvlm", folder / "checkpoint")
+    return compiled(folder / "checkpoint", folder / "bundle"), expected
+
+
+def test_pictures_together_have_the_features_of_each(smolvlm: tuple[Bundle, Expected]) -> None:
+    bundle, expected = smolvlm
+    runner = open_on("numpy", bundle, LIMITS, "float32", None)
+    assert isinstance(runner, PlanRunner)
+    together = runner.features(batch_of(*expected.images))
+    assert relative_error(together, np.concatenate(expected.features)) < F32
+    # A few tiles at a time.
+    limits = replace(LIMITS, patches=75)
+    runner = open_on("cpu", bundle, limits, "float32", None)
+    try:
+        assert isinstance(runner, PlanRunner)
+        assert relative_error(np.concatenate(features_of(runner, expected)), np.concatenate(expected.features)) < F32
+    finally:
+        runner.close()
+
+
+def test_a_tower_has_8_bits_beside_a_text_model_with_4(smolvlm: tuple[Bundle, Expected], tmp_path: Path) -> None:
+    bundle, expected = smolvlm
+    folder = bundle.path.parent / "checkpoint"
+    four = compiled(folder, tmp_path / "q4", quantization="q4f16", activations=None)
+    forms = {name: weight.quantization for name, weight in four.manifest.weights.items() if len(weight.shape) == 2}
+    assert {form for name, form in forms.items() if name.startswith(("vision_model", "connector"))} == {"q8f16"}
+    assert forms["model.embed_tokens.weight"] == "q4f16"
+    runner = open_on("numpy", four, LIMITS, "float32", None)
+    assert isinstance(runner, PlanRunner)
+    check_runner(runner, four.manifest)
+    assert relative_error(features_of(runner, expected)[0], expected.features[0]) < INT8
+
+
+def test_a_wrong_tower_fails_its_test(smolvlm: tuple[Bundle, Expected], monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, _ = smolvlm
+    runner = open_on("numpy", bundle, LIMITS, "float32", None)
+    assert isinstance(runner, PlanRunner)
+    features = runner.features
+
+    def joined(batch: PatchBatch) -> Floats:
+        return features(replace(batch, patch_starts=batch.patch_starts[[0, -1]]))
+
+    monkeypatch.setattr(runner, "features", joined)
+    with pytest.raises(DeviceError, match="the features of pictures are off by"):
+        check_runner(runner, bundle.manifest)
+
+
+def test_batches_that_do_not_fit_the_tower_are_refused(smolvlm: tuple[Bundle, Expected]) -> None:
+    bundle, expected = smolvlm
+    image = expected.images[1]
+    good = batch_of(image)
+    runner = open_on("cpu", bundle, LIMITS, "float32", None)
+    assert isinstance(runner, PlanRunner)
+    try:
+        for wrong, message in (
+            (replace(good, patches=good.patches[:, 1:]), "patches of pictures is .* the model needs"),
+            (replace(good, patch_rows=good.patch_rows + 36), "names a position beyond the 36"),
+            (replace(good, patch_starts=np.array([0, 5, 180], np.int32)), "complete blocks of 9 patches"),
+            (replace(good, patch_starts=np.array([0, 180, 180], np.int32)), "complete blocks of 9 patches"),
+        ):
+            with pytest.raises(RequestError, match=message):
+                runner.features(wrong)
+        with pytest.raises(RequestError, match="the batch has V = 540, the runner was made for at most 512"):
+            runner.features(batch_of(image, image, image))
+        batch = make_batch([Chunk([1, 2], 0, [0], features=[(0, expected.features[1][:2])])], 16)
+        assert batch.feature_rows is not None
+        for rows in ([0, 0], [0, 2], [-1, 0]):
+            with pytest.raises(RequestError, match="each must replace a row of its own"):
+                runner.forward(replace(batch, feature_rows=np.array(rows, np.int32)))
+        assert batch.features is not None
+        with pytest.raises(RequestError, match="input 'features' of the batch is"):
+            runner.forward(replace(batch, features=batch.features[:, 1:]))
+    finally:
+        runner.close()
+
+
+def test_without_room_for_patches_a_model_reads_text(smolvlm: tuple[Bundle, Expected]) -> None:
+    bundle, expected = smolvlm
+    runner = open_on("cpu", bundle, replace(LIMITS, patches=0), "float32", None)
+    assert isinstance(runner, PlanRunner)
+    try:
+        check_runner(runner, bundle.manifest)
+        text = replace(expected, places=())
+        assert relative_error(logits_of(runner, text, [], 5, 5), expected.logits[:5]) < F32
+        with pytest.raises(RequestError, match="the runner was made for at most 0"):
+            features_of(runner, expected)
+    finally:
+        runner.close()
+
+
+def test_a_text_model_has_no_plan_for_pictures(smolvlm: tuple[Bundle, Expected], tmp_path: Path) -> None:
+    bundle, expected = smolvlm
+    text = compiled(bundle.path.parent / "checkpoint", tmp_path / "text", text_only=True)
+    assert VISION not in text.manifest.plans
+    assert (text.manifest.spec.vision, text.manifest.images) == (None, None)
+    assert not any(name.startswith(("vision_model", "connector")) for name in text.manifest.weights)
+    runner = open_on("numpy", text, LIMITS, "float32", None)
+    assert isinstance(runner, PlanRunner)
+    with pytest.raises(RequestError, match="sees no pictures; use the bundle of a model that does"):
+        features_of(runner, expected)
+    batch = make_batch([Chunk([1, 2], 0, [0], features=[(0, expected.features[1][:2])])], 16)
+    with pytest.raises(RequestError, match="which the model does not see"):
+        runner.forward(batch)
+
+
+@pytest.mark.parametrize("target", ["onnx", "mlx"])
+def test_frameworks_refuse_a_tower_by_name(target: str, smolvlm: tuple[Bundle, Expected], tmp_path: Path) -> None:
+    bundle, _ = smolvlm
+    with pytest.raises(UnsupportedModel, match=rf"sees pictures, which {target} bundles do not; add --text-only"):
+        compile_any(str(bundle.path.parent / "checkpoint"), tmp_path / "other", CompileOptions(target=target))
+
+
+def test_a_model_with_a_tower_is_not_exported(smolvlm: tuple[Bundle, Expected]) -> None:
+    with pytest.raises(UnsupportedModel, match=r"sees pictures, which exported models do not; compile .* --text-only"):
+        bundle_tensors(smolvlm[0])

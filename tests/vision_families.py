@@ -1,0 +1,170 @@
+"""Tiny models that see pictures, as transformers writes them: the features of their towers and the logits of a prompt
+with two pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from decoder_families import randomize
+from image_families import HALF, MARKERS, Family, marker_id, pattern, write_family
+from tiny_models import SIZES
+
+from nearfar.compiler.ir.images import ImageSpec
+from nearfar.compiler.runtime.images.patches import PreparedImage, prepare_image
+
+Floats = npt.NDArray[np.float32]
+VISION = {"hidden_size": 36, "intermediate_size": 52, "num_hidden_layers": 2, "num_attention_heads": 3}
+TEXT = {**SIZES, "vocab_size": 256 + len(MARKERS) + 3}
+IMAGE = marker_id("<image>")
+LLAMA = {**TEXT, "model_type": "llama", "head_dim": 24}
+LFM2 = {
+    **TEXT,
+    "model_type": "lfm2",
+    "layer_types": ["conv", "full_attention", "conv"],
+    "block_multiple_of": 10,
+    "block_auto_adjust_ff_dim": False,
+}
+IDEFICS3 = {"vision_config": {**VISION, "image_size": 42, "patch_size": 7}, "scale_factor": 3, "pad_token_id": 0}
+LFM2_VL = {
+    "vision_config": {**VISION, "model_type": "siglip2_vision_model", "num_patches": 36, "patch_size": 4},
+    "projector_hidden_size": 44,
+}
+# Tiles of 42 pixels, and pictures of 8 to 20 features.
+TILES = {**HALF, "max_image_size": {"longest_edge": 42}, "size": {"longest_edge": 84}}
+AREAS = {
+    **HALF,
+    "encoder_patch_size": 4,
+    "downsample_factor": 2,
+    "min_image_tokens": 8,
+    "max_image_tokens": 20,
+    "tile_size": 32,
+    "max_tiles": 4,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VisionFamily:
+    """transformers' class without its ending, its configuration, the processor's files, and the pictures' sizes."""
+
+    name: str
+    config: dict[str, Any]
+    processor: dict[str, Any]
+    sizes: Sequence[tuple[int, int]]
+
+
+FAMILIES: dict[str, VisionFamily] = {
+    # A picture of four tiles and an overview, and one of a single tile.
+    "smolvlm": VisionFamily(
+        "SmolVLM",
+        {"text_config": LLAMA, **IDEFICS3},
+        {**TILES, "image_processor_type": "SmolVLMImageProcessor"},
+        ((90, 61), (20, 20)),
+    ),
+    "idefics3": VisionFamily(
+        "Idefics3",
+        {"text_config": LLAMA, **IDEFICS3},
+        {**TILES, "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 42}},
+        ((33, 42), (42, 42)),
+    ),
+    # A picture of tiles and an overview, and one that is much higher than wide.
+    "lfm2_vl": VisionFamily(
+        "Lfm2Vl",
+        {"text_config": LFM2, **LFM2_VL},
+        {**AREAS, "image_processor_type": "Lfm2VlImageProcessorFast"},
+        ((70, 64), (9, 60)),
+    ),
+    "lfm2_vl_plain": VisionFamily(
+        "Lfm2Vl",
+        {"text_config": LFM2, **LFM2_VL, "projector_use_layernorm": False, "projector_bias": False},
+        {**AREAS, "image_processor_type": "Lfm2VlImageProcessorFast", "do_image_splitting": False},
+        ((31, 17), (40, 40)),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A prompt with two pictures, and what transformers computes: the features of each picture, and the logits of all
+    tokens. ``places`` are the positions of the first placeholders.
+    """
+
+    images: tuple[PreparedImage, ...]
+    token_ids: list[int]
+    places: tuple[int, ...]
+    features: tuple[Floats, ...]
+    logits: Floats
+
+
+def make_vision(name: str, folder: Path) -> Expected:
+    """Write a model of FAMILIES into a folder."""
+    import torch
+    import transformers
+
+    from nearfar.compiler.formats import load
+
+    family = FAMILIES[name]
+    torch.manual_seed(len(name))
+    config = getattr(transformers, f"{family.name}Config")(**family.config, image_token_id=IMAGE)
+    for part in (config, config.text_config, config.vision_config):
+        part._attn_implementation = "eager"
+    model = getattr(transformers, f"{family.name}ForConditionalGeneration")(config).float().eval()
+    randomize(model)
+    write_family(Family({}, family.processor), folder)
+    model.save_pretrained(folder)
+    spec = load(str(folder)).images
+    assert spec is not None
+    images = tuple(prepare_image(spec, pattern(*size)) for size in family.sizes)
+    token_ids: list[int] = []
+    places = []
+    for number, image in enumerate(images):
+        token_ids += [(31 * number + 7 * i) % 250 for i in range(5 + number)]
+        # Tokens between the tiles do not matter here.
+        places.append(len(token_ids))
+        token_ids += [IMAGE] * sum(image.features)
+    token_ids += [11, 12, 13]
+    inputs = pixels_of(spec, images, tiles=name.startswith("lfm2"))
+    with torch.no_grad():
+        found = model.model.get_image_features(**inputs).pooler_output
+        logits = model(input_ids=torch.tensor([token_ids]), **inputs).logits[0].numpy()
+    rows = torch.cat(list(found)) if isinstance(found, list | tuple) else found
+    stops = np.cumsum([sum(image.features) for image in images])[:-1]
+    features = np.split(rows.reshape(-1, rows.shape[-1]).numpy(), stops)
+    return Expected(images, token_ids, tuple(places), tuple(features), logits)
+
+
+def pixels_of(spec: ImageSpec, images: Sequence[PreparedImage], *, tiles: bool) -> dict[str, Any]:
+    """The arguments of transformers' model: tiles as squares of pixels, or their patches row by row."""
+    import torch
+
+    side, rows, shapes = spec.patch, [], []
+    for image in images:
+        for start, stop in zip(image.starts[:-1], image.starts[1:], strict=True):
+            own = image.positions[start:stop]
+            height, width = (int(each) + 1 for each in own.max(axis=0))
+            by_row = np.empty((height, width, image.patches.shape[1]), np.float32)
+            by_row[own[:, 0], own[:, 1]] = image.patches[start:stop]
+            rows.append(by_row)
+            shapes.append((height, width))
+    if not tiles:
+        squares = [each.reshape(*each.shape[:2], 3, side, side).transpose(2, 0, 3, 1, 4) for each in rows]
+        pixels = [each.reshape(3, each.shape[1] * side, -1) for each in squares]
+        return {"pixel_values": torch.tensor(np.stack(pixels)[None])}
+    longest = max(height * width for height, width in shapes)
+    values, mask = (
+        np.zeros((len(rows), longest, rows[0].shape[2]), np.float32),
+        np.zeros((len(rows), longest), np.int64),
+    )
+    for index, each in enumerate(rows):
+        count = each.shape[0] * each.shape[1]
+        values[index, :count], mask[index, :count] = each.reshape(count, -1), 1
+    return {
+        "pixel_values": torch.tensor(values),
+        "pixel_attention_mask": torch.tensor(mask),
+        "spatial_shapes": torch.tensor(shapes),
+    }
