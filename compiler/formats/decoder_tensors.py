@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ir.spec import ModelSpec
+from ..runtime.errors import CheckpointError
 from .checkpoint import Tensor
 from .distance_tensors import MadeTensor
 from .gpt2_tensors import gpt2_tensors
@@ -54,8 +55,8 @@ def olmo_tensors(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Te
     return {**tensors, **made}
 
 
-def apertus_tensors(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:  # noqa: ARG001
-    """With a vector for each activation. One that lacks a part is left for the graph to miss."""
+def apertus_tensors(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+    """With a vector for each activation. Raises CheckpointError for one that lacks a part."""
     parts: dict[str, dict[str, Tensor]] = {}
     others: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -64,10 +65,17 @@ def apertus_tensors(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str,
             others[name] = tensor
         else:
             parts.setdefault(match["layer"], {})[match["part"]] = tensor
+    for layer in (f"model.layers.{index}." for index in range(spec.num_layers)):
+        missing = next((part for part in XIELU_PARTS if part not in parts.get(layer, {})), None)
+        if missing is not None:
+            name = f"{layer}mlp.act_fn.{missing}"
+            raise CheckpointError(
+                f"tensor {name} is missing; the weights do not match config.json, or a file was not downloaded",
+                tensor=name,
+            )
     made = {
         f"{layer}{XIELU}": MadeTensor(f"{layer}{XIELU}", len(XIELU_PARTS), partial(xielu_factors, own))
         for layer, own in parts.items()
-        if len(own) == len(XIELU_PARTS)
     }
     return {**others, **made}
 

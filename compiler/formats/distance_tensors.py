@@ -55,24 +55,21 @@ def with_distance_tensors(
 ) -> dict[str, Tensor]:
     """The tensors, with those that a model with distances reads instead of others. ``where``: the file of ``config``.
 
-    If the buckets' own tensor is missing, that is left for the graph to miss. Raises CheckpointError for another one
-    that is missing or has the wrong shape.
+    Raises CheckpointError for one that is missing or has the wrong shape.
     """
     if spec.distances is None:
         return dict(tensors)
     buckets, farthest = spec.distances.buckets, spec.distances.max_distance
     distances = np.arange(spec.num_distances) - spec.num_distances // 2
-    if BUCKETS in tensors:
-        stored = tensors[BUCKETS]
+    if spec.model_type == "mpnet":
         _require(tensors, {BUCKETS: (buckets, spec.num_heads)}, where)
+        stored = tensors[BUCKETS]
 
         def biases() -> FloatArray:
             return np.ascontiguousarray(_matrix(stored)[buckets_of(distances, buckets, farthest)].T)
 
         left = {name: tensor for name, tensor in tensors.items() if name != BUCKETS}
         return left | {BIAS: MadeTensor(BIAS, spec.num_heads * spec.num_distances, biases)}
-    if EMBEDDINGS not in tensors:
-        return dict(tensors)
     shares, normalizes = config.get("share_att_key", False), config.get("norm_rel_ebd") == "layer_norm"
     _require(tensors, {EMBEDDINGS: (buckets, spec.hidden_size)}, where)
     if normalizes:

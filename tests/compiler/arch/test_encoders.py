@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from nearfar.compiler.formats.distance_tensors import MadeTensor
 from nearfar.compiler.formats.huggingface import open_checkpoint
 from nearfar.compiler.formats.task_adapters import for_adapter, with_adapters
 from nearfar.compiler.ir.spec import TransitionSpec
+from nearfar.compiler.pipeline.graphs import graphs_of
+from nearfar.compiler.pipeline.weights import check_tensors
 from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch, make_text_batch
 from nearfar.compiler.runtime.encoding import Text, classify, embed, encode
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
@@ -377,6 +380,8 @@ def test_other_scores_by_distance_are_refused(
 @pytest.mark.parametrize(("family", "values", "missing", "message"), [
     ("deberta-v2", {"position_buckets": 8}, "", "rel_embeddings.weight has the shape .24, 72., expected .16, 72."),
     ("deberta-v2", {}, "encoder.LayerNorm.weight", "encoder.LayerNorm.weight is missing"),
+    ("deberta-v2", {}, "encoder.rel_embeddings.weight", "encoder.rel_embeddings.weight is missing"),
+    ("mpnet", {}, "encoder.relative_attention_bias.weight", "encoder.relative_attention_bias.weight is missing"),
     ("deberta-v2", {"share_att_key": False}, "", "layer.0.attention.self.pos_key_proj.weight is missing"),
     ("mpnet", {"num_attention_heads": 3}, "", "relative_attention_bias.weight has the shape .32, 6., expected .32, 3."),
 ])  # fmt: skip
@@ -391,6 +396,36 @@ def test_tensors_of_distances_that_do_not_fit_are_refused(
     save_file({name: each for name, each in tensors.items() if name != missing}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["roberta", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in FAMILIES if each != "roberta")],
+)
+def test_a_tensor_that_is_missing_or_too_short_is_named(family: str, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    own = FAMILIES[family]
+    make_encoder(family, "ForSequenceClassification" if own.labels_texts else "mean_tokens", tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = load_file(file)
+
+    def read(tensors: dict[str, Any]) -> None:
+        save_file(tensors, file, {"format": "pt"})
+        checkpoint = open_checkpoint(tmp_path)
+        for graph in graphs_of(checkpoint, context=CONTEXT).values():
+            check_tensors(checkpoint, graph.parameters)
+
+    read(whole)
+    # Of those in several layers, the first.
+    for name in [name for name in whole if not re.search(r"\.[1-9]\d*\.", name)]:
+        rest = {each: tensor for each, tensor in whole.items() if each != name}
+        for tensors in (rest, {**rest, name: whole[name][:-1].copy()}):
+            with pytest.raises(CheckpointError) as refused:
+                read(tensors)
+            text = str(refused.value)
+            # A table that is shorter than a number of config.json is named by that.
+            assert name.partition(".")[2] in text or re.search(r"config.json: '\w+' is", text), name
 
 
 def test_batches_of_incomplete_texts_are_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from decoder_families import make_family
 from draft_heads import DraftHeads
 from safetensors.numpy import load_file, save_file
 from tiny_models import make_checkpoint
@@ -26,6 +27,7 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.runtime.errors import CheckpointError, QuantizationError
 
 TOKENS = [(7 * i * i + 3 * i + 5) % 509 for i in range(41)]
+FACTOR = "model.layers.1.mlp.act_fn.beta"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -137,6 +139,14 @@ def test_sizes_that_no_tensor_has_are_refused_immediately(key: str, value: int, 
     configure(tied, layer_types=None, **{key: value})
     with pytest.raises(CheckpointError, match=message):
         load(str(tied))
+
+
+def test_a_factor_of_apertus_that_is_missing_is_named(tmp_path: Path) -> None:
+    make_family("apertus", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({each: tensor for each, tensor in tensors.items() if each != FACTOR}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"tensor {FACTOR} is missing"):
+        load(str(tmp_path))
 
 
 def test_a_tensor_without_elements_does_not_justify_a_size(tied: Path) -> None:
