@@ -168,3 +168,36 @@ def pixels_of(spec: ImageSpec, images: Sequence[PreparedImage], *, tiles: bool) 
         "pixel_attention_mask": torch.tensor(mask),
         "spatial_shapes": torch.tensor(shapes),
     }
+
+
+def greedy_answer(
+    folder: Path, token_ids: Sequence[int], pictures: Sequence[npt.NDArray[np.uint8]], count: int
+) -> list[int]:
+    """The ``count`` most likely tokens that transformers' model of a folder generates after a prompt."""
+    import torch
+    import transformers
+
+    from nearfar.compiler.formats import load
+
+    spec = load(str(folder)).images
+    assert spec is not None
+    config = transformers.AutoConfig.from_pretrained(folder, attn_implementation="eager")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    inputs = (
+        {}
+        if not pictures
+        else pixels_of(
+            spec, [prepare_image(spec, picture) for picture in pictures], tiles=config.model_type == "lfm2_vl"
+        )
+    )
+    ids = torch.tensor([list(token_ids)])
+    with torch.no_grad():
+        found = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            **inputs,
+        )
+    return [int(token) for token in found[0, len(token_ids) :]]

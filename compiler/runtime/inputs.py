@@ -9,13 +9,13 @@ import numpy as np
 
 from ..arch.decoder import BATCH_INPUTS
 from ..bundle.entries import InputEntry, PlanEntry
-from ..bundle.manifest import Description, Manifest
+from ..bundle.manifest import VISION, Description, Manifest
 from ..ir.expr import evaluate
 from ..ir.pages import KEPT_PAGES, KEPT_ROWS, SOURCE_PAGES, STATE_SLOTS
-from ..ir.plan import union
 from ..ir.speech import FRAMES
 from .batch import DERIVED_INPUTS, FEATURE_ROWS, FEATURES, KNOWN_INPUTS, SOURCES, Array, Batch, SourceTables
 from .errors import BundleError, RequestError
+from .patches import PATCH_INPUTS
 
 # The inputs of the frameworks' bundles, which have no plan that could declare them; and those of models with states.
 EXPORT_INPUTS = {
@@ -125,11 +125,6 @@ def require_texts(manifest: Description, batch: Batch) -> None:
         raise RequestError(f"{manifest.model}: the batch has token types beyond 0 to {known - 1}")
 
 
-def own_inputs(manifest: Manifest) -> Mapping[str, InputEntry]:
-    """The inputs of all plans that a batch brings."""
-    return union(batch_inputs(plan) for plan in manifest.plans.values())
-
-
 def batch_inputs(plan: PlanEntry) -> Mapping[str, InputEntry]:
     """The inputs of a plan that a batch brings, which are those that the runner does not gather."""
     return {name: entry for name, entry in plan.inputs.items() if name not in plan.gathered}
@@ -139,10 +134,12 @@ def require_known_inputs(manifest: Description) -> None:
     """Raise BundleError for a plan with an input that the batches of an engine do not have, and that the runner does
     not gather.
     """
-    for name in own_inputs(manifest) if isinstance(manifest, Manifest) else ():
-        if name not in KNOWN_INPUTS and name not in DERIVED_INPUTS:
+    for plan, entry in manifest.plans.items() if isinstance(manifest, Manifest) else ():
+        known = PATCH_INPUTS if plan == VISION else (*KNOWN_INPUTS, *sorted(DERIVED_INPUTS))
+        name = next((each for each in batch_inputs(entry) if each not in known), None)
+        if name is not None:
             raise BundleError(
                 f"{manifest.model}: has input '{name}', which this engine does not provide; use a newer nearfar",
                 input=name,
-                known=(*KNOWN_INPUTS, *sorted(DERIVED_INPUTS)),
+                known=known,
             )

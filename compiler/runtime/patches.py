@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import numpy as np
@@ -38,6 +38,7 @@ class PatchBatch:
 
 
 AnyBatch: TypeAlias = Batch | PatchBatch
+PATCH_INPUTS = tuple(each.name for each in fields(PatchBatch))
 
 
 def image_features(runner: Runner, image: PreparedImage) -> FloatArray:
