@@ -179,6 +179,7 @@ def check_vision_spec(vision: VisionSpec, images: ImageSpec | None) -> None:
     require(images is not None, "images", "is null, but the model sees pictures")
     assert images is not None
     require(vision.num_layers <= MAX_LAYERS, where, f"has {vision.num_layers} layers; the maximum is {MAX_LAYERS}")
+    require(vision.tile_patches <= MAX_LENGTH, where, f"has tiles of {vision.tile_patches} patches")
     require(vision.hidden_size % vision.num_heads == 0, where, f"has {vision.num_heads} heads in {vision.hidden_size}")
     tables = 2 * images.positions.side if images.positions.rule == "axes" else images.positions.side**2
     expected = (images.block, 3 * images.patch**2, tables)

@@ -12,9 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from .. import quant
 from ..bundle.entries import StepEntry
 from ..bundle.folder import ExportBundle, open_any
-from ..bundle.manifest import DRAFT, MANIFEST_FILE, Manifest
+from ..bundle.manifest import DRAFT, MANIFEST_FILE, VISION, Manifest
 from ..bundle.signature import read_trusted_keys
 from ..calibration.record import Record, read_record
 from ..measure.report import ExportReport, Report, make_export_report, make_report
@@ -105,14 +106,16 @@ def facts(report: Report) -> Table:
         name: each for name, each in report.weight_formats.items() if name != "f32" or report.quantization == "f32"
     }
     if formats.keys() != {report.quantization}:
-        # A checkpoint that was quantized already.
         lines = [
             f"{name}: {each['parameters']:,} weights, {megabytes(each['bytes'])}" for name, each in formats.items()
         ]
-        rows["quantization"] = "\n".join([f"the checkpoint's, activations {report.activation}", *lines])
+        # A checkpoint that was quantized already; or a tower has more bits.
+        whose = report.quantization if formats.keys() <= set(quant.NAMES) else "the checkpoint's"
+        rows["quantization"] = "\n".join([f"{whose}, activations {report.activation}", *lines])
     rows |= {
         **({"states": f"{megabytes(report.state_bytes)} per sequence, of any length"} if report.state_bytes else {}),
         **draft_facts(report),
+        **vision_facts(report),
         **({"code": NATIVE_CODE} if report.target in NATIVE_TARGETS else {}),
         **host_facts(report),
         "read per token": f"{megabytes(report.weight_bytes_per_token)} of weights; "
@@ -141,6 +144,15 @@ def draft_facts(report: Report) -> dict[str, str]:
         return {"drafts": f"an assistant, {kept} it is used"}
     kept += " they are used"
     return {"drafts": f"heads of {layers} layer{'s' * (layers > 1)}, {kept}"}
+
+
+def vision_facts(report: Report) -> dict[str, str]:
+    """The tower of a model that sees pictures."""
+    vision = report.spec["vision"]
+    if vision is None or VISION not in report.plans:
+        return {}
+    sizes = f"{vision['model_type']}, {vision['num_layers']} layers, {vision['hidden_size']} hidden"
+    return {"pictures": f"a tower of {sizes}, {megabytes(report.vision_bytes)} of weights"}
 
 
 def host_facts(report: Report) -> dict[str, str]:
@@ -226,7 +238,11 @@ def self_test(manifest: Manifest) -> str:
         what = "scores" if manifest.embedding is None else "vectors"
         texts = [] if manifest.vector_test is None else manifest.vector_test.texts
         return f"{sum(map(len, texts))} tokens, {what} within {tolerances}"
-    return f"{len(manifest.self_test.prompt_ids)} tokens, logits within {tolerances}"
+    logits = f"{len(manifest.self_test.prompt_ids)} tokens, logits within {tolerances}"
+    if manifest.vision_test is None:
+        return logits
+    within = ", ".join(f"{tolerance:.1%} with {dtype}" for dtype, tolerance in manifest.vision_test.tolerances.items())
+    return f"{logits}\nfeatures of pictures within {within}"
 
 
 def all_steps(manifest: Manifest) -> list[StepEntry]:

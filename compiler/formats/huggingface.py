@@ -141,8 +141,11 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
     if vectors is not None:
         tokenizer = encoder_tokenizer(tokenizer, lowercases=vectors.lowercases)
         tensors = {**tensors, **dense_tensors(path, vectors.dense_folders)}
+    images = None
     if tower is not None:
         tensors = {**tensors, **tower.tensors}
+        images, vision = tower.read_images(Tokenizer(tokenizer))
+        spec = replace(spec, vision=vision)
     if classifier is not None and classifier.relevance is not None:
         classifier = replace(classifier, template=template_of_pairs(path, Tokenizer(tokenizer)))
     checkpoint = Checkpoint(
@@ -157,7 +160,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
         classifier=classifier,
         max_tokens=max_tokens,
         speech=speech,
-        images=None if tower is None else tower.read_images(Tokenizer(tokenizer)),
+        images=images,
     )
     score = read_logit_score(path)
     return checkpoint if score is None else as_reranker(checkpoint, score)

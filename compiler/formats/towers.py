@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arch.vision import TOWERS, tower_of
-from ..ir.images import ImageSpec
+from ..ir.images import AreaBounds, EvenTiles, FixedSize, ImageSpec, LargestArea, LongestEdge
 from ..ir.spec import VisionSpec
 from ..runtime.errors import CheckpointError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
@@ -42,8 +42,10 @@ class StoredTower:
     others: Mapping[str, Tensor]
     config: Mapping[str, Any]
 
-    def read_images(self, tokenizer: Tokenizer) -> ImageSpec:
-        """How pictures are prepared. Raises CheckpointError and UnsupportedModel, which name `TEXT_ONLY`."""
+    def read_images(self, tokenizer: Tokenizer) -> tuple[ImageSpec, VisionSpec]:
+        """How pictures are prepared, and the complete spec of the tower. Raises CheckpointError, and UnsupportedModel,
+        which names `TEXT_ONLY`.
+        """
         try:
             images = read_images(self.path, self.config, tokenizer)
         except UnsupportedModel as error:
@@ -57,7 +59,7 @@ class StoredTower:
                 f"the tower reads {self.spec.block} x {self.spec.block} of {self.spec.patch_elements}; the files "
                 "belong to different models"
             )
-        return images
+        return images, replace(self.spec, tile_patches=largest_tile(images))
 
 
 def read_tower(
@@ -96,6 +98,21 @@ def read_tower(
             key="num_hidden_layers",
         )
     return StoredTower(path, spec, own, others, values)
+
+
+def largest_tile(images: ImageSpec) -> int:
+    """The patches of the largest tile of a picture."""
+    of_tiles = 0 if images.tiles is None else images.tiles.side**2
+    if not isinstance(images.tiles, EvenTiles):
+        of_tiles = max(of_tiles, largest_area(images.size))
+    return of_tiles // images.patch**2
+
+
+def largest_area(size: FixedSize | LongestEdge | AreaBounds | LargestArea) -> int:
+    """The pixels of the largest picture that is not cut into tiles."""
+    if isinstance(size, FixedSize):
+        return size.height * size.width
+    return size.pixels**2 if isinstance(size, LongestEdge) else size.most
 
 
 def without_tower(checkpoint: Checkpoint) -> Checkpoint:

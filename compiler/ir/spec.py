@@ -119,10 +119,11 @@ class VisionSpec:
     """The tower of a model that sees pictures, and the projector behind it: together they make features, which take the
     places of tokens' embeddings. ``model_type`` is that of the complete model; `arch/vision` has one file for each.
 
-    A patch has ``patch_elements`` numbers, and a block of ``block`` x ``block`` patches becomes one feature. The tower
-    has a table of ``positions``. ``projector_size``: the elements between the projector's two projections, which pass
-    through ``projector_activation``; None if it has only one. ``projector_norm``: it has a norm before them, with
-    ``projector_eps``; ``projector_bias``: they have biases. `images.ImageSpec` says how pictures become patches.
+    A patch has ``patch_elements`` numbers, a block of ``block`` x ``block`` patches becomes one feature, and a tile of
+    a picture has at most ``tile_patches``. The tower has a table of ``positions``. ``projector_size``: the elements
+    between the projector's two projections, which pass through ``projector_activation``; None if it has only one.
+    ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases.
+    `images.ImageSpec` says how pictures become patches.
     """
 
     model_type: str
@@ -135,6 +136,7 @@ class VisionSpec:
     patch_elements: Count
     positions: Count
     block: Count
+    tile_patches: Count = 1
     projector_size: Count | None = None
     projector_activation: str = "none"
     projector_bias: bool = False

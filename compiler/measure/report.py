@@ -13,11 +13,12 @@ from typing import Any
 from ..arch import by_model_type
 from ..bundle.entries import ITEM_BYTES, BufferEntry, PlanEntry, StepEntry
 from ..bundle.folder import Bundle, ExportBundle
-from ..bundle.manifest import Description, ExportManifest, Manifest
+from ..bundle.manifest import VISION, Description, ExportManifest, Manifest
 from ..ir.expr import evaluate
 from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES, PAGE_DIMS, SOURCE_PAGES
 from ..runtime.errors import RequestError
 from ..runtime.generate import PREFILL_CHUNK
+from ..runtime.limits import patch_dims
 from ..runtime.page_groups import group_windows, pages_of_sequence
 from ..runtime.variant import choose_kernels
 
@@ -33,9 +34,10 @@ class Report:
     runtime memory. ``kv_bytes_per_token`` are those of all layers, ``kv_bytes`` the pages for ``context`` tokens, of
     which layers with a window hold only those within it. ``state_bytes`` are one sequence's states of recurrent layers,
     whatever its length. ``draft_bytes_per_token`` are those of the model's heads, if they draft tokens.
-    ``runtime_memory_bytes`` is weights, ``kv_bytes``, ``state_bytes``, tables, and plan buffers
-    for prefill chunks of one sequence. ``dispatches_per_token`` is the count for one sequence at its start,
-    ``dispatches_at_context`` for one of ``context`` tokens. ``weight_bytes_per_token`` are those that a decoded token
+    ``vision_bytes`` are the weights of a tower that sees pictures. ``runtime_memory_bytes`` is weights, ``kv_bytes``,
+    ``state_bytes``, tables, and plan buffers for prefill chunks of one sequence and one tile of a picture.
+    ``dispatches_per_token`` is the count for one sequence at its start, ``dispatches_at_context`` for one of
+    ``context`` tokens. ``weight_bytes_per_token`` are those that a decoded token
     reads: of experts those chosen, of tables one row. ``bytes_per_token_at_context`` adds the keys and values that each
     layer's attention sees behind ``context`` tokens, and the states, which are read and written. ``weight_formats``:
     the number of weights and their bytes in each format; vectors are "f32". ``tool_calls`` is the name of the format of
@@ -56,6 +58,7 @@ class Report:
     kv_bytes: int
     draft_bytes_per_token: int
     state_bytes: int
+    vision_bytes: int
     runtime_memory_bytes: int
     weight_formats: dict[str, dict[str, int]]
     weight_bytes_per_token: int
@@ -189,6 +192,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         kv_bytes=kv_bytes,
         draft_bytes_per_token=draft_bytes // manifest.page_size,
         state_bytes=state_bytes,
+        vision_bytes=vision_bytes(manifest),
         runtime_memory_bytes=weights + kv_bytes + others + tables,
         weight_formats=weight_formats(manifest),
         weight_bytes_per_token=weights_read,
@@ -208,10 +212,18 @@ def dims_of(manifest: Manifest, context: int) -> dict[str, int]:
     pages = [pages_of_sequence(window, context, manifest.page_size, PREFILL_CHUNK) for window in windows]
     # The model's own heads do not draft tokens.
     pools = dict.fromkeys((*PAGE_DIMS, DRAFT_PAGES, KEPT_PAGES, KEPT), 0) | dict(zip(PAGE_DIMS, pages, strict=False))
-    audio, sources = manifest.spec.audio, manifest.source_pages
+    audio, vision, sources = manifest.spec.audio, manifest.spec.vision, manifest.source_pages
     longest = context if audio is None else max(context, audio.positions)
     pools |= {SOURCE_PAGES: sources, "LS": sources}
+    pools |= patch_dims(manifest, 0 if vision is None else vision.tile_patches, PREFILL_CHUNK)
     return {**pools, "S": 1, "T": longest, "L": listed, "LW": listed, **ONE_SEQUENCE}
+
+
+def vision_bytes(manifest: Manifest) -> int:
+    """The bytes of the weights of a tower that sees pictures."""
+    plan = manifest.plans.get(VISION)
+    read = {name for step in plan.steps for name in step.inputs.values()} if plan is not None else set()
+    return sum(plane.size for name in read & manifest.weights.keys() for plane in manifest.weights[name].planes)
 
 
 def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..bundle.manifest import DRAFT, VISION, Description, Manifest
-from ..ir.images import AreaBounds, EvenTiles, FixedSize, ImageSpec, LargestArea, LongestEdge
 from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES, SOURCE_PAGES
-from .batch import Limits
+from .batch import NO_PATCHES, Limits
 from .errors import RequestError
 from .page_groups import PageGroup, group_windows, pages_of_sequence
 
@@ -31,7 +30,7 @@ def complete_limits(manifest: Description, limits: Limits) -> Limits:
     tokens = tokens if audio is None else max(tokens, audio.positions)
     states = (limits.states or limits.sequences) if manifest.keeps_states else 0
     draft_pages = limits.draft_pages if DRAFT in manifest.plan_names else 0
-    tile = 0 if manifest.images is None else tile_patches(manifest.images)
+    tile = 0 if manifest.spec.vision is None else manifest.spec.vision.tile_patches
     patches = tile if limits.patches is None else limits.patches and max(limits.patches, tile)
     return replace(
         limits,
@@ -45,21 +44,6 @@ def complete_limits(manifest: Description, limits: Limits) -> Limits:
     )
 
 
-def tile_patches(images: ImageSpec) -> int:
-    """The patches of the largest tile of a picture."""
-    of_tiles = 0 if images.tiles is None else images.tiles.side**2
-    if not isinstance(images.tiles, EvenTiles):
-        of_tiles = max(of_tiles, largest_area(images.size))
-    return of_tiles // images.patch**2
-
-
-def largest_area(size: FixedSize | LongestEdge | AreaBounds | LargestArea) -> int:
-    """The pixels of the largest picture that is not cut into tiles."""
-    if isinstance(size, FixedSize):
-        return size.height * size.width
-    return size.pixels**2 if isinstance(size, LongestEdge) else size.most
-
-
 def page_groups(manifest: Description, limits: Limits) -> tuple[PageGroup, ...]:
     """The page groups of a runner."""
     limits = complete_limits(manifest, limits)
@@ -71,9 +55,6 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
     """The dims of a runner's largest batch."""
     limits = complete_limits(manifest, limits)
     pages, context_pages = limits.pages or 0, manifest.pages_for(manifest.context)
-    patches, vision = limits.patches or 0, manifest.spec.vision
-    # Each tile has at least one block, which becomes one feature.
-    features = patches // vision.block**2 if vision is not None else 0
     rows = 0 if manifest.spec.audio is None else manifest.spec.audio.positions
     source_pages = manifest.pages_for(rows)
     gives_back = any(window is not None for window in group_windows(manifest))
@@ -100,10 +81,20 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
         "A": limits.rows,
         "W": limits.rows,
         "DR": limits.rows,
-        "V": patches,
-        "I": features,
-        "F": max(features, limits.tokens) if patches else 0,
+        **patch_dims(manifest, limits.patches or 0, limits.tokens),
     }
+
+
+def patch_dims(manifest: Description, patches: int, tokens: int) -> Mapping[str, int]:
+    """The dims of this many patches of pictures, and of the features that they become, or that take the places of all
+    tokens.
+    """
+    vision = manifest.spec.vision
+    if vision is None or not patches:
+        return NO_PATCHES
+    # Each tile has at least one block, which becomes one feature.
+    features = patches // vision.block**2
+    return {"V": patches, "I": features, "F": max(features, tokens)}
 
 
 def require_within(dims: Mapping[str, int], most: Mapping[str, int]) -> None:

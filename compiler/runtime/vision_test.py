@@ -8,7 +8,6 @@ from ..bundle.entries import VisionTestEntry
 from ..ir.images import ImageSpec
 from ..ir.spec import VisionSpec
 from .batch import FloatArray, Runner
-from .limits import tile_patches
 from .patches import PatchBatch
 from .vector_test import lengths_of_differences
 
@@ -21,7 +20,7 @@ def test_patches(vision: VisionSpec, images: ImageSpec) -> PatchBatch:
     runtime makes them.
     """
     block = vision.block**2
-    blocks = max(1, min(PATCHES, tile_patches(images)) // block)
+    blocks = max(1, min(PATCHES, vision.tile_patches) // block)
     patch, element = np.arange(blocks * block)[:, None], np.arange(vision.patch_elements)[None]
     tap = np.arange(images.positions.taps)[None]
     weights = np.broadcast_to(0.5 ** np.minimum(tap + 1, 8), (len(patch), tap.size))

@@ -70,7 +70,7 @@ export interface ConvolutionSpec {
   readonly activation: string;
 }
 
-/** The tower of a model that sees pictures, and the projector behind it: together they make features, which take the places of tokens' embeddings. ``model_type`` is that of the complete model; `arch/vision` has one file for each. A patch has ``patch_elements`` numbers, and a block of ``block`` x ``block`` patches becomes one feature. The tower has a table of ``positions``. ``projector_size``: the elements between the projector's two projections, which pass through ``projector_activation``; None if it has only one. ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases. `images.ImageSpec` says how pictures become patches. */
+/** The tower of a model that sees pictures, and the projector behind it: together they make features, which take the places of tokens' embeddings. ``model_type`` is that of the complete model; `arch/vision` has one file for each. A patch has ``patch_elements`` numbers, a block of ``block`` x ``block`` patches becomes one feature, and a tile of a picture has at most ``tile_patches``. The tower has a table of ``positions``. ``projector_size``: the elements between the projector's two projections, which pass through ``projector_activation``; None if it has only one. ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases. `images.ImageSpec` says how pictures become patches. */
 export interface VisionSpec {
   readonly model_type: string;
   readonly hidden_size: number;
@@ -82,6 +82,7 @@ export interface VisionSpec {
   readonly patch_elements: number;
   readonly positions: number;
   readonly block: number;
+  readonly tile_patches: number;
   readonly projector_size: number | null;
   readonly projector_activation: string;
   readonly projector_bias: boolean;
