@@ -134,7 +134,8 @@ FAMILIES: dict[str, Family] = {
             "tile_size": 512,
             "use_thumbnail": True,
         },
-        sizes=(*AWKWARD, (1300, 900)),
+        # Sides halfway between two multiples of 32, and a grid of tiles.
+        sizes=(*AWKWARD, (528, 400), (1300, 900)),
     ),
     "qwen3_vl": Family(
         {
@@ -156,7 +157,7 @@ FAMILIES: dict[str, Family] = {
             "processor_class": "Qwen3VLProcessor",
             "image_processor_type": "Qwen2VLImageProcessorFast",
         },
-        sizes=AWKWARD,
+        sizes=(*AWKWARD, (528, 400)),
     ),
     # With the mean and the deviation of CLIP, which Qwen2-VL has.
     "qwen3_5": Family(

@@ -1,7 +1,7 @@
 """Checks that all numbers and names of a manifest agree with each other, before anything is mapped or allocated.
 
 `manifest.py` defines the keys and their types; this file checks the relations between them. `check_steps.py` checks
-the steps, and `check_kernels.py` their kernels. A kernel of a CPU or CUDA bundle is native code, and no check makes
+the steps, `check_kernels.py` their kernels, and `check_tests.py` the bundle's tests. A kernel of a CPU or CUDA bundle is native code, and no check makes
 native code safe; see `signature.py`.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -23,20 +24,11 @@ from ..names import EXPORTS
 from ..quant.dense import Dense
 from ..quant.layout import stored_shape
 from ..runtime.errors import BundleError, QuantizationError
-from ..runtime.vision_test import test_patches
 from ..shared.script import SharedScript
 from .check_steps import check_steps
+from .check_tests import check_self_test, check_vector_test, check_vision_test
 from .digest import text_sha256
-from .entries import (
-    FileEntry,
-    LoraEntry,
-    SelfTestEntry,
-    VectorTestEntry,
-    VectorTestRow,
-    VisionTestEntry,
-    WeightEntry,
-    shards_of,
-)
+from .entries import FileEntry, LoraEntry, WeightEntry, shards_of
 from .fault import Fault, require
 from .manifest import FORMAT_VERSION, VISION, Description, ExportManifest, Manifest
 
@@ -187,6 +179,13 @@ def check_vision_spec(vision: VisionSpec, images: ImageSpec | None) -> None:
     require(found == expected, where, f"has blocks, patches and positions of {found}, but images has {expected}")
 
 
+def check_images(images: ImageSpec, vocab_size: int) -> None:
+    wrong = SharedScript.of_thread().ask("wrongImages", asdict(images), vocab_size)
+    if wrong is not None:
+        part, what = wrong
+        raise Fault(f"images.{part}", what)
+
+
 def check_description(manifest: Description) -> None:
     spec = manifest.spec
     require(spec.num_layers <= MAX_LAYERS, "spec.num_layers", f"is {spec.num_layers}; the maximum is {MAX_LAYERS}")
@@ -217,6 +216,8 @@ def check_description(manifest: Description) -> None:
     )
     if spec.experts is not None:
         check_experts(spec.experts, spec.num_layers)
+    if manifest.images is not None:
+        check_images(manifest.images, spec.vocab_size)
     classifier = manifest.classifier
     if classifier is not None and classifier.transitions is not None:
         spans = classifier.per_token and forms_spans(classifier.labels)
@@ -394,73 +395,6 @@ def check_lora(lora: LoraEntry, manifest: Manifest) -> None:
                     where,
                     f"has heads of {head_dim} rows, {rotary_dim} of them pairs, in {whole} rows",
                 )
-
-
-def check_self_test(test: SelfTestEntry, manifest: Manifest) -> None:
-    """Check that every row of the prompt has expected logits of tokens in the vocabulary, and that tolerances are in
-    range.
-    """
-    where, vocabulary = "self_test", range(manifest.spec.vocab_size)
-    require(2 <= len(test.prompt_ids) <= manifest.context, where, f"has {len(test.prompt_ids)} tokens")
-    require(all(token in vocabulary for token in test.prompt_ids), where, "has tokens beyond the vocabulary")
-    require(
-        [row.row for row in test.rows] == list(range(len(test.prompt_ids))), where, "must have one row for each token"
-    )
-    for row in test.rows:
-        known = bool(row.token_ids) and all(token in vocabulary for token in row.token_ids)
-        require(
-            known and len(row.logits) == len(row.token_ids),
-            where,
-            f"row {row.row} must have a logit for each of its tokens",
-        )
-    require(any(logit for row in test.rows for logit in row.logits), where, "expects only zeros")
-    check_tolerances(test.tolerances, where)
-
-
-def check_vector_test(test: VectorTestEntry, manifest: Manifest) -> None:
-    """Check that the texts fit the model, that the rows expect values of the plan's results, and that tolerances are in
-    range.
-    """
-    where, vocabulary = "vector_test", range(manifest.spec.vocab_size)
-    for text in test.texts:
-        require(1 <= len(text) <= manifest.context, where, f"has a text of {len(text)} tokens")
-        require(all(token in vocabulary for token in text), where, "has tokens beyond the vocabulary")
-    embedding, classifier = manifest.embedding, manifest.classifier
-    require(embedding is not None or classifier is not None, where, "is given for a model that generates text")
-    columns = embedding.size if embedding is not None else len(classifier.labels) if classifier is not None else 0
-    per_token = classifier is not None and classifier.per_token
-    count = sum(map(len, test.texts)) if per_token else len(test.texts)
-    require_values(where, test.rows, count, columns)
-    check_tolerances(test.tolerances, where)
-
-
-def check_vision_test(test: VisionTestEntry, manifest: Manifest) -> None:
-    """Check that the rows expect values of features of the test's patches, and that tolerances are in range."""
-    where, vision = "vision_test", manifest.spec.vision
-    require(VISION in manifest.plans and vision is not None, where, "is given for a model that sees no pictures")
-    assert vision is not None
-    assert manifest.images is not None
-    count = len(test_patches(vision, manifest.images).patches) // vision.block**2
-    require_values(where, test.rows, count, manifest.spec.hidden_size)
-    check_tolerances(test.tolerances, where)
-
-
-def require_values(where: str, rows: Sequence[VectorTestRow], count: int, columns: int) -> None:
-    """Require rows of a test to have values for elements of (count, columns), not only zeros."""
-    for row in rows:
-        known = row.row < count and all(element < columns for element in row.elements)
-        require(
-            known and len(row.values) == len(row.elements), where, f"row {row.row} must have a value for each element"
-        )
-    require(any(value for row in rows for value in row.values), where, "expects only zeros")
-
-
-def check_tolerances(tolerances: Mapping[str, float], where: str) -> None:
-    require(
-        bool(tolerances) and all(0 < tolerance <= 1 for tolerance in tolerances.values()),
-        where,
-        "has tolerances outside of 0 to 1",
-    )
 
 
 def check_tuning(manifest: Manifest) -> None:

@@ -16,7 +16,9 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 # Results that one product of matrices computes. They share most of the pixels that they read.
-BLOCK = 32
+BLOCK = 16
+# OpenBLAS divides larger products among threads, which wait for each other: on a busy machine several times as long.
+ONE_THREAD = 2**18
 
 
 def _bilinear(x: Floats) -> Floats:
@@ -58,7 +60,8 @@ def _along_rows(lines: Bytes, length: int, kind: str) -> Bytes:
     """(R, W) -> (R, length)"""
     result = np.empty((len(lines), length), np.uint8)
     for block, read, weights, bits in _blocks(lines.shape[1], length, kind):
-        result[:, block] = _rounded(lines[:, read].astype(np.float64) @ weights.T, bits)
+        for part in _parts(len(lines), weights):
+            result[part, block] = _rounded(lines[part, read].astype(np.float64) @ weights.T, bits)
     return result
 
 
@@ -67,8 +70,15 @@ def _along_columns(planes: Bytes, length: int, kind: str) -> Bytes:
     channels, rows, columns = planes.shape
     result = np.empty((channels, length, columns), np.uint8)
     for block, read, weights, bits in _blocks(rows, length, kind):
-        result[:, block] = _rounded(weights @ planes[:, read].astype(np.float64), bits)
+        for part in _parts(columns, weights):
+            result[:, block, part] = _rounded(weights @ planes[:, read, part].astype(np.float64), bits)
     return result
+
+
+def _parts(count: int, weights: Floats) -> list[slice]:
+    """Parts of ``count`` rows or columns whose products one thread computes."""
+    each = max(ONE_THREAD // weights.size, 1)
+    return [slice(start, start + each) for start in range(0, count, each)]
 
 
 def _rounded(sums: Floats, bits: int) -> Bytes:

@@ -1,8 +1,9 @@
 // From the pixels of a picture to what a tower reads: patches, and the rows of its table of positions.
 // `compiler/runtime/images/patches.py` computes the same.
 
-import { RequestError } from "../errors.js";
+import { BundleError, RequestError } from "../errors.js";
 import type { ImageSpec, PositionSpec } from "../runtime/manifest.js";
+import { wrongImages } from "../shared/images/check.js";
 import { imageKeyHead } from "../shared/images/key.js";
 import type { Tile } from "../shared/images/layout.js";
 import { imageLayout } from "../shared/images/layout.js";
@@ -29,8 +30,13 @@ export interface PreparedImage {
   readonly key: string;
 }
 
-/** Throws RequestError for sides that the model's own processor refuses, too. */
+/**
+ * Throws RequestError for sides that the model's own processor refuses, too; BundleError for a spec that contradicts
+ * itself.
+ */
 export async function prepareImage(spec: ImageSpec, picture: Pixels): Promise<PreparedImage> {
+  const wrong = wrongImages(spec, Infinity);
+  if (wrong !== null) throw new BundleError(`manifest.json: images.${wrong.join(" ")}; compile the bundle again`);
   const layout = imageLayout(spec, picture.width, picture.height);
   const sizes = [picture];
   for (const size of layout.resizes) sizes.push(resizeU8(sizes[size.from] ?? picture, size, spec.filter));

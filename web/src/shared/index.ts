@@ -20,6 +20,7 @@ import { speedAfter } from "./decision/speed.js";
 import { notText, unreadableKind } from "./file_kinds.js";
 import type { ServerSource } from "./grammar/rules.js";
 import { sourceRules } from "./grammar/rules.js";
+import { wrongImages } from "./images/check.js";
 import { imageKeyHead } from "./images/key.js";
 import { unreadablePicture } from "./images/kind.js";
 import { imageLayout } from "./images/layout.js";
@@ -163,6 +164,7 @@ Object.assign(globalThis, {
     totalUsage: overJson(totalUsage),
     labelSpans: overJson(labelSpans),
     imageLayout: overJson(imageLayout),
+    wrongImages: overJson(wrongImages),
     axisTaps: overJson(axisTaps),
     imageKeyHead: overJson(imageKeyHead),
     unreadablePicture: overJson(unreadablePicture),

@@ -67,3 +67,10 @@ test("pictures that the processor refuses are refused", () => {
   expect(refused).not.toHaveLength(0);
   for (const [spec, [width, height]] of refused) expect(() => imageLayout(spec, width, height)).toThrow(RequestError);
 });
+
+test("a spec that contradicts itself is refused", async () => {
+  const { spec } = FAMILIES.gemma3 ?? {};
+  if (spec === undefined) throw new Error("images.json has no gemma3");
+  const wrong = { ...spec, positions: { ...spec.positions, side: 63 } };
+  await expect(prepareImage(wrong, pattern(5, 5))).rejects.toThrow(/images\.positions\.side is 63/);
+});
