@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,19 @@ def test_an_element_that_shows_an_svg_is_refused(page: Page) -> None:
         }"""
     )
     assert "SVG" in found
+
+
+def test_a_picture_of_another_site_is_refused_by_name(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(base64.b64decode(FILES["png"]["data"]))
+    with serve(tmp_path) as other:
+        message = page.evaluate(
+            """async (src) => {
+              const { decodeImage } = await import("./images.js");
+              return decodeImage(Object.assign(new Image(), { src })).catch(({ message }) => message);
+            }""",
+            f"{other}a.png",
+        )
+    assert "from another site" in message
 
 
 def test_a_worker_decodes_as_a_page_does(page: Page) -> None:

@@ -65,6 +65,14 @@ export async function decodeImage(source: ImageSource, options: DecodeOptions = 
     signal?.throwIfAborted();
     requireSize(bitmap, maxPixels);
     return pixelsOf(bitmap);
+  } catch (error) {
+    if (!(error instanceof DOMException) || error.name !== "SecurityError") throw error;
+    throw new RequestError(
+      "images: the picture is from another site, which does not let this page read it; load it with the attribute " +
+        "crossorigin, from a site that allows it",
+      {},
+      { cause: error },
+    );
   } finally {
     bitmap.close();
   }
