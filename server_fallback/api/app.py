@@ -36,6 +36,7 @@ from .queue_waits import QueueWaits
 from .service import Service
 from .texts import embeddings_router, ranking_router, tokenize_router
 from .traces import Traces
+from .transcriptions import transcriptions_router
 from .verify import verify_router
 
 # The forms in which models write answers. Each is a file.
@@ -108,6 +109,7 @@ def create_app(
         ranking_router,
         kserve_router,
         kserve_health_router,
+        transcriptions_router,
         tokenize_router,
         about_router,
         verify_router,

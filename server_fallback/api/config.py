@@ -44,6 +44,8 @@ class ApiConfig:
     """memory for the bodies of all running requests (default: 256MiB)"""
     max_body_bytes: Annotated[SizeBytes, Flag(("--max-body",))] = 4 << 20
     """the largest body of a request, with its images (default: 4MiB)"""
+    max_audio_bytes: Annotated[SizeBytes, Flag(("--max-audio",))] = 25 << 20
+    """the largest form with a file of sound (default: 25MiB)"""
     drain_seconds: Seconds = 30.0
     """time for requests to finish after SIGTERM or SIGHUP"""
     hang_seconds: Seconds = HANG_SECONDS

@@ -95,9 +95,12 @@ def curl(url: str, registry: Registry, *, keyed: bool) -> str:
         "rerank": ("rerank", {"query": QUESTION, "documents": ["27 + 58 = 85", "the capital of Peru is Lima"]}),
         "classify": ("classify", {"input": QUESTION}),
     }
-    route, fields = examples[registry.task(model)]
-    body = {"model": model, **fields}
     key = ' -H "Authorization: Bearer $NEARFAR_API_KEY"' if keyed else ""
+    task = registry.task(model)
+    if task == "transcribe":
+        return f"curl {url}/v1/audio/transcriptions{key} -F file=@SOUND.wav -F {shlex.quote(f'model={model}')}"
+    route, fields = examples[task]
+    body = {"model": model, **fields}
     return (
         f"curl {url}/v1/{route}{key} -H 'Content-Type: application/json' -d "
         f"{shlex.quote(json.dumps(body, ensure_ascii=False))}"

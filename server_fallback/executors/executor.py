@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from nearfar.compiler.ir.spec import Task
+from nearfar.compiler.runtime.audio.transcribe import Transcript
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..engine.request import TokenSource
@@ -26,6 +27,7 @@ from ..schema.pipeline import StepTime
 from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..schema.transcription import TranscriptionRequest
 from ..schema.verify import VerifyOpen
 from ..text.output import Output
 
@@ -197,6 +199,18 @@ class Ranks(Protocol):
     async def score(self, request: ScoreRequest, call: Call) -> ScoreResponse: ...
 
     async def classify(self, request: ClassifyRequest, call: Call) -> ClassifyResponse: ...
+
+
+@runtime_checkable
+class Transcribes(Protocol):
+    """An executor of a model that transcribes sound. Raises the errors of `Executor`, and ToolError for a kind of file
+    whose decoder is not installed.
+    """
+
+    async def transcribe(
+        self, data: bytes, name: str, request: TranscriptionRequest, call: Call, *, translate: bool
+    ) -> Transcript:
+        """The transcript of a file's content; ``name`` is used in errors. ``translate``: into English."""
 
 
 # --- opening and naming executors ---

@@ -40,6 +40,7 @@ from .local_share import LocalShare
 from .memory import context_bytes, plan_memory, weight_bytes
 from .registry import default_name
 from .shared_opener import open_workers
+from .speech_executor import SpeechExecutor
 from .text_model import TextModel
 
 NGRAM, HEADS = "ngram", "heads"
@@ -83,6 +84,8 @@ class LocalOpener:
         async def open_it() -> Executor:
             # Hashes, weights and libraries are read on a thread, so that running requests do not wait.
             text = await asyncio.to_thread(TextModel.of, planned.bundle, name)
+            if text.transcribes:
+                return await self._open_speech(planned, text)
             if not text.generates:
                 return await self._open_encoder(planned, text)
             workers = await open_workers(text, self._compiler, options.images)
@@ -100,6 +103,12 @@ class LocalOpener:
         limits = planned.memory.limits
         answers = min(limits.sequences, limits.rows) + options.max_waiting
         return Opening(name, memory_bytes, open_it, planned.bundle.manifest.task, answers)
+
+    async def _open_speech(self, planned: Planned, text: TextModel) -> SpeechExecutor:
+        await asyncio.to_thread(text.read)
+        runner = await asyncio.to_thread(planned.open_runner)
+        waiting = self._options.max_waiting
+        return SpeechExecutor(runner, text, max_waiting=waiting, memory_bytes=planned.memory.total_bytes)
 
     async def _open_encoder(self, planned: Planned, text: TextModel) -> EncoderExecutor:
         options = self._options
@@ -158,9 +167,7 @@ class LocalOpener:
         bundle = await self._bundle(model)
         manifest, options = bundle.manifest, self._options
         if manifest.speech is not None:
-            raise RequestError(
-                f"{manifest.model} transcribes sound, which this server does not; use nearfar transcribe", param="model"
-            )
+            return self._planned_speech(bundle)
         require_known_inputs(manifest)
         checks = manifest.generates and not is_draft
         guesses = options.draft_tokens if checks and options.draft is not None else 0
@@ -197,6 +204,18 @@ class LocalOpener:
             drafts=by_heads,
         )
         return Planned(bundle, memory)
+
+    def _planned_speech(self, bundle: Bundle | ExportBundle) -> Planned:
+        """One sequence, whose prompt has two sampled rows."""
+        manifest, options = bundle.manifest, self._options
+        if options.shared:
+            raise RequestError(
+                f"{manifest.model} transcribes sound, which servers with several front ends do not; use --front-ends 1",
+                param="model",
+            )
+        tokens = STEP_TOKENS.get(manifest.target, 64)
+        kv_bytes = options.kv_memory_bytes or context_bytes(manifest, tokens)
+        return Planned(bundle, plan_memory(manifest, sequences=1, tokens=tokens, kv_bytes=kv_bytes, extra_rows=1))
 
     async def _bundle(self, model: str) -> Bundle | ExportBundle:
         options = self._options

@@ -26,8 +26,8 @@ from .long_texts import LongTexts
 @dataclass(frozen=True)
 class TextModel:
     """The properties of a model that the text layer needs. A model has an ``embedding`` with vectors of
-    ``embedding_size`` numbers, a ``classifier``, or generates text. ``images`` says how it reads pictures, None if it
-    does not. ``identity`` is equal for models whose vectors can be compared.
+    ``embedding_size`` numbers, a ``classifier``, ``transcribes`` sound, or generates text. ``images`` says how it reads
+    pictures, None if it does not. ``identity`` is equal for models whose vectors can be compared.
     """
 
     name: str
@@ -41,6 +41,7 @@ class TextModel:
     classifier: ClassifierSpec | None = None
     num_token_types: int = 0
     images: ImageSpec | None = None
+    transcribes: bool = False
     identity: str = ""
     long_texts: LongTexts = field(default_factory=LongTexts, compare=False)
 
@@ -62,12 +63,13 @@ class TextModel:
             manifest.classifier,
             manifest.spec.num_token_types,
             manifest.images if manifest.sees else None,
+            manifest.speech is not None,
             identity_of(bundle),
         )
 
     @property
     def generates(self) -> bool:
-        return self.embedding is None and self.classifier is None
+        return self.embedding is None and self.classifier is None and not self.transcribes
 
     async def tokens_of(self, context: int, text: str, request: TokenizeRequest) -> list[int]:
         """A text that is many times too long for the model is refused, because its tokens would need much memory and

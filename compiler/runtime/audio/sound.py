@@ -8,6 +8,7 @@ too, is twenty times its size.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -36,14 +37,22 @@ def read_sound_file(path: Path) -> FloatArray:
     return read_sound(data, str(path))
 
 
-def read_sound(data: bytes, where: str) -> FloatArray:
-    """As `read_sound_file`, of a file's content. ``where`` names it in errors."""
+def read_sound(data: bytes, where: str, max_seconds: float = math.inf) -> FloatArray:
+    """As `read_sound_file`, of a file's content. ``where`` names it in errors. Longer sound than ``max_seconds`` is
+    refused before it is decoded completely.
+    """
     if not data:
         raise RequestError(f"{where}: is empty")
     rate, blocks = _blocks_of_wav(data, where) if is_wav(data) else _blocks_of_file(data, where)
     if rate not in RATES:
         raise RequestError(f"{where}: has {rate} samples a second; supported: {RATES[0]} to {RATES[-1]}")
-    samples = np.concatenate([np.zeros(0, np.float32), *_resampled(map(_mono, blocks), rate, where)])
+    parts, length = [np.zeros(0, np.float32)], 0
+    for part in _resampled(map(_mono, blocks), rate, where):
+        length += len(part)
+        if length > max_seconds * SAMPLE_RATE:
+            raise RequestError(f"{where}: is longer than {max_seconds:g} seconds; send parts of it")
+        parts.append(part)
+    samples = np.concatenate(parts)
     if not len(samples):
         raise RequestError(f"{where}: has no samples")
     if not np.isfinite(samples).all():

@@ -15,6 +15,7 @@ from answers import all_chunks
 from draft_assistant import DraftAssistant
 from draft_heads import DraftHeads
 from plain_target import compile_plain
+from tiny_whisper import CONTEXT, make_whisper
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.runtime.batch import Limits
@@ -22,7 +23,7 @@ from nearfar.compiler.runtime.errors import BundleError, CheckpointError, Device
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.server_fallback.executors import devices, local_recipe
 from nearfar.server_fallback.executors.devices import Gpu
-from nearfar.server_fallback.executors.executor import Call, Executor, Opening, TellsAbilities
+from nearfar.server_fallback.executors.executor import Call, Executor, Opening, TellsAbilities, Transcribes
 from nearfar.server_fallback.executors.local_opener import LocalOpener
 from nearfar.server_fallback.executors.local_options import LocalOptions
 from nearfar.server_fallback.schema.completions import CompletionRequest
@@ -203,3 +204,27 @@ def test_a_bundle_with_an_input_that_the_engine_does_not_provide_is_refused(bund
     ):
         opened(folder)
     assert CountedRunner.open == 0
+
+
+def test_a_model_of_sound_is_opened_in_the_main_process_only(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    make_whisper(tmp_path / "model")
+    compile_plain(tmp_path / "model", tmp_path / "whisper", "f32", CONTEXT)
+
+    async def scenario() -> Executor:
+        opening = await LocalOpener(SMALL).prepare(str(tmp_path / "whisper"), None)
+        assert (opening.task, opening.answers_at_once) == ("transcribe", 1 + SMALL.max_waiting)
+        executor = await opening.open()
+        with pytest.raises(RequestError, match="use --front-ends 1"):
+            await LocalOpener(replace(SMALL, shared=True)).prepare(str(tmp_path / "whisper"), None)
+        await executor.close()
+        return executor
+
+    executor = asyncio.run(scenario())
+    assert isinstance(executor, Transcribes)
+    assert CountedRunner.open == 0
+    assert CountedRunner.limits_given.rows == 2
+    memory = executor.state().memory_bytes
+    # The keys and values of one window, for two layers, and the weights.
+    assert memory is not None
+    assert memory > 2 * 2 * 64 * 60 * 4 + 160_000 * 4

@@ -107,6 +107,12 @@ def test_a_file_that_was_cut_is_read_as_far_as_it_goes() -> None:
     assert len(read_sound(GOOD[:-101], "a")) == len(SAMPLES) - 51
 
 
+def test_sound_that_is_too_long_is_refused_before_it_is_read_completely() -> None:
+    with pytest.raises(RequestError, match=r"a: is longer than 0\.05 seconds; send parts of it"):
+        read_sound(GOOD, "a", 0.05)
+    assert len(read_sound(GOOD, "a", 0.1)) == len(SAMPLES)
+
+
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("soundfile", "soxr"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -1,0 +1,129 @@
+"""The executor of models that transcribe sound: one sound after the other, on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from nearfar.compiler.runtime.audio.sound import read_sound
+from nearfar.compiler.runtime.audio.transcribe import Transcriber, Transcript, TranscriptionOptions
+from nearfar.compiler.runtime.batch import Runner
+from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
+
+from ..engine.stats import EngineStats
+from ..schema.completions import AnswerRequest
+from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
+from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..schema.transcription import TranscriptionRequest
+from ..text.output import Output
+from .executor import Call, ExecutorState
+from .text_model import TextModel
+
+# Of one sound. A small file may hold far more silence than memory does.
+MAX_SECONDS = 3 * 3600
+NOT_TEXT = "this model transcribes sound; send a file to /v1/audio/transcriptions, or use another model"
+
+
+class SpeechExecutor:
+    """An `Executor`, and `Transcribes`. It owns the runner and closes it in the end. At most ``max_waiting`` requests
+    wait for their turn.
+    """
+
+    def __init__(self, runner: Runner, model: TextModel, *, max_waiting: int, memory_bytes: int | None = None) -> None:
+        self.model = model
+        self._runner, self._memory_bytes, self._max_waiting = runner, memory_bytes, max_waiting
+        self._transcriber = Transcriber(runner, model.tokenizer)
+        self._thread = ThreadPoolExecutor(1, "nearfar-speech")
+        # Those that wait or run.
+        self._count = 0
+        self._closed = threading.Event()
+
+    @property
+    def context(self) -> int:
+        return self._runner.manifest.context
+
+    async def transcribe(
+        self, data: bytes, name: str, request: TranscriptionRequest, call: Call, *, translate: bool
+    ) -> Transcript:
+        """Cancelling this ends the transcript at the next token."""
+        options = TranscriptionOptions(
+            language=request.language,
+            translate=translate,
+            timestamps=request.response_format not in ("json", "text"),
+            prompt=request.prompt,
+            temperature=request.temperature or None,
+        )
+        if self._closed.is_set():
+            raise Unavailable("the model is being unloaded; try again later")
+        if self._count > self._max_waiting:
+            raise QueueFull(f"{self._max_waiting} requests are waiting for this model; try again later")
+        gone = threading.Event()
+
+        def ended() -> bool:
+            return gone.is_set() or self._closed.is_set() or time.monotonic() > (call.deadline or float("inf"))
+
+        self._count += 1
+        work = asyncio.get_running_loop().run_in_executor(self._thread, self._run, data, name, options, ended)
+        work.add_done_callback(self._done)
+        try:
+            transcript = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            gone.set()
+            raise
+        if transcript is None:
+            if self._closed.is_set():
+                raise Unavailable("the model was unloaded; try again later")
+            raise DeadlineExceeded("the transcript took longer than the request allows; allow more time, or send less")
+        return transcript
+
+    def _run(
+        self, data: bytes, name: str, options: TranscriptionOptions, ended: Callable[[], bool]
+    ) -> Transcript | None:
+        """On the thread: the transcript, None if it ended early."""
+        if ended():
+            return None
+        self._transcriber.check(options)
+        samples = read_sound(data, name, MAX_SECONDS)
+        transcript = self._transcriber.transcribe(samples, options, cancelled=ended)
+        return None if ended() else transcript
+
+    def _done(self, work: asyncio.Future[Transcript | None]) -> None:
+        self._count -= 1
+        # Nobody may be left to receive its error.
+        if not work.cancelled():
+            work.exception()
+
+    async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:  # noqa: ARG002
+        raise RequestError(NOT_TEXT, param="model")
+
+    async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
+        raise RequestError(NOT_TEXT, param="model")
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
+        if request.prompt is None or request.messages is not None:
+            raise RequestError("this model has no chats; give a prompt", param="prompt")
+        ids = await self.model.tokens_of(self.context, request.prompt, request)
+        return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
+
+    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
+        return await self.model.text_of(request)
+
+    def state(self) -> ExecutorState:
+        running = min(self._count, 1)
+        return ExecutorState(
+            ready=not self._closed.is_set(),
+            detail="closed" if self._closed.is_set() else self._runner.device,
+            running=running,
+            waiting=self._count - running,
+            memory_bytes=self._memory_bytes,
+            engine=EngineStats(silent_seconds=None),
+        )
+
+    async def close(self) -> None:
+        self._closed.set()
+        await asyncio.to_thread(self._thread.shutdown)
+        self._runner.close()

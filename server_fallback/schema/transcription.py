@@ -1,0 +1,79 @@
+"""/v1/audio/transcriptions and /v1/audio/translations."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .common import Items, LeftOut, Reply, Request
+
+
+class TranscriptionRequest(Request):
+    """The fields of a form beside its file. ``temperature`` 0, the default: temperatures from 0 on, until a window's
+    text is good.
+    """
+
+    model: str
+    language: str | None = None
+    prompt: str = ""
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
+    timestamp_granularities: Items[Literal["segment"]] | None = None
+    stream: Literal[False] = False
+
+
+class AudioUsage(Reply):
+    """``seconds`` of sound, rounded up."""
+
+    type: Literal["duration"] = "duration"
+    seconds: int
+
+
+class TranscriptionSegment(Reply):
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class TranscriptionResponse(Reply):
+    """The fields behind ``text`` are those of response_format "verbose_json"."""
+
+    text: str
+    task: LeftOut[Literal["transcribe", "translate"]] = None
+    language: LeftOut[str] = None
+    duration: LeftOut[float] = None
+    segments: LeftOut[list[TranscriptionSegment]] = None
+    usage: AudioUsage
+
+
+# For the OpenAPI document: the parts of the form.
+FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "model"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "model": {"type": "string"},
+                        "language": {"type": "string"},
+                        "prompt": {"type": "string"},
+                        "response_format": {"enum": ["json", "text", "srt", "verbose_json", "vtt"]},
+                        "temperature": {"type": "number", "minimum": 0, "maximum": 1},
+                        "timestamp_granularities[]": {"type": "array", "items": {"enum": ["segment"]}},
+                    },
+                }
+            }
+        },
+    }
+}

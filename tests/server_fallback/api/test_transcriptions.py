@@ -1,0 +1,259 @@
+"""Transcripts of sound over HTTP, as OpenAI's client and curl request them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from asgi import run
+from fake_models import CREATED, FakeExecutor, FakeModels
+from fastapi import FastAPI
+from live_server import live_server
+from plain_target import compile_plain
+from sounds import wav
+from tiny_whisper import CONTEXT, make_whisper
+
+from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.runtime.audio.transcribe import LIMITS
+from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.server_fallback.api.app import create_app
+from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.errors import ApiError
+from nearfar.server_fallback.api.form_body import boundary_of, parse_form
+from nearfar.server_fallback.executors.executor import Call, ExecutorState
+from nearfar.server_fallback.executors.speech_executor import SpeechExecutor
+from nearfar.server_fallback.executors.text_model import TextModel
+from nearfar.server_fallback.schema.models import ModelCard
+from nearfar.server_fallback.schema.transcription import TranscriptionRequest
+
+NOISE = wav(np.random.default_rng(0).normal(0, 0.1, 32000).astype("<f4").tobytes(), 3, 32)
+
+
+@dataclass
+class ModelsWithSpeech(FakeModels):
+    speech: dict[str, SpeechExecutor] = field(default_factory=dict)
+
+    def cards(self) -> Sequence[ModelCard]:
+        return [*super().cards(), *(ModelCard(id=name, created=CREATED, root=name) for name in self.speech)]
+
+    def states(self) -> Mapping[str, ExecutorState]:
+        return {**super().states(), **{name: one.state() for name, one in self.speech.items()}}
+
+    async def executor(self, name: str) -> FakeExecutor | SpeechExecutor:  # type: ignore[override]
+        return self.speech[name] if name in self.speech else await super().executor(name)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder: Path = tmp_path_factory.mktemp("speech")
+    (folder / "model").mkdir()
+    make_whisper(folder / "model")
+    return compile_plain(folder / "model", folder / "bundle", "f32", CONTEXT)
+
+
+def speech_executor(bundle: Bundle, *, max_waiting: int = 4) -> SpeechExecutor:
+    runner = ReferenceRunner(bundle, limits=LIMITS, activation="float32")
+    return SpeechExecutor(runner, TextModel.of(bundle, "whisper"), max_waiting=max_waiting)
+
+
+@pytest.fixture(scope="module")
+def models(bundle: Bundle) -> ModelsWithSpeech:
+    return ModelsWithSpeech(speech={"whisper": speech_executor(bundle)})
+
+
+@pytest.fixture(scope="module")
+def url(models: ModelsWithSpeech) -> Iterator[str]:
+    with live_server(models, ApiConfig()) as served:
+        yield f"http://127.0.0.1:{served.port}"
+
+
+@pytest.fixture(scope="module")
+def app(models: ModelsWithSpeech) -> FastAPI:
+    return create_app(models, ApiConfig(max_audio_bytes=1 << 20))
+
+
+def post(app: FastAPI, path: str = "transcriptions", *, file: bytes | None = NOISE, **fields: Any) -> httpx.Response:
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            files = {"file": ("a.wav", file)} if file is not None else {"other": ("b", b"")}
+            return await client.post(f"/v1/audio/{path}", data={"model": "whisper", **fields}, files=files)
+
+    return run(send())
+
+
+def test_openai_s_client_transcribes(url: str) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        sound = ("noise.wav", NOISE)
+        verbose = client.audio.transcriptions.create(
+            model="whisper",
+            file=sound,
+            response_format="verbose_json",
+            language="en",
+            timestamp_granularities=["segment"],
+        )
+        assert verbose.segments is not None
+        assert len(verbose.segments) > 1
+        assert (verbose.language, float(verbose.duration)) == ("en", 2.0)
+        plain = client.audio.transcriptions.create(model="whisper", file=sound, language="en")
+        assert plain.text == verbose.text != ""
+        assert plain.usage is not None
+        assert plain.usage.type == "duration"
+        assert plain.usage.seconds == 2
+        subtitles = client.audio.transcriptions.create(
+            model="whisper", file=sound, response_format="srt", language="en", temperature=0
+        )
+        assert str(subtitles).count("-->") == len(verbose.segments)
+        # The client no longer recommends it.
+        with pytest.warns(DeprecationWarning, match="deprecated"):
+            translated = client.audio.translations.create(model="whisper", file=sound)
+        assert translated.text
+        with pytest.raises(openai.BadRequestError, match="language 'fr' is not known to the model; known: de, en, yue"):
+            client.audio.transcriptions.create(model="whisper", file=sound, language="fr")
+
+
+def test_each_format_has_its_type(app: FastAPI) -> None:
+    types = {"json": "application/json", "text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}
+    for form, kind in types.items():
+        answer = post(app, response_format=form)
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].partition(";")[0] == kind
+    assert post(app, response_format="vtt").text.startswith("WEBVTT")
+    assert post(app, "translations", response_format="verbose_json").json()["task"] == "translate"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"model": "fake"}, "model", "this model does not transcribe sound"),
+        ({"language": "klingon"}, None, "language 'klingon' is not known"),
+        ({"temperature": "2"}, "temperature", "less than or equal to 1"),
+        ({"temperature": "warm"}, "temperature", "valid number"),
+        ({"response_format": "docx"}, "response_format", "'json', 'text', 'srt', 'verbose_json' or 'vtt'"),
+        ({"timestamp_granularities[]": ["word"]}, "timestamp_granularities[0]", "'segment'"),
+        ({"stream": "true"}, "stream", "Got true"),
+        ({"chunking_strategy": "auto"}, "chunking_strategy", "Unknown parameter"),
+        ({"file": b"no sound"}, None, "a.wav: is no sound in a known format"),
+        ({"file": None}, "file", "Missing required parameter: 'file'"),
+    ],
+)
+def test_what_cannot_be_transcribed_is_refused(
+    app: FastAPI, fields: dict[str, Any], param: str | None, message: str
+) -> None:
+    answer = post(app, **fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert message in error["message"]
+    assert error["param"] == param
+
+
+def test_a_large_form_and_another_type_are_refused(app: FastAPI) -> None:
+    assert post(app, file=bytes(2 << 20)).status_code == 413
+
+    async def send() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return await client.post("/v1/audio/transcriptions", json={"model": "whisper"})
+
+    answer = run(send())
+    assert answer.status_code == 415
+    assert "send multipart/form-data" in answer.json()["error"]["message"]
+
+
+def test_a_lenient_server_names_what_it_ignores(models: ModelsWithSpeech) -> None:
+    answer = post(create_app(models, ApiConfig(lenient=True)), chunking_strategy="auto")
+    assert answer.status_code == 200
+    assert "chunking_strategy" in answer.headers["x-nearfar-ignored"]
+
+
+def test_chats_with_a_model_of_sound_are_refused(app: FastAPI) -> None:
+    async def send(path: str, body: dict[str, Any]) -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return await client.post(path, json={"model": "whisper", **body})
+
+    chat = run(send("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}))
+    assert chat.status_code == 400
+    assert "send a file to /v1/audio/transcriptions" in chat.json()["error"]["message"]
+    assert run(send("/v1/embeddings", {"input": "hi"})).status_code == 400
+    assert run(send("/tokenize", {"prompt": "hi"})).json()["count"] == 2
+
+
+def test_a_caller_that_leaves_ends_its_transcript_and_the_next_one_begins(bundle: Bundle) -> None:
+    """The queue is bounded, deadlines count, and closing ends what runs."""
+    hour = wav(np.random.default_rng(1).normal(0, 0.1, 16000 * 300).astype("<f4").tobytes(), 3, 32)
+    request = TranscriptionRequest(model="whisper", language="en")
+
+    async def scenario() -> None:
+        executor = speech_executor(bundle, max_waiting=1)
+
+        def transcribe(data: bytes, deadline: float | None = None) -> asyncio.Task[Any]:
+            call = Call("1", deadline=deadline)
+            return asyncio.create_task(executor.transcribe(data, "a", request, call, translate=False))
+
+        running, waiting = transcribe(hour), transcribe(NOISE)
+        await asyncio.sleep(0.05)
+        assert (executor.state().running, executor.state().waiting) == (1, 1)
+        with pytest.raises(QueueFull, match="1 requests are waiting"):
+            await transcribe(NOISE)
+        running.cancel()
+        assert (await waiting).text
+        assert executor.state().running == 0
+        with pytest.raises(DeadlineExceeded, match="longer than the request allows"):
+            await transcribe(hour, time.monotonic() + 0.2)
+        with pytest.raises(RequestError, match="a: is empty"):
+            await transcribe(b"")
+        last = transcribe(hour)
+        await asyncio.sleep(0.05)
+        await executor.close()
+        with pytest.raises(Unavailable, match="was unloaded"):
+            await last
+        with pytest.raises(Unavailable, match="is being unloaded"):
+            await transcribe(NOISE)
+        assert not executor.state().ready
+
+    run(scenario())
+
+
+FORM = (
+    b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n'
+    b'--x\r\ncontent-disposition: form-data; name="file"; filename="a \\"b\\".wav"\r\nContent-Type: audio/wav\r\n\r\n'
+    b"1\r\n2--x\r\n"
+    b'--x\r\nContent-Disposition: form-data; name="t[]"\r\n\r\na\r\n'
+    b'--x\r\nContent-Disposition: form-data; name="t[]"\r\n\r\nb\r\n--x--\r\n'
+)
+
+
+def test_a_form_is_read() -> None:
+    form = parse_form(FORM, b"x")
+    assert form.texts == {"model": "m", "t": ["a", "b"]}
+    assert form.file == b"1\r\n2--x"
+    assert form.file_name == 'a \\"b\\".wav'
+    assert boundary_of('multipart/form-data; charset=utf-8; boundary="a b"') == b"a b"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (FORM[:-20], "cut off"),
+        (b"", "cut off"),
+        (b"--x--\r\n", "Missing required parameter: 'file'"),
+        (FORM.replace(b'name="model"', b'title="model"'), "has no name"),
+        (FORM.replace(b'name="t[]"', b'name="model"', 1), "has 'model' twice"),
+        (FORM.replace(b'name="model"', b'name="file"'), "two files"),
+        (FORM.replace(b"\r\n\r\nm\r\n", b"\r\n\r\n\xff\r\n"), "'model' is not UTF-8"),
+        (FORM.replace(b"\r\n\r\nm\r\n", b"\r\n\r\n" + bytes(70000) + b"\r\n"), "'model' has 70,000 bytes"),
+        (b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n' * 65 + b"--x--", "65 parts"),
+    ],
+)
+def test_a_body_that_is_no_form_is_refused(body: bytes, message: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_form(body, b"x")
+    assert message in caught.value.message
+    assert caught.value.status == 400
