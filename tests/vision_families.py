@@ -31,6 +31,12 @@ LFM2 = {
     "block_auto_adjust_ff_dim": False,
 }
 IDEFICS3 = {"vision_config": {**VISION, "image_size": 42, "patch_size": 7}, "scale_factor": 3, "pad_token_id": 0}
+# Writes the mark of each picture, and the texts, between control tokens.
+TEMPLATE = (
+    "{% for message in messages %}{{ '<start_of_image>' }}{% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content %}{% if part.type == 'image' %}{{ '<image>' }}{% else %}{{ part.text }}"
+    "{% endif %}{% endfor %}{% endif %}{{ '<end_of_utterance>' }}{% endfor %}"
+)
 LFM2_VL = {
     "vision_config": {**VISION, "model_type": "siglip2_vision_model", "num_patches": 36, "patch_size": 4},
     "projector_hidden_size": 44,
@@ -116,6 +122,7 @@ def make_vision(name: str, folder: Path) -> Expected:
     model = getattr(transformers, f"{family.name}ForConditionalGeneration")(config).float().eval()
     randomize(model)
     write_family(Family({}, family.processor), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
     model.save_pretrained(folder)
     spec = load(str(folder)).images
     assert spec is not None

@@ -1,8 +1,8 @@
 """Checks that all numbers and names of a manifest agree with each other, before anything is mapped or allocated.
 
 `manifest.py` defines the keys and their types; this file checks the relations between them. `check_steps.py` checks
-the steps, `check_kernels.py` their kernels, and `check_tests.py` the bundle's tests. A kernel of a CPU or CUDA bundle is native code, and no check makes
-native code safe; see `signature.py`.
+the steps, `check_kernels.py` their kernels, and `check_tests.py` the bundle's tests. A kernel of a CPU or CUDA bundle
+is native code, and no check makes native code safe; see `signature.py`.
 """
 
 from __future__ import annotations

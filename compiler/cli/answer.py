@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
 
 from ..ir.sampling import Sampler
-from ..runtime.batch import Runner
+from ..runtime.batch import FloatArray, Runner
 from ..runtime.generate import Timings, generate
 from ..runtime.text.stop_strings import StopAutomaton, StopStrings
 from ..runtime.text.text_stream import TextStream
@@ -45,6 +45,7 @@ class Answerer:
         *,
         cached: int = 0,
         cancelled: Callable[[], bool] = lambda: False,
+        features: Callable[[], Sequence[tuple[int, FloatArray]]] = tuple,
     ) -> Answer:
         """``write`` receives the text piece by piece. See `generate` for the other arguments and for the errors."""
         timings, stream, stops = Timings(), TextStream(self.tokenizer), StopStrings(self.stops)
@@ -55,9 +56,8 @@ class Answerer:
             pieces.append(text)
             write(text)
 
-        for token in generate(
-            self.runner, prompt, max_tokens, self.sampler, timings, cached=cached, cancelled=cancelled
-        ):
+        more: dict[str, Any] = {"cached": cached, "cancelled": cancelled, "features": features}
+        for token in generate(self.runner, prompt, max_tokens, self.sampler, timings, **more):
             token_ids.append(token)
             show(stops.feed(stream.feed(token)))
             if stops.stopped:

@@ -52,6 +52,8 @@ class Run:
     """with --labels: the prompt may have several labels, so that probabilities do not add up to 1"""
     dimensions: int | None = None
     """for embeddings: the length of the vector (default: all numbers)"""
+    image: Annotated[tuple[Path, ...], Flag(metavar="FILE")] = ()
+    """for a model that sees pictures: one before the message (PNG, JPEG, WebP, GIF, BMP or AVIF); may be repeated"""
     system: Text | None = None
     """the system prompt: instructions on how to answer"""
     max_tokens: int | None = None

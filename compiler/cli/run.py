@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ..bundle.folder import Bundle, ExportBundle, open_any
@@ -12,6 +15,9 @@ from ..bundle.signature import read_trusted_keys
 from ..ir.sampling import Sampler
 from ..runtime.batch import Limits, require_plan
 from ..runtime.errors import RequestError
+from ..runtime.images.decode import decode_image
+from ..runtime.images.patches import PreparedImage, prepare_image
+from ..runtime.images.prompt import encode_pictures, placed_features
 from ..runtime.text.stop_strings import StopAutomaton
 from ..runtime.text.tokenizer import Tokenizer
 from .answer import Answer, Answerer, print_speed, write_out
@@ -35,16 +41,16 @@ def run(options: Run) -> None:
     """Raises RequestError for options that exclude each other, and all errors of opening and running the bundle."""
     check_options(options)
     text = read_prompt(options)
-    if text is None and (options.json or options.raw):
-        raise RequestError(
-            f"{'--json' if options.json else '--raw'} needs a prompt; pass it as an argument or on standard input"
-        )
+    if text is None and (options.json or options.raw or options.image):
+        name = "--json" if options.json else "--raw" if options.raw else "--image"
+        raise RequestError(f"{name} needs a prompt; pass it as an argument or on standard input")
     trusted = read_trusted_keys(options.trust)
     path, from_cache = bundle_of(options.bundle, options.ignore_keys, quiet=options.json)
     # A bundle that was compiled here needs no signature.
     bundle = open_any(path, () if from_cache else trusted)
     tokenizer = Tokenizer(bundle.tokenizer_files())
     refuse_sound(bundle.manifest)
+    pictures, spec = read_pictures(options.image, bundle.manifest), bundle.manifest.images
     if not bundle.manifest.generates:
         encode_once(options, bundle, tokenizer, text)
         return
@@ -55,6 +61,8 @@ def run(options: Run) -> None:
         # A model without a template cannot chat. Report that before the user types the first message.
         encode(tokenizer, "", raw=False, system=options.system)
         prompt: list[int] = []
+    elif spec is not None and pictures:
+        prompt = encode_pictures(tokenizer, spec, text, pictures, options.system)
     else:
         split = options.split_special_tokens
         prompt = encode(tokenizer, text, raw=options.raw, split_special_tokens=split, system=options.system)
@@ -66,7 +74,9 @@ def run(options: Run) -> None:
             converse(conversation, f"{bundle.manifest.model} on {runner.device}")
             return
         max_tokens = options.max_tokens if options.max_tokens is not None else default_max_tokens(bundle, len(prompt))
-        answer = answerer.answer(prompt, max_tokens, no_output if options.json else write_out)
+        write = no_output if options.json else write_out
+        features = tuple if spec is None else partial(placed_features, runner, spec, prompt, pictures)
+        answer = answerer.answer(prompt, max_tokens, write, features=features)
         device = runner.device
     finally:
         runner.close()
@@ -102,6 +112,8 @@ def encode_once(options: Run, bundle: Bundle | ExportBundle, tokenizer: Tokenize
 
 
 def check_options(options: Run) -> None:
+    if options.image and options.raw:
+        raise RequestError("--image needs the chat template, which --raw switches off; use only one of the two options")
     if options.raw and options.system is not None:
         raise RequestError(
             "--system needs the chat template, which --raw switches off; use only one of the two options"
@@ -111,6 +123,25 @@ def check_options(options: Run) -> None:
         raise RequestError(f"--{name} needs --labels; give them, or remove the option")
     if options.temperature == 0 and (options.top_p != 1 or options.top_k != 0):
         raise RequestError("--top-p and --top-k need --temperature above 0; at 0, the likeliest token is always chosen")
+
+
+def read_pictures(files: Sequence[Path], manifest: Description) -> list[PreparedImage]:
+    """The pictures in files, prepared for the model. Raises RequestError for a model that sees none, and for files that
+    cannot be read.
+    """
+    spec, pictures = manifest.images, []
+    for file in files:
+        if spec is None:
+            raise RequestError(
+                f"--image {file}: {manifest.model} sees no pictures; use the bundle of a model that does"
+            )
+        try:
+            pictures.append(prepare_image(spec, decode_image(file.read_bytes())))
+        except OSError as error:
+            raise RequestError(f"--image {file}: cannot be read: {error.strerror}") from error
+        except RequestError as error:
+            raise RequestError(f"--image {file}: {error.message}", **error.details) from error
+    return pictures
 
 
 def read_prompt(options: Run) -> str | None:

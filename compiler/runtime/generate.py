@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..bundle.manifest import GENERATE
 from ..ir.sampling import GREEDY, Sampler, Settings
-from .batch import Chunk, Output, Runner, make_batch, require_plan
+from .batch import Chunk, FloatArray, Output, Runner, features_between, make_batch, require_plan
 from .errors import DeviceError, RequestError
 from .page_groups import rings
 
@@ -49,12 +49,15 @@ def generate(
     *,
     cached: int = 0,
     cancelled: Callable[[], bool] = lambda: False,
+    features: Callable[[], Sequence[tuple[int, FloatArray]]] = tuple,
 ) -> Iterator[int]:
     """Yield token ids until the model ends (the end token is not yielded), ``max_tokens`` were yielded, or
     ``cancelled`` returns true.
 
     The runner's pages already hold keys and values of the first ``cached`` tokens of the prompt, from an earlier call;
     ``cached`` must be less than the length of the prompt. ``cancelled`` is called before each forward pass.
+    ``features`` is called once, before the first: it returns the features of pictures, and the position of the first
+    token that each replaces.
 
     Raises RequestError for an empty prompt, ids outside the vocabulary, or more tokens than the bundle's context.
     """
@@ -64,7 +67,8 @@ def generate(
     timings.prompt_tokens = len(prompt)
     started = time.perf_counter()
     ends = set(runner.manifest.spec.eos_token_ids)
-    passes = prefill(runner, prompt, sample_all=False, settings=sampler.next(), cached=cached)
+    placed = features()
+    passes = prefill(runner, prompt, sample_all=False, settings=sampler.next(), cached=cached, placed=placed)
     while not cancelled() and (result := next(passes, None)) is not None:
         output = result
     if cancelled():
@@ -116,22 +120,40 @@ def prefill(
     chunk: int = PREFILL_CHUNK,
     settings: Settings = GREEDY,
     cached: int = 0,
+    placed: Sequence[tuple[int, FloatArray]] = (),
 ) -> Iterator[Output]:
     """Run the tokens of a sequence after its first ``cached`` ones, in chunks. Every row is sampled, or only the last
-    one.
+    one. ``placed``: see `batch.features_between`.
     """
     for start in range(cached, len(token_ids), chunk):
         stop = min(start + chunk, len(token_ids))
         rows = range(stop - start) if sample_all else [stop - start - 1] if stop == len(token_ids) else []
-        yield append(runner, token_ids[start:stop], start, rows, settings)
+        own = features_between(placed, start, stop)
+        yield append(runner, token_ids[start:stop], start, rows, settings, own)
 
 
-def append(runner: Runner, token_ids: Sequence[int], start: int, rows: Sequence[int], settings: Settings) -> Output:
+def append(
+    runner: Runner,
+    token_ids: Sequence[int],
+    start: int,
+    rows: Sequence[int],
+    settings: Settings,
+    features: Sequence[tuple[int, FloatArray]] = (),
+) -> Output:
     """Run tokens that follow the first ``start`` of the only sequence, which owns the pools' first pages; ``rows`` of
-    them are sampled.
+    them are sampled, and ``features`` are those of their chunk.
     """
     pages, *window = rings(runner.groups, runner.manifest.pages_for(start + len(token_ids)))
-    chunk = Chunk(token_ids, start, pages, rows, settings, window_pages=window[0] if window else None, state=ONLY_STATE)
+    chunk = Chunk(
+        token_ids,
+        start,
+        pages,
+        rows,
+        settings,
+        window_pages=window[0] if window else None,
+        state=ONLY_STATE,
+        features=features,
+    )
     return runner.forward(make_batch([chunk], runner.manifest.page_size))
 
 

@@ -1,0 +1,93 @@
+"""`nearfar run --image`: answers about pictures, compared with transformers' model."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_families import pattern
+from image_files import saved
+from light_bundle import few_kernels, one_compilation
+from PIL import Image
+from vision_families import FAMILIES, IMAGE, make_vision, pixels_of
+
+from nearfar.compiler.cli import main
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.images.patches import prepare_image
+
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint, its bundle, the bundle of its text model, and two pictures."""
+    folder = tmp_path_factory.mktemp("images")
+    make_vision("smolvlm", folder / "checkpoint")
+    options = {"quantization": "f32", "context": 256, "activations": ("float32",), "self_test": False}
+    with one_compilation(), few_kernels():
+        for name, text_only in (("bundle", False), ("text", True)):
+            given = CompileOptions(target="cpu", text_only=text_only, **options)  # type: ignore[arg-type]
+            compile_model(str(folder / "checkpoint"), folder / name, given)
+    for name, size in zip(("wide", "square"), FAMILIES["smolvlm"].sizes, strict=True):
+        (folder / f"{name}.png").write_bytes(saved(Image.fromarray(pattern(*size)), "PNG"))
+    (folder / "text.png").write_text("not a picture")
+    return folder
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["run", *arguments])
+    captured = capsys.readouterr()
+    return int(code or 0), captured.out, captured.err
+
+
+def answer_of_transformers(folder: Path, token_ids: list[int]) -> list[int]:
+    import torch
+    import transformers
+
+    from nearfar.compiler.formats import load
+
+    spec = load(str(folder / "checkpoint")).images
+    assert spec is not None
+    images = [prepare_image(spec, pattern(*size)) for size in FAMILIES["smolvlm"].sizes]
+    model = transformers.SmolVLMForConditionalGeneration.from_pretrained(folder / "checkpoint").float().eval()
+    pixels = pixels_of(spec, images, tiles=False)
+    found = list(token_ids)
+    with torch.no_grad():
+        for _ in range(COUNT):
+            logits = model(input_ids=torch.tensor([found]), **pixels).logits[0, -1].numpy()
+            found.append(int(np.argmax(logits)))
+    return found[len(token_ids) :]
+
+
+def test_an_answer_about_two_pictures_is_that_of_transformers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pictures = ["--image", str(folder / "wide.png"), "--image", str(folder / "square.png")]
+    given = [str(folder / "bundle"), "Which is <image> larger?", *pictures, "--max-tokens", str(COUNT), "--json"]
+    code, out, _ = run(capsys, *given)
+    assert code == 0
+    answer = json.loads(out)
+    prompt = answer["prompt_token_ids"]
+    # 5 tiles of 4 features each. The mark in the message is text.
+    assert prompt.count(IMAGE) == 2 * 5 * 4
+    assert answer["token_ids"] == answer_of_transformers(folder, prompt)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["text", "hi", "--image", "wide.png"], "--image .*wide.png: checkpoint sees no pictures"),
+        (["bundle", "hi", "--image", "missing.png"], "--image .*missing.png: cannot be read: No such file"),
+        (["bundle", "hi", "--image", "text.png"], "--image .*text.png: images: the picture has an unknown format"),
+        (["bundle", "hi", "--image", "wide.png", "--raw"], "--image needs the chat template"),
+    ],
+)
+def test_pictures_that_cannot_be_used_are_refused(
+    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = [str(folder / each) if "." in each or each in ("text", "bundle") else each for each in arguments]
+    code, out, err = run(capsys, *places)
+    assert code != 0
+    assert not out
+    assert re.search(message, " ".join(err.split()))
