@@ -257,7 +257,7 @@ class EngineLoop:
             self._collect_masks(POLL_SECONDS)
         else:
             assert not self._answers, "sequences wait and none can run"
-        if self._images.waiting:
+        if self._images.is_due(others_run=bool(self.scheduler.running)):
             self._encode_images()
         self._counts.overhead_seconds += time.perf_counter() - started - self._other_seconds
 

@@ -4,8 +4,9 @@ steps of other answers. Features are retained by name; those that were not used 
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -37,8 +38,12 @@ class ImageEncoder:
     ``queries`` are the images of answers, ``hits`` those whose features were retained or on their way.
     """
 
-    def __init__(self, tower: Tower | None, capacity_bytes: int) -> None:
-        self._tower, self._capacity_bytes = tower, capacity_bytes
+    def __init__(
+        self, tower: Tower | None, capacity_bytes: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._tower, self._capacity_bytes, self._clock = tower, capacity_bytes, clock
+        # From then on, images are computed although other answers run.
+        self._due = 0.0
         self._retained: OrderedDict[ImageName, FloatArray] = OrderedDict()
         # The answers that wait, and by name the images whose features they lack. Their images are computed in turn.
         self._waiting: deque[Answer] = deque()
@@ -64,6 +69,12 @@ class ImageEncoder:
         self._waiting.append(answer)
         return False
 
+    def is_due(self, *, others_run: bool) -> bool:
+        """Whether to compute images now. Answers that run have as much time between images as the last ones took: a
+        tile takes a CPU as long as many decoded tokens.
+        """
+        return bool(self._waiting) and (not others_run or self._clock() >= self._due)
+
     def cancel(self, answer: Answer) -> None:
         """An answer has ended; nothing is computed for it alone any more."""
         if self._missing.pop(answer, None) is not None:
@@ -79,7 +90,9 @@ class ImageEncoder:
     def encode(self, images: Sequence[PromptImage]) -> list[FloatArray]:
         """Their features. Raises the errors of the runner, and DeviceError for features that are not numbers."""
         assert self._tower is not None
+        started = self._clock()
         rows = [np.asarray(each, np.float32) for each in self._tower.encode([_pixels(image) for image in images])]
+        self._due = 2 * self._clock() - started
         for image, features in zip(images, rows, strict=True):
             assert len(features) == image.length, f"{len(features)} features for {image.length} tokens"
             if not np.isfinite(features).all():

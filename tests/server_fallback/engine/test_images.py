@@ -26,11 +26,15 @@ from scheduler_traces import pools_of
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.bundle.manifest import GENERATE
+from nearfar.compiler.ir.sampling import DEFAULT_SAMPLING
 from nearfar.compiler.runtime.batch import Batch, FloatArray, Limits, Output
 from nearfar.compiler.runtime.errors import DeviceError, QueueFull, RequestError
+from nearfar.server_fallback.engine.answer import Answer
 from nearfar.server_fallback.engine.config import EngineConfig
+from nearfar.server_fallback.engine.image_encoder import ImageEncoder
 from nearfar.server_fallback.engine.images import PromptImage, placeholder_key, prompt_keys
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
+from nearfar.server_fallback.engine.resolved_sampling import resolve_sampling
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 
 LIMITS = Limits(tokens=8, sequences=4, rows=4, pages=24)
@@ -240,6 +244,33 @@ def test_decoding_goes_on_while_images_are_encoded() -> None:
     images = [index for index, event in enumerate(events) if event == "image"]
     assert len(images) == 8
     assert all(after - before > 1 for before, after in pairwise(images))
+
+
+def test_other_answers_have_as_much_time_between_images_as_these_took() -> None:
+    """At most half of the time goes to images while others run, and all of it otherwise."""
+    now = 100.0
+
+    class Slow(HashTower):
+        def encode(self, images: Sequence[Pixels]) -> list[FloatArray]:
+            nonlocal now
+            now += 1.5
+            return super().encode(images)
+
+    async def work() -> None:
+        nonlocal now
+        encoder = ImageEncoder(Slow(), 0, lambda: now)
+        assert not encoder.is_due(others_run=False)
+        waiting = Answer(0, with_images([CAT, DOG]), resolve_sampling(DEFAULT_SAMPLING), lambda _: None)
+        assert not encoder.begin(waiting)
+        assert encoder.is_due(others_run=True)
+        images = encoder.next()
+        assert encoder.add(images, encoder.encode(images)) == []
+        for time_left in (1.5, 0.5, 0.0):
+            now = 103.0 - time_left
+            assert encoder.is_due(others_run=True) == (time_left == 0)
+            assert encoder.is_due(others_run=False)
+
+    asyncio.run(work())
 
 
 def test_the_time_in_the_queue_ends_with_the_first_image() -> None:
