@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,18 @@ def test_files_that_python_refuses_are_refused(page: Page) -> None:
             name,
             found,
         )
+
+
+def test_damaged_files_are_decoded_or_refused(page: Page) -> None:
+    random = Random(0)
+    for name, file in FILES.items():
+        for _ in range(8):
+            data = bytearray(base64.b64decode(file["data"]))
+            for _ in range(3 if data else 0):
+                data[random.randrange(len(data))] = random.randrange(256)
+            found = page.evaluate(DECODE, ["blob", base64.b64encode(data).decode()])
+            # A damaged size may be beyond what a browser reads exactly.
+            assert "pixels" in found or found["error"] in ("RequestError", "DeviceError"), (name, found)
 
 
 def test_every_kind_of_source_has_the_same_pixels(page: Page) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -24,6 +25,11 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
 # A photo of 12 megapixels takes 36 MB as bytes.
 MAX_PIXELS = 50_000_000
+# What Pillow's decoders raise for damaged files.
+DAMAGED = (
+    EOFError, IndexError, KeyError, OSError, OverflowError, RuntimeError, SyntaxError, TypeError, ValueError,
+    struct.error, zlib.error,
+)  # fmt: skip
 
 
 def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Bytes:
@@ -51,8 +57,7 @@ def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Bytes:
         ) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise RequestError(f"images: the picture has more than {max_pixels} pixels; make it smaller") from error
-    # Damaged files raise any of these in Pillow's decoders.
-    except (OSError, SyntaxError, ValueError, IndexError, KeyError, EOFError, struct.error, OverflowError) as error:
+    except DAMAGED as error:
         raise RequestError(f"images: the picture is damaged or incomplete: {error}; send it again") from error
     return np.asarray(picture)
 

@@ -47,6 +47,28 @@ test("a header that ends too soon is refused, and never read beyond its end", ()
       }
 });
 
+test("a damaged header is read or refused", () => {
+  // A generator of numbers that is the same everywhere (xorshift).
+  let state = 1;
+  const below = (most: number): number => {
+    state ^= state << 13;
+    state ^= state >>> 17;
+    state ^= state << 5;
+    return (state >>> 0) % most;
+  };
+  for (const [, , bytes] of FILES)
+    for (let round = 0; round < 200 && bytes.length > 0; round++) {
+      const changed = bytes.slice(0, 1 + below(bytes.length));
+      for (let change = below(8); change >= 0; change--) changed[below(changed.length)] = below(256);
+      try {
+        const { width, height } = readHeader(changed);
+        expect(width * height).toBeGreaterThan(0);
+      } catch (error) {
+        expect(error).toBeInstanceOf(RequestError);
+      }
+    }
+});
+
 test("pixels of three or four bytes need no decoder", async () => {
   const expected = { width: 1, height: 2, data: Uint8Array.of(1, 2, 3, 4, 5, 6) };
   expect(await decodeImage(expected)).toEqual(expected);
