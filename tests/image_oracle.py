@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -157,8 +159,27 @@ def record() -> None:
                 }
             )
             print(name, width, height, ours.features, flush=True)
-        recorded[name] = {"spec": asdict(spec), "cases": cases, "refused": REFUSED.get(name, [])}
-    VECTORS.write_text(json.dumps(recorded, indent=1) + "\n")
+        counts = [[*size, tokens_of(processor, mark, spec, *size)] for size in random_sizes()]
+        recorded[name] = {"spec": asdict(spec), "cases": cases, "refused": REFUSED.get(name, []), "counts": counts}
+    text = json.dumps(recorded, indent=1)
+    # One line for each of the sizes.
+    VECTORS.write_text(re.sub(r"\[\s+(\d+),\s+(\d+),\s+(\d+)\s+\]", r"[\1, \2, \3]", text) + "\n")
+
+
+def random_sizes(count: int = 50) -> list[tuple[int, int]]:
+    """Widths and heights, small and large ones alike."""
+    random = Random(0)
+    return [(int(2 ** random.uniform(0, 11.5)), int(2 ** random.uniform(0, 11.5))) for _ in range(count)]
+
+
+def tokens_of(processor: Any, mark: str, spec: ImageSpec, width: int, height: int) -> int:
+    """The placeholders in the prompt of a black picture; 0 if the processor refuses it."""
+    try:
+        output = processed(processor, mark, np.zeros((height, width, 3), np.uint8))
+    except ValueError:
+        return 0
+    ids: list[int] = output["input_ids"][0].tolist()
+    return ids.count(spec.prompt.placeholder_id)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,17 @@ def test_pixels_and_text_are_those_of_the_models_own_processor(name: str, case: 
     assert prepared.key == case["key"]
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pictures_of_any_size_have_as_many_tokens_as_in_transformers(name: str, tmp_path: Path) -> None:
+    spec = spec_of(write_family(FAMILIES[name], tmp_path))
+    for width, height, count in RECORDED[name]["counts"]:
+        try:
+            found = sum(image_layout(spec, width, height)["features"])
+        except RequestError:
+            found = 0
+        assert found == count, (width, height)
+
+
 def test_pictures_that_the_processor_refuses_are_refused(tmp_path: Path) -> None:
     for name, each in RECORDED.items():
         spec = spec_of(write_family(FAMILIES[name], tmp_path / name))
