@@ -210,7 +210,7 @@ class LocalExecutor:
         if not chat.images:
             return []
         assert self._workers.images is not None, "read_chat refuses images for models that read texts only"
-        return await self._workers.images.read(chat.images, client)
+        return await self._workers.images.read(chat.images, self.context, client)
 
     async def _prompts(self, given: Chat | Sequence[Prompt], client: str) -> Sequence[ChatPrompt]:
         """The token ids of each prompt, and the state in which its answer begins."""

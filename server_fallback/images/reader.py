@@ -16,6 +16,7 @@ from nearfar.compiler.runtime.images.patches import CutImage
 from ..processes.worker import WorkerEnded, WorkerLimits, WorkerProcess
 from ..text.chat_prompt import ChatImage
 from ..text.fair_turns import FairTurns
+from ..text.requests import context_overflow
 from .image_urls import ImageUrls
 from .options import ImageOptions
 from .worker import ReadJob
@@ -47,14 +48,22 @@ class ImageReader:
         limits = WorkerLimits(MEMORY_BYTES, KEPT_BYTES, int(seconds) + 10)
         self._process = WorkerProcess(f"{__package__}.worker", limits)
 
-    async def read(self, images: Sequence[ChatImage], client: str) -> list[CutImage]:
-        """Raises RequestError, whose details name the parameter, and Unavailable."""
+    async def read(self, images: Sequence[ChatImage], context: int, client: str) -> list[CutImage]:
+        """Raises RequestError, whose details name the parameter, and Unavailable. Images after those that fill the
+        ``context`` are not read.
+        """
         most = self._options.max_images
         if len(images) > most:
             raise RequestError(
                 f"the messages have {len(images)} images; at most {most} are supported", param=images[most].param
             )
-        return [await self._read(image, client) for image in images]
+        cuts, tokens = list[CutImage](), 0
+        for image in images:
+            cuts.append(await self._read(image, client))
+            tokens += sum(cuts[-1].features)
+            if tokens > context:
+                raise context_overflow("messages", f"at least {tokens}", context)
+        return cuts
 
     async def _read(self, image: ChatImage, client: str) -> CutImage:
         try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
-from ...ir.images import ImageSpec
+from ...ir.images import ImagePrompt, ImageSpec
 from ..batch import FloatArray, Runner
 from ..errors import CheckpointError
 from ..patches import image_features
@@ -33,15 +34,22 @@ def placed_features(
     runner: Runner, spec: ImageSpec, prompt: Sequence[int], pictures: Sequence[PreparedImage]
 ) -> list[tuple[int, FloatArray]]:
     """The features of each tile of the pictures, and the position of its first placeholder in the prompt."""
-    places = [index for index, token_id in enumerate(prompt) if token_id == spec.prompt.placeholder_id]
     counts = [count for picture in pictures for count in picture.features]
-    if sum(counts) != len(places):
-        raise CheckpointError(
-            f"tokenizer.json: the text of the pictures has {sum(counts)} times {spec.prompt.placeholder!r}, and the "
-            f"prompt {len(places)} times token {spec.prompt.placeholder_id}; correct the checkpoint's tokenizer"
-        )
+    places = tile_places(spec.prompt, prompt, counts)
     if not counts:
         return []
     features = np.concatenate([image_features(runner, picture) for picture in pictures])
-    starts = np.cumsum([0, *counts[:-1]]).tolist()
-    return [(places[start], features[start : start + count]) for start, count in zip(starts, counts, strict=True)]
+    return list(zip(places, np.split(features, np.cumsum(counts)[:-1]), strict=True))
+
+
+def tile_places(prompt: ImagePrompt, token_ids: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """The position of the first placeholder of each tile in a prompt; ``counts`` are their features. Raises
+    CheckpointError for a prompt with another number of placeholders.
+    """
+    places = [index for index, token_id in enumerate(token_ids) if token_id == prompt.placeholder_id]
+    if sum(counts) != len(places):
+        raise CheckpointError(
+            f"tokenizer.json: the text of the pictures has {sum(counts)} times {prompt.placeholder!r}, and the prompt "
+            f"{len(places)} times token {prompt.placeholder_id}; correct the checkpoint's tokenizer"
+        )
+    return [places[start] for start in accumulate(counts[:-1], initial=0)] if counts else []

@@ -48,14 +48,14 @@ def claiming(width: int, height: int) -> bytes:
 
 
 def read(
-    *files: bytes, seconds: float = 20.0, change: Callable[[ImageReader], None] = lambda _: None
+    *files: bytes, seconds: float = 20.0, context: int = 100, change: Callable[[ImageReader], None] = lambda _: None
 ) -> list[CutImage]:
     async def work() -> list[CutImage]:
         opened = ImageReader(SPEC, ImageOptions(), seconds=seconds)
         change(opened)
         try:
             images = [ChatImage(data_url(data), f"messages[{index}]") for index, data in enumerate(files)]
-            return await opened.read(images, "")
+            return await opened.read(images, context, "")
         finally:
             opened.close()
 
@@ -89,6 +89,14 @@ def test_the_tiles_of_files_that_were_not_read_for_longest_are_dropped(monkeypat
     one, two, same, _, kept, anew = read(*files)
     assert one is same is kept
     assert anew is not two
+
+
+def test_images_after_those_that_fill_the_context_are_not_decoded() -> None:
+    """Each takes 4 tokens."""
+    assert len(read(png(1, 1), png(2, 2), context=8)) == 2
+    with pytest.raises(RequestError, match=r"length is 7 tokens\. However, messages has at least 8") as error:
+        read(png(1, 1), png(2, 2), b"not an image", context=7)
+    assert error.value.details["code"] == "context_length_exceeded"
 
 
 def test_a_file_that_claims_a_huge_size_is_refused_before_it_is_decoded() -> None:
