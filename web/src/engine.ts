@@ -17,8 +17,10 @@ import { TokenEngine } from "./engine/token_engine.js";
 import type { TunedEngine, Tuner } from "./engine/tuner.js";
 import type { Encoder } from "./encoders/index.js";
 import { DeviceError, RequestError, messageOf } from "./errors.js";
-import type { GenerateOptions, GenerationEvent } from "./generation.js";
+import type { ChatMessage, GenerateOptions, GenerationEvent, Prompt } from "./generation.js";
 import { generationEvents, tokenRequest } from "./generation.js";
+import type { PictureCounts } from "./images/feature_cache.js";
+import type { PictureParts, Pictures } from "./images/pictures.js";
 import { Grammars } from "./grammar/grammars.js";
 import type { BundleAddress, Loaded, LoadOptions } from "./load.js";
 import { load, plan } from "./load.js";
@@ -46,6 +48,8 @@ export interface EngineInfo extends BackendInfo {
   readonly tools: boolean;
   /** Whether `enable_thinking` switches the model's reasoning on or off. */
   readonly thinking: boolean;
+  /** Whether the model sees pictures. */
+  readonly images: boolean;
   /** The SHA-256 of tokenizer.json in hexadecimal. Models with the same value have the same token ids. */
   readonly tokenizerSha256: string | null;
   /** The size of the weights and the tokenizer in bytes: what a load downloads if nothing is stored. */
@@ -68,6 +72,8 @@ export class Engine implements EngineWithSessions {
   readonly #tuned: TunedEngine;
   readonly #tokenizer: Tokenizer;
   readonly #model: Model;
+  /** Null if the model sees none. */
+  readonly #pictures: Pictures | null;
   readonly #closed = new AbortController();
   readonly #gate = new Gate();
   #backend: Backend;
@@ -90,9 +96,19 @@ export class Engine implements EngineWithSessions {
       gate: this.#gate,
     });
     this.#encoder = opened?.encoder ?? null;
+    const columns = manifest.spec.hidden_size;
+    const features: PictureParts["features"] = (batch) => this.#tokens.features(batch);
+    const spec = manifest.images;
+    const pictures = spec === null ? undefined : loaded.images?.open({ spec, columns, features });
+    this.#pictures = pictures ?? null;
     this.#tokens = new TokenEngine(
       runner,
-      { vocabSize, endTokenIds, generates: opened === undefined },
+      {
+        vocabSize,
+        endTokenIds,
+        generates: opened === undefined,
+        place: pictures && ((request) => pictures.place(request)),
+      },
       () => this.#replaceRunner(),
       this.#gate,
       () => this.#backend.drafter,
@@ -113,6 +129,7 @@ export class Engine implements EngineWithSessions {
               parser: (tools) => new ToolCallStream(format, tools),
               grammar: (tools, choice) => toolGrammar(format, tools, choice as ToolChoice),
             },
+      readPictures: pictures && ((...args) => pictures.read(...args)),
       adapters: () => this.#tokens.adapters?.names ?? [],
     };
     this.#model = model;
@@ -152,6 +169,7 @@ export class Engine implements EngineWithSessions {
       quantization,
       tools,
       thinking: this.#tokenizer.thinking.canSwitch,
+      images: this.#pictures !== null,
       tokenizerSha256,
       context: this.#backend.runner.limits.context,
       downloadBytes: totalBytes,
@@ -159,9 +177,9 @@ export class Engine implements EngineWithSessions {
     };
   }
 
-  /** Counts of the work done so far. */
-  get counts(): EngineCounts {
-    return this.#tokens.counts;
+  /** Counts of the work done so far; ``pictures`` is null for a model that sees none. */
+  get counts(): EngineCounts & { readonly pictures: PictureCounts | null } {
+    return { ...this.#tokens.counts, pictures: this.#pictures?.counts ?? null };
   }
 
   /**
@@ -170,13 +188,11 @@ export class Engine implements EngineWithSessions {
    * reason.
    */
   async *generate(
-    prompt: string | readonly Message[],
+    prompt: string | readonly ChatMessage[],
     options: GenerateOptions = {},
   ): AsyncGenerator<GenerationEvent, void, undefined> {
-    yield* generationEvents(
-      this.generateTokens(tokenRequest(this.#promptIds(prompt, options), options)),
-      this.#tokenizer,
-    );
+    const request = tokenRequest(await this.#prompt(prompt, options), options);
+    yield* generationEvents(this.generateTokens(request), this.#tokenizer);
   }
 
   /**
@@ -213,7 +229,15 @@ export class Engine implements EngineWithSessions {
     const { id: bundle, sessions } = this.#loaded;
     const storage = async (): Promise<SessionStorage> => sessions ?? browserSessions();
     return new Session(
-      { tokens: this.#tokens, tokenizer: this.#tokenizer, bundle, activation: () => this.info.activation, storage },
+      {
+        tokens: this.#tokens,
+        tokenizer: this.#tokenizer,
+        bundle,
+        activation: () => this.info.activation,
+        storage,
+        prompt: (...args) => this.#prompt(...args),
+        stored: async (messages) => (await this.#pictures?.stored(messages)) ?? messages,
+      },
       readParams(options, SESSION_OPTIONS),
     );
   }
@@ -241,10 +265,9 @@ export class Engine implements EngineWithSessions {
   }
 
   /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
-  // Async, because an engine in a worker can only answer with a promise.
-  // oxlint-disable-next-line typescript/require-await
   async countTokens(...[prompt, options]: Parameters<EngineApi["countTokens"]>): Promise<number> {
-    return (isText(prompt) ? this.#tokenizer.encode(prompt) : encodeChat(this.#tokenizer, prompt, options).ids).length;
+    return (isText(prompt) ? this.#tokenizer.encode(prompt) : (await encodeChat(this.#model, prompt, options)).ids)
+      .length;
   }
 
   /**
@@ -320,20 +343,27 @@ export class Engine implements EngineWithSessions {
     };
   }
 
-  #promptIds(prompt: string | readonly Message[], options: GenerateOptions): readonly number[] {
-    const { raw = false, continueFinalMessage = false } = options;
+  async #prompt(prompt: string | readonly ChatMessage[], options: GenerateOptions): Promise<Prompt> {
+    const { raw = false, continueFinalMessage = false, signal } = options;
     if (!isText(prompt)) {
       if (raw) throw new RequestError("raw: true needs a text, not a list of messages", { param: "raw" });
-      // It checks the roles.
-      const checked = prompt as readonly ChatCompletionMessageParam[];
-      if (continueFinalMessage) return encodeChat(this.#tokenizer, checked, { continueFinalMessage }).ids;
-      return this.#tokenizer.encodeChat(prompt);
+      if (
+        continueFinalMessage ||
+        prompt.some((message) => Array.isArray((message as Partial<Message> | null)?.content))
+      ) {
+        // It checks the roles.
+        const checked = prompt as readonly ChatCompletionMessageParam[];
+        const { ids, images } = await encodeChat(this.#model, checked, { continueFinalMessage }, signal);
+        return { ids, images: await images(signal) };
+      }
+      return { ids: this.#tokenizer.encodeChat(prompt as readonly Message[]) };
     }
     if (continueFinalMessage)
       throw new RequestError("continueFinalMessage: true needs a list of messages, not a text", {
         param: "continueFinalMessage",
       });
-    return raw ? this.#tokenizer.encode(prompt) : this.#tokenizer.encodeChat([{ role: "user", content: prompt }]);
+    const ids = raw ? this.#tokenizer.encode(prompt) : this.#tokenizer.encodeChat([{ role: "user", content: prompt }]);
+    return { ids };
   }
 }
 

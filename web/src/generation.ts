@@ -1,11 +1,29 @@
 // Turns the tokens of an engine into events with text and timings.
 
 import type { Check, Checks } from "./api/params.js";
+import type { ChatCompletionMessageParam } from "./api/types.js";
 import { check, isObject, readParams, signal as signalCheck } from "./api/params.js";
-import type { AnswerEnd, FinishReason, GeneratedToken, SamplingOptions, TokenRequest } from "./engine/request.js";
+import type {
+  AnswerEnd,
+  FinishReason,
+  GeneratedToken,
+  PromptImage,
+  SamplingOptions,
+  TokenRequest,
+} from "./engine/request.js";
 import { SAMPLING } from "./shared/sampling.js";
+import type { Message } from "./text/chat_template.js";
 import type { Decoder } from "./text/text_stream.js";
 import { TextStream } from "./text/text_stream.js";
+
+/** A message of a chat; its content may be a list of parts with pictures, if the model sees. */
+export type ChatMessage = Message | ChatCompletionMessageParam;
+
+/** The token ids of a chat, and its images. */
+export interface Prompt {
+  readonly ids: readonly number[];
+  readonly images?: readonly PromptImage[];
+}
 
 export interface GenerateOptions
   extends SamplingOptions, Pick<TokenRequest, "maxTokens" | "priority" | "whenFull" | "signal" | "adapter"> {
@@ -82,8 +100,8 @@ export async function* generationEvents(
 }
 
 /** The options of `generate` as a request to the token engine. Throws RequestError for an unknown option. */
-export function tokenRequest(promptIds: readonly number[], options: GenerateOptions): TokenRequest {
+export function tokenRequest({ ids: promptIds, images }: Prompt, options: GenerateOptions): TokenRequest {
   const sampling = readParams(options, GENERATE_OPTIONS);
   const { maxTokens, priority, whenFull, signal, adapter } = sampling;
-  return { promptIds, maxTokens, priority, whenFull, signal, adapter, sampling };
+  return { promptIds, images, maxTokens, priority, whenFull, signal, adapter, sampling };
 }

@@ -10,6 +10,7 @@ import type * as drafts from "./drafts/index.js";
 import type { Planner } from "./drafts/memory.js";
 import { DeviceError, RequestError, messageOf } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
+import type { ImagesModule } from "./images/index.js";
 import { openOnnx, planOnnx } from "./onnx_backend.js";
 import type { OnnxOptions } from "./onnx/options.js";
 import { unlessAborted } from "./runtime/abort.js";
@@ -18,7 +19,7 @@ import { isExport } from "./runtime/any_manifest.js";
 import type { Bundle } from "./runtime/bundle.js";
 import { bundleId, filesToLoad } from "./runtime/bundle.js";
 import { chooseActivation, findAdapter, requireSecureContext } from "./runtime/device.js";
-import { importEncoders } from "./runtime/import_later.js";
+import { importEncoders, importImages } from "./runtime/import_later.js";
 import { loadManifest } from "./runtime/load_manifest.js";
 import type { Manifest } from "./runtime/manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./runtime/memory_plan.js";
@@ -96,6 +97,8 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
   readonly encoders?: EncodersModule | undefined;
   /** `grammar` of "@nearfar/web/grammar". Needed by scripts that cannot import it later, such as service workers. */
   readonly grammar?: GrammarModule | undefined;
+  /** `images` of "@nearfar/web/images". Needed by scripts that cannot import it later, such as service workers. */
+  readonly images?: ImagesModule | undefined;
 }
 
 /** An unknown option, or a value of the wrong type, is refused before anything is done. */
@@ -112,6 +115,7 @@ const LOAD_OPTIONS: Checks = {
   onnx: "object",
   encoders: "object",
   grammar: "object",
+  images: "object",
   gpu: "object",
   adapter: "object",
   selfTest: "=first-load|always|never",
@@ -140,6 +144,8 @@ export interface Loaded {
   readonly grammar?: GrammarModule | undefined;
   /** Null for a model that generates text. */
   readonly encoders?: EncodersModule | null | undefined;
+  /** Null for a model that sees no pictures. */
+  readonly images?: ImagesModule | null | undefined;
   /** The size of the weights and the tokenizer. */
   readonly totalBytes: number;
   /**
@@ -249,6 +255,8 @@ async function loadCandidate(
   options: LoadOptions,
 ): Promise<Loaded> {
   const { address, stored, manifest } = candidate;
+  const images = seesPictures(manifest) ? (options.images ?? (await importImages())) : null;
+  if (manifest.images !== null) images?.requireImages(manifest.images, manifest.spec.vocab_size);
   const loaded = await withDraft(manifest, options, signal, async (draft) => {
     if (checkFirst) await planManifest(manifest, draft, options);
     return loadFrom(candidate, draft, signal, options);
@@ -271,7 +279,7 @@ async function loadCandidate(
       await again?.close().catch(() => undefined);
     }
   };
-  return { ...loaded, grammar: options.grammar, encoders, reason, reopen };
+  return { ...loaded, grammar: options.grammar, encoders, images, reason, reopen };
 }
 
 /**
@@ -406,6 +414,10 @@ async function loadFrom(
   }
   if (backend.status === "fulfilled") backend.value.destroy();
   throw failed.signal.reason as Error;
+}
+
+function seesPictures(manifest: AnyManifest): boolean {
+  return manifest.images !== null && "plans" in manifest && manifest.plans.vision !== undefined;
 }
 
 function isAddress(address: BundleAddress): address is string | URL {

@@ -7,15 +7,15 @@ import type { RetainedSequence } from "./engine/sequence.js";
 import { forkOf, newConversation } from "./engine/sequence.js";
 import type { TokenEngine } from "./engine/token_engine.js";
 import { RequestError, StorageError } from "./errors.js";
-import type { GenerateOptions, GenerationEvent, SessionGenerateOptions } from "./generation.js";
+import type { ChatCompletionContentPart } from "./api/types.js";
+import type { ChatMessage, GenerateOptions, GenerationEvent, Prompt, SessionGenerateOptions } from "./generation.js";
 import { generationEvents, tokenRequest } from "./generation.js";
 import type { SessionStorage } from "./store/session_store.js";
-import type { Message } from "./text/chat_template.js";
 import type { Tokenizer } from "./text/tokenizer.js";
 
 export interface SessionOptions {
   /** The messages before the first one, such as a system message. */
-  readonly messages?: readonly Message[] | undefined;
+  readonly messages?: readonly ChatMessage[] | undefined;
 }
 
 /** The options of createSession. */
@@ -32,20 +32,27 @@ export interface SessionHost {
   readonly activation: () => string;
   /** Where sessions are saved. Throws StorageError if they cannot be saved. */
   readonly storage: () => Promise<SessionStorage>;
+  /** The prompt of a chat. */
+  readonly prompt: (messages: readonly ChatMessage[], options: GenerateOptions) => Promise<Prompt>;
+  /** The messages as JSON can hold them. */
+  readonly stored: (messages: readonly ChatMessage[]) => Promise<readonly ChatMessage[]>;
 }
+
+/** What the user says: a text, or a list of parts with pictures. */
+export type SessionContent = string | readonly ChatCompletionContentPart[];
 
 /** Shared by sessions on the page and sessions in a worker: the messages so far, and one answer at a time. */
 export abstract class Conversation {
-  #messages: readonly Message[];
+  #messages: readonly ChatMessage[];
   #answering = false;
   #closed = false;
 
-  constructor(messages: readonly Message[] = []) {
+  constructor(messages: readonly ChatMessage[] = []) {
     this.#messages = [...messages];
   }
 
   /** All messages so far. */
-  get messages(): readonly Message[] {
+  get messages(): readonly ChatMessage[] {
     return this.#messages;
   }
 
@@ -60,11 +67,11 @@ export abstract class Conversation {
    * Throws RequestError, DeviceError, or the signal's reason.
    */
   async *generate(
-    content: string,
+    content: SessionContent,
     options: SessionGenerateOptions = {},
   ): AsyncGenerator<GenerationEvent, void, undefined> {
     this.requireIdle();
-    const messages: readonly Message[] = [...this.#messages, { role: "user", content }];
+    const messages: readonly ChatMessage[] = [...this.#messages, { role: "user", content }];
     this.#answering = true;
     let answer = "";
     try {
@@ -81,12 +88,12 @@ export abstract class Conversation {
 
   /** The answer to ``content``, which is the last of ``messages``. */
   protected abstract answer(
-    messages: readonly Message[],
-    content: string,
+    messages: readonly ChatMessage[],
+    content: SessionContent,
     options: SessionGenerateOptions,
   ): AsyncIterable<GenerationEvent> | Promise<AsyncIterable<GenerationEvent>>;
 
-  protected replaceMessages(messages: readonly Message[]): void {
+  protected replaceMessages(messages: readonly ChatMessage[]): void {
     this.#messages = [...messages];
   }
 
@@ -129,7 +136,7 @@ export class Session extends Conversation {
   async save(name: string): Promise<void> {
     this.requireIdle();
     const { tokens, bundle, activation } = this.host;
-    const { messages } = this;
+    const messages = await this.host.stored(this.messages);
     const { keysAndValues, ...retained } = await tokens.readRetained(this.#retained);
     const record = { bundle, activation: activation(), messages, ...retained };
     await (await this.host.storage()).write(name, record, keysAndValues);
@@ -160,13 +167,13 @@ export class Session extends Conversation {
     this.markClosed();
   }
 
-  protected answer(
-    messages: readonly Message[],
-    _content: string,
+  protected async answer(
+    messages: readonly ChatMessage[],
+    _content: SessionContent,
     options: GenerateOptions,
-  ): AsyncGenerator<GenerationEvent, void, undefined> {
-    const { tokens, tokenizer } = this.host;
-    const request = tokenRequest(tokenizer.encodeChat(messages), options);
+  ): Promise<AsyncGenerator<GenerationEvent, void, undefined>> {
+    const { tokens, tokenizer, prompt } = this.host;
+    const request = tokenRequest(await prompt(messages, options), options);
     return generationEvents(tokens.generateTokens(request, this.#retained), tokenizer);
   }
 }

@@ -4,7 +4,8 @@
 
 import { createHash } from "node:crypto";
 
-import type { ImageSpec, Manifest, PlanEntry } from "../src/runtime/manifest.js";
+import { testPatches } from "../src/images/vision_test.js";
+import type { ImageSpec, Manifest, PlanEntry, VisionTestEntry } from "../src/runtime/manifest.js";
 import type { LettersBundle } from "./letters_bundle.js";
 import { bytesOf, lettersBundle } from "./letters_bundle.js";
 import { treeOf } from "./text/template_trees.js";
@@ -20,7 +21,7 @@ export const SEEING: ImageSpec = {
   std: null,
   size: { rule: "longest_edge", pixels: 8, most: 8 },
   tiles: { rule: "even", side: 4 },
-  positions: { rule: "plain", side: 4, taps: 1 },
+  positions: { rule: "fractions", side: 4, taps: 1 },
   prompt: {
     mark: "<image>",
     placeholder: "<image>",
@@ -41,8 +42,8 @@ const SEE = `struct U { F: i32 }
 @compute @workgroup_size(8) fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_id) l: vec3<u32>) {
   if (i32(g.y) >= u.F) { return; }
   var sum = 0.0;
-  for (var i = 0u; i < 12u; i++) { sum += round(patches[g.y * 12u + i] * 255.0); }
-  y[g.y * 8u + l.x] = select(0.0, 10.0, u32(sum) % 8u == l.x);
+  for (var i = 0u; i < 12u; i++) { sum += floor(patches[g.y * 12u + i] * 255.0 + 0.5); }
+  y[g.y * 8u + l.x] = select(0.0, 10.0, u32(abs(sum)) % 8u == l.x);
 }`;
 const PLACE = `struct U { F: i32 }
 @group(0) @binding(0) var<storage, read> features: array<f32>;
@@ -56,6 +57,22 @@ const PLACE = `struct U { F: i32 }
 
 const TEMPLATE =
   "{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}";
+
+/** The letter that a block of patches stands for, as the kernel computes it. */
+export function letterOf(patches: Float32Array): number {
+  const { floor, fround } = Math;
+  return Math.abs(patches.reduce((sum, value) => sum + floor(fround(fround(value * 255) + 0.5)), 0)) % 8;
+}
+
+/** Expects each feature of the test's patches to be as the kernel computes it. */
+function visionTest(): VisionTestEntry {
+  const { patches } = testPatches(SEEING, 16);
+  const rows = [0, 1, 2, 3].map((row) => {
+    const letter = letterOf(patches.subarray(row * 12, row * 12 + 12));
+    return { row, elements: [letter, (letter + 1) % 8], values: [10, 0] };
+  });
+  return { rows, tolerances: { float32: 1e-3, float16: 1e-3 } };
+}
 
 export function seeingBundle(changes: Partial<Manifest> = {}): LettersBundle {
   const { manifest, files } = lettersBundle();
@@ -114,6 +131,7 @@ export function seeingBundle(changes: Partial<Manifest> = {}): LettersBundle {
   const seeing: Manifest = {
     ...manifest,
     images: SEEING,
+    vision_test: visionTest(),
     spec: {
       ...manifest.spec,
       vision: {

@@ -1,10 +1,12 @@
-// Encodes OpenAI's messages and tools into the token ids of a prompt. Rejects content that a text model cannot read.
+// Encodes OpenAI's messages and tools into the token ids of a prompt. Rejects content that a model cannot read.
 
 import { RequestError } from "../errors.js";
-import type { Message } from "../text/chat_template.js";
+import type { PromptImage } from "../engine/request.js";
+import type { ImageSource } from "../images/index.js";
+import type { MessagePart, RenderedMessage } from "../text/chat_template.js";
 import type { State } from "../text/reasoning.js";
 import { asToolMessages } from "./functions.js";
-import type { TextCodec } from "./model.js";
+import type { ChatPicture, Model } from "./model.js";
 import { isEmpty, shown } from "./params.js";
 import type { ChatCompletionMessageParam, FunctionTool } from "./types.js";
 
@@ -31,36 +33,57 @@ export interface ChatPrompt {
   readonly ids: readonly number[];
   /** Whether the answer begins with reasoning; "content" for a model that does not reason. */
   readonly state: State;
+  /** The images of the prompt, whose features the model computes. Throws DeviceError, or the signal's reason. */
+  readonly images: (signal?: AbortSignal) => Promise<readonly PromptImage[]>;
 }
 
-/** Throws RequestError, which names the wrong message. */
-export function encodeChat(
-  text: TextCodec,
+/** What a chat's prompt depends on. */
+export type ChatModel = Pick<Model, "text" | "context" | "readPictures">;
+
+/** Throws RequestError, which names the wrong message, or the signal's reason. */
+export async function encodeChat(
+  { text, context, readPictures }: ChatModel,
   messages: readonly ChatCompletionMessageParam[],
   options: ChatPromptOptions = {},
-): ChatPrompt {
+  signal?: AbortSignal,
+): Promise<ChatPrompt> {
   if (messages.length === 0)
     throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
-  const parsed = asToolMessages(messages).map(readMessage);
+  const found: ChatPicture[] = [];
+  const parsed = asToolMessages(messages).map((message, index) =>
+    readMessage(message, index, readPictures === undefined ? null : found),
+  );
+  const pictures = found.length === 0 ? undefined : await readPictures?.(found, signal);
   const { reasoning } = text.thinking;
-  const prompt = (rendered: readonly Message[]): ChatPrompt => {
-    const ids = text.encodeChat(rendered, options);
-    return { ids, state: reasoning?.stateAfter(ids) ?? "content" };
+  const prompt = (rendered: readonly RenderedMessage[]): ChatPrompt => {
+    const ids = text.encodeChat(rendered, { ...options, pictures: pictures?.write });
+    return {
+      ids,
+      state: reasoning?.stateAfter(ids) ?? "content",
+      // The engine refuses a prompt that is too long; nothing is computed for it.
+      images: async (until) => (ids.length > context ? [] : (pictures?.place(ids, until) ?? [])),
+    };
   };
   if (options.continueFinalMessage !== true) return prompt(parsed);
   const last = parsed.at(-1);
   if (last?.role !== "assistant") throw refused("continue_final_message", "needs an assistant's message at the end");
   // The template ends with the opening of an answer, so the start of the answer follows it.
-  const { ids, state } = prompt(parsed.slice(0, -1));
+  const { ids, state, images } = prompt(parsed.slice(0, -1));
   const content = last.content ?? "";
+  if (typeof content !== "string") throw refused("continue_final_message", "continues a text, not pictures");
   const begun = reasoning?.begun(state, content, last.reasoning_content ?? "") ?? {
     ids: text.encode(content, false),
     state,
   };
-  return { ids: [...ids, ...begun.ids], state: begun.state };
+  return { ids: [...ids, ...begun.ids], state: begun.state, images };
 }
 
-function readMessage(message: ChatCompletionMessageParam, index: number): Message {
+/** ``pictures`` receives those of the message; null if the model reads text only. */
+function readMessage(
+  message: ChatCompletionMessageParam,
+  index: number,
+  pictures: ChatPicture[] | null,
+): RenderedMessage {
   const where = `messages[${index}]`;
   const { role, content } = message;
   if (!ROLES.includes(role)) throw refused(where, `has role ${shown(role)}, it must be one of ${ROLES.join(", ")}`);
@@ -79,7 +102,7 @@ function readMessage(message: ChatCompletionMessageParam, index: number): Messag
     ...rest,
     // Templates know system messages; developer is OpenAI's later name for them.
     role: role === "developer" ? "system" : role,
-    content: readContent(content, where, role === "assistant" && (calls ?? reasoningContent) !== undefined),
+    content: readContent(content, where, role === "assistant" && (calls ?? reasoningContent) !== undefined, pictures),
     ...(role === "assistant" && reasoningContent && { reasoning_content: reasoningContent }),
     // Clients send back more fields of a call than templates should receive.
     ...(calls && {
@@ -92,22 +115,37 @@ function readMessage(message: ChatCompletionMessageParam, index: number): Messag
   };
 }
 
-function readContent(content: ChatCompletionMessageParam["content"], where: string, isOptional: boolean): string {
+function readContent(
+  content: ChatCompletionMessageParam["content"],
+  where: string,
+  isOptional: boolean,
+  pictures: ChatPicture[] | null,
+): string | readonly MessagePart[] {
   if (typeof content === "string") return content;
   if (isOptional && (content === null || content === undefined)) return "";
   if (!Array.isArray(content)) throw refused(`${where}.content`, "must be a string, or a list of parts");
-  const parts: readonly unknown[] = content;
-  return parts
-    .map((part, index) => {
-      const { type, text } = Object(part) as { type?: unknown; text?: unknown };
-      if (type !== "text" || typeof text !== "string")
-        throw refused(
-          `${where}.content[${index}]`,
-          `has type ${shown(type)}; this model reads parts of type "text" only`,
-        );
-      return text;
-    })
-    .join("");
+  const parts = content.map((part: unknown, index) => readPart(part, `${where}.content[${index}]`, pictures));
+  return parts.every((part) => part.type === "text") ? parts.map(({ text }) => text).join("") : parts;
+}
+
+function readPart(part: unknown, where: string, pictures: ChatPicture[] | null): MessagePart {
+  const { type, text, image_url: address, image } = Object(part) as Readonly<Record<string, unknown>>;
+  if (type === "text" && typeof text === "string") return { type, text };
+  if (type !== "image_url" && type !== "image")
+    throw refused(
+      where,
+      `has type ${shown(type)}; this model reads parts of type "text"${pictures ? ' or "image_url"' : " only"}`,
+    );
+  if (pictures === null)
+    throw refused(where, "is a picture, and this model reads texts only; leave it out, or load a model that sees");
+  const source = type === "image" ? image : (Object(address) as { url?: unknown }).url;
+  if (type === "image" ? !source || typeof source !== "object" : typeof source !== "string")
+    throw refused(
+      where,
+      'needs a picture: {type: "image_url", image_url: {url}}, or {type: "image", image} with a Blob, ImageBitmap or ImageData',
+    );
+  pictures.push({ source: source as ImageSource, param: `${where}.${type}` });
+  return { type: "image" };
 }
 
 function refused(where: string, problem: string): RequestError {

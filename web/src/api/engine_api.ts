@@ -2,9 +2,8 @@
 // and connectEngine returns it for a worker.
 
 import type { Engine, EngineInfo } from "../engine.js";
-import type { GenerateOptions, GenerationEvent } from "../generation.js";
+import type { ChatMessage, GenerateOptions, GenerationEvent } from "../generation.js";
 import type { Session, SessionOptions } from "../session.js";
-import type { Message } from "../text/chat_template.js";
 import type { ChatPromptOptions } from "./chat_prompt.js";
 import type { ChatCompletions } from "./chat_completions.js";
 import type { Completions } from "./completions.js";
@@ -39,7 +38,7 @@ export interface EngineApi {
   /** The labels of texts, or of their tokens, by a classifier. */
   classify(params: ClassifyParams, options?: RequestOptions): Promise<ClassifyResponse>;
   generate(
-    prompt: string | readonly Message[],
+    prompt: string | readonly ChatMessage[],
     options?: GenerateOptions,
   ): AsyncGenerator<GenerationEvent, void, undefined>;
   /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */

@@ -1,9 +1,11 @@
 // The API's interface to an engine: a source of tokens and a text codec, and optionally grammars and tool calls.
 
-import type { Constraint, TokenSource } from "../engine/request.js";
+import type { Constraint, PromptImage, TokenSource } from "../engine/request.js";
 import type { ReasoningStart } from "../grammar/reasoning_constraint.js";
 import type { GrammarSource } from "../shared/grammar/source.js";
-import type { Message } from "../text/chat_template.js";
+import type { ImageSource } from "../images/index.js";
+import type { RenderedMessage } from "../text/chat_template.js";
+import type { WritePictures } from "../text/control_tokens.js";
 import type { Decoder } from "../text/text_stream.js";
 import type { ThinkingModel } from "../text/thinking.js";
 import type { ToolCallEvent } from "../text/tool_call_stream.js";
@@ -12,10 +14,11 @@ import type { ChatCompletionToolChoiceOption, FunctionTool } from "./types.js";
 export interface TextCodec extends Decoder {
   encode(text: string, addSpecialTokens?: boolean, splitSpecialTokens?: boolean): readonly number[];
   encodeChat(
-    messages: readonly Message[],
+    messages: readonly RenderedMessage[],
     options?: {
       readonly tools?: readonly FunctionTool[] | undefined;
       readonly variables?: Readonly<Record<string, unknown>> | undefined;
+      readonly pictures?: WritePictures | undefined;
     },
   ): readonly number[];
   readonly thinking: ThinkingModel;
@@ -59,6 +62,20 @@ export interface ToolFormat {
   ): GrammarSource | null;
 }
 
+/** A picture of a chat, and the parameter that has it. */
+export interface ChatPicture {
+  readonly source: ImageSource;
+  readonly param: string;
+}
+
+/** The pictures of a chat: their texts, and their features. */
+export interface ReadPictures {
+  /** Puts the text of each picture in the place of its mark. */
+  readonly write: WritePictures;
+  /** The images at the placeholders of the prompt. Throws DeviceError, or the signal's reason. */
+  place(ids: readonly number[], signal?: AbortSignal): Promise<readonly PromptImage[]>;
+}
+
 export interface Model {
   readonly name: string;
   /** The most tokens of a prompt and its answer. */
@@ -67,6 +84,13 @@ export interface Model {
   readonly text: TextCodec;
   readonly grammar?: GrammarProvider | undefined;
   readonly tools?: ToolFormat | undefined;
+  /**
+   * Decodes pictures; not defined if the model reads text only. Throws RequestError, which names the parameter, or the
+   * signal's reason.
+   */
+  readonly readPictures?:
+    | ((pictures: readonly ChatPicture[], signal?: AbortSignal) => Promise<ReadPictures>)
+    | undefined;
   /** The names of the loaded LoRA adapters. */
   readonly adapters?: (() => readonly string[]) | undefined;
 }

@@ -3,6 +3,7 @@
 // as extensions. test/api/openai_client.test.ts compares them with the types of the openai package.
 
 import type { LogitProcessor } from "../engine/request.js";
+import type { ImageSource } from "../images/index.js";
 import type { InputType, TruncationParams } from "./encoder_types.js";
 import type { ChatParams, CommonParams, CompletionParams } from "./parameters.js";
 import type { ChatCompletion, ChatCompletionChoice, EncodingUsage } from "./replies.js";
@@ -52,16 +53,22 @@ export interface CompletionTimings {
   tokens_per_second: number | null;
 }
 
+/**
+ * A part of a message: "text", or for a model that sees pictures "image_url", with an address of a picture, also of
+ * `data:` or `blob:`. Extension: "image" with an ``image`` that the page has.
+ */
 export interface ChatCompletionContentPart {
   readonly type: string;
   readonly text?: string;
+  readonly image_url?: { readonly url: string; readonly detail?: string | undefined };
+  readonly image?: Exclude<ImageSource, string | URL>;
   /** Of a part of the type "refusal" in an assistant's message, which only a far side may accept. */
   readonly refusal?: string;
 }
 
 export interface ChatCompletionMessageParam {
   readonly role: "system" | "developer" | "user" | "assistant" | "tool" | "function";
-  /** A text, or a list of parts. Only parts of the type "text" are supported. */
+  /** A text, or a list of parts. */
   readonly content?: string | readonly ChatCompletionContentPart[] | null | undefined;
   readonly name?: string | undefined;
   readonly tool_call_id?: string | undefined;

@@ -1,5 +1,10 @@
 // Pictures: from a file, an element or pixels to what a model's tower reads. This is a separate file, images.js, which an
-// engine imports for the first picture. It runs in pages and workers; in Node, pass pixels.
+// engine imports with a model that sees. It runs in pages and workers; in Node, pass pixels.
+
+import { requireImages } from "./patches.js";
+import type { PictureParts } from "./pictures.js";
+import { Pictures } from "./pictures.js";
+import { testPatches, visionDeviation } from "./vision_test.js";
 
 export type { DecodeOptions, ImageSource, RawPixels } from "./decode.js";
 export { MAX_PIXELS, decodeImage } from "./decode.js";
@@ -10,3 +15,21 @@ export { resizeU8 } from "./resize.js";
 export type { ImageSpec } from "../runtime/manifest.js";
 export type { ImageLayout } from "../shared/images/layout.js";
 export { imageLayout } from "../shared/images/layout.js";
+
+export interface ImagesModule {
+  readonly open: (parts: PictureParts) => Pictures;
+  readonly requireImages: typeof requireImages;
+  readonly testPatches: typeof testPatches;
+  readonly visionDeviation: typeof visionDeviation;
+}
+
+/**
+ * The option `images` of Engine.load and serveEngine, for scripts that cannot import this file later, such as service
+ * workers.
+ */
+export const images: ImagesModule = {
+  open: (parts) => new Pictures(parts),
+  requireImages,
+  testPatches,
+  visionDeviation,
+};

@@ -30,13 +30,23 @@ export interface PreparedImage {
   readonly key: string;
 }
 
+/** Throws BundleError for a spec that contradicts itself. */
+export function requireImages(spec: ImageSpec, vocabSize = Infinity): void {
+  const wrong = wrongImages(spec, vocabSize);
+  if (wrong !== null) throw new BundleError(`manifest.json: images.${wrong.join(" ")}; compile the bundle again`);
+}
+
 /**
  * Throws RequestError for sides that the model's own processor refuses, too; BundleError for a spec that contradicts
  * itself.
  */
 export async function prepareImage(spec: ImageSpec, picture: Pixels): Promise<PreparedImage> {
-  const wrong = wrongImages(spec, Infinity);
-  if (wrong !== null) throw new BundleError(`manifest.json: images.${wrong.join(" ")}; compile the bundle again`);
+  requireImages(spec);
+  return { ...imagePatches(spec, picture), key: await imageKey(spec, picture) };
+}
+
+/** The same without the key. */
+export function imagePatches(spec: ImageSpec, picture: Pixels): Omit<PreparedImage, "key"> {
   const layout = imageLayout(spec, picture.width, picture.height);
   const sizes = [picture];
   for (const size of layout.resizes) sizes.push(resizeU8(sizes[size.from] ?? picture, size, spec.filter));
@@ -62,7 +72,7 @@ export async function prepareImage(spec: ImageSpec, picture: Pixels): Promise<Pr
     writeTableRows(spec, tile, part(prepared.positions), part(prepared.rows), part(prepared.weights));
   }
   const { features, text } = layout;
-  return { ...prepared, starts: Int32Array.from(starts), features, text, key: await imageKey(spec, picture) };
+  return { ...prepared, starts: Int32Array.from(starts), features, text };
 }
 
 /** The SHA-256 of a picture's pixels and of how they are read, in hexadecimal. */

@@ -1,11 +1,13 @@
-// The test of a bundle on a device: the self-test if the bundle generates text, otherwise its vector test.
+// The test of a bundle on a device: the self-test if the bundle generates text, with that of its tower if it sees
+// pictures, otherwise its vector test.
 
 import type { EncodersModule } from "../encoders/index.js";
 import { BundleError } from "../errors.js";
+import type { ImagesModule } from "../images/index.js";
 import type { Batch } from "./batch.js";
 import { variantName } from "./choices.js";
 import type { Front } from "./choices.js";
-import { importEncoders } from "./import_later.js";
+import { importEncoders, importImages } from "./import_later.js";
 import type { Manifest } from "./manifest.js";
 import type { Runner } from "./runner.js";
 import { selfTest } from "./self_test.js";
@@ -14,7 +16,7 @@ import type { ActivationDtype } from "./variants.js";
 
 export interface DeviceTest {
   /** The results that are compared, for messages. */
-  readonly subject: "logits" | "vectors" | "scores";
+  readonly subject: "logits" | "logits, or features of pictures," | "vectors" | "scores";
   /** For each activation dtype, the largest allowed error. */
   readonly tolerances: Readonly<Record<string, number>>;
   /**
@@ -31,14 +33,21 @@ export interface DeviceTest {
   ): Promise<Verdict>;
 }
 
-/** Null if the bundle has no test. ``encoders`` has the test of vectors; by default it is imported for it. */
-export function deviceTest(manifest: Manifest, encoders?: EncodersModule): DeviceTest | null {
+/** What has the tests of vectors and of towers; by default it is imported for them. */
+interface TestModules {
+  readonly encoders?: EncodersModule | undefined;
+  readonly images?: ImagesModule | undefined;
+}
+
+/** Null if the bundle has no test. */
+export function deviceTest(manifest: Manifest, { encoders, images }: TestModules = {}): DeviceTest | null {
   const { self_test: prompt, vector_test: texts, page_size: pageSize, embedding, classifier } = manifest;
   if (prompt !== null) {
     return {
-      subject: "logits",
+      subject: manifest.vision_test === null ? "logits" : "logits, or features of pictures,",
       tolerances: prompt.tolerances,
-      run: (runner, activation, front, watch, signal) => {
+      run: async (runner, activation, front, watch, signal) => {
+        const tower = await towerDeviation(runner, activation, images);
         const tested = {
           numPages: runner.limits.groups.map(({ pages }) => pages),
           forwardLogits: runner.forwardLogits.bind(runner),
@@ -51,7 +60,7 @@ export function deviceTest(manifest: Manifest, encoders?: EncodersModule): Devic
           choose: runner.choose.bind(runner),
         };
         const options = optionsOf(runner, prompt, activation, front);
-        return selfTest(tested, { ...prompt, ...options, watch, pageSize, signal });
+        return selfTest(tested, { ...prompt, ...options, watch, pageSize, signal, tower });
       },
     };
   }
@@ -76,12 +85,34 @@ export function deviceTest(manifest: Manifest, encoders?: EncodersModule): Devic
   };
 }
 
+/**
+ * Measures the error of a tower's features, in units of the largest that is allowed; not defined for a bundle without
+ * their test.
+ */
+async function towerDeviation(
+  runner: Runner,
+  activation: ActivationDtype,
+  given?: ImagesModule,
+): Promise<(() => Promise<number>) | undefined> {
+  const { vision_test: test, images: spec, spec: model } = runner.manifest;
+  if (test === null || spec === null || (runner.limits.patches ?? 0) === 0) return undefined;
+  const { testPatches, visionDeviation } = given ?? (await importImages());
+  const patches = testPatches(spec, runner.limits.patches ?? 0);
+  const allowed = toleranceOf(test, activation);
+  return async () => visionDeviation(test, await runner.features(patches), model.hidden_size) / allowed;
+}
+
 function optionsOf(
   runner: Runner,
   { tolerances }: Pick<DeviceTest, "tolerances">,
   activation: ActivationDtype,
   front: Front,
 ) {
+  const variants = new Map([...runner.rows].map(([list, rows]) => [list, [...new Set(rows.map(variantName))]]));
+  return { tolerance: toleranceOf({ tolerances }, activation), variants, front };
+}
+
+function toleranceOf({ tolerances }: Pick<DeviceTest, "tolerances">, activation: ActivationDtype): number {
   const tolerance = tolerances[activation];
   if (tolerance === undefined) {
     throw new BundleError(
@@ -89,6 +120,5 @@ function optionsOf(
       { activation },
     );
   }
-  const variants = new Map([...runner.rows].map(([list, rows]) => [list, [...new Set(rows.map(variantName))]]));
-  return { tolerance, variants, front };
+  return tolerance;
 }

@@ -127,6 +127,8 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
   const limits = limitsOf(manifest, options);
   const { tokens: S, sequences: B, rows: R = B, groups, adapters: M = 0, states: Z = 0, draftPages: PD = 0 } = limits;
   const V = limits.patches ?? 0;
+  // Each tile has at least one block, which becomes one feature.
+  const I = V / (manifest.images?.block ?? 1) ** 2;
   const T = manifest.context;
   // A page that sequences share is listed for each of them.
   const L = Math.ceil(T / manifest.page_size) * B;
@@ -150,9 +152,8 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
     H: PD > 0 ? S : 0,
     G: M > 0 ? S : 0,
     V,
-    // Tiles are computed one by one.
-    I: Math.min(V, 1),
-    F: V > 0 ? Math.max(S, V / (manifest.images?.block ?? 1) ** 2) : 0,
+    I: Math.floor(I),
+    F: V > 0 ? Math.max(S, Math.floor(I)) : 0,
   };
 }
 

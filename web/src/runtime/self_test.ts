@@ -25,6 +25,8 @@ export interface TestedRunner {
 
 export interface SelfTest extends SelfTestEntry, TrialOptions {
   readonly pageSize: number;
+  /** Measures the error of a tower's features, in units of the largest that is allowed. */
+  readonly tower?: (() => Promise<number>) | undefined;
   readonly signal: AbortSignal;
 }
 
@@ -66,6 +68,8 @@ class PromptTest implements Measurable {
       // A trial that has failed does not need the second run.
       if (deviation <= this.test.tolerance) deviation = Math.max(deviation, await this.#deviation(chunks));
     }
+    const { tower, tolerance } = this.test;
+    if (tower !== undefined && deviation <= tolerance) deviation = Math.max(deviation, (await tower()) * tolerance);
     return deviation;
   }
 

@@ -3,6 +3,7 @@
 
 import type { EncodersModule } from "../encoders/index.js";
 import { DeviceError } from "../errors.js";
+import type { ImagesModule } from "../images/index.js";
 import { unlessAborted } from "./abort.js";
 import type { Bundle } from "./bundle.js";
 import { bundleId } from "./bundle.js";
@@ -38,6 +39,8 @@ export interface TrustOptions extends DeviceOptions {
   readonly tuning?: boolean | undefined;
   /** `encoders` of encoders.js, for scripts that cannot import it later. */
   readonly encoders?: EncodersModule | undefined;
+  /** `images` of images.js, for scripts that cannot import it later. */
+  readonly images?: ImagesModule | undefined;
   /** Where the results are stored; by default in the browser. */
   readonly notes?: Notes | undefined;
 }
@@ -108,7 +111,7 @@ export async function openTrusted(
 ): Promise<TrustedRunner> {
   const { manifest } = bundle;
   const { selfTest: when = "first-load", selfTestLimitMs = SEARCH_LIMIT_MS, notes = browserNotes() } = options;
-  const test = when === "never" ? null : deviceTest(manifest, options.encoders);
+  const test = when === "never" ? null : deviceTest(manifest, options);
   // Activation dtypes that this device computes wrongly, with their errors.
   const without = new Map<ActivationDtype, number>();
   let trustsNotes = when === "first-load" && test !== null;

@@ -3,7 +3,7 @@
 
 import { StorageError } from "../errors.js";
 import type { Bytes } from "../runtime/source.js";
-import type { Message } from "../text/chat_template.js";
+import type { ChatMessage } from "../generation.js";
 import type { Folder } from "./opfs.js";
 import { filesOf, openFolder, writeFile } from "./opfs.js";
 
@@ -19,7 +19,7 @@ const FORMAT = 1;
 export interface SessionRecord {
   readonly bundle: string;
   readonly activation: string;
-  readonly messages: readonly Message[];
+  readonly messages: readonly ChatMessage[];
   readonly tokenIds: readonly number[];
   readonly deadPages?: readonly number[];
   readonly adapter?: string;

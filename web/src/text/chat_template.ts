@@ -6,6 +6,7 @@ import type { Marker } from "../shared/chat.js";
 import { renderChat } from "../shared/chat.js";
 import type { Tree } from "../shared/template/evaluate.js";
 import { fromJs } from "../shared/template/json.js";
+import type { WritePictures } from "./control_tokens.js";
 import type { Tool, ToolFormat } from "./tools.js";
 import { checkTools } from "./tools.js";
 
@@ -23,6 +24,14 @@ export interface Message {
   readonly name?: string | undefined;
 }
 
+/** A message as templates receive it: a content with pictures is a list of parts. */
+export interface RenderedMessage extends Omit<Message, "content"> {
+  readonly content?: string | readonly MessagePart[] | null | undefined;
+}
+
+/** For a picture, a template writes a mark. */
+export type MessagePart = { readonly type: "text"; readonly text: string } | { readonly type: "image" };
+
 export interface MessageToolCall {
   readonly id?: string | undefined;
   readonly type: string;
@@ -33,6 +42,8 @@ export interface RenderOptions {
   readonly tools?: readonly Tool[] | undefined;
   /** Further variables of the template, such as enable_thinking. */
   readonly variables?: Readonly<Record<string, unknown>> | undefined;
+  /** Writes the pictures of the messages. */
+  readonly pictures?: WritePictures | undefined;
 }
 
 export class ChatTemplate {
@@ -51,7 +62,11 @@ export class ChatTemplate {
    * The prompt's text up to the start of the answer, with sentinels wherever messages and tools could spell control
    * tokens. Throws RequestError for messages or tools that the template refuses, BundleError if the template fails.
    */
-  render(messages: readonly Message[], { tools = [], variables = {} }: RenderOptions = {}, marker?: Marker): string {
+  render(
+    messages: readonly RenderedMessage[],
+    { tools = [], variables = {}, pictures }: RenderOptions = {},
+    marker?: Marker,
+  ): string {
     if (tools.length > 0) {
       checkTools(tools);
       if (this.toolFormat === null) {
@@ -63,7 +78,9 @@ export class ChatTemplate {
     }
     if (this.entry === null)
       throw new BundleError("This model's chat template has parts that only a server can evaluate; chat on a server");
-    messages.forEach(requireText);
+    messages.forEach((message, index) => {
+      requireText(message, index, pictures !== undefined);
+    });
     const chat = {
       messages: messages.map(fromJs),
       tools: tools.length > 0 ? tools.map(fromJs) : null,
@@ -81,9 +98,10 @@ export class ChatTemplate {
   }
 }
 
-function requireText(message: Message, index: number): void {
+function requireText(message: RenderedMessage, index: number, withParts: boolean): void {
   const { role, content, tool_calls: calls } = message as Partial<Record<keyof Message, unknown>>;
   const hasCalls = Array.isArray(calls) && calls.length > 0;
-  if (typeof role !== "string" || !(typeof content === "string" || (hasCalls && (content ?? null) === null)))
+  const isContent = typeof content === "string" || (withParts && Array.isArray(content));
+  if (typeof role !== "string" || !(isContent || (hasCalls && (content ?? null) === null)))
     throw new RequestError(`messages[${index}] must be an object with the strings 'role' and 'content'`, { index });
 }

@@ -8,8 +8,11 @@ import { strip } from "../shared/template/text.js";
 /** A Unicode noncharacter, which is reserved for use inside a program. */
 export const SENTINEL = "\ufdd0";
 
-/** A control token's text, and its offset after the sentinels are removed. */
-type Match = readonly [start: number, content: string];
+/** A control token's text, its offset after the sentinels are removed, and its offset. */
+type Match = readonly [start: number, content: string, index: number];
+
+/** Puts the text of pictures in a rendered prompt with sentinels. */
+export type WritePictures = (marked: string, controls: ControlTokens) => string;
 
 export class ControlTokens {
   readonly #added: RegExp;
@@ -64,7 +67,7 @@ export class ControlTokens {
     for (const { 0: content, index } of marked.matchAll(this.#added)) {
       removed += marked.slice(end, index).split(SENTINEL).length - 1;
       end = index;
-      if (this.controls.includes(content)) found.push([index - removed, content]);
+      if (this.controls.includes(content)) found.push([index - removed, content, index]);
     }
     return found;
   }

@@ -5,7 +5,7 @@ import { Tokenizer as Backend } from "@huggingface/tokenizers";
 
 import { BundleError, RequestError, messageOf } from "../errors.js";
 import type { TokenizerEntry } from "../runtime/manifest.js";
-import type { Message, RenderOptions } from "./chat_template.js";
+import type { RenderedMessage, RenderOptions } from "./chat_template.js";
 import { ChatTemplate } from "./chat_template.js";
 import { ControlTokens, SENTINEL, privateSpelling, sentinelRefused, spellsMarker } from "./control_tokens.js";
 import { reasoningOf } from "./reasoning.js";
@@ -123,13 +123,14 @@ export class Tokenizer {
    * The token ids of a chat's prompt. The template writes all special tokens itself, so none are added; those that
    * messages and tools spell out are split. Throws RequestError.
    */
-  encodeChat(messages: readonly Message[], options: RenderOptions = {}): readonly number[] {
+  encodeChat(messages: readonly RenderedMessage[], options: RenderOptions = {}): readonly number[] {
     if (this.#chatTemplate === null) {
       throw new RequestError(
         "This model has no chat template, so it cannot chat; give it plain text to continue, with raw: true",
       );
     }
-    return this.#encodeMarked(this.#chatTemplate.render(messages, options, this.#controls));
+    const marked = this.#chatTemplate.render(messages, options, this.#controls);
+    return this.#encodeMarked(options.pictures?.(marked, this.#controls) ?? marked);
   }
 
   /**

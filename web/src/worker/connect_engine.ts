@@ -4,17 +4,17 @@
 import type { EngineApi, EngineWithSessions, SessionApi } from "../api/engine_api.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
-import type { GenerateOptions, GenerationEvent } from "../generation.js";
+import type { ChatMessage, GenerateOptions, GenerationEvent } from "../generation.js";
 import type { LoadOptions } from "../load.js";
 import type { OnnxOptions } from "../onnx/options.js";
 import { requireSecureContext } from "../runtime/device.js";
 import type { TuningEntry } from "../runtime/manifest.js";
-import type { SessionOptions } from "../session.js";
+import type { SessionContent, SessionOptions } from "../session.js";
 import { Conversation } from "../session.js";
-import type { Message } from "../text/chat_template.js";
 import type { WorkerLike } from "./connection.js";
 import { connectWorker } from "./connection.js";
 import type { Remote } from "./remote.js";
+import { withSentPictures } from "./sent_pictures.js";
 
 export type { WorkerLike } from "./connection.js";
 
@@ -24,7 +24,7 @@ export type { WorkerLike } from "./connection.js";
  */
 export interface ConnectOptions extends Omit<
   LoadOptions,
-  "gpu" | "adapter" | "draft" | "encoders" | "grammar" | "onnx"
+  "gpu" | "adapter" | "draft" | "encoders" | "grammar" | "images" | "onnx"
 > {
   readonly draft?: string | URL | undefined;
   readonly onnx?: (Omit<OnnxOptions, "runtime"> & { readonly runtime: string | URL }) | undefined;
@@ -104,7 +104,7 @@ export function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: (
     (...path: readonly string[]) =>
     async (...args: readonly unknown[]) => {
       for (const arg of args) requireSendable(arg, "logitProcessor");
-      return remote.call(["engine", ...path], args);
+      return remote.call(["engine", ...path], (await withSentPictures(args)) as typeof args);
     };
   return {
     info,
@@ -159,10 +159,10 @@ class RemoteSession extends Conversation implements SessionApi {
   constructor(remote: Remote, options: SessionOptions = {}, original?: RemoteSession) {
     super(options.messages);
     this.#remote = remote;
-    this.#created = remote.call(
-      ["sessions", original === undefined ? "create" : "clone"],
-      original === undefined ? [this.#id, options] : [original.#id, this.#id],
-    );
+    this.#created =
+      original === undefined
+        ? withSentPictures(options).then((sent) => remote.call(["sessions", "create"], [this.#id, sent]))
+        : remote.call(["sessions", "clone"], [original.#id, this.#id]);
     this.#created.catch(() => undefined);
   }
 
@@ -178,7 +178,7 @@ class RemoteSession extends Conversation implements SessionApi {
 
   async restore(name: string): Promise<void> {
     this.requireIdle();
-    this.replaceMessages((await this.#call("restore", name)) as readonly Message[]);
+    this.replaceMessages((await this.#call("restore", name)) as readonly ChatMessage[]);
   }
 
   close(): void {
@@ -187,11 +187,11 @@ class RemoteSession extends Conversation implements SessionApi {
   }
 
   protected async answer(
-    _messages: readonly Message[],
-    content: string,
+    _messages: readonly ChatMessage[],
+    content: SessionContent,
     options: GenerateOptions,
   ): Promise<AsyncIterable<GenerationEvent>> {
-    return (await this.#call("generate", content, options)) as AsyncIterable<GenerationEvent>;
+    return (await this.#call("generate", await withSentPictures(content), options)) as AsyncIterable<GenerationEvent>;
   }
 
   async #call(method: string, ...args: readonly unknown[]): Promise<unknown> {

@@ -5,11 +5,10 @@ import { anySignal } from "../api/stream.js";
 import { Engine } from "../engine.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
-import type { GenerationEvent, SessionGenerateOptions } from "../generation.js";
+import type { ChatMessage, GenerationEvent, SessionGenerateOptions } from "../generation.js";
 import type { LoadOptions } from "../load.js";
 import type { TuningEntry } from "../runtime/manifest.js";
-import type { SessionOptions } from "../session.js";
-import type { Message } from "../text/chat_template.js";
+import type { SessionContent, SessionOptions } from "../session.js";
 import { hold, whenGone } from "./liveness.js";
 import { serve } from "./serve.js";
 import type { LoadEngine, Loan } from "./shared_engines.js";
@@ -22,7 +21,7 @@ export interface WorkerScope {
 }
 
 /** Options of every engine that a worker loads, which a page cannot send. */
-export type ServeOptions = Pick<LoadOptions, "encoders" | "grammar">;
+export type ServeOptions = Pick<LoadOptions, "encoders" | "grammar" | "images">;
 
 /**
  * The time that a service worker stays alive after a page's last message. The timers of a hidden page fire once a
@@ -98,8 +97,8 @@ class Connection {
 
 /**
  * Serve engines to all pages that connect. Pages that name the same bundle share one engine. ``loadOrOptions`` is a
- * replacement for Engine.load, or options for it; a service worker needs `grammar` for structured output, and `encoders` for models of
- * vectors or scores. Call
+ * replacement for Engine.load, or options for it; a service worker needs `grammar` for structured output, `encoders` for models of
+ * vectors or scores, and `images` for models that see. Call
  * serveEngine while the script starts, because a service worker must add its listeners by then.
  */
 export function serveEngine(scope: WorkerScope, loadOrOptions: LoadEngine | ServeOptions = {}): void {
@@ -158,7 +157,7 @@ class ServedSessions {
     this.#sessions.set(copy, this.#find(id).clone());
   }
 
-  generate(id: string, content: string, options: SessionGenerateOptions): AsyncIterable<GenerationEvent> {
+  generate(id: string, content: SessionContent, options: SessionGenerateOptions): AsyncIterable<GenerationEvent> {
     return this.#find(id).generate(content, options);
   }
 
@@ -166,7 +165,7 @@ class ServedSessions {
     return this.#find(id).save(name);
   }
 
-  async restore(id: string, name: string): Promise<readonly Message[]> {
+  async restore(id: string, name: string): Promise<readonly ChatMessage[]> {
     const session = this.#find(id);
     await session.restore(name);
     return session.messages;

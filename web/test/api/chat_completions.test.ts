@@ -368,7 +368,7 @@ test.each([
   [
     { messages: [{ role: "user", content: [{ type: "image_url" }] }] },
     "messages[0].content[0]",
-    'has type "image_url"',
+    "is a picture, and this model reads texts only",
   ],
   [{ messages: [{ role: "user" }] }, "messages[0].content", "must be a string"],
   [{ messages: [{ role: "assistant", content: "a", audio: { id: "1" } }] }, "messages[0]", "has 'audio'"],

@@ -126,10 +126,8 @@ export function fakeEngine(model: Model, context = 1000, encoder: Encoder | null
     async *generate() {
       throw new Error("the fake engine has no generate");
     },
-    countTokens: (prompt, options) =>
-      Promise.resolve(
-        (typeof prompt === "string" ? model.text.encode(prompt) : encodeChat(model.text, prompt, options).ids).length,
-      ),
+    countTokens: async (prompt, options) =>
+      (typeof prompt === "string" ? model.text.encode(prompt) : (await encodeChat(model, prompt, options)).ids).length,
     pause: () => Promise.resolve(),
     resume: () => Promise.resolve(),
     destroy: () => undefined,

@@ -268,7 +268,7 @@ withRunner("features of a picture's patches replace the embeddings of the rows t
     [1, 4, 7],
   ]);
   expect(await found[3]).toEqual(features);
-  await expect(seeing.features({ ...tile, patch_starts: [0, 4, 8] })).rejects.toThrow("I is 2, this runner accepts");
+  await expect(seeing.features({ ...tile, patch_starts: [0, 20] })).rejects.toThrow("V is 20, this runner accepts at");
   await expect(seeing.features({ ...tile, patch_starts: [0, 12] })).rejects.toThrow("patches has 24 elements");
   await expect(runner.features(tile)).rejects.toThrow("letters sees no pictures");
   seeing.destroy();

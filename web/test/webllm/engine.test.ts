@@ -284,7 +284,7 @@ test.each<[object, string]>([
   ],
   [
     { messages: [{ role: "user", content: [{ type: "image_url", image_url: { url: "data:," } }] }] },
-    'messages[0].content[0] has type "image_url"',
+    "messages[0].content[0] is a picture",
   ],
   [{ best_of: 2 }, "'best_of' is not supported"],
 ])("a request with %j is an error that names the field", async (params, message) => {

@@ -124,7 +124,7 @@ onDevice("an interrupted answer", async () => {
 
 onDevice("an image is refused by name", async () => {
   expect(await run("vision")).toBe(
-    'messages[0].content[1] has type "image_url"; this model reads parts of type "text" only',
+    "messages[0].content[1] is a picture, and this model reads texts only; leave it out, or load a model that sees",
   );
 });
 

@@ -282,3 +282,36 @@ test("a logit processor is refused, because its changes would not be returned", 
   await expect(asking).rejects.toMatchObject({ code: "request_error", details: { param: "logitProcessor" } });
   engine.destroy();
 });
+
+test("pictures of messages reach the worker: addresses of the page, and its Blobs", async () => {
+  const received: unknown[] = [];
+  const load: LoadEngine = () => {
+    const engine = fakeEngine(fakeModel("yes").model);
+    const create = ((params: unknown) => received.push(params) && Promise.resolve(null)) as never;
+    return Promise.resolve({ ...engine, chat: { completions: { create } } });
+  };
+  const engine = await connectEngine(fakeWorker(load), BUNDLE);
+  const file = new Blob(["picture"], { type: "image/png" });
+  const address = URL.createObjectURL(file);
+  vi.stubGlobal("document", { baseURI: "https://example.org/pages/chat.html" });
+  const url = (text: string) => ({ type: "image_url", image_url: { url: text } });
+  const content = [url("../cat.png"), url("data:,cat"), url(address), { type: "image", image: file }];
+  const answer = engine.chat.completions.create({ messages: [{ role: "user", content }] });
+  // A page that shows the picture no more.
+  await Promise.resolve();
+  URL.revokeObjectURL(address);
+  await answer;
+  const [{ messages: sent }] = received as [
+    { messages: [{ content: { image?: Blob; image_url?: { url: string } }[] }] },
+  ];
+  const [cat, data, blob, own] = sent[0].content;
+  expect([cat?.image_url?.url, data?.image_url?.url]).toEqual(["https://example.org/cat.png", "data:,cat"]);
+  expect(await Promise.all([blob, own].map(async (part) => part?.image?.text()))).toEqual(["picture", "picture"]);
+  const element = { type: "image", image: { nodeName: "IMG" } } as never;
+  const refused = engine.chat.completions.create({ messages: [{ role: "user", content: [element] }] });
+  await expect(refused).rejects.toThrow("cannot be sent to a worker; pass a Blob");
+  const gone = engine.countTokens([{ role: "user", content: [url(address)] }]);
+  await expect(gone).rejects.toThrow("cannot be fetched");
+  vi.unstubAllGlobals();
+  engine.destroy();
+});

@@ -1,0 +1,264 @@
+"""Chats about pictures in headless Chromium, on the page and in a worker: the tokens are those of transformers."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from image_families import pattern
+from light_bundle import lighten, one_compilation
+from PIL import Image
+from playwright.sync_api import Browser, Page
+from static_site import serve
+from vision_families import make_vision, pixels_of
+
+from nearfar.compiler.browser.page_server import PAGE
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.images.patches import prepare_image
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<image>' }}{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
+    "{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+MAX_TOKENS = 8
+# Four tiles and an overview, and a single tile.
+PICTURES = {"cat": pattern(90, 61), "dog": pattern(20, 20)[::-1]}
+QUESTIONS = (("cat", "what?"), ("cat", "and who is it?"), ("dog", "what?"))
+HTML = '<!doctype html><body><script type="module" src="start.js"></script>'
+START = """import { Engine } from "./nearfar.js";
+import { connectEngine } from "./client.js";
+window.ask = async (engine, part, text, rest = {}) => {
+    const content = [part, { type: "text", text }];
+    const messages = [{ role: "user", content }];
+    const answer = await engine.chat.completions.create(
+        { messages, temperature: 0, max_tokens: 8, return_token_ids: true, ...rest });
+    return { ids: answer.choices[0].token_ids, prompt: answer.prompt_token_ids,
+             cached: answer.usage.prompt_tokens_details.cached_tokens };
+};
+window.dataUrl = (name) => new Promise(async (resolve) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.readAsDataURL(await (await fetch(`./${name}.png`)).blob());
+});
+window.at = (url) => ({ type: "image_url", image_url: { url } });
+Object.assign(window, { Engine, connectEngine });
+document.body.dataset.state = "ready";
+"""
+WORKER = 'import { serveEngine } from "./worker.js"; serveEngine(self);'
+TIMEOUT_MS = 180_000
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("smolvlm") / "checkpoint"
+    make_vision("smolvlm", folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path) -> Bundle:
+    output = checkpoint.parent / "bundle"
+    options = CompileOptions(target="webgpu", quantization="f32", context=256, activations=("float32",))
+    with one_compilation():
+        compile_model(str(checkpoint), output, options)
+    lighten(output, self_test=True)
+    return open_bundle(output)
+
+
+@pytest.fixture(scope="module")
+def expected(bundle: Bundle, checkpoint: Path) -> list[tuple[list[int], list[int]]]:
+    """For each question, the prompt's tokens and those that transformers generates greedily."""
+    import torch
+    from transformers import SmolVLMForConditionalGeneration
+
+    spec = bundle.manifest.images
+    assert spec is not None
+    model = SmolVLMForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    tokenizer = Tokenizer(TokenizerFiles.at(checkpoint / "tokenizer.json"))
+    found = []
+    for name, text in QUESTIONS:
+        image = prepare_image(spec, np.ascontiguousarray(PICTURES[name]))
+        prompt = tokenizer.encode(f"user: {image.text}{text}\nassistant:", False, split_special_tokens=False)
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            answer = model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                **pixels_of(spec, [image], tiles=False),
+                max_new_tokens=MAX_TOKENS,
+                do_sample=False,
+            )
+        found.append((prompt, answer[0, len(prompt) :].tolist()))
+    assert len({tuple(answer) for _, answer in found}) == len(QUESTIONS)
+    return found
+
+
+@pytest.fixture(scope="module")
+def page(
+    browser: Browser,
+    bundle: Bundle,
+    chromium: str,  # noqa: ARG001
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Page]:
+    site = tmp_path_factory.mktemp("site")
+    for script in ("nearfar.js", "client.js", "worker.js", "images.js"):
+        shutil.copy(PAGE.parent / script, site)
+    for name, text in {"index.html": HTML, "start.js": START, "engine_worker.js": WORKER}.items():
+        (site / name).write_text(text)
+    for name, pixels in PICTURES.items():
+        (site / f"{name}.png").write_bytes(png_of(pixels))
+    shutil.copytree(bundle.path, site / "bundle")
+    with serve(site) as url:
+        opened = browser.new_page()
+        opened.set_default_timeout(TIMEOUT_MS)
+        opened.goto(url)
+        opened.wait_for_selector("body[data-state=ready]", state="attached")
+        opened.evaluate("async () => { window.engine = await Engine.load('./bundle/'); }")
+        yield opened
+        opened.close()
+
+
+def png_of(pixels: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(file, "PNG")
+    return file.getvalue()
+
+
+def data_url(name: str) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png_of(PICTURES[name])).decode()}"
+
+
+def test_answers_are_those_of_transformers_and_a_tower_computes_a_picture_once(
+    page: Page, expected: list[tuple[list[int], list[int]]]
+) -> None:
+    asked = [[data_url(name), text] for name, text in QUESTIONS]
+    found: list[dict[str, Any]] = page.evaluate(
+        """async (asked) => {
+            const answers = [];
+            for (const [url, text] of asked) answers.push(await ask(engine, at(url), text));
+            return answers;
+        }""",
+        asked,
+    )
+    assert [(each["prompt"], each["ids"]) for each in found] == expected
+    # The second question continues after the picture.
+    assert found[0]["cached"] == found[2]["cached"] == 0
+    assert found[1]["cached"] >= 16
+    counts = page.evaluate("() => [engine.info.images, engine.info.selfTest.state, engine.counts.pictures]")
+    assert counts[:2] == [True, "passed"]
+    assert (counts[2]["queries"], counts[2]["hits"]) == (3, 1)
+
+
+def test_pictures_that_a_page_has_are_the_same_as_their_addresses(
+    page: Page, expected: list[tuple[list[int], list[int]]]
+) -> None:
+    found: list[dict[str, Any]] = page.evaluate("""async () => {
+        const blob = await (await fetch("./dog.png")).blob();
+        const image = async (image) => ask(engine, { type: "image", image: await image }, "what?");
+        const canvas = new OffscreenCanvas(20, 20);
+        const context = canvas.getContext("2d");
+        context.drawImage(await createImageBitmap(blob), 0, 0);
+        return Promise.all([
+            ask(engine, at(URL.createObjectURL(blob)), "what?"),
+            ask(engine, at(new URL("./dog.png", location).href), "what?"),
+            ask(engine, at("./dog.png"), "what?"), image(blob), image(createImageBitmap(blob)),
+            image(context.getImageData(0, 0, 20, 20)), image(canvas),
+        ]);
+    }""")
+    assert [each["ids"] for each in found] == [expected[2][1]] * 7
+
+
+def test_an_engine_in_a_worker_answers_about_pictures(page: Page, expected: list[tuple[list[int], list[int]]]) -> None:
+    found: list[dict[str, Any]] = page.evaluate("""async () => {
+        const worker = new Worker("./engine_worker.js", { type: "module" });
+        const remote = await connectEngine(worker, "./bundle/");
+        const blob = await (await fetch("./cat.png")).blob();
+        const address = URL.createObjectURL(blob);
+        const answers = [ask(remote, at(address), "what?"), ask(remote, at("./cat.png"), "and who is it?"),
+                         ask(remote, { type: "image", image: blob }, "what?")];
+        await Promise.resolve();
+        URL.revokeObjectURL(address);
+        const found = await Promise.all(answers);
+        const session = remote.createSession();
+        const ids = [];
+        const content = [at("./dog.png"), { type: "text", text: "what?" }];
+        for await (const event of session.generate(content, { maxTokens: 8 }))
+            if (event.type === "token") ids.push(event.tokenId);
+        remote.destroy();
+        worker.terminate();
+        return [...found, { ids }];
+    }""")
+    assert [each["ids"] for each in found] == [expected[index][1] for index in (0, 1, 0, 2)]
+
+
+def test_a_saved_session_keeps_its_pictures(page: Page, expected: list[tuple[list[int], list[int]]]) -> None:
+    found: dict[str, Any] = page.evaluate("""async () => {
+        const say = async (session, content) => {
+            const found = { ids: [] };
+            for await (const event of session.generate(content, { maxTokens: 8 }))
+                if (event.type === "token") found.ids.push(event.tokenId);
+                else found.cached = event.timings.cachedTokens;
+            return found;
+        };
+        const blob = await (await fetch("./cat.png")).blob();
+        const address = URL.createObjectURL(blob);
+        const bitmap = await createImageBitmap(blob);
+        const session = engine.createSession();
+        const first = await say(session, [{ type: "image", image: bitmap }, { type: "text", text: "what?" }]);
+        const other = engine.createSession();
+        await say(other, [at(address), { type: "text", text: "what?" }]);
+        await session.save("seen");
+        await other.save("addressed");
+        URL.revokeObjectURL(address);
+        const next = await say(session, "again");
+        engine.unload();
+        const results = [];
+        for (const name of ["seen", "addressed"]) {
+            const restored = engine.createSession();
+            await restored.restore(name);
+            results.push([restored.messages[0].content[0].image_url.url.slice(0, 22), await say(restored, "again")]);
+        }
+        return { first, next, results };
+    }""")
+    assert found["first"]["ids"] == expected[0][1]
+    for start, again in found["results"]:
+        assert start == "data:image/png;base64,"
+        assert again["ids"] == found["next"]["ids"]
+        assert again["cached"] > 48
+
+
+def test_what_cannot_be_read_is_refused_by_name(page: Page) -> None:
+    found: list[list[str]] = page.evaluate("""async () => {
+        const refusal = (promise) => promise.then(() => null, ({ name, message, param }) => [name, param, message]);
+        const image = (image) => ask(engine, { type: "image", image }, "what?");
+        return Promise.all([
+            ask(engine, at("http://localhost:9/cat.png"), "what?"), ask(engine, at("./nothing.png"), "what?"),
+            image(new Blob(["<svg xmlns='http://www.w3.org/2000/svg'/>"])),
+            image((await (await fetch("./cat.png")).blob()).slice(0, 200)),
+        ].map(refusal));
+    }""")
+    part = "messages[0].content[0]"
+    expected = [
+        ["RequestError", f"{part}.image_url", "whether its server allows this page"],
+        ["RequestError", f"{part}.image_url", "status 404"],
+        ["RequestError", f"{part}.image", "is an SVG"],
+        ["RequestError", f"{part}.image", "is damaged or incomplete"],
+    ]
+    for (name, param, message), wanted in zip(found, expected, strict=True):
+        assert [name, param] == wanted[:2]
+        assert message.startswith(f"{param}: ")
+        assert wanted[2] in message

@@ -1,0 +1,163 @@
+// Pictures: those of a model's chats, from what a message names to images in the prompt.
+
+import type { ChatPicture, ReadPictures } from "../api/model.js";
+import type { PromptImage, TokenRequest } from "../engine/request.js";
+import type { PlacedImages } from "../engine/sequence.js";
+import { BundleError, NearfarError, RequestError } from "../errors.js";
+import type { PatchBatch } from "../runtime/batch.js";
+import type { ImageSpec } from "../runtime/manifest.js";
+import type { ControlTokens } from "../text/control_tokens.js";
+import { imageLayout } from "../shared/images/layout.js";
+import { decodeImage } from "./decode.js";
+import type { PictureCounts, TileFeatures } from "./feature_cache.js";
+import { FeatureCache } from "./feature_cache.js";
+import { imageKey, imagePatches } from "./patches.js";
+import { placeImages } from "./placed_images.js";
+import { storedMessages } from "./stored_messages.js";
+import type { Pixels } from "./resize.js";
+
+/** The most pictures of a chat. */
+const MAX_PICTURES = 16;
+/** Of the features that are retained. A picture has about 3 MB of them. */
+const CAPACITY_BYTES = 64 * 2 ** 20;
+
+/** A model that sees. ``columns``: the numbers of a feature. ``features`` computes those of one tile. */
+export interface PictureParts {
+  readonly spec: ImageSpec;
+  readonly columns: number;
+  readonly features: (batch: PatchBatch) => Promise<Float32Array>;
+  readonly capacityBytes?: number;
+}
+
+/** A decoded picture. */
+interface Picture {
+  readonly pixels: Pixels;
+  readonly key: string;
+  readonly text: string;
+  /** The number of features of each tile. */
+  readonly lengths: readonly number[];
+}
+
+export class Pictures {
+  readonly #parts: PictureParts;
+  readonly #cache: FeatureCache;
+
+  constructor(parts: PictureParts) {
+    this.#parts = parts;
+    this.#cache = new FeatureCache(parts.capacityBytes ?? CAPACITY_BYTES);
+  }
+
+  get counts(): PictureCounts {
+    return this.#cache.counts;
+  }
+
+  /** The messages of a session that is saved. */
+  readonly stored = storedMessages;
+
+  /** See `TokenModel.place`. */
+  place(request: TokenRequest): PlacedImages | null {
+    const { spec, columns } = this.#parts;
+    return placeImages(request, spec.prompt.placeholder_id, columns);
+  }
+
+  /**
+   * Decode the pictures of a chat. Throws RequestError, which names the parameter, DeviceError if nothing decodes files
+   * here, or the signal's reason.
+   */
+  async read(pictures: readonly ChatPicture[], signal = new AbortController().signal): Promise<ReadPictures> {
+    const tooMany = pictures[MAX_PICTURES];
+    if (tooMany !== undefined)
+      throw new RequestError(`The messages have ${pictures.length} pictures; send at most ${MAX_PICTURES}`, {
+        param: tooMany.param,
+      });
+    const read: Picture[] = [];
+    // One after the other, because a picture may take 200 MB while it is decoded.
+    for (const picture of pictures) read.push(await this.#decode(picture, signal));
+    return {
+      write: (marked, controls) => this.#write(marked, controls, read),
+      place: (ids, until = signal) => this.#place(ids, read, until),
+    };
+  }
+
+  async #decode({ source, param }: ChatPicture, signal: AbortSignal): Promise<Picture> {
+    const { spec } = this.#parts;
+    try {
+      const pixels = await decodeImage(source, { signal });
+      const { text, features } = imageLayout(spec, pixels.width, pixels.height);
+      return { pixels, key: await imageKey(spec, pixels), text, lengths: features };
+    } catch (error) {
+      if (!(error instanceof NearfarError) || error.code !== "request_error") throw error;
+      const message = error.message.replace(/^images: /, "");
+      throw new RequestError(`${param}: ${message}`, { ...error.details, param }, { cause: error });
+    }
+  }
+
+  /** A rendered prompt in which the text of each picture replaces a mark that the template wrote itself. */
+  #write(marked: string, controls: ControlTokens, pictures: readonly Picture[]): string {
+    const { mark } = this.#parts.spec.prompt;
+    if (!controls.controls.includes(mark))
+      throw new BundleError(
+        `tokenizer.json: '${mark}', which stands for a picture, is not a special token; correct the checkpoint, and ` +
+          "compile the bundle again",
+      );
+    const own = controls.find(marked).filter(([, content]) => content === mark);
+    if (own.length !== pictures.length)
+      throw new RequestError(
+        `This model's chat template does not write '${mark}' once for each of the ${pictures.length} pictures of these ` +
+          "messages; send pictures in messages of the user only",
+        { param: "messages" },
+      );
+    let [text, end] = ["", 0];
+    for (const [index, [, , at]] of own.entries()) {
+      text += marked.slice(end, at) + (pictures[index]?.text ?? "");
+      end = at + mark.length;
+    }
+    return text + marked.slice(end);
+  }
+
+  async #place(
+    ids: readonly number[],
+    pictures: readonly Picture[],
+    signal: AbortSignal,
+  ): Promise<readonly PromptImage[]> {
+    const { placeholder, placeholder_id: id } = this.#parts.spec.prompt;
+    const places = ids.flatMap((each, index) => (each === id ? [index] : []));
+    const needed = pictures.reduce((sum, { lengths }) => lengths.reduce((total, length) => total + length, sum), 0);
+    if (places.length !== needed)
+      throw new BundleError(
+        `tokenizer.json: the text of the pictures has ${needed} times '${placeholder}', and the prompt ` +
+          `${places.length} times token ${id}; correct the checkpoint's tokenizer, and compile the bundle again`,
+      );
+    const images: PromptImage[] = [];
+    let place = 0;
+    for (const { pixels, key, lengths } of pictures) {
+      const tiles = await this.#cache.get(key, (until) => this.#features(pixels, until), signal);
+      let first = 0;
+      for (const [index, length] of lengths.entries()) {
+        images.push({ offset: places[place] ?? 0, length, key, first, features: tiles[index] ?? new Float32Array() });
+        first += length;
+        place += length;
+      }
+    }
+    return images;
+  }
+
+  /** Tile after tile, so that other answers continue between them. */
+  async #features(pixels: Pixels, signal: AbortSignal): Promise<TileFeatures> {
+    const { spec, features } = this.#parts;
+    const { patches, rows, weights, starts } = imagePatches(spec, pixels);
+    const count = starts.at(-1) ?? 0;
+    const tiles: Float32Array[] = [];
+    for (const [index, start] of starts.subarray(0, -1).entries()) {
+      signal.throwIfAborted();
+      const end = starts[index + 1] ?? 0;
+      const part = <A extends Float32Array | Int32Array>(array: A): A => {
+        const columns = array.length / count;
+        return array.subarray(start * columns, end * columns) as A;
+      };
+      const batch = { patches: part(patches), patch_rows: part(rows), patch_weights: part(weights) };
+      tiles.push(await features({ ...batch, patch_starts: [0, end - start] }));
+    }
+    return tiles;
+  }
+}

@@ -1,0 +1,47 @@
+// The test of a tower: features of known patches on this device, compared with the reference's.
+// `compiler/runtime/vision_test.py` makes the same patches.
+
+import type { PatchBatch } from "../runtime/batch.js";
+import type { ImageSpec, VisionTestEntry } from "../runtime/manifest.js";
+
+// The most patches of the test: several tiles of keys.
+const PATCHES = 160;
+
+/** ``tilePatches``: those of the largest tile. All blocks but one are a tile, and the last one is another. */
+export function testPatches({ patch, block, positions }: ImageSpec, tilePatches: number): PatchBatch {
+  const size = block ** 2;
+  const blocks = Math.max(1, Math.floor(Math.min(PATCHES, tilePatches) / size));
+  const count = blocks * size;
+  const { taps, rule, side } = positions;
+  const table = rule === "axes" ? 2 * side : side ** 2;
+  const filled = (columns: number, value: (patch: number, column: number) => number) =>
+    Array.from({ length: count * columns }, (_, index) => value(Math.floor(index / columns), index % columns));
+  const number = (row: number, element: number): number =>
+    ((31 * row + 17 * element + Math.floor((row * element) / 3)) % 41) / 20 - 1;
+  return {
+    patches: Float32Array.from(filled(3 * patch ** 2, number)),
+    patch_rows: Int32Array.from(filled(taps, (row, tap) => (7 * row + 3 * tap) % table)),
+    patch_weights: Float32Array.from(filled(taps, (_, tap) => 0.5 ** Math.min(tap + 1, 8))),
+    patch_starts: blocks === 1 ? [0, count] : [0, count - size, count],
+  };
+}
+
+/**
+ * The largest length of the difference from the expected values of a feature, relative to the longest one; infinite if a
+ * feature is no number.
+ */
+export function visionDeviation(
+  { rows }: Pick<VisionTestEntry, "rows">,
+  features: Float32Array,
+  columns: number,
+): number {
+  if (!features.every(Number.isFinite)) return Infinity;
+  const longest = Math.max(...rows.map(({ values }) => Math.hypot(...values)));
+  const lengths = rows.map(({ row, elements, values }) =>
+    Math.hypot(
+      ...elements.map((element, index) => (features[row * columns + element] ?? NaN) - (values[index] ?? NaN)),
+    ),
+  );
+  const largest = Math.max(...lengths) / longest;
+  return Number.isNaN(largest) ? Infinity : largest;
+}

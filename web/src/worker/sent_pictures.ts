@@ -1,0 +1,40 @@
+// The pictures of messages as a worker can read them: addresses are the page's own, and only the page can be sure of those
+// of Blobs.
+
+import type { ChatCompletionContentPart } from "../api/types.js";
+import { RequestError, messageOf } from "../errors.js";
+
+interface Nested extends Partial<ChatCompletionContentPart> {
+  readonly messages?: unknown;
+  readonly content?: unknown;
+}
+
+/** Messages, or parameters with some. Throws RequestError for a picture that cannot be sent. */
+export async function withSentPictures(value: unknown): Promise<unknown> {
+  if (Array.isArray(value)) return Promise.all(value.map(withSentPictures));
+  const { type, image_url: address, image, messages, content } = Object(value) as Nested;
+  if (Array.isArray(messages)) return { ...Object(value), messages: await withSentPictures(messages) };
+  if (Array.isArray(content)) return { ...Object(value), content: await withSentPictures(content) };
+  if (type === "image_url" && typeof address?.url === "string") return sent(address.url);
+  if (type === "image" && ("nodeName" in Object(image) || "transferToImageBitmap" in Object(image)))
+    throw new RequestError(
+      "An element or a canvas cannot be sent to a worker; pass a Blob, or what createImageBitmap makes of it",
+      { param: "messages" },
+    );
+  return value;
+}
+
+async function sent(url: string): Promise<ChatCompletionContentPart> {
+  if (url.startsWith("data:")) return { type: "image_url", image_url: { url } };
+  if (!url.startsWith("blob:")) {
+    const base = typeof document === "undefined" ? undefined : document.baseURI;
+    return { type: "image_url", image_url: { url: URL.canParse(url, base) ? new URL(url, base).href : url } };
+  }
+  // The page may revoke the address as soon as the call returns.
+  const response = fetch(url).catch((error: unknown) => {
+    throw new RequestError(`${url} cannot be fetched (${messageOf(error)}); send the Blob, or another address`, {
+      param: "messages",
+    });
+  });
+  return { type: "image", image: await (await response).blob() };
+}
