@@ -15,6 +15,7 @@ from hash_model import answer_of
 from hash_runner import HashRunner
 from waiting import WAIT_SECONDS
 
+from nearfar.compiler.bundle.manifest import GENERATE
 from nearfar.compiler.runtime.batch import Batch, Limits, Output
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.server_fallback.engine import engine_loop
@@ -59,9 +60,9 @@ class WaitingForTheCaller(HashRunner):
         super().__init__(limits)
         self.received = threading.Event()
 
-    def submit(self, batch: Batch) -> Future[Output]:
+    def submit(self, batch: Batch, plan: str = GENERATE) -> Future[Output]:
         assert len(self.batches) < 2 or self.received.wait(WAIT_SECONDS), "the last step's token was not delivered"
-        return super().submit(batch)
+        return super().submit(batch, plan)
 
 
 def test_a_runner_that_computes_in_submit_gets_its_next_step_after_the_last_tokens_are_delivered() -> None:
@@ -83,10 +84,10 @@ def test_the_overhead_includes_delivery_and_leaves_out_the_device(monkeypatch: p
     monkeypatch.setattr(engine_loop, "time", SimpleNamespace(perf_counter=lambda: now, monotonic=time.monotonic))
 
     class SlowDevice(HashRunner):
-        def submit(self, batch: Batch) -> Future[Output]:
+        def submit(self, batch: Batch, plan: str = GENERATE) -> Future[Output]:
             nonlocal now
             now += 1000.0
-            return super().submit(batch)
+            return super().submit(batch, plan)
 
     async def work() -> None:
         async with engine_on(SlowDevice(LIMITS)) as engine:
