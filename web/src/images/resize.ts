@@ -46,12 +46,13 @@ function alongRows({ width, height, data }: Pixels, length: number, filter: Filt
       let at = (row * width + Number(first[column])) * 3;
       const from = column * taps;
       const end = from + Number(counts[column]);
+      // Doubles hold these integers exactly, and are faster here than 32-bit sums.
       let [red, green, blue] = [half, half, half];
       for (let tap = from; tap < end; tap++, at += 3) {
         const weight = Number(values[tap]);
-        red = (red + weight * Number(data[at])) | 0;
-        green = (green + weight * Number(data[at + 1])) | 0;
-        blue = (blue + weight * Number(data[at + 2])) | 0;
+        red += weight * Number(data[at]);
+        green += weight * Number(data[at + 1]);
+        blue += weight * Number(data[at + 2]);
       }
       result[to++] = red >> bits;
       result[to++] = green >> bits;
