@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arch.vision import TOWERS, tower_of
+from ..arch.vision.siglip import CHANNELS
 from ..ir.images import AreaBounds, EvenTiles, FixedSize, ImageSpec, LargestArea, LongestEdge
 from ..ir.spec import VisionSpec
 from ..runtime.errors import CheckpointError, UnsupportedModel
@@ -90,7 +91,7 @@ def read_tower(
             others[name] = tensor
         elif not UNUSED.fullmatch(name):
             renamed = tower.PARTS[prefix] + short.removeprefix(prefix)
-            own[renamed] = FlatMatrix(tensor) if len(tensor.shape) == 4 else tensor
+            own[renamed] = flat(tensor, name, path) if len(tensor.shape) == 4 else tensor
     if spec.num_layers > len(own):
         raise CheckpointError(
             f"{config_path}: 'num_hidden_layers' of the tower is {spec.num_layers}, but it has {len(own)} tensors; the "
@@ -102,10 +103,10 @@ def read_tower(
 
 def largest_tile(images: ImageSpec) -> int:
     """The patches of the largest tile of a picture."""
-    of_tiles = 0 if images.tiles is None else images.tiles.side**2
-    if not isinstance(images.tiles, EvenTiles):
-        of_tiles = max(of_tiles, largest_area(images.size))
-    return of_tiles // images.patch**2
+    of_tiles = 0 if images.tiles is None else (images.tiles.side // images.patch) ** 2
+    if isinstance(images.tiles, EvenTiles):
+        return of_tiles
+    return max(of_tiles, largest_area(images.size) // images.patch**2)
 
 
 def largest_area(size: FixedSize | LongestEdge | AreaBounds | LargestArea) -> int:
@@ -123,6 +124,18 @@ def without_tower(checkpoint: Checkpoint) -> Checkpoint:
     prefixes = tuple(tower_of(vision.model_type).PARTS.values())
     tensors = {name: each for name, each in checkpoint.tensors.items() if not name.startswith(prefixes)}
     return replace(checkpoint, spec=replace(checkpoint.spec, vision=None), images=None, tensors=tensors)
+
+
+def flat(tensor: Tensor, name: str, path: Path) -> FlatMatrix:
+    """Raises CheckpointError for another order of the dimensions, such as MLX's, which would give other numbers."""
+    _, channels, height, width = tensor.shape
+    if channels != CHANNELS or height != width:
+        raise CheckpointError(
+            f"{path}: tensor {name} has shape {list(tensor.shape)}, which is not (outputs, {CHANNELS}, patch, patch); "
+            "pass the checkpoint that transformers reads",
+            tensor=name,
+        )
+    return FlatMatrix(tensor)
 
 
 @dataclass(frozen=True, slots=True)

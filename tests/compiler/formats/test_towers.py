@@ -1,0 +1,93 @@
+"""The towers of checkpoints: files that contradict each other, are missing, or have another layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from vision_families import make_vision
+
+from nearfar.compiler.formats import load
+from nearfar.compiler.formats.towers import largest_tile, without_tower
+from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
+
+WEIGHTS = "model.safetensors"
+PATCH = "model.vision_model.embeddings.patch_embedding.weight"
+
+
+@pytest.fixture(scope="module")
+def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("smolvlm")
+    make_vision("smolvlm", folder)
+    return folder
+
+
+@pytest.fixture
+def changed(smolvlm: Path, tmp_path: Path) -> Callable[..., Path]:
+    """The folder with other values in a file's JSON; a name with dots is of a section."""
+
+    def change(file: str, **values: Any) -> Path:
+        for path in smolvlm.iterdir():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        content = json.loads((tmp_path / file).read_text())
+        for name, value in values.items():
+            *sections, key = name.split("__")
+            place = content
+            for section in sections:
+                place = place[section]
+            place[key] = value
+        (tmp_path / file).write_text(json.dumps(content))
+        return tmp_path
+
+    return change
+
+
+def test_the_sizes_of_a_tower_are_those_of_its_files(smolvlm: Path) -> None:
+    checkpoint = load(str(smolvlm))
+    vision, images = checkpoint.spec.vision, checkpoint.images
+    assert vision is not None
+    assert images is not None
+    assert (vision.positions, vision.patch_elements, vision.block, vision.tile_patches) == (36, 3 * 49, 3, 36)
+    assert largest_tile(images) == 36
+    assert checkpoint.tensors["vision_model.embeddings.patch_embedding.weight"].shape == (36, 3 * 49)
+    # No note: nothing is left out.
+    assert checkpoint.notes == ()
+
+
+def test_the_text_model_alone_is_what_text_only_reads(smolvlm: Path) -> None:
+    alone, text = without_tower(load(str(smolvlm))), load(str(smolvlm), text_only=True)
+    assert (alone.spec, alone.images, alone.tensors.keys()) == (text.spec, None, text.tensors.keys())
+    assert text.images is None
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "error", "message"),
+    [
+        ("config.json", {"vision_config__num_channels": 4}, UnsupportedModel, "'num_channels' is 4"),
+        ("config.json", {"vision_config__window": 4}, UnsupportedModel, "vision_config: unknown key 'window' = 4"),
+        ("config.json", {"vision_config__num_attention_heads": 5}, CheckpointError, "no multiple of 5 heads"),
+        ("config.json", {"vision_config__num_hidden_layers": 900}, CheckpointError, "of the tower is 900, but it has"),
+        ("preprocessor_config.json", {"do_resize": False}, UnsupportedModel, "do_resize.*; add --text-only to compile"),
+    ],
+)
+def test_what_a_tower_does_otherwise_is_refused_by_name(
+    changed: Callable[..., Path], file: str, values: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    folder = changed(file, **values)
+    with pytest.raises(error, match=message):
+        load(str(folder))
+    assert load(str(folder), text_only=True).spec.vision is None
+
+
+def test_patches_in_the_order_of_mlx_are_refused(changed: Callable[..., Path]) -> None:
+    folder = changed("config.json")
+    tensors = load_file(folder / WEIGHTS)
+    tensors[PATCH] = np.ascontiguousarray(tensors[PATCH].transpose(0, 2, 3, 1))
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"patch_embedding.weight has shape \[36, 7, 7, 3\], which is not"):
+        load(str(folder))
