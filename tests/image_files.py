@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from image_families import pattern
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 RECORDED = Path(__file__).parent / "conformance/image_files.json"
 PHOTO = Image.fromarray(pattern(11, 7))
@@ -40,6 +40,13 @@ def frames(kind: str) -> bytes:
     return saved(PHOTO, kind, save_all=True, append_images=[PHOTO.rotate(180)])
 
 
+def with_gamma(gamma: float) -> bytes:
+    """A PNG that says how bright its numbers are, which transformers does not read."""
+    chunks = PngImagePlugin.PngInfo()
+    chunks.add(b"gAMA", round(100_000 * gamma).to_bytes(4, "big"))
+    return saved(PHOTO, "PNG", pnginfo=chunks)
+
+
 def png_of_size(width: int, height: int) -> bytes:
     """A file that claims a size, and has next to no data."""
     data = bytearray(saved(PHOTO, "PNG"))
@@ -62,6 +69,7 @@ def lossless() -> dict[str, bytes]:
         "grey and alpha": saved(ALPHA.convert("LA"), "PNG"),
         "palette": saved(PHOTO.convert("P"), "PNG"),
         "palette with a transparent colour": saved(PHOTO.convert("P"), "PNG", transparency=3),
+        "gamma": with_gamma(1.0),
         "turned png": turned(6, "PNG"),
     }
 
