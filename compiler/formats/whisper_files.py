@@ -20,7 +20,8 @@ from .config import ConfigReader
 from .distance_tensors import MadeTensor
 from .json_file import read_json_object
 
-GENERATION, PREPROCESSOR = "generation_config.json", "preprocessor_config.json"
+GENERATION = "generation_config.json"
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 _CODE = re.compile(r"<\|([a-z]{2,3})\|>")
 _NAMES = {
     "model.decoder.embed_tokens.": "model.embed_tokens.",
@@ -162,16 +163,24 @@ def _languages(config: ConfigReader) -> tuple[LanguageToken, ...]:
 
 
 def _read_preprocessor(path: Path, mel_bins: int, positions: int) -> int:
-    """The seconds of a window. Without the file, they follow from its rows."""
-    where = path / PREPROCESSOR
+    """The seconds of a window, which follow from its rows. Raises UnsupportedModel for frames of other kinds, which
+    transformers 5 describes in a section of another file.
+    """
     seconds = 2 * positions * HOP / SAMPLE_RATE
     if seconds != int(seconds):
         raise CheckpointError(
             f"{path}: a window of {positions} rows ('max_source_positions') has {seconds} seconds; expected whole ones"
         )
-    if not where.is_file():
+    if (path / PREPROCESSOR).is_file():
+        where = path / PREPROCESSOR
+        config: ConfigReader | None = ConfigReader(read_json_object(where), str(where))
+    elif (path / PROCESSOR).is_file():
+        where = path / PROCESSOR
+        config = ConfigReader(read_json_object(where), str(where)).section("feature_extractor")
+    else:
+        config = None
+    if config is None:
         return int(seconds)
-    config = ConfigReader(read_json_object(where), str(where))
     config.expect("feature_extractor_type", "WhisperFeatureExtractor")
     config.expect("feature_size", mel_bins)
     config.expect("sampling_rate", SAMPLE_RATE)
@@ -183,4 +192,7 @@ def _read_preprocessor(path: Path, mel_bins: int, positions: int) -> int:
     config.expect("dither", 0.0, 0)
     config.expect("do_normalize", False)
     config.expect("padding_value", 0.0, 0)
+    config.expect("padding_side", "right")
+    # transformers computes the filters, also if a file holds them; the mask is not read.
+    config.finish(frozenset({"mel_filters", "processor_class", "return_attention_mask"}))
     return int(seconds)

@@ -18,7 +18,9 @@ from ..formats.towers import without_tower
 from ..ir.graph import Parameter
 from ..ir.ops import Array
 from ..ir.pages import PAGES
+from ..ir.spec import task_of
 from ..pipeline.stored_forms import round_activations
+from ..pipeline.task import DOES
 from ..pipeline.weights import check_tensors, read_rows
 from ..quant.base import FloatArray
 from ..runtime.errors import RequestError
@@ -36,9 +38,9 @@ class CheckpointReference:
 
     def __init__(self, checkpoint: Checkpoint, window: int) -> None:
         if checkpoint.task is not None:
-            makes = "embeddings" if checkpoint.embedding is not None else "scores"
+            does = DOES[task_of(checkpoint.task)]
             raise RequestError(
-                f"{checkpoint.path}: makes {makes}, and has no next tokens to compare; give a model that generates text"
+                f"{checkpoint.path}: {does}, and has no next tokens to compare; give a model that generates text"
             )
         checkpoint = without_tower(checkpoint)
         self.checkpoint, self._window = checkpoint, window

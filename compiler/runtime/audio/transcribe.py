@@ -108,6 +108,8 @@ class Transcriber:
         self._window_frames = 2 * self._audio.positions
         sizes = {"ends": manifest.spec.eos_token_ids, "rows": self._audio.positions, "context": manifest.context}
         self._model = {**asdict(self._speech), **sizes}
+        # What the rules of timestamps read, which are asked once for each token.
+        self._rules = {name: self._model[name] for name in ("ends", "max_initial_timestamp", "no_timestamps")}
         self._source = source_of(manifest)
         self._suppressed = list(self._speech.suppressed)
         self._suppressed_first = list(self._speech.suppressed_first)
@@ -228,7 +230,7 @@ class Transcriber:
         ends, logprobs = set(self._manifest.spec.eos_token_ids), []
         room = self._manifest.context - len(prompt)
         for count in range(room):
-            rules = self._ask("nextTokens", self._model, written, stamped, len(logits))
+            rules = self._ask("nextTokens", self._rules, written, stamped, len(logits))
             scores = self._allowed(logits, rules)
             log_probabilities = log_softmax(scores)
             token = choose(scores, temperature, generator)

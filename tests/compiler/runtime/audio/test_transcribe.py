@@ -284,7 +284,7 @@ def test_the_tokens_that_may_follow_are_those_of_transformers(
         scores = SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, 3)(ids, scores)
         scores = SuppressTokensLogitsProcessor(config.suppress_tokens)(ids, scores)
         scores = WhisperTimeStampLogitsProcessor(config, begin_index=3)(ids, scores)
-        rules = transcriber._ask("nextTokens", transcriber._model, written, True, VOCABULARY)
+        rules = transcriber._ask("nextTokens", transcriber._rules, written, True, VOCABULARY)
         assert np.array_equal(transcriber._allowed(logits, rules), scores[0].numpy())
 
 

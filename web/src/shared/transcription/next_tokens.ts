@@ -2,7 +2,9 @@
 // and the start of the next one, and never go back.
 
 import type { SpeechModel } from "./speech.js";
-import { firstTimestamp } from "./speech.js";
+
+/** What the rules read of a model: they are asked once for each token. */
+export type TimestampRules = Pick<SpeechModel, "ends" | "max_initial_timestamp" | "no_timestamps">;
 
 /** Tokens from the first number on, up to and without the second one. */
 type Range = readonly [number, number];
@@ -21,14 +23,14 @@ export interface NextTokens {
 
 /** What may follow the tokens that were ``written`` after the prompt, of a vocabulary of ``size`` tokens. */
 export function nextTokens(
-  model: SpeechModel,
+  model: TimestampRules,
   written: readonly number[],
   timestamps: boolean,
   size: number,
 ): NextTokens {
   const isFirst = written.length === 0;
   if (!timestamps) return { banned: [], isFirst, preferred: null };
-  const first = firstTimestamp(model);
+  const first = model.no_timestamps + 1;
   const banned: Range[] = [[model.no_timestamps, first]];
   if (isFirst) {
     banned.push([0, first]);
