@@ -99,6 +99,8 @@ class Transcribe:
     """the file to write (default: standard output)"""
     prompt: Text | None = None
     """a text that precedes, such as names that occur"""
+    continue_text: bool = False
+    """each window of 30 s continues the text of those before: more consistent names, but errors may repeat"""
     temperature: Annotated[float | None, Flag(metavar="T")] = None
     """the only temperature (default: 0, then up to 1 while a window's text repeats itself or is unlikely)"""
     seed: int = 0

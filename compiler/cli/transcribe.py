@@ -31,6 +31,7 @@ def run(options: Transcribe) -> None:
         translate=options.translate,
         timestamps=options.timestamps or options.format in ("verbose_json", "srt", "vtt"),
         prompt=options.prompt or "",
+        continues=options.continue_text,
         temperature=options.temperature,
         seed=options.seed,
     )

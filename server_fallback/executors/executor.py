@@ -123,7 +123,7 @@ class Abilities:
     different tokenizers.
 
     ``tools``: the model writes tool calls. ``embeds``: it makes embeddings or scores, and no text.
-    ``verify``: it checks drafts of clients. ``vision``: it reads images.
+    ``verify``: it checks drafts of clients. ``vision``: it reads images. ``sound``: it reads sound, and nothing else.
     """
 
     tokenizer_sha256: str | None
@@ -132,6 +132,7 @@ class Abilities:
     embeds: bool
     verify: bool = False
     vision: bool = False
+    sound: bool = False
 
 
 @runtime_checkable

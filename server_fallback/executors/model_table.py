@@ -43,7 +43,8 @@ class ModelEntry:
         # An upstream may not report its context.
         own = ModelCard(id=self.name, created=self.created, root=self.name, max_model_len=self.executor.context or None)
         if isinstance(self.executor, TellsAbilities):
-            own.input_modalities = ["text", "image"] if self.executor.abilities().vision else ["text"]
+            can = self.executor.abilities()
+            own.input_modalities = ["audio"] if can.sound else ["text", "image"] if can.vision else ["text"]
         aliases = [own.model_copy(update={"id": name}) for name in self.aliases]
         return [own, *aliases, *(own.model_copy(update={"id": name, "parent": self.name}) for name in self.adapters)]
 

@@ -20,7 +20,7 @@ from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.transcription import TranscriptionRequest
 from ..text.output import Output
-from .executor import Call, ExecutorState
+from .executor import Abilities, Call, ExecutorState
 from .text_model import TextModel
 
 # Of one sound. A small file may hold far more silence than memory does.
@@ -111,6 +111,9 @@ class SpeechExecutor:
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         return await self.model.text_of(request)
+
+    def abilities(self) -> Abilities:
+        return Abilities(self.model.tokenizer_sha256, self.model.vocab_size, tools=False, embeds=False, sound=True)
 
     def state(self) -> ExecutorState:
         running = min(self._count, 1)

@@ -29,18 +29,22 @@ from .windows import source_of, window_batch
 # last one.
 LIMITS = Limits(rows=2)
 FRAMES_PER_SECOND = SAMPLE_RATE // HOP
+# The temperature from which on a text is not continued.
+STEADY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionOptions:
-    """``language`` None: the model detects it. ``prompt``: a text that precedes, whose style and names it continues.
-    ``temperature``: the only one; None for those of `windows.ts`, from 0 on.
+    """``language`` None: the model detects it. ``prompt``: a text that precedes, whose style and names it continues;
+    with ``continues``, so does the text of earlier windows, which may also repeat itself. ``temperature``: the only
+    one; None for those of `windows.ts`, from 0 on.
     """
 
     language: str | None = None
     translate: bool = False
     timestamps: bool = False
     prompt: str = ""
+    continues: bool = False
     temperature: float | None = None
     seed: int = 0
 
@@ -142,8 +146,10 @@ class Transcriber:
     def check(self, options: TranscriptionOptions) -> str | None:
         """The language as far as it is known. Raises RequestError for what the model does not have."""
         self._ask("checkTask", self._model, options.language, options.translate)
-        if options.prompt and self._speech.previous is None:
-            raise RequestError(f"{self._manifest.model}: has no token for a text that precedes; leave the prompt out")
+        if (options.prompt or options.continues) and self._speech.previous is None:
+            raise RequestError(
+                f"{self._manifest.model}: has no token for a text that precedes; use neither a prompt nor earlier text"
+            )
         return options.language
 
     def windows(
@@ -155,21 +161,27 @@ class Transcriber:
         frames, count = self._frames(samples)
         stamped = options.timestamps or count > self._window_frames
         language, generator = options.language, np.random.default_rng(options.seed)
-        previous = self._tokenizer.encode(f" {options.prompt.strip()}", add_special_tokens=False)
+        given = f" {options.prompt.strip()}" if options.prompt.strip() else ""
+        preceding = self._tokenizer.encode(given, add_special_tokens=False)
+        # All text so far, and whether the next window continues it.
+        history, continues = list(preceding), options.continues
         task: dict[str, Any] = {"translate": options.translate, "timestamps": stamped}
-        task["previous"] = previous if options.prompt.strip() else []
         seek = 0
         while seek < count and not cancelled():
             window = min(count - seek, self._window_frames)
             self._listen(frames[:, seek : seek + self._window_frames])
             if language is None and self._speech.languages:
                 language = self._detect_language()
-            prompt = self._ask("transcriptionPrompt", self._model, {**task, "language": language})
+            task |= {"language": language, "previous": history if continues else preceding}
+            prompt = self._ask("transcriptionPrompt", self._model, task)
             found, text = self._best_text(prompt, options, generator, cancelled, stamped=stamped)
             advance, segments = window, []
             if found != "skip":
                 cut = self._ask("cutWindow", self._model, text.tokens, {"seek": seek, "frames": window})
                 advance, segments = cut["advance"], [self._segment(each, seek, text) for each in cut["segments"]]
+                history += [token for each in segments for token in each.tokens]
+            # What was drawn at a high temperature leads astray.
+            continues = options.continues and text.temperature < STEADY
             seek += advance
             yield language, seek / FRAMES_PER_SECOND, [each for each in segments if each.text.strip()]
 

@@ -222,6 +222,8 @@ def test_a_model_of_sound_is_opened_in_the_main_process_only(tmp_path: Path) -> 
 
     executor = asyncio.run(scenario())
     assert isinstance(executor, Transcribes)
+    assert isinstance(executor, TellsAbilities)
+    assert executor.abilities().sound
     assert CountedRunner.open == 0
     assert CountedRunner.limits_given.rows == 2
     memory = executor.state().memory_bytes

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,27 @@ def test_a_prompt_precedes_each_window(whispers: Callable[[int], Whisper]) -> No
     text = [token for token in expected if token < START - 1]
     assert list(found.tokens) == text[len(tokens) :] if text[: len(tokens)] == tokens else text
     assert found.tokens != whisper.transcriber().transcribe(samples, GREEDY).segments[0].tokens
+
+
+@pytest.mark.parametrize("prompt", ["", "abc"])
+@pytest.mark.parametrize("seed", [0, 3])
+def test_windows_continue_the_text_of_those_before_as_in_transformers(
+    whispers: Callable[[int], Whisper], seed: int, prompt: str
+) -> None:
+    import torch
+
+    whisper, samples = whispers(seed), chirp(16000 * 5)
+    options = {"return_timestamps": True, "language": "de", "return_segments": True, "temperature": (0.0,)}
+    if prompt:
+        tokens = Tokenizer(whisper.bundle.tokenizer_files()).encode(f" {prompt}", add_special_tokens=False)
+        options["prompt_ids"] = torch.tensor([PREVIOUS, *tokens])
+    (expected,) = whisper.generate(samples, **options, condition_on_prev_tokens=True)["segments"]
+    continuing = replace(STAMPED, continues=True, prompt=prompt)
+    found = whisper.transcriber().transcribe(samples, continuing).segments
+    wanted = [each for each in expected if any(token < START for token in each["tokens"].tolist())]
+    assert [without_opening(each["tokens"].tolist(), True) for each in wanted] == [list(each.tokens) for each in found]
+    alone = whisper.transcriber().transcribe(samples, replace(STAMPED, prompt=prompt)).segments
+    assert [each.tokens for each in found] != [each.tokens for each in alone]
 
 
 def test_progress_ends_at_the_length_of_the_sound(whispers: Callable[[int], Whisper]) -> None:
