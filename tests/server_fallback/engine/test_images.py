@@ -11,13 +11,13 @@ from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from threading import Event
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
 import pytest
 from engine_requests import collect, run, settle
-from hash_model import VOCAB, answer_of
+from hash_model import VOCAB, answer_of, next_token
 from hash_runner import MODEL, PAGE, HashRunner
 from hash_tower import FEATURE_SIZE, IMAGE_TOKEN, HashTower, Pixels, features_of, image_at, picture, with_images
 from hypothesis import given, settings
@@ -28,7 +28,7 @@ from waiting import WAIT_SECONDS
 from nearfar.compiler.bundle.manifest import GENERATE
 from nearfar.compiler.ir.sampling import DEFAULT_SAMPLING
 from nearfar.compiler.runtime.batch import Batch, FloatArray, Limits, Output
-from nearfar.compiler.runtime.errors import DeviceError, QueueFull, RequestError
+from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError
 from nearfar.server_fallback.engine.answer import Answer
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.image_encoder import ImageEncoder
@@ -43,14 +43,18 @@ CAT, DOG = picture(1, 6), picture(2, 6)
 KEYS = json.loads((Path(__file__).parents[2] / "conformance/image_keys.json").read_text())
 
 
-def expected(request: TokenRequest) -> tuple[list[int], str]:
-    """The answer of the hash model alone."""
+def expected(request: TokenRequest, *, ends: bool = True) -> tuple[list[int], str]:
+    """The answer of the hash model alone. Without ``ends``, its end token is one like others."""
     tokens = list(request.prompt_ids)
     for image in request.images:
         assert image.pixels is not None
         tokens[image.offset : image.end] = features_of(image.pixels)[:, 0].astype(int).tolist()
     assert request.max_tokens is not None
-    return answer_of(tokens, request.max_tokens, SEEING.context)
+    if ends:
+        return answer_of(tokens, request.max_tokens, SEEING.context)
+    while len(tokens) < len(request.prompt_ids) + request.max_tokens:
+        tokens.append(next_token(tokens))
+    return tokens[len(request.prompt_ids) :], "length"
 
 
 async def answer(engine: TokenEngine, request: TokenRequest) -> tuple[list[int], AnswerEnd]:
@@ -180,6 +184,44 @@ def test_answers_to_one_prompt_share_its_image() -> None:
 def test_an_image_that_is_larger_than_a_step_is_computed_in_chunks() -> None:
     request = with_images([9, picture(7, 21), 4, picture(8, 5), 2], max_tokens=5)
     assert answered([request], HashTower(at_once=2), limits=replace(LIMITS, tokens=4)) == [expected(request)]
+
+
+def test_a_preempted_answer_is_computed_again_with_its_features_and_without_the_tower() -> None:
+    """Nothing retains the features but the answer itself."""
+    tower = HashTower()
+    requests = [with_images([3, picture(seed, 20), 5], max_tokens=30, ignore_eos=True) for seed in (1, 2, 3)]
+
+    async def work() -> None:
+        limits, config = replace(LIMITS, pages=20), EngineConfig(image_cache_bytes=0)
+        engine = TokenEngine(HashRunner(limits), SEEING, config, tower=tower)
+        found = await asyncio.gather(*(answer(engine, request) for request in requests))
+        assert engine.stats().preemptions > 0
+        for (tokens, _), request in zip(found, requests, strict=True):
+            assert tokens == expected(request, ends=False)[0]
+        assert tower.calls == 3
+        await engine.close()
+
+    run(work())
+
+
+def test_a_deadline_passes_while_images_wait() -> None:
+    now_or_later = Event()
+
+    def fail(_: int) -> None:
+        assert now_or_later.wait(WAIT_SECONDS)
+
+    async def work() -> None:
+        engine = TokenEngine(HashRunner(LIMITS), SEEING, tower=HashTower(fail=fail))
+        late = with_images([3, CAT, DOG], max_tokens=2, deadline=monotonic() + 0.01)
+        waiting = asyncio.ensure_future(answer(engine, late))
+        await asyncio.sleep(0.02)
+        now_or_later.set()
+        with pytest.raises(DeadlineExceeded, match="after 0 tokens"):
+            await waiting
+        assert (await answer(engine, with_images([3, DOG], max_tokens=2)))[1].completion_tokens == 2
+        await engine.close()
+
+    run(work())
 
 
 PARTS = st.lists(
