@@ -115,7 +115,7 @@ class Gateway(Listening):
     far_dialect: Dialect = "nearfar"
     """the far server's kind: nearfar, vllm, or openai"""
     far_vision: bool = False
-    """the far server's model accepts images"""
+    """the far server's model accepts images (default: what nearfar serve reports)"""
     name: Name | None = None
     """the name of the pair in requests (default: the near model's name)"""
 

@@ -40,7 +40,8 @@ class Far:
     """The address of the far side.
 
     ``base_url`` with or without /v1; ``model`` None for the server's only model. ``dialect``: what the server accepts
-    besides OpenAI's parameters; "nearfar" is `nearfar serve`. ``vision``: its model reads images.
+    besides OpenAI's parameters; "nearfar" is `nearfar serve`. ``vision``: its model reads images, which only
+    `nearfar serve` reports itself.
     """
 
     base_url: str
@@ -54,7 +55,8 @@ class Far:
 class FarModel:
     """The server's report about the model; None if there is no report.
 
-    ``round_trip_seconds`` is the time of that request; ``verify``: the server checks drafts over the wire.
+    ``round_trip_seconds`` is the time of that request; ``verify``: the server checks drafts over the wire; ``vision``:
+    the model reads images.
     """
 
     id: str
@@ -63,6 +65,7 @@ class FarModel:
     tools: bool
     round_trip_seconds: float
     verify: bool = False
+    vision: bool = False
 
 
 class FarSide:
@@ -76,6 +79,10 @@ class FarSide:
         self._queue = FarQueue()
         self._upstream.observe_headers = lambda headers: self._queue.update(headers, monotonic())
         self._opening = asyncio.Lock()
+
+    @property
+    def reads_images(self) -> bool:
+        return self.far.vision or (self.model is not None and self.model.vision)
 
     @property
     def running(self) -> int:
@@ -142,7 +149,10 @@ class FarSide:
                 code="api_version",
             )
         models = checked(About, response, self._upstream.url).models
-        return [FarModel(each.id, each.context, each.tokenizer_sha256, each.tools, 0.0, each.verify) for each in models]
+        return [
+            FarModel(each.id, each.context, each.tokenizer_sha256, each.tools, 0.0, each.verify, each.vision)
+            for each in models
+        ]
 
     def _chosen(self, cards: list[FarModel], seconds: float) -> FarModel:
         requested = self.far.model

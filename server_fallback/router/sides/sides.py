@@ -112,7 +112,7 @@ class Sides:
     def reads_images(self) -> bool:
         """Whether at least one side reads images."""
         near = self.near is not None and self.near.reads_images
-        return near or (self.far is not None and self.far.far.vision)
+        return near or (self.far is not None and self.far.reads_images)
 
     async def check(self, *, near_may_answer: bool) -> None:
         """Query what the far server serves.
@@ -193,7 +193,7 @@ class Sides:
             online=True,
             context=model.context if model is not None else None,
             tools=model is None or model.tools,
-            vision=self.far.far.vision,
+            vision=self.far.reads_images,
             languages=self.policy.languages.far,
             prefill_tokens_per_second=speed["prefill_tokens_per_second"],
             decode_tokens_per_second=speed["decode_tokens_per_second"],

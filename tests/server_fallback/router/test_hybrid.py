@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hybrid_sides import QUESTION, FakeFar, FakeNear, ask, hybrid, outcome, policy, run
+from fake_openai import Reply
+from hybrid_sides import ABOUT, QUESTION, FakeFar, FakeNear, ask, hybrid, outcome, policy, run
 
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 from nearfar.server_fallback.router.decision.budget import Spent
@@ -60,6 +61,14 @@ def test_an_image_is_sent_unchanged_to_a_side_that_reads_images() -> None:
     with pytest.raises(RequestError) as caught:
         ask(near, FakeFar(), policy("prefer-far"), messages=messages)
     assert caught.value.details["code"] == "vision"
+
+
+def test_a_far_side_says_itself_that_it_reads_images() -> None:
+    near, far = FakeNear(), FakeFar()
+    far.about = Reply(value={"api_version": 1, "models": [{**ABOUT, "vision": True}]})
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+    answer = ask(near, far, policy("prefer-near"), messages=messages)
+    assert outcome(answer)[:3] == ("far says", "far", "vision")
 
 
 def test_a_near_side_that_reads_images_answers_about_one() -> None:

@@ -101,10 +101,25 @@ test("a missing network is not an error if near may answer, and far is asked lat
     side: "far",
     reason: "prefer",
   });
-  expect(nf.far).toEqual({ id: "big", context: 4096, tokenizerSha256: null, tools: true, verify: false });
+  expect(nf.far).toEqual({
+    id: "big",
+    context: 4096,
+    tokenizerSha256: null,
+    tools: true,
+    verify: false,
+    vision: false,
+  });
   await expect(create(Object.assign(new FakeFar(), { reachable: false }), { mode: "far-only" })).rejects.toMatchObject({
     code: "unavailable",
   });
+});
+
+test("a far side that reports that it reads images gets them without an option", async () => {
+  const about = { api_version: 1, models: [{ id: "big", context: 4096, tools: true, vision: true }] };
+  const nf = await create(Object.assign(new FakeFar(), { about }), { mode: "prefer-near" });
+  const content = [{ type: "image_url", image_url: { url: "data:," } }] as const;
+  const { route } = await nf.chat.completions.create({ messages: [{ role: "user", content: [...content] }] });
+  expect(route).toMatchObject({ side: "far", reason: "vision" });
 });
 
 /** A fetch that never answers, and rejects when it is aborted. */

@@ -21,7 +21,7 @@ export interface FarOptions {
   readonly model?: string | null | undefined;
   /** Default: "nearfar". */
   readonly dialect?: Dialect | undefined;
-  /** Whether its model reads images. Default: false. */
+  /** Whether its model reads images. Default: what `nearfar serve` reports, and false for other servers. */
   readonly vision?: boolean | undefined;
 }
 
@@ -33,6 +33,8 @@ export interface FarModel {
   readonly tools: boolean;
   /** Whether it checks guesses (/v1/nearfar/verify). */
   readonly verify: boolean;
+  /** Whether it reads images. */
+  readonly vision: boolean;
 }
 
 /** The version of the /v1/nearfar routes and of our extensions that this client supports. */
@@ -46,7 +48,7 @@ const ENDS: Readonly<Record<string, ChatFinishReason>> = {
 
 export class FarSide implements Side {
   readonly dialect: Dialect;
-  readonly vision: boolean;
+  readonly #vision: boolean;
   readonly #http: FarHttp;
   /** The model that the options name. */
   readonly requestedModel: string | null;
@@ -66,7 +68,11 @@ export class FarSide implements Side {
     this.#http = new FarHttp(baseURL, apiKey ?? null, fetch, clock);
     this.requestedModel = model ?? null;
     this.dialect = dialect;
-    this.vision = vision;
+    this.#vision = vision;
+  }
+
+  get vision(): boolean {
+    return this.#vision || this.#model?.vision === true;
   }
 
   /** Null before the server was reached. */
@@ -176,13 +182,14 @@ export class FarSide implements Side {
         { code: "api_version" },
       );
     }
-    const { id, context, tokenizer_sha256: sha256, tools, verify } = this.#chosen(response.models);
+    const { id, context, tokenizer_sha256: sha256, tools, verify, vision } = this.#chosen(response.models);
     return {
       id,
       context: number(context),
       tokenizerSha256: typeof sha256 === "string" ? sha256 : null,
       tools: tools !== false,
       verify: verify === true,
+      vision: vision === true,
     };
   }
 
@@ -194,7 +201,7 @@ export class FarSide implements Side {
         param: "far.baseURL",
       });
     const { id, max_model_len: context } = this.#chosen(response.data);
-    return { id, context: number(context), tokenizerSha256: null, tools: true, verify: false };
+    return { id, context: number(context), tokenizerSha256: null, tools: true, verify: false, vision: false };
   }
 
   #chosen(listed: unknown): JsonObject & { readonly id: string } {
