@@ -44,6 +44,8 @@ class ModelOptions:
     4-bit integers in a quarter"""
     lora_rank: Annotated[int, Flag(metavar="RANK")] = 0
     """accept LoRA adapters of up to this rank; each request can choose one (default: no adapters)"""
+    text_only: bool = False
+    """leave out the tower of a model that sees pictures"""
     ignore_keys: IgnoredKeys = ()
 
 
@@ -59,8 +61,6 @@ class CompileOptions(ModelOptions):
     retrieval.query"""
     assistant: Annotated[ModelName | None, Flag(metavar="MODEL")] = None
     """the assistant of a Gemma 4 model, which drafts its tokens and becomes part of the bundle (webgpu, cpu, cuda)"""
-    text_only: bool = False
-    """leave out the tower of a model that sees pictures"""
     arch: Annotated[str | None, Flag(metavar="ARCH")] = None
     """the architecture to compile kernels for, if the target needs one: for cpu, x86_64 or aarch64; for cuda, such as
     sm_90, or sm_90-cuda12 for drivers older than 580 (default: the target's)"""

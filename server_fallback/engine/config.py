@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.page_groups import PageGroup
 
+from ..images.options import IMAGE_CACHE_BYTES
 from .batching import Batching
 from .model import TokenModel
 from .speculation import Speculation
-
-IMAGE_CACHE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from nearfar.compiler.options import Count, Flag, options
 
-from ..engine.config import IMAGE_CACHE_BYTES
 from ..option_types import Seconds, SizeBytes
 
 ANY_HOST = "*"
+IMAGE_CACHE_BYTES = 256 << 20
 
 
 def host_pattern(text: str) -> str:

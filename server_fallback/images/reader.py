@@ -39,7 +39,10 @@ class ImageReader:
         self, spec: ImageSpec, options: ImageOptions, urls: ImageUrls | None = None, seconds: float = READ_SECONDS
     ) -> None:
         if find_spec("PIL") is None:
-            raise ToolError("a model that reads images needs Pillow; run pip install 'nearfar[images]'")
+            raise ToolError(
+                "a model that reads images needs Pillow; run pip install 'nearfar[images]', or leave its tower out "
+                "with --text-only"
+            )
         self.spec, self._options, self._seconds = spec, options, seconds
         self._urls = urls or ImageUrls(options)
         self._turns = FairTurns()

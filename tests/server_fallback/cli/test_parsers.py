@@ -10,6 +10,7 @@ from command_line import parsed
 from nearfar.compiler.cli import main
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.cli.serve import api_config
+from nearfar.server_fallback.images.options import ImageOptions
 
 
 @pytest.mark.parametrize("command", ["serve demo", "gateway --near demo --far http://127.0.0.1:9 --policy p.json"])
@@ -23,6 +24,14 @@ def test_the_command_line_sets_the_limits_of_a_client(command: str) -> None:
     assert config.trusted_proxies == ("10.0.0.7/32", "10.1.0.0/16")
     default = api_config(parsed(*command.split()), {})
     assert default == ApiConfig(allowed_hosts=default.allowed_hosts)
+
+
+def test_the_command_line_sets_which_images_are_read() -> None:
+    given = "--allow-image-urls images.Example.org --allow-image-urls *.example.net --image-cache 1MB --text-only"
+    local = parsed("serve", "demo", *given.split()).local
+    assert local.images.allow_image_urls == ("images.example.org", "*.example.net")
+    assert (local.images.image_cache_bytes, local.text_only) == (1_000_000, True)
+    assert parsed("serve", "demo").local.images == ImageOptions()
 
 
 def test_the_error_of_a_server_without_its_libraries_states_what_to_install(
