@@ -45,9 +45,11 @@ def read_config(config: ConfigReader) -> ModelSpec:
     config.expect("is_encoder_decoder", True)
     config.expect("architectures", ["WhisperForConditionalGeneration"])
     hidden_size, num_heads = config.integer("d_model"), config.integer("decoder_attention_heads")
-    # transformers writes the encoder's under these names too, and does not read them.
-    encoder_heads = config.integer("encoder_attention_heads")
-    config.ignore("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size")
+    encoder_heads, encoder_layers = config.integer("encoder_attention_heads"), read_num_layers(config, "encoder_layers")
+    # For transformers, these are other names of the encoder's.
+    names = {"num_hidden_layers": encoder_layers, "hidden_size": hidden_size}
+    for key, value in {**names, **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), encoder_heads)}.items():
+        config.expect(key, value)
     for key, heads in (("decoder_attention_heads", num_heads), ("encoder_attention_heads", encoder_heads)):
         if hidden_size % heads or hidden_size // heads % 2:
             raise config.unsupported(
@@ -76,7 +78,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
         audio=AudioSpec(
             mel_bins=config.integer("num_mel_bins"),
             positions=config.integer("max_source_positions"),
-            num_layers=read_num_layers(config, "encoder_layers"),
+            num_layers=encoder_layers,
             num_heads=encoder_heads,
             intermediate_size=config.integer("encoder_ffn_dim"),
         ),

@@ -36,6 +36,11 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
     """
     spec, task = checkpoint.spec, checkpoint.task
     encoder = encoder_of(spec.model_type)
+    # Of a config.json alone, the tokens of speech are not known.
+    if spec.audio is not None:
+        family = listening(spec.model_type)
+        return {GENERATE: family.forward(spec, page_size, context), AUDIO: family.listen(spec, page_size)}
+    assert not isinstance(task, SpeechSpec)
     if task is None:
         graph = round_activations(by_model_type(spec.model_type).forward(spec, page_size, context), checkpoint)
         see = {} if spec.vision is None else {VISION: vision_graph(checkpoint)}
@@ -46,9 +51,6 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
             return {GENERATE: graph, **see}
         heads = round_activations(drafting(spec.model_type).draft_tokens(spec, page_size, context), checkpoint)
         return {GENERATE: keep_last_rows(graph, page_size), DRAFT: heads, **see}
-    if isinstance(task, SpeechSpec):
-        family = listening(spec.model_type)
-        return {GENERATE: family.forward(spec, page_size, context), AUDIO: family.listen(spec, page_size)}
     name = EMBED if isinstance(task, EmbeddingSpec) else CLASSIFY
     if encoder is not None:
         return {name: encoder.encode(spec, context, task)}

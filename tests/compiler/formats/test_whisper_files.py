@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from tiny_whisper import LANGUAGES, NO_SPEECH, NO_TIMESTAMPS, PREVIOUS, ROWS, ST
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.huggingface import read_spec
 from nearfar.compiler.ir.spec import AudioSpec
+from nearfar.compiler.measure.shapes import shape_checkpoint
 from nearfar.compiler.pipeline.compile import compile_any
 from nearfar.compiler.pipeline.options import CompileOptions
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
@@ -139,6 +141,7 @@ def test_keys_have_no_bias_and_convolutions_are_matrices(saved: Path) -> None:
     [
         ("config.json", {"architectures": ["WhisperForAudioClassification"]}, UnsupportedModel, "'architectures' is"),
         ("config.json", {"decoder_attention_heads": 12}, UnsupportedModel, "heads of 60 / 12 elements"),
+        ("config.json", {"num_hidden_layers": 3}, UnsupportedModel, "'num_hidden_layers' is 3"),
         ("config.json", {"rope_theta": 3.0}, UnsupportedModel, "unknown key 'rope_theta'"),
         ("config.json", {"max_source_positions": 51}, CheckpointError, "has 1.02 seconds; expected whole ones"),
         (
@@ -191,3 +194,38 @@ def test_a_missing_generation_config_and_other_targets_are_refused(saved: Path, 
         compile_any(str(saved), tmp_path / "out", CompileOptions(target="cpu", lora_rank=4))
     with pytest.raises(RequestError, match=r"--task embed: .* transcribes sound"):
         compile_any(str(saved), tmp_path / "out", CompileOptions(target="cpu", task="embed"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        # whisper-large-v3-turbo.
+        {
+            "d_model": 1280,
+            "decoder_attention_heads": 20,
+            "decoder_ffn_dim": 5120,
+            "encoder_attention_heads": 20,
+            "encoder_ffn_dim": 5120,
+            "encoder_layers": 32,
+            "num_hidden_layers": 32,
+            "num_mel_bins": 128,
+            "vocab_size": 51866,
+        },
+    ],
+)
+def test_both_graphs_have_the_parameters_of_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Of a config.json alone. Zeros as biases of keys, and rows of the first convolution, are there besides."""
+    import torch
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    (tmp_path / "config.json").write_text(json.dumps({**RELEASED, **changes}))
+    spec = read_spec(tmp_path / "config.json")
+    tensors = shape_checkpoint(tmp_path / "config.json", spec).tensors
+    assert spec.audio is not None
+    added = spec.hidden_size * (spec.audio.num_layers + 2 * spec.num_layers)
+    added += spec.hidden_size * (2 * 4 - 3) * spec.audio.mel_bins
+    with torch.device("meta"):
+        model = WhisperForConditionalGeneration(WhisperConfig(**{**RELEASED, **changes}))
+    expected = {id(each): each.numel() for each in model.parameters()}
+    assert sum(math.prod(each.shape) for each in tensors.values()) - added == sum(expected.values())
