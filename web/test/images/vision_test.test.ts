@@ -1,0 +1,42 @@
+// The patches with which runtimes test a tower (tests/vision_vectors.py).
+
+import { createHash } from "node:crypto";
+import { readFileSync } from "node:fs";
+
+import { expect, test } from "vitest";
+
+import { testPatches } from "../../src/images/vision_test.js";
+import type { ImageSpec } from "../../src/runtime/manifest.js";
+
+interface Recorded {
+  readonly tile_patches: number;
+  readonly patches: string;
+  readonly patch_rows: string;
+  readonly patch_weights: string;
+  readonly patch_starts: string;
+}
+
+const read = (name: string): unknown => JSON.parse(readFileSync(`../tests/conformance/${name}.json`, "utf8"));
+const SPECS = read("images") as Record<string, { readonly spec: ImageSpec }>;
+const RECORDED = read("vision_test") as Record<string, Recorded>;
+
+const hashOf = (data: Float32Array | Int32Array): string => createHash("sha256").update(data).digest("hex");
+
+test.each(Object.keys(RECORDED))("the page makes the patches of %s as Python does", (name) => {
+  const { spec } = SPECS[name]!;
+  const recorded = RECORDED[name]!;
+  const {
+    patches,
+    patch_rows: rows,
+    patch_weights: weights,
+    patch_starts: starts,
+  } = testPatches(spec, recorded.tile_patches);
+  expect([hashOf(Float32Array.from(patches)), hashOf(Int32Array.from(rows))]).toEqual([
+    recorded.patches,
+    recorded.patch_rows,
+  ]);
+  expect([hashOf(Float32Array.from(weights)), hashOf(Int32Array.from(starts))]).toEqual([
+    recorded.patch_weights,
+    recorded.patch_starts,
+  ]);
+});
