@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ..arch import by_model_type
 from ..formats.checkpoint import Checkpoint, StoredMatrix, Tensor
-from ..formats.towers import without_tower
+from ..formats.towers import decoder_alone
 from ..ir.graph import Graph, Parameter, Source
 from ..ir.ops import Array
 from ..pipeline.weights import check_tensors, read_rows
@@ -138,7 +138,7 @@ def quantize_best(
 
     Raises RequestError for a budget that cannot be met, UnsupportedModel for a model without gradients.
     """
-    checkpoint, window = without_tower(checkpoint), sample.window
+    checkpoint, window = decoder_alone(checkpoint), sample.window
     graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, window, window)
     check_tensors(checkpoint, graph.parameters)
     job = Calibration(checkpoint, without_head(graph), sample, bits, progress)

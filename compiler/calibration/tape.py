@@ -134,7 +134,8 @@ def require_gradients(graph: Graph, last: str) -> None:
         _, roles = GRADIENTS.get(node.op, (None, ()))
         if not node.has_only(inputs=roles, attrs=SUPPORTED.get(node.op, OPS[node.op].attrs)):
             raise UnsupportedModel(
-                f"the model has the op {node.op} with {', '.join(node.inputs)}, whose gradient is not known"
+                f"--quality best: the model has the op {node.op} with {', '.join(node.inputs)}, whose gradient is not "
+                "known; leave out --quality best"
             )
         if last in node.outputs.values():
             return

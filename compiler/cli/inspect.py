@@ -15,7 +15,7 @@ from rich.table import Table
 from .. import quant
 from ..bundle.entries import StepEntry
 from ..bundle.folder import ExportBundle, open_any
-from ..bundle.manifest import DRAFT, MANIFEST_FILE, VISION, Manifest
+from ..bundle.manifest import DRAFT, GENERATE, MANIFEST_FILE, VISION, Manifest
 from ..bundle.signature import read_trusted_keys
 from ..calibration.record import Record, read_record
 from ..measure.report import ExportReport, Report, make_export_report, make_report
@@ -31,6 +31,7 @@ from .output import megabytes, print_json
 MEMORY = {"webgpu": " of the GPU", "cuda": " of the GPU", "cpu": " of the host"}
 # Targets whose bundles hold native code, which runs unchecked in the process or on the GPU.
 NATIVE_TARGETS = ("cpu", "cuda")
+NO_TOOLS = "none: requests with tools are refused"
 NATIVE_CODE = "native: it runs with your permissions, so load it only if you trust its author; see nearfar sign"
 
 
@@ -113,7 +114,6 @@ def facts(report: Report) -> Table:
         whose = report.quantization if formats.keys() <= set(quant.NAMES) else "the checkpoint's"
         rows["quantization"] = "\n".join([f"{whose}, activations {report.activation}", *lines])
     rows |= {
-        **({"states": f"{megabytes(report.state_bytes)} per sequence, of any length"} if report.state_bytes else {}),
         **draft_facts(report),
         **vision_facts(report),
         **({"code": NATIVE_CODE} if report.target in NATIVE_TARGETS else {}),
@@ -182,19 +182,25 @@ def shared_facts(report: Report | ExportReport) -> dict[str, str]:
     spec = report.spec
     bits = 8 * report.weight_bytes / report.parameters
     owner = MEMORY.get(report.target, "")
+    experts = spec["experts"]
+    pages = {
+        "KV cache": f"{megabytes(report.kv_bytes_per_token)} per token, "
+        f"{megabytes(report.kv_bytes)} for {report.context:,} tokens, "
+        + (stored_dtype(report.activation) if report.kv == "activation" else report.kv)
+    }
     return {
         "architecture": f"{spec['model_type']}, {spec['num_layers']} layers, {spec['hidden_size']} hidden, "
-        f"{spec['vocab_size']:,} tokens",
+        f"vocabulary {spec['vocab_size']:,}",
+        **({"experts": f"{experts['chosen']} of {experts['number']} for each token"} if experts else {}),
         "attention heads": f"{spec['num_heads']} query, {spec['num_kv_heads']} key/value, {spec['head_dim']} wide",
         "parameters": f"{report.parameters:,}",
         "plans": ", ".join(report.plans),
         "quantization": f"{report.quantization}, activations {report.activation}",
         "weights": f"{megabytes(report.weight_bytes)}, {bits:.2f} bits per parameter",
-        "KV cache": f"{megabytes(report.kv_bytes_per_token)} per token, "
-        f"{megabytes(report.kv_bytes)} for {report.context:,} tokens, "
-        + (stored_dtype(report.activation) if report.kv == "activation" else report.kv),
+        **(pages if report.kv_bytes else {}),
+        **({"states": f"{megabytes(report.state_bytes)} per sequence, of any length"} if report.state_bytes else {}),
         "memory": f"{megabytes(report.runtime_memory_bytes)}{owner} at {report.context:,} tokens",
-        "tool calls": report.tool_calls or "none: requests with tools are refused",
+        **({"tool calls": report.tool_calls or NO_TOOLS} if GENERATE in report.plans else {}),
     }
 
 

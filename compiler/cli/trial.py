@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from ..bundle.folder import Bundle, ExportBundle
 from ..pipeline.target import check_machine
-from ..runtime.errors import NearfarError
+from ..runtime.errors import NearfarError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from .program import path_word, program
 
@@ -29,13 +29,20 @@ class Trial:
 
 
 def find_trial(bundle: Bundle | ExportBundle) -> Trial:
-    """The first command that works here: the bundle's own runner, numpy for small models, or `nearfar inspect`."""
+    """The first command that works here: the bundle's own runner, mlx-lm for what ours does not compute, numpy for
+    small models, or `nearfar inspect`.
+    """
     name = path_word(str(bundle.path))
     look = f"{program()} inspect {name}"
     try:
         with native_silence():
             check_machine(bundle)
         reason = None
+    except UnsupportedModel as error:
+        if find_spec("mlx_lm") is None:
+            return Trial(look, error.message)
+        generate = f"{path_word(sys.executable)} -m mlx_lm generate --model {name} --prompt {PROMPT}"
+        return Trial(generate, error.message)
     except NearfarError as error:
         reason = f"this machine cannot run the bundle: {error.message}"
     if bundle.manifest.embedding is not None:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..arch.draft_heads import HEADS
+from ..arch.gemma4_assistant import ASSISTANT
 from ..arch.vision import TOWERS, tower_of
 from ..arch.vision.siglip import CHANNELS
 from ..ir.images import AreaBounds, EvenTiles, FixedSize, ImageSpec, LargestArea, LongestEdge
@@ -116,14 +118,22 @@ def largest_area(size: FixedSize | LongestEdge | AreaBounds | LargestArea) -> in
     return size.pixels**2 if isinstance(size, LongestEdge) else size.most
 
 
-def without_tower(checkpoint: Checkpoint) -> Checkpoint:
-    """The text model of a checkpoint alone."""
-    vision = checkpoint.spec.vision
-    if vision is None:
+def decoder_alone(checkpoint: Checkpoint) -> Checkpoint:
+    """What computes the next token of a text: a checkpoint without a tower, and without the heads or the assistant that
+    draft tokens.
+    """
+    spec = checkpoint.spec
+    parts = [HEADS] if spec.draft_layers else []
+    if checkpoint.assistant is not None:
+        parts.append(ASSISTANT)
+    if spec.vision is not None:
+        parts += tower_of(spec.vision.model_type).PARTS.values()
+    if not parts:
         return checkpoint
-    prefixes = tuple(tower_of(vision.model_type).PARTS.values())
-    tensors = {name: each for name, each in checkpoint.tensors.items() if not name.startswith(prefixes)}
-    return replace(checkpoint, spec=replace(checkpoint.spec, vision=None), images=None, tensors=tensors)
+    tensors = {name: each for name, each in checkpoint.tensors.items() if not name.startswith(tuple(parts))}
+    return replace(
+        checkpoint, spec=replace(spec, vision=None, draft_layers=0), images=None, assistant=None, tensors=tensors
+    )
 
 
 def flat(tensor: Tensor, name: str, path: Path) -> FlatMatrix:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..arch import by_model_type
 from ..formats import Checkpoint
-from ..formats.towers import without_tower
+from ..formats.towers import decoder_alone
 from ..ir.graph import Parameter
 from ..ir.ops import Array
 from ..ir.pages import PAGES
@@ -42,7 +42,7 @@ class CheckpointReference:
             raise RequestError(
                 f"{checkpoint.path}: {does}, and has no next tokens to compare; give a model that generates text"
             )
-        checkpoint = without_tower(checkpoint)
+        checkpoint = decoder_alone(checkpoint)
         self.checkpoint, self._window = checkpoint, window
         graph = by_model_type(checkpoint.spec.model_type).forward(checkpoint.spec, window, window)
         check_tensors(checkpoint, graph.parameters)

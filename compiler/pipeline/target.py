@@ -180,7 +180,7 @@ def open_runner(name: str, bundle: Bundle | ExportBundle, limits: Limits) -> Run
 
 
 def check_machine(bundle: Bundle | ExportBundle) -> None:
-    """Raises DeviceError or ToolError if this machine cannot run the bundle on its own target, without reading the
-    weights.
+    """Raises DeviceError or ToolError if this machine cannot run the bundle on its own target, and UnsupportedModel if
+    our runner computes no such model, without reading the weights.
     """
     importlib.import_module(f"nearfar.targets.{bundle.manifest.target}.runner").check_machine(bundle)

@@ -14,6 +14,7 @@ import numpy as np
 from nearfar.compiler.arch import by_model_type
 from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
+from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.runtime.base_runner import ArrayLayout, BaseRunner
 from nearfar.compiler.runtime.batch import Array, Batch, Limits, Output
 from nearfar.compiler.runtime.errors import DeviceError
@@ -30,9 +31,15 @@ def open_runner(bundle: ExportBundle, limits: Limits) -> MlxRunner:
     return MlxRunner(bundle, limits)
 
 
-def check_machine(bundle: ExportBundle) -> None:  # noqa: ARG001
-    """Raises ToolError if MLX is not installed; if it is, every machine can run every bundle."""
+def check_machine(bundle: ExportBundle) -> None:
+    """Raises ToolError if MLX is not installed, UnsupportedModel for an op that `forward.py` lacks."""
     load_mlx()
+    require_known(graph_of(bundle.manifest))
+
+
+def graph_of(manifest: ExportManifest) -> Graph:
+    spec, context = manifest.spec, manifest.context
+    return by_model_type(spec.model_type).forward(spec, context, context)
 
 
 class MlxRunner(BaseRunner[ExportManifest]):
@@ -47,8 +54,7 @@ class MlxRunner(BaseRunner[ExportManifest]):
         self.activation = (
             self.manifest.activation if self._mx.default_device() == self._mx.Device(self._mx.gpu) else "float32"
         )
-        spec, context = self.manifest.spec, self.manifest.context
-        graph = by_model_type(spec.model_type).forward(spec, context, context)
+        graph = graph_of(self.manifest)
         dtype = getattr(self._mx, self.activation)
         require_known(graph)
         self._forward = Forward(graph, load_weights(bundle, graph.parameters, dtype), dtype)
@@ -59,7 +65,7 @@ class MlxRunner(BaseRunner[ExportManifest]):
                 assert isinstance(head_dim, int)
                 groups[name] = kv_group(head_dim) if self.manifest.kv == "q8" else None
         self._pages = Pages(groups, self.num_pages)
-        self._sampler = HostSampler(spec.vocab_size, limits.sequences)
+        self._sampler = HostSampler(self.manifest.spec.vocab_size, limits.sequences)
 
     @property
     def device(self) -> str:

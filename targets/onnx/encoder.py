@@ -263,7 +263,7 @@ ENCODER_FORMS: dict[str, Form] = {
     "ragged_attention": Form(
         add_ragged_attention,
         ("head_dim", "num_kv_heads", "causal", "window", "scale", "softcap"),
-        ("distance_bias", "distance_heads", "distance_rows"),
+        ("positions", "distance_bias", "distance_heads", "distance_rows"),
     ),
     "near_rows": Form(add_near_rows, ("size",)),
     "pool_rows": Form(add_pool_rows, ("mode",)),

@@ -117,5 +117,5 @@ def gradients_of(folder: Path, tokens: list[int], direction: Array) -> dict[str,
 
 def test_an_op_without_a_gradient_is_named() -> None:
     graph = Graph(nodes=[Node("fake_quantize", {"x": "a"}, {"y": "b"}, {"scale": 1.0})])
-    with pytest.raises(UnsupportedModel, match="fake_quantize"):
+    with pytest.raises(UnsupportedModel, match=r"fake_quantize.*leave out --quality best"):
         tape.require_gradients(graph, "b")

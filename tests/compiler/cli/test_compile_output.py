@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from decoder_families import make_family
 from light_bundle import few_kernels
 from terminal import on_a_terminal
 
@@ -148,12 +149,34 @@ def test_a_graph_for_another_device_is_inspected(export_onnx: CompileTiny) -> No
     assert shlex.split(found.command)[-2] == "inspect"
 
 
-def test_an_embedding_bundle_is_served_or_inspected(compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_our_mlx_runner_does_not_compute_is_tried_with_mlx_lm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, output = tmp_path / "checkpoint", tmp_path / AWKWARD
+    make_family("lfm2", folder, hidden_size=96, intermediate_size=96, num_attention_heads=6)
+    compile_any(str(folder), output, CompileOptions(target="mlx", quantization="f32"))
+    found = trial.find_trial(open_any(output))
+    assert "causal_conv, which the MLX runner does not compute" in str(found.reason)
+    assert run_line(f"{found.command} --max-tokens 2", tmp_path).strip()
+    monkeypatch.setattr(trial, "find_spec", lambda _: None)
+    assert shlex.split(trial.find_trial(open_any(output)).command)[-2:] == ["inspect", str(output)]
+    capsys.readouterr()
+    assert main(["inspect", str(output)]) == 0
+    assert "per sequence, of any length" in capsys.readouterr().out
+
+
+def test_an_embedding_bundle_is_served_or_inspected(
+    compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     bundle = open_any(compile_tiny("embedding", "f32"))
     monkeypatch.setattr(trial, "check_machine", lambda _: None)
     assert shlex.split(trial.find_trial(bundle).command)[-2:] == ["serve", str(bundle.path)]
     monkeypatch.setattr(trial, "find_spec", lambda _: None)
     assert shlex.split(trial.find_trial(bundle).command)[-2:] == ["inspect", str(bundle.path)]
+    assert main(["inspect", str(bundle.path)]) == 0
+    printed = capsys.readouterr().out
+    assert "KV cache" not in printed
+    assert "tool calls" not in printed
 
 
 def equal_sizes(model: str, output: Path, options: CompileOptions) -> None:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from vision_families import make_vision
 
 from nearfar.compiler.formats import load
-from nearfar.compiler.formats.towers import largest_tile, without_tower
+from nearfar.compiler.formats.towers import decoder_alone, largest_tile
 from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 
 WEIGHTS = "model.safetensors"
@@ -60,7 +60,7 @@ def test_the_sizes_of_a_tower_are_those_of_its_files(smolvlm: Path) -> None:
 
 
 def test_the_text_model_alone_is_what_text_only_reads(smolvlm: Path) -> None:
-    alone, text = without_tower(load(str(smolvlm))), load(str(smolvlm), text_only=True)
+    alone, text = decoder_alone(load(str(smolvlm))), load(str(smolvlm), text_only=True)
     assert (alone.spec, alone.images, alone.tensors.keys()) == (text.spec, None, text.tensors.keys())
     assert text.images is None
 

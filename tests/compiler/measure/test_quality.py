@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from decoder_families import TOKENS
+from draft_heads import DraftHeads
 from gguf_files import make_gguf
 from plain_target import compile_plain
 from tiny_models import ARCHITECTURES, VOCAB_SIZE
@@ -48,6 +50,13 @@ def bundles(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.TempP
     """Bundles of the tiny Qwen2 for 256 tokens, by quantization."""
     folder = tmp_path_factory.mktemp("bundles")
     return {name: compile_plain(tiny_checkpoints["qwen2"], folder / name, name, 256) for name in ("f32", "q4f16")}
+
+
+def test_heads_that_draft_tokens_are_no_part_of_the_reference(tmp_path: Path) -> None:
+    logits = DraftHeads(tmp_path).logits
+    reference = CheckpointReference(load(str(tmp_path)), len(TOKENS))
+    (hidden,) = reference.hidden([TOKENS])
+    assert relative_error(reference.logits(hidden), logits) < F32
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
