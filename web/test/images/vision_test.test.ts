@@ -22,9 +22,9 @@ const RECORDED = read("vision_test") as Record<string, Recorded>;
 
 const hashOf = (data: Float32Array | Int32Array): string => createHash("sha256").update(data).digest("hex");
 
-test.each(Object.keys(RECORDED))("the page makes the patches of %s as Python does", (name) => {
-  const { spec } = SPECS[name]!;
-  const recorded = RECORDED[name]!;
+test.each(Object.entries(RECORDED))("the page makes the patches of %s as Python does", (name, recorded) => {
+  const spec = SPECS[name]?.spec;
+  if (spec === undefined) throw new Error(`images.json lacks ${name}`);
   const {
     patches,
     patch_rows: rows,
