@@ -222,7 +222,7 @@ class EngineLoop:
                 del self._leaders[key]
         if answer.adapter is not None:
             self.adapters.release(answer.adapter)
-        self._inbox.finished(answer.image_bytes)
+        self._inbox.finished(answer)
 
     def _expire(self) -> None:
         while (answer := self._deadlines.expired(time.monotonic())) is not None:

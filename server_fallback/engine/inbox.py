@@ -4,6 +4,7 @@ one lock.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Condition
@@ -29,11 +30,14 @@ class Messages:
 
 
 class Inbox:
-    """``capacity`` is the maximum number of unfinished requests, and ``image_bytes`` that of their images."""
+    """``capacity`` is the maximum number of unfinished requests, and ``image_bytes`` that of their images, of which
+    those of one client take at most half.
+    """
 
     def __init__(self, capacity: int, image_bytes: int = 0) -> None:
         self._capacity, self._max_image_bytes = capacity, image_bytes
-        self._image_bytes = 0
+        # By client, those with any.
+        self._image_bytes = Counter[str]()
         self._changed = Condition()
         self._messages = Messages()
         self._has_messages = False
@@ -103,11 +107,13 @@ class Inbox:
             self._has_messages = messages.stop
             return messages
 
-    def finished(self, image_bytes: int = 0) -> None:
-        """Record that one request, with images of this size, has been answered or cannot be."""
+    def finished(self, answer: Answer | None = None) -> None:
+        """Record that one request has been answered or cannot be; that of ``answer``, which may have images."""
         with self._changed:
             self._unfinished -= 1
-            self._image_bytes -= image_bytes
+            if answer is not None and answer.image_bytes:
+                self._image_bytes[answer.request.client] -= answer.image_bytes
+                self._image_bytes += Counter()
             self._changed.notify_all()
 
     def refuse(self, reason: NearfarError) -> None:
@@ -128,14 +134,19 @@ class Inbox:
 
     def _take_images(self, answer: Answer) -> None:
         """Raises QueueFull if an answer's images do not fit beside those of others."""
-        needed, most = answer.image_bytes, self._max_image_bytes
-        if needed > 0 and self._image_bytes + needed > most:
+        needed, client = answer.image_bytes, answer.request.client
+        if needed == 0:
+            return
+        most, used = self._max_image_bytes, self._image_bytes.total()
+        if client and self._image_bytes[client] + needed > most // 2:
+            most, used = most // 2, self._image_bytes[client]
+        if used + needed > most:
             raise QueueFull(
-                f"the images of this request take {needed:,} bytes, and those of the others {self._image_bytes:,} of "
-                f"at most {most:,}; try again later, or send fewer images",
+                f"the images of this request take {needed:,} bytes, and those of unfinished ones {used:,} of at most "
+                f"{most:,}; try again later, or send fewer images",
                 limit=most,
             )
-        self._image_bytes += needed
+        self._image_bytes[client] += needed
 
     def _notify(self) -> None:
         self._has_messages = True

@@ -87,7 +87,7 @@ def answered(
         found = [(tokens, str(end.finish_reason)) for tokens, end in await asyncio.gather(*tasks)]
         await settle(engine)
         assert all(pool.free + len(pool.idle) == pool.size for pool in pools_of(engine._loop.scheduler))
-        assert engine._inbox._image_bytes == 0
+        assert not engine._inbox._image_bytes
         await engine.close()
         return found
 
@@ -205,17 +205,14 @@ def test_a_preempted_answer_is_computed_again_with_its_features_and_without_the_
 
 
 def test_a_deadline_passes_while_images_wait() -> None:
-    now_or_later = Event()
-
-    def fail(_: int) -> None:
-        assert now_or_later.wait(WAIT_SECONDS)
+    tower, begins = waiting_tower()
 
     async def work() -> None:
-        engine = TokenEngine(HashRunner(LIMITS), SEEING, tower=HashTower(fail=fail))
+        engine = TokenEngine(HashRunner(LIMITS), SEEING, tower=tower)
         late = with_images([3, CAT, DOG], max_tokens=2, deadline=monotonic() + 0.01)
         waiting = asyncio.ensure_future(answer(engine, late))
         await asyncio.sleep(0.02)
-        now_or_later.set()
+        begins.set()
         with pytest.raises(DeadlineExceeded, match="after 0 tokens"):
             await waiting
         assert (await answer(engine, with_images([3, DOG], max_tokens=2)))[1].completion_tokens == 2
@@ -383,7 +380,7 @@ def test_an_abandoned_answer_is_not_encoded_further() -> None:
         tokens, _ = await collect(engine, [13, 2, 3])
         assert len(tokens) > 0
         assert not engine._loop._images.waiting
-        assert engine._inbox._image_bytes == 0
+        assert not engine._inbox._image_bytes
         await engine.close()
 
     run(work())
@@ -402,18 +399,52 @@ def test_features_that_a_request_brings_need_no_tower() -> None:
     run(work())
 
 
+def waiting_tower() -> tuple[HashTower, Event]:
+    """A tower that computes nothing before the event."""
+    begins = Event()
+
+    def fail(_: int) -> None:
+        assert begins.wait(WAIT_SECONDS)
+
+    return HashTower(fail=fail), begins
+
+
 def test_images_beyond_the_bound_of_unfinished_requests_are_refused() -> None:
+    tower, begins = waiting_tower()
+
     async def work() -> None:
         config = EngineConfig(max_image_bytes=features_of(CAT).nbytes)
-        engine = TokenEngine(HashRunner(LIMITS), SEEING, config, tower=HashTower())
-        request = with_images([3, CAT], max_tokens=30, ignore_eos=True)
-        stream = engine.generate(request)
-        await anext(stream)
-        with pytest.raises(QueueFull, match="the images of this request take 48 bytes, and those of the others 48"):
+        engine = TokenEngine(HashRunner(LIMITS), SEEING, config, tower=tower)
+        request = with_images([3, CAT], max_tokens=2)
+        first = asyncio.ensure_future(answer(engine, request))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull, match="take 48 bytes, and those of unfinished ones 48 of at most 48; try again"):
             await answer(engine, request)
-        await stream.aclose()
-        await settle(engine)
-        await answer(engine, with_images([3, CAT], max_tokens=2))
+        begins.set()
+        await first
+        await answer(engine, request)
+        await engine.close()
+
+    run(work())
+
+
+def test_the_images_of_one_client_take_at_most_half_of_the_bound() -> None:
+    tower, begins = waiting_tower()
+
+    async def work() -> None:
+        config = EngineConfig(max_image_bytes=4 * features_of(CAT).nbytes)
+        engine = TokenEngine(HashRunner(LIMITS), SEEING, config, tower=tower)
+        one, other = (with_images([3, CAT], max_tokens=2, client=client) for client in ("key one", "key other"))
+        tasks = [asyncio.ensure_future(answer(engine, request)) for request in (one, one, other)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull, match="those of unfinished ones 96 of at most 96"):
+            await answer(engine, one)
+        tasks.append(asyncio.ensure_future(answer(engine, other)))
+        await asyncio.sleep(0)
+        begins.set()
+        await asyncio.gather(*tasks)
+        assert not engine._inbox._image_bytes
+        await answer(engine, one)
         await engine.close()
 
     run(work())
