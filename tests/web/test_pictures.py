@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from playwright.sync_api import Browser, Page
 from static_site import serve
 from vision_families import make_vision, pixels_of
 
-from nearfar.compiler.browser.page_server import PAGE
+from nearfar.compiler.browser.page_server import PAGE, PageServer
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.images.patches import prepare_image
@@ -64,8 +63,7 @@ TIMEOUT_MS = 180_000
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("smolvlm") / "checkpoint"
     make_vision("smolvlm", folder)
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
 
 
@@ -262,3 +260,49 @@ def test_what_cannot_be_read_is_refused_by_name(page: Page) -> None:
         assert [name, param] == wanted[:2]
         assert message.startswith(f"{param}: ")
         assert wanted[2] in message
+
+
+def test_the_chat_page_shows_pictures_that_are_dropped_and_pasted(
+    browser: Browser,
+    bundle: Bundle,
+    chromium: str,  # noqa: ARG001
+) -> None:
+    with PageServer(bundle.path) as server:
+        page = browser.new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        page.goto(server.url)
+        page.wait_for_selector("body[data-near=ready]")
+        transfer = """async ([url, name]) => {
+            const data = new DataTransfer();
+            const bytes = Uint8Array.from(atob(url.split(",")[1]), (byte) => byte.charCodeAt(0));
+            data.items.add(new File([bytes], name, { type: "image/png" }));
+            return data;
+        }"""
+        dropped = page.evaluate_handle(transfer, [data_url("cat"), "cat.png"])
+        page.dispatch_event("body", "drop", {"dataTransfer": dropped})
+        page.wait_for_selector("#attachments img.picture[alt='cat.png']")
+        page.evaluate(
+            "(data) => document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data }))",
+            page.evaluate_handle(transfer, [data_url("dog"), "cat.png"]),
+        )
+        page.wait_for_function("() => document.querySelectorAll('#attachments img.picture').length === 2")
+        assert page.eval_on_selector_all("#attachments img", "(all) => all.map((image) => image.naturalWidth)") == [
+            90,
+            20,
+        ]
+        # Both questions fit into the context, and the first answer has text.
+        for field, value in (("max-tokens", 16), ("temperature", 0)):
+            page.eval_on_selector(f"#{field}", "(input, value) => { input.value = value; }", str(value))
+        for count, question in enumerate(("who is it?", "and who else?"), 1):
+            page.fill("#prompt", question)
+            page.press("#prompt", "Enter")
+            page.wait_for_function(f"() => document.querySelectorAll('.answer[data-state=done]').length === {count}")
+            assert not page.is_visible(".answer .problem")
+        assert page.locator(".question img.picture").count() == 2
+        counts = page.evaluate("() => window.nearfar.engine.counts.pictures")
+        assert (counts["queries"], counts["hits"]) == (4, 2)
+        # The page that is loaded next shows the conversation again.
+        page.reload()
+        page.wait_for_selector(".question img.picture")
+        page.wait_for_function("() => document.querySelector('.question img.picture').naturalWidth === 90")
+        page.close()

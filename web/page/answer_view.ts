@@ -2,7 +2,7 @@
 
 import { AnswerText } from "./answer_text.js";
 import type { Attachment } from "./attachments.js";
-import { attachmentLabel } from "./attachments.js";
+import { attachmentParts } from "./attachments.js";
 import { badge, routeFacts } from "./badge.js";
 import { factList, icon, iconButton, make, makeSvg } from "./elements.js";
 import { formatCount, formatDispatches, formatMs, formatSpeed, plural } from "./format.js";
@@ -63,7 +63,7 @@ export class AnswerView {
     const spoken = question.private ? "You, privately: " : "You: ";
     const edit = iconButton("edit", "Edit and send again", question.edit);
     edit.classList.add("edit");
-    const files = question.attachments.map((attachment) => make("span", "chip", attachmentLabel(attachment)));
+    const files = question.attachments.map((attachment) => make("span", "chip", ...attachmentParts(attachment)));
     const text = make(
       "p",
       "question",

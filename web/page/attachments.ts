@@ -1,5 +1,7 @@
-// Text files that the user drops into the page or chooses. Their text becomes part of the next message.
+// Files that the user drops into the page, pastes or chooses. Their text becomes part of the next message, and pictures
+// are shown to a model that sees.
 
+import type { ChatCompletionContentPart } from "../src/api/types.js";
 import { takeFiles } from "./dropped_files.js";
 import { element, make } from "./elements.js";
 import { formatBytes } from "./format.js";
@@ -7,8 +9,17 @@ import { decodeText, notText, unreadableKind } from "./text_encoding.js";
 
 export interface Attachment {
   readonly name: string;
+  /** "" for a picture. */
   readonly text: string;
+  /** The address of a picture, of `data:`. */
+  readonly picture?: string;
 }
+
+/** A message for a model: a text, or a list of parts with pictures. */
+export type MessageContent = string | readonly ChatCompletionContentPart[];
+
+/** Photos of phones are smaller. */
+const MOST_PICTURE_BYTES = 20_000_000;
 
 /** Few models read more than this at once. */
 export const MOST_ATTACHED_BYTES = 256_000;
@@ -28,8 +39,42 @@ export async function readTextFile(file: File): Promise<Attachment> {
   throw new Error(`${file.name} ${refused ?? notText(bytes)}.`);
 }
 
-/** A message with the text of its files, each in a code block whose fence is longer than any in the file. */
-export function withAttachments(question: string, attachments: readonly Attachment[]): string {
+/** Throws an Error with a message for the user if the picture is too large. */
+export async function readPicture(file: File): Promise<Attachment> {
+  if (file.size > MOST_PICTURE_BYTES) {
+    throw new Error(
+      `${file.name} has ${formatBytes(file.size)}; a picture may have at most ${MOST_PICTURE_BYTES / 1e6} MB. ` +
+        "Make it smaller.",
+    );
+  }
+  const picture = await new Promise<string>((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => {
+      resolve(reader.result as string);
+    };
+    reader.onerror = () => {
+      reject(new Error(`${file.name} cannot be read.`));
+    };
+    reader.readAsDataURL(file);
+  });
+  return { name: file.name, text: "", picture };
+}
+
+/**
+ * A message with the text of its files, each in a code block whose fence is longer than any in the file. Its pictures
+ * come first.
+ */
+export function withAttachments(question: string, attachments: readonly Attachment[]): MessageContent {
+  const pictures = attachments.flatMap(({ picture }) => (picture === undefined ? [] : [picture]));
+  const text = withTexts(
+    question,
+    attachments.filter(({ picture }) => picture === undefined),
+  );
+  if (pictures.length === 0) return text;
+  return [...pictures.map((url) => ({ type: "image_url", image_url: { url } })), { type: "text", text }];
+}
+
+function withTexts(question: string, attachments: readonly Attachment[]): string {
   const parts = attachments.map(({ name, text }) => {
     const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map(([run]) => run.length));
     const fence = "`".repeat(longest + 1);
@@ -43,6 +88,8 @@ export class AttachmentTray {
   readonly #tray = element("attachments", HTMLUListElement);
   readonly #problem = element("attachment-problem", HTMLElement);
   #attachments: readonly Attachment[] = [];
+  /** Whether the model of this device sees pictures. */
+  sees = false;
 
   /** ``changed`` is called when the files have changed. */
   constructor(private readonly changed: () => void) {
@@ -51,6 +98,13 @@ export class AttachmentTray {
       input.click();
     });
     takeFiles(input, (files) => void this.add(files));
+    document.addEventListener("paste", (event) => {
+      // A copied text may be there as a picture, too.
+      const { files = [], types = [] } = event.clipboardData ?? {};
+      if (files.length === 0 || types.includes("text/plain")) return;
+      event.preventDefault();
+      void this.add([...files]);
+    });
   }
 
   get attachments(): readonly Attachment[] {
@@ -67,8 +121,12 @@ export class AttachmentTray {
     this.#problem.hidden = true;
     for (const file of files) {
       try {
-        const attachment = await readTextFile(file);
-        this.#attachments = [...this.#attachments.filter(({ name }) => name !== attachment.name), attachment];
+        const isPicture = this.sees && /^image\/(?!svg)/.test(file.type);
+        const attachment = await (isPicture ? readPicture(file) : readTextFile(file));
+        // Pasted pictures have the same name.
+        const isOther = ({ name, picture }: Attachment): boolean =>
+          name !== attachment.name || picture !== attachment.picture;
+        this.#attachments = [...this.#attachments.filter(isOther), attachment];
       } catch (error) {
         this.#problem.textContent = error instanceof Error ? error.message : String(error);
         this.#problem.hidden = false;
@@ -89,12 +147,18 @@ export class AttachmentTray {
         remove.addEventListener("click", () => {
           this.set(this.#attachments.filter((other) => other !== attachment));
         });
-        return make("li", "chip", make("span", "", attachmentLabel(attachment)), remove);
+        return make("li", "chip", ...attachmentParts(attachment), remove);
       }),
     );
   }
 }
 
-export function attachmentLabel({ name, text }: Attachment): string {
-  return `${name} · ${formatBytes(new TextEncoder().encode(text).length)}`;
+/** What the page shows of a file: the picture, or the name and the size of its text. */
+export function attachmentParts({ name, text, picture }: Attachment): readonly HTMLElement[] {
+  if (picture === undefined)
+    return [make("span", "", `${name} · ${formatBytes(new TextEncoder().encode(text).length)}`)];
+  const shown = make("img", "picture");
+  shown.src = picture;
+  shown.alt = name;
+  return [shown];
 }

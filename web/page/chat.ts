@@ -188,6 +188,7 @@ export class Chat {
     }
     const far = this.#far;
     document.body.dataset.near = this.#near.state;
+    this.#tray.sees = this.info?.images ?? false;
     this.#view.present({
       near: this.#near.state,
       info: this.info,

@@ -67,9 +67,12 @@ export async function remainingTokens(
   return Math.max(1, maxTokens - begun);
 }
 
+/** The text of a message, without its pictures. */
+export function textOf(content: ChatMessage["content"]): string {
+  return typeof content === "string" ? content : content.map(({ text = "" }) => text).join("");
+}
+
 /** Messages as an engine reads them. */
-export function plain(
-  messages: readonly ChatMessage[],
-): readonly { readonly role: ChatMessage["role"]; readonly content: string }[] {
+export function plain(messages: readonly ChatMessage[]): readonly Pick<ChatMessage, "role" | "content">[] {
   return messages.map(({ role, content }) => ({ role, content }));
 }

@@ -1,9 +1,10 @@
 // The only module of the pages that calls the engine: it opens a bundle, and returns answers and tokens of its model.
 
+import type { MessageContent } from "./attachments.js";
 import type { EngineInfo, LoadOptions, LoadProgress, Source } from "../src/index.js";
 import type { Route } from "../src/router/index.js";
 import { BundleError, Engine, RequestError, httpSource } from "../src/index.js";
-import { answerRoom, continues, fitMessages, plain, promptTokens, remainingTokens } from "./fit_messages.js";
+import { answerRoom, continues, fitMessages, plain, promptTokens, remainingTokens, textOf } from "./fit_messages.js";
 
 export type { Route } from "../src/router/index.js";
 export type { EngineInfo, LoadProgress, SelfTestInfo } from "../src/index.js";
@@ -21,7 +22,7 @@ export interface Settings {
 /** A message as the page stores it. Only this device answers a private message. */
 export interface ChatMessage {
   readonly role: "system" | "user" | "assistant";
-  readonly content: string;
+  readonly content: MessageContent;
   readonly private: boolean;
 }
 
@@ -103,7 +104,10 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
       if (dropped > 0) yield { type: "dropped", turns: dropped };
       const limits = {
         maxTokens: maxTokens ?? context,
-        whenFull: { keep: await tokensToKeep(engine, fitted) },
+        // Pictures cannot be dropped in part.
+        ...(fitted.some(({ content }) => typeof content !== "string")
+          ? {}
+          : { whenFull: { keep: await tokensToKeep(engine, fitted) } }),
         seed: seed ?? undefined,
         continueFinalMessage: continues(fitted),
       };
@@ -135,7 +139,9 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
 /** The tokens of the system prompt and of the template around it, at most half of the context. */
 async function tokensToKeep(engine: Engine, messages: readonly ChatMessage[]): Promise<number> {
   const system = messages.find(({ role }) => role === "system");
-  return system === undefined ? 0 : Math.min((await engine.countTokens(system.content)) + 16, engine.info.context >> 1);
+  return system === undefined
+    ? 0
+    : Math.min((await engine.countTokens(textOf(system.content))) + 16, engine.info.context >> 1);
 }
 
 /** A bundle whose files all come over the network, as on a device that has never loaded it. */

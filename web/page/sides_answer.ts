@@ -7,7 +7,7 @@ import type { Policy } from "../src/shared/decision/policy.js";
 import { unlessAborted } from "../src/runtime/abort.js";
 import { PrivateCheck } from "../src/shared/decision/privacy.js";
 import type { Hybrid } from "../src/router/index.js";
-import { answerRoom, continues, fitMessages, promptTokens, remainingTokens } from "./fit_messages.js";
+import { answerRoom, continues, fitMessages, promptTokens, remainingTokens, textOf } from "./fit_messages.js";
 import type { AnswerEnd, ChatMessage, Piece, Settings, Side } from "./model.js";
 import { labelsOf } from "./policy.js";
 import { ThinkingTags } from "./thinking.js";
@@ -43,7 +43,7 @@ export async function* answerFromSides({
   let count: number | null = 0;
   let finishReason = "stop";
   let side: Side | null = null;
-  const begun = continues(all) ? (all.at(-1)?.content ?? "") : "";
+  const begun = continues(all) ? textOf(all.at(-1)?.content ?? "") : "";
   let written = begun;
   let tags = new ThinkingTags(begun);
   let messages = all;
@@ -141,7 +141,7 @@ function onlyNearAnswers(policy: Policy, messages: readonly ChatMessage[], pin: 
   return (
     pin === "near" ||
     policy.mode === "near-only" ||
-    messages.some((message) => message.private || check.matches(message.content))
+    messages.some((message) => message.private || check.matches(textOf(message.content)))
   );
 }
 

@@ -46,7 +46,12 @@ export async function decodeImage(source: ImageSource, options: DecodeOptions = 
   const { maxPixels = MAX_PIXELS, signal } = options;
   signal?.throwIfAborted();
   if (isRaw(source)) return opaque(source, maxPixels);
-  if (typeof source === "string" || source instanceof URL) return decodeImage(await fetched(source, signal), options);
+  if (typeof source === "string" || source instanceof URL) {
+    const address = String(source);
+    // A page may forbid itself to fetch these.
+    const file = /^data:/i.test(address) ? dataFile(address) : await fetched(address, signal);
+    return decodeImage(file, options);
+  }
   if (source instanceof Blob) {
     const header = readHeader(new Uint8Array(await source.arrayBuffer()));
     if (header.animated)
@@ -92,14 +97,32 @@ function requireSize({ width, height }: { readonly width: number; readonly heigh
     );
 }
 
-async function fetched(address: URL | string, signal?: AbortSignal): Promise<Blob> {
+/** The file in an address of `data:` (RFC 2397). */
+function dataFile(address: string): Blob {
+  const comma = address.indexOf(",");
+  const [head, body] = [address.slice(0, comma), address.slice(comma + 1)];
+  try {
+    if (comma < 0) throw new Error("it has no comma");
+    const text = decodeURIComponent(body);
+    const bytes = /;base64$/i.test(head) ? Uint8Array.from(atob(text), (byte) => byte.charCodeAt(0)) : text;
+    return new Blob([bytes]);
+  } catch (error) {
+    throw new RequestError(
+      `images: the data: address of the picture cannot be read (${messageOf(error)}); write data:image/png;base64,...`,
+      {},
+      { cause: error },
+    );
+  }
+}
+
+async function fetched(address: string, signal?: AbortSignal): Promise<Blob> {
   try {
     const response = await fetch(address, signal === undefined ? {} : { signal });
     if (response.ok) return await response.blob();
     throw new Error(`status ${response.status}`);
   } catch (error) {
     signal?.throwIfAborted();
-    const shown = String(address).slice(0, 80);
+    const shown = address.slice(0, 80);
     throw new RequestError(
       `images: ${shown} cannot be fetched (${messageOf(error)}); check the address, and whether its server allows this page`,
       {},

@@ -29,18 +29,28 @@ export interface PictureParts {
   readonly capacityBytes?: number;
 }
 
-/** A decoded picture. */
-interface Picture {
-  readonly pixels: Pixels;
+/** The most pictures of addresses of `data:` of which the key is retained. */
+const MAX_KNOWN = 64;
+
+/** What is known of a picture that was decoded once. */
+interface KnownPicture {
   readonly key: string;
   readonly text: string;
   /** The number of features of each tile. */
   readonly lengths: readonly number[];
 }
 
+interface Picture extends KnownPicture {
+  /** Decodes it again unless it was just decoded. */
+  readonly pixels: () => Promise<Pixels>;
+}
+
 export class Pictures {
   readonly #parts: PictureParts;
   readonly #cache: FeatureCache;
+  /** By Blob, and by address of `data:`, whose bytes cannot change. */
+  readonly #blobs = new WeakMap<Blob, KnownPicture>();
+  readonly #addresses = new Map<string, KnownPicture>();
 
   constructor(parts: PictureParts) {
     this.#parts = parts;
@@ -81,15 +91,31 @@ export class Pictures {
 
   async #decode({ source, param }: ChatPicture, signal: AbortSignal): Promise<Picture> {
     const { spec } = this.#parts;
+    const known =
+      source instanceof Blob
+        ? this.#blobs.get(source)
+        : typeof source === "string"
+          ? this.#addresses.get(source)
+          : undefined;
+    if (known !== undefined) return { ...known, pixels: () => decodeImage(source) };
     try {
       const pixels = await decodeImage(source, { signal });
       const { text, features } = imageLayout(spec, pixels.width, pixels.height);
-      return { pixels, key: await imageKey(spec, pixels), text, lengths: features };
+      const found = { key: await imageKey(spec, pixels), text, lengths: features };
+      if (source instanceof Blob) this.#blobs.set(source, found);
+      else if (typeof source === "string" && /^data:/i.test(source)) this.#remember(source, found);
+      return { ...found, pixels: () => Promise.resolve(pixels) };
     } catch (error) {
       if (!(error instanceof NearfarError) || error.code !== "request_error") throw error;
       const message = error.message.replace(/^images: /, "");
       throw new RequestError(`${param}: ${message}`, { ...error.details, param }, { cause: error });
     }
+  }
+
+  #remember(address: string, picture: KnownPicture): void {
+    const [oldest] = this.#addresses.keys();
+    if (this.#addresses.size === MAX_KNOWN && oldest !== undefined) this.#addresses.delete(oldest);
+    this.#addresses.set(address, picture);
   }
 
   /** A rendered prompt in which the text of each picture replaces a mark that the template wrote itself. */
@@ -131,7 +157,7 @@ export class Pictures {
     const images: PromptImage[] = [];
     let place = 0;
     for (const { pixels, key, lengths } of pictures) {
-      const tiles = await this.#cache.get(key, (until) => this.#features(pixels, until), signal);
+      const tiles = await this.#cache.get(key, async (until) => this.#features(await pixels(), until), signal);
       let first = 0;
       for (const [index, length] of lengths.entries()) {
         images.push({ offset: places[place] ?? 0, length, key, first, features: tiles[index] ?? new Float32Array() });

@@ -104,7 +104,12 @@ export class Routing {
     };
     return {
       ...properties,
-      near: { ...known("near", near.info), ...hints, available: near.state === "ready" },
+      near: {
+        ...known("near", near.info),
+        ...hints,
+        vision: near.info?.images ?? false,
+        available: near.state === "ready",
+      },
       far: {
         ...known("far", far?.model ?? null),
         online: far !== null && online,

@@ -5,6 +5,7 @@ import { expect, test } from "vitest";
 
 import type { ChatCompletionContentPart } from "../../src/api/types.js";
 import type { RawPixels } from "../../src/images/index.js";
+import { images } from "../../src/images/index.js";
 import { imagePatches } from "../../src/images/patches.js";
 import type { Pixels } from "../../src/images/resize.js";
 import { Engine, RequestError } from "../../src/index.js";
@@ -99,6 +100,19 @@ withEngine("messages cannot spell the place of a picture", async () => {
   // Of the spelled one, the letters a, g and e are tokens.
   expect([text, usage.prompt_tokens]).toEqual([spokenAfter(cat, 4), 1 + 3 + 1 + 5 * 5 + 2]);
   engine.destroy();
+});
+
+test("the bytes of an address of data: are read without fetching it", async () => {
+  const pictures = images.open({ spec: SEEING, columns: 8, features: () => Promise.reject(new Error("not here")) });
+  const refused = async (source: string): Promise<string> =>
+    pictures.read([{ source, param: "p" }]).then(
+      () => "",
+      (error: unknown) => String(error),
+    );
+  expect(await refused("data:image/png;base64,YWJj")).toMatch(/p: the picture has an unknown format/);
+  expect(await refused("data:image/svg+xml,%3Csvg%3E%3C/svg%3E")).toMatch(/p: the picture is an SVG/);
+  expect(await refused("data:image/png;base64,%%%")).toMatch(/p: the data: address of the picture cannot be read/);
+  expect(await refused("data:image/png")).toMatch(/it has no comma/);
 });
 
 withEngine("tokens of a picture are counted without computing it", async () => {

@@ -39,6 +39,14 @@ test("a file's text cannot close its block", () => {
   );
 });
 
+test("pictures of a message come before its text, with that of its other files", () => {
+  const picture = { name: "cat.png", text: "", picture: "data:image/png;base64,AA==" };
+  expect(withAttachments("who?", [{ name: "a.md", text: "x" }, picture])).toEqual([
+    { type: "image_url", image_url: { url: picture.picture } },
+    { type: "text", text: "a.md:\n```\nx\n```\n\nwho?" },
+  ]);
+});
+
 test("only well-formed entries of a list of models are offered", () => {
   expect(readBundleList([{ name: "A", bundle: "./a/" }, { name: "B" }, null, 3])).toEqual([
     { name: "A", bundle: "./a/" },

@@ -1,3 +1,4 @@
+import { textOf } from "../../page/fit_messages.js";
 import { strToU8, zipSync } from "fflate";
 import { describe, expect, it } from "vitest";
 
@@ -154,7 +155,7 @@ describe("readDocumentFile of a Word document", () => {
 function twoSides(side: Side, seen: string[]) {
   const answer = async function* (messages: readonly ChatMessage[]): AsyncGenerator<Piece, never, undefined> {
     await Promise.resolve();
-    seen.push(`${side}: ${messages.map(({ content }) => content).join()}`);
+    seen.push(`${side}: ${messages.map(({ content }) => textOf(content)).join()}`);
     yield { type: "route", route: { side, reason: "prefer", scores: null, switched_at: null } as never };
     yield { type: "text", text: "an answer" };
     return undefined as never;
@@ -177,7 +178,7 @@ async function ask(side: Side, hasNear = true): Promise<{ seen: string[]; events
   const answerer = {
     async *answer(messages: readonly ChatMessage[]): AsyncGenerator<Piece, never, undefined> {
       await Promise.resolve();
-      seen.push(`this device: ${messages.map(({ content }) => content).join()}`);
+      seen.push(`this device: ${messages.map(({ content }) => textOf(content)).join()}`);
       yield { type: "text", text: "an answer" };
       return undefined as never;
     },

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { answerRoom, fitMessages, withoutOldest } from "../../page/fit_messages.js";
+import { answerRoom, fitMessages, withoutOldest, textOf } from "../../page/fit_messages.js";
 import type { ChatMessage } from "../../page/model.js";
 
 const message = (role: ChatMessage["role"], content: string): ChatMessage => ({ role, content, private: false });
@@ -13,7 +13,7 @@ const CHAT = [
   message("user", "three"),
 ];
 const contentsOf = (messages: readonly ChatMessage[] | null): string | undefined =>
-  messages?.map(({ content }) => content).join(" ");
+  messages?.map(({ content }) => textOf(content)).join(" ");
 /** Ten tokens per message. */
 const count = (messages: readonly ChatMessage[]): Promise<number> => Promise.resolve(10 * messages.length);
 

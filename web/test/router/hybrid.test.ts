@@ -289,3 +289,18 @@ test.each([
   expect(shown(await read(nf))).toBe(text);
   expect(source.requests.map(({ promptLogprobs }) => promptLogprobs)).toEqual([32]);
 });
+
+test("a picture goes to this device if its model sees, and is refused if no side does", async () => {
+  const picture = { type: "image_url", image_url: { url: "data:image/png;base64,AA==" } };
+  const messages = [{ role: "user" as const, content: [picture] }];
+  const blind = await setUp();
+  await expect(blind.nf.chat.completions.create({ messages })).rejects.toThrow("it reads only text; remove the images");
+  const { engine } = near(SURE);
+  const seeing = { ...engine, info: { ...engine.info, images: true } };
+  const { nf, far } = await setUp({ near: seeing });
+  // The fake engine was asked, which cannot see in truth.
+  await expect(nf.chat.completions.create({ messages })).rejects.toThrow(
+    "is a picture, and this model reads texts only",
+  );
+  expect(far.requests.filter(({ method }) => method === "POST")).toEqual([]);
+});
