@@ -4,6 +4,7 @@ in one piece, in chunks that begin and end inside a picture, and token by token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from vision_families import FAMILIES, Expected, make_vision
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import VISION
 from nearfar.compiler.export.bundle_tensors import bundle_tensors
+from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
 from nearfar.compiler.runtime.batch import Chunk, Limits, features_between, make_batch
 from nearfar.compiler.runtime.errors import DeviceError, RequestError, UnsupportedModel
@@ -193,6 +195,15 @@ def test_without_room_for_patches_a_model_reads_text(smolvlm: tuple[Bundle, Expe
             features_of(runner, expected)
     finally:
         runner.close()
+
+
+def test_a_batch_of_text_has_no_workgroups_for_pictures(smolvlm: tuple[Bundle, Expected], tmp_path: Path) -> None:
+    manifest = compiled(smolvlm[0].path.parent / "checkpoint", tmp_path / "gpu", "webgpu", self_test=False).manifest
+    (step,) = [step for step in manifest.plan("generate").steps if step.op == "place_rows"]
+    (variant,) = manifest.variants[step.variants]
+    (kernel,) = [manifest.kernels[name] for name in variant.kernels]
+    for features, workgroups in ((0, 0), (3, 6)):
+        assert math.prod(evaluate(size, {"F": features, "S": 9}) for size in kernel.grid) == workgroups
 
 
 def test_a_text_model_has_no_plan_for_pictures(smolvlm: tuple[Bundle, Expected], tmp_path: Path) -> None:
