@@ -11,6 +11,7 @@ import io
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ..batch import FloatArray
 from ..errors import RequestError, ToolError, reason_of
 from .wav import is_wav, read_wav
 
-# The frames of a file that are converted at a time.
+# The samples of a file that are converted at a time, in all channels; of WAV files, the frames.
 FRAMES_AT_ONCE = 1 << 20
 # The rates that files may have, in Hz.
 RATES = range(1_000, 768_001)
@@ -47,11 +48,13 @@ def read_sound(data: bytes, where: str, max_seconds: float = math.inf) -> FloatA
     if rate not in RATES:
         raise RequestError(f"{where}: has {rate} samples a second; supported: {RATES[0]} to {RATES[-1]}")
     parts, length = [np.zeros(0, np.float32)], 0
-    for part in _resampled(map(_mono, blocks), rate, where):
-        length += len(part)
-        if length > max_seconds * SAMPLE_RATE:
-            raise RequestError(f"{where}: is longer than {max_seconds:g} seconds; send parts of it")
-        parts.append(part)
+    # Numbers that are too large become infinite, and are refused below.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for part in _resampled(map(_mono, blocks), rate, where):
+            length += len(part)
+            if length > max_seconds * SAMPLE_RATE:
+                raise RequestError(f"{where}: is longer than {max_seconds:g} seconds; send parts of it")
+            parts.append(part)
     samples = np.concatenate(parts)
     if not len(samples):
         raise RequestError(f"{where}: has no samples")
@@ -74,15 +77,26 @@ def _blocks_of_file(data: bytes, where: str) -> tuple[int, Iterable[FloatArray]]
             "the file to WAV"
         ) from error
     try:
-        file = soundfile.SoundFile(io.BytesIO(data))
+        file = soundfile.SoundFile(SoundBytes(data))
     except soundfile.LibsndfileError as error:
         raise RequestError(f"{where}: is no sound in a known format: {error.error_string}") from error
     return file.samplerate, _read_blocks(file, soundfile.LibsndfileError, where)
 
 
-def _read_blocks(file: object, damaged: type[Exception], where: str) -> Iterator[FloatArray]:
+class SoundBytes(io.BytesIO):
+    """A file in memory. Damaged ones lead decoders to before its start, where nothing is."""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self.getbuffer().nbytes}[whence]
+        return super().seek(max(0, start + offset))
+
+
+def _read_blocks(file: Any, damaged: type[Exception], where: str) -> Iterator[FloatArray]:
     try:
-        yield from file.blocks(FRAMES_AT_ONCE, dtype="float32", always_2d=True)  # type: ignore[attr-defined]
+        # Of a stream in which soundfile cannot seek, it does not know the length.
+        frames = max(1, FRAMES_AT_ONCE // file.channels)
+        while len(block := file.read(frames, dtype="float32", always_2d=True)):
+            yield block
     except damaged as error:
         raise RequestError(f"{where}: is damaged: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import struct
 import sys
 from pathlib import Path
@@ -94,6 +95,8 @@ GOOD = wav(integers(16), 1, 16)
         (wav(integers(16), 1, 16, rate=100), "has 100 samples a second; supported: 1000 to 768000"),
         (wav(np.array([0, np.nan], "<f4").tobytes(), 3, 32), "samples that are not finite"),
         (wav(np.array([0, np.inf], "<f8").tobytes(), 3, 64), "samples that are not finite"),
+        (wav(np.array([0, 1e300], "<f8").tobytes(), 3, 64), "samples that are not finite"),
+        (wav(np.full(64, 3e38, "<f4").tobytes(), 3, 32, channels=2), "samples that are not finite"),
     ],
 )
 def test_what_is_no_sound_is_refused(data: bytes, message: str) -> None:
@@ -101,6 +104,24 @@ def test_what_is_no_sound_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         read_sound(data, "a")
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "AIFF"])
+def test_damaged_files_are_read_or_refused(kind: str) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    file, chance = io.BytesIO(), random.Random(kind)
+    soundfile.write(file, np.stack([SAMPLES, SAMPLES], axis=1), 16000, format=kind)
+    refused = 0
+    for _ in range(150):
+        data = bytearray(file.getvalue())
+        for _ in range(3):
+            data[chance.randrange(min(len(data), 200))] = chance.randrange(256)
+        try:
+            assert np.isfinite(read_sound(bytes(data[: chance.randrange(1, len(data))]), "a", 60)).all()
+        except RequestError as error:
+            assert error.message.startswith("a: ")
+            refused += 1
+    assert refused
 
 
 def test_a_file_that_was_cut_is_read_as_far_as_it_goes() -> None:
