@@ -142,6 +142,7 @@ const built = await Promise.all([
   build({ ...browser, entryPoints: { adapters: "src/adapters/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { drafts: "src/drafts/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { images: "src/images/index.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { audio: "src/audio/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { experts: "src/experts/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { encoders: "src/encoders/index.ts" }, outdir: "dist" }),
   build({

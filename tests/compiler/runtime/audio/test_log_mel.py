@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 import pytest
+from sound_oracle import VECTORS, sound
 from sounds import chirp
 from tolerances import F32, relative_error
 
@@ -46,3 +50,14 @@ def test_many_frames_are_those_of_few() -> None:
     assert frames.shape == (80, 5000)
     assert frames[:, :4000].max() < frames.max() - 1
     assert frames.max() - frames.min() == pytest.approx(2, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "case", json.loads(VECTORS.read_text())["cases"], ids=lambda case: f"{case['name']}, {case['bins']}"
+)
+def test_frames_are_those_of_the_shared_vectors(case: dict[str, Any]) -> None:
+    """With which the page is compared (web/test/audio)."""
+    frames = log_mel(sound(case["samples"], case["quiet"]), case["bins"])
+    assert frames.mean(dtype=np.float64) == pytest.approx(case["mean"], abs=1e-5)
+    for band, frame, number in case["numbers"]:
+        assert frames[band, frame] == pytest.approx(number, abs=1e-5)
