@@ -113,7 +113,7 @@ def page(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Page]:
     site = tmp_path_factory.mktemp("site")
-    for script in ("nearfar.js", "client.js", "worker.js", "images.js"):
+    for script in ("nearfar.js", "client.js", "worker.js", "images.js", "language-model.js"):
         shutil.copy(PAGE.parent / script, site)
     for name, text in {"index.html": HTML, "start.js": START, "engine_worker.js": WORKER}.items():
         (site / name).write_text(text)
@@ -237,6 +237,22 @@ def test_a_saved_session_keeps_its_pictures(page: Page, expected: list[tuple[lis
         assert start == "data:image/png;base64,"
         assert again["ids"] == found["next"]["ids"]
         assert again["cached"] > 48
+
+
+def test_a_session_of_the_prompt_api_sees_images(page: Page) -> None:
+    answers: list[str] = page.evaluate("""async () => {
+        const { createLanguageModel } = await import("./language-model.js");
+        const options = { expectedInputs: [{ type: "image" }], samplingMode: "most-predictable" };
+        const session = await createLanguageModel(engine).create(options);
+        const value = await (await (await fetch("./dog.png")).blob()).arrayBuffer();
+        const question = { type: "text", value: "what?" };
+        const prompted = session.prompt([{ role: "user", content: [{ type: "image", value }, question] }]);
+        const content = [at("./dog.png"), { type: "text", text: "what?" }];
+        const answer = await engine.chat.completions.create({ messages: [{ role: "user", content }], temperature: 0 });
+        return [await prompted, answer.choices[0].message.content];
+    }""")
+    assert len(answers[0]) > 20
+    assert answers[0] == answers[1]
 
 
 def test_what_cannot_be_read_is_refused_by_name(page: Page) -> None:

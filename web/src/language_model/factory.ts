@@ -88,7 +88,8 @@ export function createLanguageModel(
     async availability(options = {}) {
       const lacksTools = (options.tools ?? []).length > 0 && loaded?.info.tools === false;
       const lacksThinking = options.thinking !== undefined && loaded?.info.thinking === false;
-      if (!isSupported(options) || lacksTools || lacksThinking) return "unavailable";
+      const lacksEyes = expectsImages(options) && loaded?.info.images === false;
+      if (!isSupported(options) || lacksTools || lacksThinking || lacksEyes) return "unavailable";
       if (loaded !== null) return "available";
       if (loading !== null) return "downloading";
       return bundle !== undefined && (await isStored(bundle)) ? "available" : "downloadable";
@@ -99,9 +100,11 @@ export function createLanguageModel(
       const sampling = readSampling(options);
       checkTools(tools);
       checkThinking(thinking);
-      if (!isSupported(options)) throw new DOMException("This model reads and writes text", "NotSupportedError");
+      if (!isSupported(options))
+        throw new DOMException("This model reads and writes text, and reads images if it sees", "NotSupportedError");
+      const sees = expectsImages(options);
       // Check them before the download.
-      if (initialPrompts !== undefined) canonicalPrompt(initialPrompts, true);
+      if (initialPrompts !== undefined) canonicalPrompt(initialPrompts, true, sees);
       const report = progressMonitor(monitor);
       report(0);
       monitors.add(report);
@@ -111,7 +114,9 @@ export function createLanguageModel(
         checkThinking(thinking, ready.info);
         if (tools.length > 0 && !ready.info.tools)
           throw new DOMException(`The model ${ready.info.model} cannot call tools`, "NotSupportedError");
-        const session = new LanguageModel(ready, sampling, [...tools], thinking);
+        if (sees && !ready.info.images)
+          throw new DOMException(`The model ${ready.info.model} sees no images`, "NotSupportedError");
+        const session = new LanguageModel(ready, sampling, [...tools], thinking, sees);
         if (initialPrompts !== undefined) await session.append(initialPrompts, { signal });
         signal?.throwIfAborted();
         signal?.addEventListener("abort", () => {
@@ -125,6 +130,10 @@ export function createLanguageModel(
   };
 }
 
+function expectsImages({ expectedInputs = [] }: LanguageModelCreateCoreOptions): boolean {
+  return expectedInputs.some(({ type }) => type === "image");
+}
+
 /** The types "tool-call" and "tool-response" are supported only together with tools. */
 function isSupported({
   expectedInputs = [],
@@ -134,7 +143,8 @@ function isSupported({
   const hasTools = tools.length > 0;
   return (
     expectedInputs.every(
-      ({ type }) => type === "text" || (hasTools && (type === "tool-response" || type === "tool-call")),
+      ({ type }) =>
+        type === "text" || type === "image" || (hasTools && (type === "tool-response" || type === "tool-call")),
     ) && expectedOutputs.every(({ type }) => type === "text" || (hasTools && type === "tool-call"))
   );
 }

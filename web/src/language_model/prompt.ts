@@ -1,6 +1,7 @@
-// Converts a text or messages to messages of plain text, or throws the exception of the specification:
+// Converts a text or messages to messages of text and pictures, or throws the exception of the specification:
 // https://webmachinelearning.github.io/prompt-api, "validate and canonicalize a prompt".
 
+import type { ChatCompletionContentPart } from "../api/types.js";
 import type { ToolCall } from "./tools.js";
 
 export interface LanguageModelMessageContent {
@@ -20,7 +21,8 @@ export type LanguageModelPrompt = string | readonly LanguageModelMessage[];
 /** A message of a conversation. Only the session itself adds tool calls and their results, never a prompt. */
 export interface TextMessage {
   readonly role: LanguageModelMessage["role"] | "tool";
-  readonly content: string;
+  /** A list of parts if there are pictures, which only the user's messages have. */
+  readonly content: string | readonly ChatCompletionContentPart[];
   readonly prefix: boolean;
   readonly calls?: readonly ToolCall[];
   /** For a tool's result, the id of the call. */
@@ -28,12 +30,12 @@ export interface TextMessage {
 }
 
 /**
- * ``isFirst``: the session is still empty, so a system message is allowed. Throws TypeError or DOMException, as the
- * specification requires.
+ * ``isFirst``: the session is still empty, so a system message is allowed. ``sees``: it expects images. Throws TypeError
+ * or DOMException, as the specification requires.
  */
-export function canonicalPrompt(input: LanguageModelPrompt, isFirst: boolean): readonly TextMessage[] {
+export function canonicalPrompt(input: LanguageModelPrompt, isFirst: boolean, sees: boolean): readonly TextMessage[] {
   if (typeof input === "string") return [{ role: "user", content: input, prefix: false }];
-  if (input.length === 0) return canonicalPrompt("", isFirst);
+  if (input.length === 0) return canonicalPrompt("", isFirst, sees);
   return input.map(({ role, content, prefix = false }, index) => {
     if (!["system", "user", "assistant"].includes(role))
       throw new TypeError(`A message's role is '${role}', it must be system, user or assistant`);
@@ -42,13 +44,28 @@ export function canonicalPrompt(input: LanguageModelPrompt, isFirst: boolean): r
     if (prefix && (role !== "assistant" || index < input.length - 1)) {
       throw new DOMException("Only the last message can be a prefix, and only an assistant's", "SyntaxError");
     }
-    return { role, content: typeof content === "string" ? content : content.map(textOf).join(""), prefix };
+    if (typeof content === "string") return { role, content, prefix };
+    const parts = content.map((part) => partOf(part, sees && role === "user"));
+    const isText = parts.every(({ type }) => type === "text");
+    return { role, content: isText ? parts.map(({ text = "" }) => text).join("") : parts, prefix };
   });
 }
 
-function textOf({ type, value }: LanguageModelMessageContent): string {
+function partOf({ type, value }: LanguageModelMessageContent, sees: boolean): ChatCompletionContentPart {
+  if (type === "image" && sees) return { type, image: pictureOf(value) };
   if (type !== "text")
-    throw new DOMException(`Content of type '${type}' is not supported; this model reads text`, "NotSupportedError");
+    throw new DOMException(
+      `Content of type '${type}' is not supported; the session reads text${sees ? " and images" : ", and images of the user if it expects them"}`,
+      "NotSupportedError",
+    );
   if (typeof value !== "string") throw new TypeError("Content of type 'text' must have a string for its value");
-  return value;
+  return { type, text: value };
+}
+
+/** An ImageBitmapSource, or the bytes of a file. */
+function pictureOf(value: unknown): NonNullable<ChatCompletionContentPart["image"]> {
+  if (value instanceof ArrayBuffer || ArrayBuffer.isView(value)) return new Blob([value as BufferSource]);
+  if (typeof value !== "object" || value === null)
+    throw new TypeError("Content of type 'image' must have an ImageBitmapSource or a buffer for its value");
+  return value as Blob;
 }

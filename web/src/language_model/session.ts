@@ -48,6 +48,7 @@ export class LanguageModel extends EventTarget {
     private readonly sampling: Sampling,
     private readonly tools: readonly LanguageModelTool[] = [],
     private readonly thinking?: boolean,
+    private readonly sees = false,
   ) {
     super();
     this.contextWindow = engine.info.context;
@@ -91,7 +92,7 @@ export class LanguageModel extends EventTarget {
   /** Appends messages to the conversation without an answer. */
   async append(input: LanguageModelPrompt, { signal }: SignalOption = {}): Promise<void> {
     return this.inTurn(signal, async () => {
-      const added = canonicalPrompt(input, this.#messages.length === 0).map((message) => ({
+      const added = this.canonical(input).map((message) => ({
         ...message,
         prefix: false,
       }));
@@ -105,7 +106,7 @@ export class LanguageModel extends EventTarget {
   async measureContextUsage(input: LanguageModelPrompt, options: LanguageModelPromptOptions = {}): Promise<number> {
     const { signal, thinking } = options;
     checkThinking(thinking, this.engine.info);
-    const prompt = withConstraint(canonicalPrompt(input, this.#messages.length === 0), options);
+    const prompt = withConstraint(this.canonical(input), options);
     anySignal(signal, this.#destroyed.signal).throwIfAborted();
     return Math.max(0, (await this.count([...this.#messages, ...prompt], thinking)) - this.#contextUsage);
   }
@@ -113,7 +114,7 @@ export class LanguageModel extends EventTarget {
   /** A new session that continues this session's conversation. */
   async clone({ signal }: SignalOption = {}): Promise<LanguageModel> {
     anySignal(signal, this.#destroyed.signal).throwIfAborted();
-    const copy = new LanguageModel(this.engine, this.sampling, this.tools, this.thinking);
+    const copy = new LanguageModel(this.engine, this.sampling, this.tools, this.thinking, this.sees);
     copy.#messages = this.#messages;
     copy.#contextUsage = this.#contextUsage;
     return Promise.resolve(copy);
@@ -124,6 +125,10 @@ export class LanguageModel extends EventTarget {
     this.#destroyed.abort(reason);
   }
 
+  private canonical(input: LanguageModelPrompt): readonly TextMessage[] {
+    return canonicalPrompt(input, this.#messages.length === 0, this.sees);
+  }
+
   private answer(
     input: LanguageModelPrompt,
     options: LanguageModelPromptOptions,
@@ -132,7 +137,7 @@ export class LanguageModel extends EventTarget {
     return this.inTurn(options.signal, async (signal) => {
       checkThinking(options.thinking, this.engine.info);
       const { thinking = this.thinking } = options;
-      const added = canonicalPrompt(input, this.#messages.length === 0);
+      const added = this.canonical(input);
       let prompt = withConstraint(added, options);
       const steps: TextMessage[] = [];
       let text = "";
@@ -149,7 +154,7 @@ export class LanguageModel extends EventTarget {
         const isPrefix = round === 0 && isPrefixed(added);
         const message: TextMessage = {
           role: "assistant",
-          content: (isPrefix ? (added.at(-1)?.content ?? "") : "") + answer.text,
+          content: (isPrefix ? prefixOf(added) : "") + answer.text,
           prefix: false,
         };
         if (answer.calls.length === 0) {
@@ -304,6 +309,12 @@ const chatMessage = ({ role, content, calls, callId }: TextMessage): ChatComplet
   ...(callId === undefined ? {} : { tool_call_id: callId }),
 });
 
+/** An assistant's message has no pictures. */
+function prefixOf(messages: readonly TextMessage[]): string {
+  const content = messages.at(-1)?.content;
+  return typeof content === "string" ? content : "";
+}
+
 const isPrefixed = (messages: readonly TextMessage[]): boolean => messages.at(-1)?.prefix === true;
 
 function responseFormat(constraint: object | undefined): ResponseFormat {
@@ -338,7 +349,9 @@ function withConstraint(
     ? `Answer with a text that matches ${String(responseConstraint)}`
     : `Answer with JSON of this schema: ${JSON.stringify(responseConstraint)}`;
   const last = messages.findLastIndex(({ role }) => role === "user");
+  const withHint = (content: TextMessage["content"]): TextMessage["content"] =>
+    typeof content === "string" ? `${content}\n\n${hint}` : [...content, { type: "text", text: `\n\n${hint}` }];
   return messages.map((message, index) =>
-    index === last ? { ...message, content: `${message.content}\n\n${hint}` } : message,
+    index === last ? { ...message, content: withHint(message.content) } : message,
   );
 }

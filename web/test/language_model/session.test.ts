@@ -338,3 +338,50 @@ test("a device without WebGPU is a NotSupportedError with the reason", async () 
   const factory = createLanguageModel(() => Promise.reject(new DeviceError(reason, { missing: "navigator.gpu" })));
   await expect(factory.create()).rejects.toMatchObject({ name: "NotSupportedError", message: reason });
 });
+
+test("images of the user reach a model that sees, if the session expects them", async () => {
+  const { model } = fakeModel("yes");
+  const engine = fakeEngine(model);
+  const received: unknown[] = [];
+  const expectedInputs = [{ type: "image" }];
+  const seeing: EngineApi = {
+    ...engine,
+    info: { ...engine.info, images: true },
+    countTokens: () => Promise.resolve(1),
+    chat: {
+      completions: {
+        create: ((params: { readonly messages: unknown }) => {
+          received.push(params.messages);
+          const reply = async function* () {
+            yield await Promise.resolve({ choices: [{ delta: { content: "a cat" } }] });
+          };
+          return Promise.resolve(reply());
+        }) as never,
+      },
+    },
+  };
+  const factory = createLanguageModel(seeing);
+  expect(await factory.availability({ expectedInputs })).toBe("available");
+  expect(await createLanguageModel(engine).availability({ expectedInputs })).toBe("available");
+  const blind = createLanguageModel({ ...engine, info: { ...engine.info, images: false } });
+  expect(await blind.availability({ expectedInputs })).toBe("unavailable");
+  const chat = await factory.create({ expectedInputs });
+  const file = new Blob(["cat"]);
+  const image = { type: "image", value: file };
+  const prompt = user([{ type: "text", value: "who?" }, image, { type: "image", value: new Uint8Array([1, 2]) }]);
+  expect(await chat.prompt(prompt, { responseConstraint: /a/ })).toBe("a cat");
+  const [content] = (received[0] as readonly { readonly content: readonly Record<string, unknown>[] }[]).map(
+    (message) => message.content,
+  );
+  expect(content?.map(({ type }) => type)).toEqual(["text", "image", "image", "text"]);
+  expect(content?.[1]?.image).toBe(file);
+  expect(await (content?.[2]?.image as Blob | undefined)?.arrayBuffer()).toEqual(new Uint8Array([1, 2]).buffer);
+  expect(content?.[3]?.text).toContain("Answer with a text that matches /a/");
+  // The next prompt has the first one without its hint.
+  const copy = await chat.clone();
+  await copy.prompt(user([image]));
+  expect((received[1] as readonly { readonly content: unknown }[])[0]?.content).toHaveLength(3);
+  await expect(chat.prompt(user([{ type: "image", value: 3 }]))).rejects.toBeInstanceOf(TypeError);
+  const answered = [{ role: "assistant" as const, content: [image] }];
+  await expect(chat.prompt(answered)).rejects.toHaveProperty("name", "NotSupportedError");
+});
