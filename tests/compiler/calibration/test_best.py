@@ -193,7 +193,7 @@ def test_a_quantized_checkpoint_is_fitted_again_on_request(
 ) -> None:  # fmt: skip
     source = quantized.checkpoint(checkpoint)
     monkeypatch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())
-    monkeypatch.setattr("nearfar.compiler.pipeline.compile.load", lambda *_: source)
+    monkeypatch.setattr("nearfar.compiler.pipeline.compile.load", lambda *_, **__: source)
     bundle = compile_model("model", tmp_path / "bundle", replace(options, requantize=True, bits=8.25))
     record = read_record(bundle)
     assert record is not None
@@ -278,7 +278,7 @@ def test_quantized_checkpoints_are_refused(
     tmp_path: Path, checkpoint: Checkpoint, quantized: Quantized, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = CompileOptions(quality="best")
-    monkeypatch.setattr("nearfar.compiler.pipeline.compile.load", lambda *_: quantized.checkpoint(checkpoint))
+    monkeypatch.setattr("nearfar.compiler.pipeline.compile.load", lambda *_, **__: quantized.checkpoint(checkpoint))
     with pytest.raises(CheckpointError, match=r"already quantized .*, or add --requantize"):
         compile_model("model", tmp_path / "bundle", options)
 
