@@ -4,11 +4,14 @@ decoder in one piece and token by token, for two sequences that attend to differ
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from light_bundle import one_compilation
+from plain_target import compile_plain
 from test_runners import open_on
 from tiny_whisper import CONTEXT, TEXT, log_mel, make_whisper
 from tolerances import F32, KV_Q8, relative_error
@@ -70,7 +73,8 @@ def test_rows_and_logits_are_those_of_transformers(
     if target == "cuda":
         request.getfixturevalue("nvrtc")
     emulated = request.getfixturevalue("emulated_cuda") if target == "cuda" else None
-    bundle = compiled(folder, tmp_path / "bundle", "webgpu" if target == "numpy" else target)
+    with one_compilation() if target == "cpu" else nullcontext():
+        bundle = compiled(folder, tmp_path / "bundle", "webgpu" if target == "numpy" else target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)
     assert isinstance(runner, PlanRunner)
     page_size = runner.manifest.page_size
@@ -97,9 +101,9 @@ def test_keys_and_values_of_sound_may_be_integers(tmp_path: Path) -> None:
     folder = tmp_path / "wide"
     folder.mkdir()
     make_whisper(folder, d_model=64, encoder_attention_heads=2, decoder_attention_heads=2)
-    bundle = compiled(folder, tmp_path / "bundle", "webgpu", kv="q8", quantization="q4f16")
+    bundle = compile_plain(folder, tmp_path / "bundle", "q4f16", CONTEXT, kv="q8")
     assert {state.dtype for name, state in bundle.manifest.states.items() if name.endswith("kv")} == {"uint32"}
-    exact = compiled(folder, tmp_path / "exact", "webgpu", quantization="q4f16")
+    exact = compile_plain(folder, tmp_path / "exact", "q4f16", CONTEXT)
     logits = []
     for each in (bundle, exact):
         runner = open_on("numpy", each, LIMITS, "float32", None)
@@ -109,7 +113,7 @@ def test_keys_and_values_of_sound_may_be_integers(tmp_path: Path) -> None:
 
 
 def test_a_batch_with_a_wrong_window_or_source_is_refused(whisper: tuple[Path, Any], tmp_path: Path) -> None:
-    bundle = compiled(whisper[0], tmp_path / "bundle", "webgpu", self_test=False)
+    bundle = compile_plain(whisper[0], tmp_path / "bundle", "f32", CONTEXT)
     runner = open_on("numpy", bundle, LIMITS, "float32", None)
     manifest = bundle.manifest
     with pytest.raises(RequestError, match="reads windows of 50 rows, not of \\[40\\]"):
