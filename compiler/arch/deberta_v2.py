@@ -48,6 +48,12 @@ def read_config(config: ConfigReader) -> ModelSpec:
     config.expect("embedding_size", hidden, None)
     positions, span = config.integer("max_position_embeddings"), config.integer("position_buckets", minimum=4)
     farthest = config.integer("max_relative_positions", minimum=-1, default=-1)
+    if farthest <= 0:
+        farthest = positions
+    # Distances beyond half of the rows are told apart by their logarithms, up to this one.
+    if farthest <= span // 2 + 1:
+        key = "max_relative_positions" if farthest != positions else "max_position_embeddings"
+        raise config.contradiction(key, f"{key!r} is {farthest}, not above half of 'position_buckets', {span}")
     convolution = _read_convolution(config)
     spec = read_encoder_config(
         config,
@@ -55,7 +61,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
         num_token_types=config.integer("type_vocab_size", minimum=0, default=0),
         harmless=HARMLESS,
     )
-    distances = DistanceSpec(2 * span, farthest if farthest > 0 else positions)
+    distances = DistanceSpec(2 * span, farthest)
     scale = (TERMS * (hidden // heads)) ** -0.5
     return replace(spec, attention_scale=scale, distances=distances, convolution=convolution)
 

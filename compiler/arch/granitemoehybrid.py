@@ -52,6 +52,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
     config.ignore("layers_block_type")
     num_layers = read_num_layers(config)
     kinds = listed_layer_types(config, num_layers, *MAMBA, "attention", "full_attention") or ("mamba",) * num_layers
+    config.expect("position_embedding_type", "rope", "nope", None)
     rotates = config.optional_text("position_embedding_type") == "rope"
     states = replace(mamba_config.read_mamba(config), norm="after")
     spec = read_granite_config(config, default_eps=1e-6, harmless=HARMLESS)

@@ -6,6 +6,7 @@ unknown key may change the mathematics.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -32,6 +33,8 @@ class ConfigReader:
         self.where = where
         self._values = dict(values)
         self._skipped = frozenset(skipped)
+        # The names in the file of keys that `renamed` has given others.
+        self._written: Mapping[str, str] = {}
         self._read: set[str] = set()
         self._ignored: set[str] = set()
 
@@ -159,7 +162,7 @@ class ConfigReader:
         return self._with({**self._values, **values})
 
     def renamed(self, names: Mapping[str, str]) -> ConfigReader:
-        """The same reader, with the values of the keys in ``names`` under other keys.
+        """The same reader, with the values of the keys in ``names`` under other keys. Errors name those of the file.
 
         Raises CheckpointError if two keys with one meaning have different values.
         """
@@ -171,12 +174,18 @@ class ConfigReader:
                 raise self.contradiction(
                     key, f"{key!r} is {_show(value)}, but {first!r}, which means the same, is {_show(values[name])}"
                 )
-        return self._with(values)
+        written: dict[str, str] = {}
+        for key, name in names.items():
+            if self.has(key) or (name not in written and (not self.has(name) or name in names)):
+                written[name] = self._written.get(key, key)
+        reader = self._with(values)
+        reader._written = {**self._written, **written}
+        return reader
 
     def _with(self, values: Mapping[str, Any]) -> ConfigReader:
         """A reader of other values. What was read is read."""
         reader = ConfigReader(values, self.where, self._skipped)
-        reader._read, reader._ignored = set(self._read), set(self._ignored)
+        reader._written, reader._read, reader._ignored = self._written, set(self._read), set(self._ignored)
         return reader
 
     def reaches(self, key: str, least: int) -> bool:
@@ -204,11 +213,11 @@ class ConfigReader:
 
     def unsupported(self, key: str, message: str) -> UnsupportedModel:
         """The error for a valid value that needs mathematics that we do not compile. The caller raises it."""
-        return UnsupportedModel(f"{self.where}: {message}", file=self.where, key=key)
+        return UnsupportedModel(f"{self.where}: {self._worded(message)}", file=self.where, key=self._name(key))
 
     def contradiction(self, key: str, message: str) -> CheckpointError:
-        """The error for a value that contradicts others. The caller raises it."""
-        return CheckpointError(f"{self.where}: {message}; {_FIX}", file=self.where, key=key)
+        """The error for a value that contradicts others, or is no such value. The caller raises it."""
+        return CheckpointError(f"{self.where}: {self._worded(message)}; {_FIX}", file=self.where, key=self._name(key))
 
     def finish(self, ignored: frozenset[str] = frozenset()) -> None:
         """Raise UnsupportedModel for a key that was not read, unless it is in ``ignored``, the keys that do not change
@@ -254,7 +263,7 @@ class ConfigReader:
         if key in self._values:
             return self._values[key]
         if default is None:
-            raise CheckpointError(f"{self.where}: {key!r} is missing; {_FIX}", file=self.where, key=key)
+            raise self.contradiction(key, f"{key!r} is missing")
         return default
 
     def _is_null(self, key: str) -> bool:
@@ -262,8 +271,14 @@ class ConfigReader:
         return self._values.get(key) is None
 
     def _wrong(self, key: str, value: object, expected: str) -> CheckpointError:
-        message = f"{self.where}: {key!r} is {_show(value)} ({json_kind(value)}), expected {expected}; {_FIX}"
-        return CheckpointError(message, file=self.where, key=key)
+        return self.contradiction(key, f"{key!r} is {_show(value)} ({json_kind(value)}), expected {expected}")
+
+    def _name(self, key: str) -> str:
+        return self._written.get(key, key)
+
+    def _worded(self, message: str) -> str:
+        """A message with the file's names of the keys that it quotes."""
+        return re.sub(r"'(\w+)'", lambda quoted: repr(self._name(quoted[1])), message) if self._written else message
 
 
 def require_skippable(skipped: Collection[str], values: Mapping[str, Any], where: str) -> None:

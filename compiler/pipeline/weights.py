@@ -51,7 +51,7 @@ def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -
                 "or a file was not downloaded",
                 tensor=name,
             )
-        fits = tensor.shape == shape or is_filter(tensor.shape, shape)
+        fits = tensor.shape == shape or is_filter(checkpoint.spec, tensor.shape, shape)
         if not fits and not (isinstance(tensor, StoredMatrix) and tensor.may_have(shape)):
             raise CheckpointError(
                 f"{checkpoint.path}: tensor {name} has shape {list(tensor.shape)}, "
@@ -80,9 +80,12 @@ def check_tensors(checkpoint: Checkpoint, parameters: Mapping[str, Parameter]) -
         )
 
 
-def is_filter(stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether a tensor holds the weights of a convolution by channel, (C, 1, k), which is read as a vector."""
-    return len(shape) == 1 and len(stored) == 3 and math.prod(stored) == shape[0]
+def is_filter(spec: ModelSpec, stored: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether a tensor holds the weights of a layer's convolution by channel, which are read as a vector: (C, 1, k), or
+    (C, k, 1) in folders of MLX.
+    """
+    taps = 0 if spec.states is None else spec.states.taps
+    return stored[1:] in ((1, taps), (taps, 1)) and (math.prod(stored),) == shape
 
 
 def _is_shared(spec: ModelSpec, name: str) -> bool:

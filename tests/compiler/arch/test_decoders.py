@@ -154,6 +154,15 @@ def test_a_missing_table_of_the_second_embedding_is_an_error_that_names_it(tmp_p
         opened(tmp_path, context=8)
 
 
+def test_weights_of_a_convolution_in_another_order_are_refused(tmp_path: Path) -> None:
+    make_family("lfm2", tmp_path)
+    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.0.conv.conv.weight"
+    tensors[name] = np.ascontiguousarray(tensors[name].transpose(2, 1, 0))
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"conv\.weight has shape \[3, 1, 72\]"):
+        opened(tmp_path, context=8)
+
+
 def test_layers_that_compute_only_sampled_rows_do_not_support_adapters(tmp_path: Path) -> None:
     make_family("gemma4_text", tmp_path)
     graph, _ = opened(tmp_path, context=len(TOKENS))

@@ -382,6 +382,7 @@ def test_other_scores_by_distance_are_refused(
     ("deberta-v2", {}, "encoder.LayerNorm.weight", "encoder.LayerNorm.weight is missing"),
     ("deberta-v2", {}, "encoder.rel_embeddings.weight", "encoder.rel_embeddings.weight is missing"),
     ("mpnet", {}, "encoder.relative_attention_bias.weight", "encoder.relative_attention_bias.weight is missing"),
+    ("deberta-v2", {"max_relative_positions": 7}, "", "'max_relative_positions' is 7, not above half of"),
     ("deberta-v2", {"share_att_key": False}, "", "layer.0.attention.self.pos_key_proj.weight is missing"),
     ("mpnet", {"num_attention_heads": 3}, "", "relative_attention_bias.weight has the shape .32, 6., expected .32, 3."),
 ])  # fmt: skip

@@ -16,6 +16,7 @@ from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, Unsup
 CONFIGS: dict[str, dict[str, Any]] = {name: json.loads(path.read_text()) for name, path in published()}
 GLM4, ERNIE, HUNYUAN = (CONFIGS[name] for name in ("glm-4-9b-0414", "ernie-4.5-0.3b", "hy-mt2-7b"))
 COHERE, STABLELM = CONFIGS["c4ai-command-r7b-12-2024"], CONFIGS["stablelm-2-1_6b"]
+GRANITE_4 = CONFIGS["granite-4.0-h-350m"]
 GEMMA4, E4B = (CONFIGS[f"gemma-4-{size}-it"]["text_config"] for size in ("e2b", "e4b"))
 # One configuration of each model_type.
 FAMILIES = {values["model_type"]: values for values in (each.get("text_config", each) for each in CONFIGS.values())}
@@ -170,6 +171,8 @@ def test_every_family_refuses_layer_types_that_are_not_known_or_too_few(family: 
         (STABLELM, {"qk_layernorm": True}, UnsupportedModel, "'qk_layernorm' is true"),
         (STABLELM, {"use_parallel_residual": True}, UnsupportedModel, "'use_parallel_residual' is true"),
         (STABLELM, {"rotary_scaling_factor": 2.0}, UnsupportedModel, "unknown key 'rotary_scaling_factor'"),
+        (GRANITE_4, {"position_embedding_type": "alibi"}, UnsupportedModel, "'position_embedding_type' is 'alibi'"),
+        (GRANITE_4, {"shared_intermediate_size": 0}, CheckpointError, "'shared_intermediate_size' is 0"),
         (ERNIE, {"use_bias": "no"}, CheckpointError, "'use_bias' is 'no'"),
     ],
 )

@@ -36,6 +36,24 @@ def test_values_of_the_right_type_are_returned_unchanged() -> None:
     config.finish()
 
 
+def test_errors_name_the_keys_of_the_file_where_a_reader_has_renamed_them() -> None:
+    names = {"width": "experts_width", "shared_width": "width", "old_layers": "layers", "absent": "heads"}
+    config = ConfigReader({"width": 3, "shared_width": 0, "layers": -1}).renamed(names)
+    assert config.integer("experts_width") == 3
+    for key, message in (
+        ("width", "'shared_width' is 0"),
+        ("layers", "'layers' is -1"),
+        ("heads", "'absent' is missing"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            config.integer(key)
+    with pytest.raises(UnsupportedModel, match="'shared_width' is 0, which is not supported; supported: 4"):
+        config.expect("width", 4)
+    error = config.contradiction("width", "'layers' is -1, and 'width' is 0")
+    assert "'layers' is -1, and 'shared_width' is 0" in error.message
+    assert error.details["key"] == "shared_width"
+
+
 def test_defaults_replace_only_absent_keys() -> None:
     config = ConfigReader({"size": None})
     assert config.integer("absent", default=4) == 4
