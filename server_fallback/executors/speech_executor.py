@@ -23,8 +23,8 @@ from ..text.output import Output
 from .executor import Abilities, Call, ExecutorState
 from .text_model import TextModel
 
-# Of one sound. A small file may hold far more silence than memory does.
-MAX_SECONDS = 3 * 3600
+# Of one sound. A small file may hold far more silence than memory does: an hour takes 0.7 GB.
+MAX_SECONDS = 3600
 NOT_TEXT = "this model transcribes sound; send a file to /v1/audio/transcriptions, or use another model"
 
 
