@@ -6,6 +6,7 @@ import base64
 import io
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,50 +60,22 @@ WORKER = 'import { serveEngine } from "./worker.js"; serveEngine(self);'
 TIMEOUT_MS = 180_000
 
 
+Expected = list[tuple[list[int], list[int]]]
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("smolvlm") / "checkpoint"
-    make_vision("smolvlm", folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return checkpoint_of("smolvlm", tmp_path_factory.mktemp("smolvlm"))
 
 
 @pytest.fixture(scope="module")
 def bundle(checkpoint: Path) -> Bundle:
-    output = checkpoint.parent / "bundle"
-    options = CompileOptions(target="webgpu", quantization="f32", context=256, activations=("float32",))
-    with one_compilation():
-        compile_model(str(checkpoint), output, options)
-    lighten(output, self_test=True)
-    return open_bundle(output)
+    return bundle_of(checkpoint)
 
 
 @pytest.fixture(scope="module")
-def expected(bundle: Bundle, checkpoint: Path) -> list[tuple[list[int], list[int]]]:
-    """For each question, the prompt's tokens and those that transformers generates greedily."""
-    import torch
-    from transformers import SmolVLMForConditionalGeneration
-
-    spec = bundle.manifest.images
-    assert spec is not None
-    model = SmolVLMForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    tokenizer = Tokenizer(TokenizerFiles.at(checkpoint / "tokenizer.json"))
-    found = []
-    for name, text in QUESTIONS:
-        image = prepare_image(spec, np.ascontiguousarray(PICTURES[name]))
-        prompt = tokenizer.encode(f"user: {image.text}{text}\nassistant:", False, split_special_tokens=False)
-        ids = torch.tensor([prompt])
-        with torch.no_grad():
-            answer = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                **pixels_of(spec, [image], tiles=False),
-                max_new_tokens=MAX_TOKENS,
-                do_sample=False,
-            )
-        found.append((prompt, answer[0, len(prompt) :].tolist()))
-    assert len({tuple(answer) for _, answer in found}) == len(QUESTIONS)
-    return found
+def expected(bundle: Bundle, checkpoint: Path) -> Expected:
+    return generated(bundle, checkpoint, "SmolVLM")
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +85,57 @@ def page(
     chromium: str,  # noqa: ARG001
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Page]:
-    site = tmp_path_factory.mktemp("site")
+    with page_with(browser, bundle, tmp_path_factory.mktemp("site")) as opened:
+        yield opened
+
+
+def checkpoint_of(family: str, folder: Path) -> Path:
+    checkpoint = folder / "checkpoint"
+    make_vision(family, checkpoint)
+    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
+    return checkpoint
+
+
+def bundle_of(checkpoint: Path) -> Bundle:
+    output = checkpoint.parent / "bundle"
+    options = CompileOptions(target="webgpu", quantization="f32", context=256, activations=("float32",))
+    with one_compilation():
+        compile_model(str(checkpoint), output, options)
+    lighten(output, self_test=True)
+    return open_bundle(output)
+
+
+def generated(bundle: Bundle, checkpoint: Path, name: str) -> Expected:
+    """For each question, the prompt's tokens and those that transformers generates greedily."""
+    import torch
+    import transformers
+
+    spec = bundle.manifest.images
+    assert spec is not None
+    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    model = kind.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    tokenizer = Tokenizer(TokenizerFiles.at(checkpoint / "tokenizer.json"))
+    found = []
+    for picture, text in QUESTIONS:
+        image = prepare_image(spec, np.ascontiguousarray(PICTURES[picture]))
+        prompt = tokenizer.encode(f"user: {image.text}{text}\nassistant:", False, split_special_tokens=False)
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            answer = model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                **pixels_of(spec, [image], tiles=name.startswith("Lfm2")),
+                max_new_tokens=MAX_TOKENS,
+                do_sample=False,
+            )
+        found.append((prompt, answer[0, len(prompt) :].tolist()))
+    assert len({tuple(answer) for _, answer in found}) == len(QUESTIONS)
+    return found
+
+
+@contextmanager
+def page_with(browser: Browser, bundle: Bundle, site: Path) -> Iterator[Page]:
+    """A page with an engine that has loaded a bundle."""
     for script in ("nearfar.js", "client.js", "worker.js", "images.js", "language-model.js"):
         shutil.copy(PAGE.parent / script, site)
     for name, text in {"index.html": HTML, "start.js": START, "engine_worker.js": WORKER}.items():
@@ -140,9 +163,7 @@ def data_url(name: str) -> str:
     return f"data:image/png;base64,{base64.b64encode(png_of(PICTURES[name])).decode()}"
 
 
-def test_answers_are_those_of_transformers_and_a_tower_computes_a_picture_once(
-    page: Page, expected: list[tuple[list[int], list[int]]]
-) -> None:
+def answers_of(page: Page) -> list[dict[str, Any]]:
     asked = [[data_url(name), text] for name, text in QUESTIONS]
     found: list[dict[str, Any]] = page.evaluate(
         """async (asked) => {
@@ -152,18 +173,36 @@ def test_answers_are_those_of_transformers_and_a_tower_computes_a_picture_once(
         }""",
         asked,
     )
+    return found
+
+
+def require_seen_once(page: Page, found: list[dict[str, Any]], expected: Expected) -> None:
     assert [(each["prompt"], each["ids"]) for each in found] == expected
     # The second question continues after the picture.
     assert found[0]["cached"] == found[2]["cached"] == 0
     assert found[1]["cached"] >= 16
-    counts = page.evaluate("() => [engine.info.images, engine.info.selfTest.state, engine.counts.pictures]")
-    assert counts[:2] == [True, "passed"]
-    assert (counts[2]["queries"], counts[2]["hits"]) == (3, 1)
+    sees, test, counts = page.evaluate("() => [engine.info.images, engine.info.selfTest.state, engine.counts.pictures]")
+    assert (sees, test, counts["queries"], counts["hits"]) == (True, "passed", 3, 1)
 
 
-def test_pictures_that_a_page_has_are_the_same_as_their_addresses(
-    page: Page, expected: list[tuple[list[int], list[int]]]
+def test_answers_are_those_of_transformers_and_a_tower_computes_a_picture_once(page: Page, expected: Expected) -> None:
+    require_seen_once(page, answers_of(page), expected)
+
+
+@pytest.mark.exhaustive
+def test_a_model_with_states_and_tiles_of_many_sizes_answers_as_transformers(
+    browser: Browser,
+    chromium: str,  # noqa: ARG001
+    tmp_path: Path,
 ) -> None:
+    checkpoint = checkpoint_of("lfm2_vl", tmp_path)
+    bundle = bundle_of(checkpoint)
+    (tmp_path / "site").mkdir()
+    with page_with(browser, bundle, tmp_path / "site") as page:
+        require_seen_once(page, answers_of(page), generated(bundle, checkpoint, "Lfm2Vl"))
+
+
+def test_pictures_that_a_page_has_are_the_same_as_their_addresses(page: Page, expected: Expected) -> None:
     found: list[dict[str, Any]] = page.evaluate("""async () => {
         const blob = await (await fetch("./dog.png")).blob();
         const image = async (image) => ask(engine, { type: "image", image: await image }, "what?");
@@ -180,7 +219,7 @@ def test_pictures_that_a_page_has_are_the_same_as_their_addresses(
     assert [each["ids"] for each in found] == [expected[2][1]] * 7
 
 
-def test_an_engine_in_a_worker_answers_about_pictures(page: Page, expected: list[tuple[list[int], list[int]]]) -> None:
+def test_an_engine_in_a_worker_answers_about_pictures(page: Page, expected: Expected) -> None:
     found: list[dict[str, Any]] = page.evaluate("""async () => {
         const worker = new Worker("./engine_worker.js", { type: "module" });
         const remote = await connectEngine(worker, "./bundle/");
@@ -203,7 +242,7 @@ def test_an_engine_in_a_worker_answers_about_pictures(page: Page, expected: list
     assert [each["ids"] for each in found] == [expected[index][1] for index in (0, 1, 0, 2)]
 
 
-def test_a_saved_session_keeps_its_pictures(page: Page, expected: list[tuple[list[int], list[int]]]) -> None:
+def test_a_saved_session_keeps_its_pictures(page: Page, expected: Expected) -> None:
     found: dict[str, Any] = page.evaluate("""async () => {
         const say = async (session, content) => {
             const found = { ids: [] };

@@ -32,11 +32,8 @@ function userContent(parts: readonly UserPart[]): string | ChatCompletionContent
   return converted.every((part) => "text" in part) ? converted.map(({ text }) => text).join("") : converted;
 }
 
-/** Only the server of a Hybrid may support images; an engine rejects them. */
-function filePart({
-  data,
-  mediaType,
-}: FilePart): ChatCompletionContentPart & { readonly image_url?: { readonly url: string } } {
+/** An engine whose model reads text only rejects images. */
+function filePart({ data, mediaType }: FilePart): ChatCompletionContentPart {
   if (data.type === "text") return { type: "text", text: data.text };
   if (mediaType !== "image" && !mediaType.startsWith("image/")) throw unsupported(`a file of type '${mediaType}'`);
   if (data.type === "url") return { type: "image_url", image_url: { url: data.url.href } };

@@ -235,7 +235,9 @@ function contentOf({ content }: BaseMessage): string | readonly ChatCompletionCo
   if (typeof content === "string") return content;
   const parts = content.flatMap((part): ChatCompletionContentPart[] => {
     if (part.type === "text") return [{ type: "text", text: String(part.text) }];
-    if (part.type === "image_url") return [part];
+    // LangChain also has the address alone.
+    if (part.type === "image_url")
+      return [typeof part.image_url === "string" ? { type: part.type, image_url: { url: part.image_url } } : part];
     if (part.type === "reasoning" || part.type === "tool_call" || part.type === "tool_use") return [];
     throw new RequestError(`A message's part of type '${part.type}' is not supported; supported: text, image_url`, {
       param: "messages",

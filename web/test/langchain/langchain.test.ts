@@ -175,3 +175,22 @@ test("a hybrid works as an engine, and the answer contains its route", async () 
   const near = await gathered(await model.stream("hi", { params: { pin: "near" } }));
   expect([near.text, near.response_metadata.route]).toMatchObject(["near by", { side: "near" }]);
 });
+
+test("images reach the engine, also those that are an address alone", async () => {
+  const received: unknown[] = [];
+  const create = vi.fn((params: unknown) => {
+    received.push(params);
+    return Promise.reject(new RequestError("seen"));
+  });
+  const model = new ChatNearfar({ engine: { chat: { completions: { create: create as never } } } });
+  const content = [
+    { type: "image_url", image_url: "data:,cat" },
+    { type: "image_url", image_url: { url: "data:,dog" } },
+    { type: "text", text: "who?" },
+  ];
+  await expect(model.invoke([new HumanMessage({ content })])).rejects.toThrow("seen");
+  const url = (address: string) => ({ type: "image_url", image_url: { url: address } });
+  expect(received[0]).toMatchObject({
+    messages: [{ role: "user", content: [url("data:,cat"), url("data:,dog"), { type: "text", text: "who?" }] }],
+  });
+});
