@@ -1,7 +1,7 @@
 // Chats about pictures: the whole package on a device, with the letters that see. Browsers decode files; here, messages
 // have pixels.
 
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 
 import type { ChatCompletionContentPart } from "../../src/api/types.js";
 import type { RawPixels } from "../../src/images/index.js";
@@ -113,6 +113,14 @@ test("the bytes of an address of data: are read without fetching it", async () =
   expect(await refused("data:image/svg+xml,%3Csvg%3E%3C/svg%3E")).toMatch(/p: the picture is an SVG/);
   expect(await refused("data:image/png;base64,%%%")).toMatch(/p: the data: address of the picture cannot be read/);
   expect(await refused("data:image/png")).toMatch(/it has no comma/);
+});
+
+withEngine("a script that cannot import images.js passes it", async () => {
+  const open = vi.fn(images.open);
+  const passed = { ...images, open, testPatches: vi.fn(images.testPatches) };
+  const engine = await Engine.load(memorySource(seeingBundle().files), { gpu, images: passed });
+  expect([open.mock.calls.length, passed.testPatches.mock.calls.length]).toEqual([1, 1]);
+  engine.destroy();
 });
 
 withEngine("tokens of a picture are counted without computing it", async () => {

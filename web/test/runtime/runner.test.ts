@@ -248,6 +248,9 @@ withRunner("a lost device resolves `lost`, and rejects batches in flight and lat
 withRunner("features of a picture's patches replace the embeddings of the rows that a batch names", async () => {
   const seeing = await newRunner(seeingBundle().files);
   expect(seeing.limits.patches).toBe(16);
+  // Rows of features, as many as a batch may place.
+  const [own, blind] = [seeing, runner].map(({ manifest }) => planMemory(manifest, "float32").workingBytes);
+  expect((own ?? 0) - (blind ?? 0)).toBe(64 * 8 * 4);
   // Two blocks of four patches: the bytes of the first sum up to 8 + 3, those of the second to 16 + 6.
   const bytes = [1, 2, 0, 0, 0, 5, 0, 0, 0, 3, 0, 0, 0, 7, 7, 0, 0, 1, 0, 0, 0, 7, 0, 0];
   const tile = {
