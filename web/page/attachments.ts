@@ -4,7 +4,7 @@
 import type { ChatCompletionContentPart } from "../src/api/types.js";
 import { takeFiles } from "./dropped_files.js";
 import { element, make } from "./elements.js";
-import { formatBytes } from "./format.js";
+import { formatBytes } from "../src/format_bytes.js";
 import { decodeText, notText, unreadableKind } from "./text_encoding.js";
 
 export interface Attachment {

@@ -3,7 +3,8 @@
 import type { Agreement } from "./agreement.js";
 import { median } from "./count_calls.js";
 import { factList, make } from "./elements.js";
-import { formatBytes, formatCount, formatMs, formatParameters, formatSpeed } from "./format.js";
+import { formatBytes } from "../src/format_bytes.js";
+import { formatCount, formatMs, formatParameters, formatSpeed } from "./format.js";
 import { memoryBar } from "./model_card.js";
 import { plotDecode } from "./plot.js";
 import type { BenchResult, LoadTimes } from "./run_bench.js";

@@ -3,7 +3,7 @@
 
 import { NearfarError, StorageError } from "../src/index.js";
 import { make } from "./elements.js";
-import { formatBytes } from "./format.js";
+import { formatBytes } from "../src/format_bytes.js";
 
 /** The kind of an error, for a heading. */
 export function errorKind(error: unknown): string {

@@ -8,7 +8,8 @@ import { agreeToFar, agrees } from "./consent.js";
 import type { FarAddress } from "./far_address.js";
 import { urlOf } from "./far_address.js";
 import { policyAddress } from "./policy.js";
-import { formatBytes, formatCount } from "./format.js";
+import { formatBytes } from "../src/format_bytes.js";
+import { formatCount } from "./format.js";
 import type { Sent } from "./network.js";
 
 export class FarForm {

@@ -1,12 +1,5 @@
 // Formats numbers for display.
 
-/** 512 -> "512 B", 1234567 -> "1.2 MB". */
-export function formatBytes(bytes: number): string {
-  if (bytes < 1e3) return `${bytes} B`;
-  if (bytes < 1e5) return `${(bytes / 1e3).toFixed(1)} kB`;
-  return bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(2)} GB`;
-}
-
 /** 8.25 -> "8.3 ms", 1415 -> "1.42 s". */
 export function formatMs(ms: number): string {
   if (ms < 9.95) return `${ms.toFixed(1)} ms`;

@@ -3,7 +3,8 @@
 import type { BundleFacts } from "./bundle_facts.js";
 import { element, fill } from "./elements.js";
 import { errorKind, explain } from "./explain.js";
-import { formatBytes, formatParameters } from "./format.js";
+import { formatBytes } from "../src/format_bytes.js";
+import { formatParameters } from "./format.js";
 import type { LoadProgress } from "./model.js";
 import { loadState } from "./load_words.js";
 import type { StoredModels } from "./stored_models.js";

@@ -1,6 +1,6 @@
 // Describes the step of a load and its progress. A complete download may still wait for its kernels.
 
-import { formatBytes } from "./format.js";
+import { formatBytes } from "../src/format_bytes.js";
 import type { LoadProgress } from "./model.js";
 import { PHASES } from "./model.js";
 

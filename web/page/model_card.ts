@@ -2,7 +2,8 @@
 
 import type { BundleFacts } from "./bundle_facts.js";
 import { factList, make } from "./elements.js";
-import { formatBytes, formatCount, formatDispatches, formatParameters } from "./format.js";
+import { formatBytes } from "../src/format_bytes.js";
+import { formatCount, formatDispatches, formatParameters } from "./format.js";
 import type { EngineInfo, SelfTestInfo } from "./model.js";
 import type { Near } from "./near_notice.js";
 

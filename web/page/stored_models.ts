@@ -3,7 +3,7 @@
 import type { StoredBundle } from "../src/index.js";
 import { StorageError, cache } from "../src/index.js";
 import { element, make } from "./elements.js";
-import { formatBytes } from "./format.js";
+import { formatBytes } from "../src/format_bytes.js";
 
 const HELP = "They load without a network. Delete one to free storage; it is downloaded again when you open it.";
 const NONE = "This browser stores no models of this page.";

@@ -4,7 +4,7 @@ import { RequestError } from "../../src/errors.js";
 import type { Document, DocumentFormat, NewDocument } from "../../src/retrieval/index.js";
 import { readDocument } from "../../src/retrieval/index.js";
 import { WORD_NAME } from "../../src/shared/file_kinds.js";
-import { formatBytes } from "../format.js";
+import { formatBytes } from "../../src/format_bytes.js";
 import { decodeText, notText, unreadableKind } from "../text_encoding.js";
 import { MOST_CHARACTERS, MOST_FILE_BYTES, tooLong } from "./bounds.js";
 import { pagesDocument } from "./pdf_text.js";

@@ -1,7 +1,7 @@
 // The text of a Word document (.docx), a zip archive of XML. The page loads this with the first one.
 
 import { RequestError } from "../../src/errors.js";
-import { formatBytes } from "../format.js";
+import { formatBytes } from "../../src/format_bytes.js";
 import { docxHtml, headingLevels } from "./docx_html.js";
 import { readXml } from "./xml.js";
 import { ZipArchive } from "./zip_archive.js";

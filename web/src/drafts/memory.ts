@@ -1,6 +1,7 @@
 // Divides a memory budget between a model and its draft: both have room for equally long sequences.
 
 import { DeviceError } from "../errors.js";
+import { formatBytes } from "../format_bytes.js";
 import type { Manifest } from "../runtime/manifest.js";
 import type { MemoryOptions, MemoryPlan } from "../runtime/memory_plan.js";
 
@@ -75,13 +76,9 @@ function requireRoom(planned: () => MemoryPlan, draftBytes: number, budget: numb
     const needed = error instanceof DeviceError && "budget" in error.details ? Number(error.details.needed) : null;
     if (needed === null) throw error;
     throw new DeviceError(
-      `The model and its draft take at least ${megabytes(needed + draftBytes)} MB on the device, ` +
-        `the budget is ${megabytes(budget)} MB; raise it, or leave out the draft`,
+      `The model and its draft take at least ${formatBytes(needed + draftBytes)} on the device, ` +
+        `the budget is ${formatBytes(budget)}; raise it, or leave out the draft`,
       { needed: needed + draftBytes, budget },
     );
   }
-}
-
-function megabytes(bytes: number): string {
-  return (bytes / 1e6).toFixed(0);
 }

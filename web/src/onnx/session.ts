@@ -1,6 +1,7 @@
 // Opens a session of ONNX Runtime with a bundle's graph and weights, or throws an error that states the reason.
 
 import { BundleError, DeviceError, RequestError, messageOf } from "../errors.js";
+import { formatBytes } from "../format_bytes.js";
 import { unlessAborted } from "../runtime/abort.js";
 import type { Bundle } from "../runtime/bundle.js";
 import { ONNX_FOLDER, filesToLoad } from "../runtime/bundle.js";
@@ -68,8 +69,8 @@ export async function openSession(
   const size = entries.reduce((sum, entry) => sum + entry.size, 0);
   if ("web" in ort.env.versions && size > WASM_BYTES) {
     throw new DeviceError(
-      `${manifest.model}: has ${megabytes(size)} MB of weights, ` +
-        `and WebAssembly's memory holds ${megabytes(WASM_BYTES)} MB; use WebGPU, or a smaller model`,
+      `${manifest.model}: has ${formatBytes(size)} of weights, ` +
+        `and WebAssembly's memory holds ${formatBytes(WASM_BYTES)}; use WebGPU, or a smaller model`,
       { size },
     );
   }
@@ -110,7 +111,7 @@ export function sessionError({ model }: ExportManifest, size: number, error: unk
   const isMemory =
     typeof error === "number" || /bad_alloc|out of memory|allocation failed|failed to allocate/i.test(message);
   const advice = isMemory
-    ? `there is not enough memory for the model's ${megabytes(size)} MB: ` +
+    ? `there is not enough memory for the model's ${formatBytes(size)}: ` +
       "close other pages or apps, or use a smaller model"
     : "use the ONNX Runtime of this package's release";
   return new DeviceError(
@@ -125,8 +126,4 @@ function addressOf(runtime: string | URL): string {
     runtime,
     typeof document === "undefined" ? (typeof location === "undefined" ? undefined : location.href) : document.baseURI,
   ).href;
-}
-
-function megabytes(bytes: number): string {
-  return (bytes / 1e6).toFixed(0);
 }

@@ -1,6 +1,7 @@
 // The memory plan of an ONNX bundle, computed from its manifest.
 
 import { DeviceError } from "../errors.js";
+import { formatBytes } from "../format_bytes.js";
 import { filesToLoad } from "./bundle.js";
 import type { ExportManifest } from "./manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./memory_plan.js";
@@ -27,7 +28,7 @@ export function planExport(
   if (context < 1) {
     const needed = weightBytes + workingBytes + tokenBytes;
     throw new DeviceError(
-      `The model takes at least ${megabytes(needed)} MB, the budget is ${megabytes(memoryBudget)} MB; ` +
+      `The model takes at least ${formatBytes(needed)}, the budget is ${formatBytes(memoryBudget)}; ` +
         "raise it, or use a smaller model",
       {
         needed,
@@ -56,8 +57,4 @@ export function planExport(
 /** The bytes of the keys and values of one token in all layers. */
 export function keyValueBytesPerToken({ spec, activation }: ExportManifest): number {
   return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * (activation === "float32" ? 4 : 2);
-}
-
-function megabytes(bytes: number): string {
-  return (bytes / 1e6).toFixed(0);
 }

@@ -1,6 +1,7 @@
 // The memory plan: the memory that a bundle needs on the device, computed from its manifest before the download.
 
 import { DeviceError } from "../errors.js";
+import { formatBytes } from "../format_bytes.js";
 import { paddedSize } from "./allocator.js";
 import type { Dims } from "./expr.js";
 import type { Mixture } from "./expert_layers.js";
@@ -78,8 +79,8 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
   if (fitting < (options.pages ?? 1)) {
     const needed = weightBytes + workingBytes + least;
     throw new DeviceError(
-      `The model takes at least ${megabytes(needed)} MB on the device, ` +
-        `the budget is ${megabytes(memoryBudget)} MB; raise it, or use a smaller model`,
+      `The model takes at least ${formatBytes(needed)} on the device, ` +
+        `the budget is ${formatBytes(memoryBudget)}; raise it, or use a smaller model`,
       { needed, budget: memoryBudget },
     );
   }
@@ -118,7 +119,7 @@ function expertsWithin(
   if (held < chosen && expertMemory !== undefined)
     throw new DeviceError(
       `A token chooses ${chosen} of ${number} experts in each layer, which take ` +
-        `${megabytes(chosen * expertBytes)} MB, expertMemory is ${megabytes(expertMemory)} MB; raise it`,
+        `${formatBytes(chosen * expertBytes)}, expertMemory is ${formatBytes(expertMemory)}; raise it`,
       { needed: chosen * expertBytes, expertMemory },
     );
   return Math.max(held, chosen);
@@ -152,8 +153,4 @@ function working(manifest: Manifest, activation: ActivationDtype, dims: Dims): n
     paddedSize(shape.reduce((product, size) => product * size, 4)),
   );
   return [...arrays, ...tables].reduce((sum, size) => sum + size, 0);
-}
-
-function megabytes(bytes: number): string {
-  return (bytes / 1e6).toFixed(0);
 }

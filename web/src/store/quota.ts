@@ -5,6 +5,7 @@
 // few milliseconds.
 
 import { StorageError } from "../errors.js";
+import { formatBytes } from "../format_bytes.js";
 import type { Folder } from "./opfs.js";
 
 // Halvings between 0 and the required size: the available space is known to a thousandth of it.
@@ -39,8 +40,8 @@ export async function hasRoom(folder: Folder, bytes: number): Promise<boolean> {
 export async function noRoom(folder: Folder, neededBytes: number, options?: ErrorOptions): Promise<StorageError> {
   const availableBytes = await roomBelow(folder, neededBytes);
   const message =
-    `The bundle needs ${megabytes(neededBytes)} more of this browser's storage, ` +
-    `and ${megabytes(availableBytes)} are available; ` +
+    `The bundle needs ${formatBytes(neededBytes)} more of this browser's storage, ` +
+    `and ${formatBytes(availableBytes)} are available; ` +
     "free space on this device, delete a stored bundle (cache.list, cache.delete), or load with store: false";
   return new StorageError(message, { neededBytes, availableBytes }, options);
 }
@@ -67,8 +68,4 @@ async function roomBelow(folder: Folder, bytes: number): Promise<number> {
 
 function isQuotaError(error: unknown): boolean {
   return error instanceof DOMException && error.name === "QuotaExceededError";
-}
-
-function megabytes(bytes: number): string {
-  return `${(bytes / 1e6).toFixed(1)} MB`;
 }

@@ -2,6 +2,7 @@
 
 import { Engine } from "../engine.js";
 import { RequestError } from "../errors.js";
+import { formatBytes } from "../format_bytes.js";
 import type { LoadOptions, LoadProgress } from "../load.js";
 import { findAdapter } from "../runtime/device.js";
 import type { ChatOptions, MLCEngineConfig, ModelRecord } from "./config.js";
@@ -178,8 +179,7 @@ function described({
   totalKernels,
   selfTestRuns,
 }: LoadProgress): [progress: number, text: string] {
-  const megabytes = (bytes: number): string => (bytes / 1e6).toFixed(1);
-  const weights = `Loading weights: ${megabytes(loadedBytes)} of ${megabytes(totalBytes)} MB`;
+  const weights = `Loading weights: ${formatBytes(loadedBytes)} of ${formatBytes(totalBytes)}`;
   const kernels = `compiling kernels: ${compiledKernels} of ${totalKernels}`;
   const test = selfTestRuns === undefined ? "" : `; self-test: run ${selfTestRuns + 1}`;
   return [totalBytes === 0 ? 0 : loadedBytes / totalBytes, `${weights}; ${kernels}${test}`];

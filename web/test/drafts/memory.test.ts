@@ -54,6 +54,6 @@ test("a budget that is too small for both is refused with the bytes that they ne
   const needed = plan(large, { pages: 1 }).totalBytes + plan(small, { pages: 1 }).totalBytes;
   expect(shareMemory(plan, large, small, { memoryBudget: needed }).plan.context).toBe(16);
   expect(() => shareMemory(plan, large, small, { memoryBudget: needed - 1 })).toThrow(
-    /The model and its draft take at least \d+ MB on the device, the budget is \d+ MB; raise it, or leave out the draft/,
+    /The model and its draft take at least [\d.]+ kB on the device, the budget is [\d.]+ kB; raise it, or leave out the draft/,
   );
 });

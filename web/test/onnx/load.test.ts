@@ -119,11 +119,11 @@ test("a graph for another device is refused, and so are weights that WebAssembly
   const recurrent = { ...manifest.spec, states: { ...states, norm: "none", norm_groups: 1 } as const };
   await expect(load({ spec: recurrent }, {})).rejects.toThrow("keep states, which this runner");
   const large = manifest.files.map((entry) => (entry.file.endsWith("_data") ? { ...entry, size: 5e9 } : entry));
-  await expect(load({ files: large }, { web: "1" })).rejects.toThrow("WebAssembly's memory holds 4295 MB");
+  await expect(load({ files: large }, { web: "1" })).rejects.toThrow("WebAssembly's memory holds 4.29 GB");
 });
 
 test.each([
-  [new Error("std::bad_alloc"), "there is not enough memory for the model's 0 MB"],
+  [new Error("std::bad_alloc"), "there is not enough memory for the model's 12 B"],
   // In WebAssembly, the address of an exception.
   [1234567, "there is not enough memory"],
   [new Error("no such operator"), "use the ONNX Runtime of this package's release"],
@@ -144,7 +144,7 @@ test("the memory plan is for the longest sequence, and a budget makes the sequen
     memoryBudget: whole.weightBytes + whole.workingBytes + whole.pageBytes / 2,
   });
   expect(small).toMatchObject({ pages: 1, context: manifest.context / 2, fits: false });
-  await expect(Engine.plan(onnxBundle, { memoryBudget: 10 })).rejects.toThrow("the budget is 0 MB");
+  await expect(Engine.plan(onnxBundle, { memoryBudget: 10 })).rejects.toThrow("the budget is 10 B");
 });
 
 test("a load that is aborted ends with its reason", async () => {

@@ -1,7 +1,8 @@
 import { expect, test } from "vitest";
 
 import { runsOnCpu } from "../../page/cpu_adapter.js";
-import { formatBytes, formatMs, formatParameters, formatSpeed, plural } from "../../page/format.js";
+import { formatBytes } from "../../src/format_bytes.js";
+import { formatMs, formatParameters, formatSpeed, plural } from "../../page/format.js";
 
 test("numbers are formatted for readers", () => {
   expect([0, 512, 4096, 278_100_000, 1_240_000_000].map(formatBytes)).toEqual([

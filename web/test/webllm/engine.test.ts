@@ -46,7 +46,7 @@ test("reload finds the model in the list, reports progress, and replaces the pre
   expect([loaded, destroyed]).toEqual([["/bundles/tiny/", "/other/"], ["/bundles/tiny/"]]);
   expect(reports.slice(0, 3).map(({ progress, text }) => [progress, text])).toEqual([
     [0, "Start to load tiny"],
-    [0.25, "Loading weights: 1.0 of 4.0 MB; compiling kernels: 1 of 2"],
+    [0.25, "Loading weights: 1.0 MB of 4.0 MB; compiling kernels: 1 of 2"],
     [1, "Finish loading tiny on a GPU"],
   ]);
   expect(reports.every(({ timeElapsed }) => timeElapsed >= 0 && timeElapsed < 10)).toBe(true);
