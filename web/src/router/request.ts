@@ -92,6 +92,15 @@ export function readRequest(raw: HybridParams): HybridRequest {
     throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
   const read = labelled.map(readLabels);
   const messages = asToolMessages(read.map(({ message }) => message));
+  const own = messages.findIndex(
+    ({ content }) =>
+      Array.isArray(content) && content.some((part: { readonly type?: unknown } | null) => part?.type === "image"),
+  );
+  if (own >= 0)
+    throw new RequestError(
+      `messages[${own}] has an image of the page, which a server cannot receive; pass an image_url with a data: address`,
+      { param: "messages" },
+    );
   const contents = messages.map(textOf);
   const { parts, texts } = requestTexts({ ...rest, messages }, contents);
   const properties = {

@@ -57,3 +57,12 @@ test("functions are sent as tools, and their names, schemas and calls are search
   expect(properties.tools).toBe(true);
   for (const text of ["weather", "secret 1", "secret 2"]) expect(properties.texts).toContain(text);
 });
+
+test("images of the page, which no server can receive, are refused", () => {
+  const content = [{ type: "image", image: new Blob([]) }];
+  const messages = [
+    { role: "system" as const, content: "brief" },
+    { role: "user" as const, content },
+  ];
+  expect(() => readRequest({ messages })).toThrow("messages[1] has an image of the page");
+});
