@@ -37,6 +37,7 @@ const laterFiles = (folder) => [
   outside("experts-outside", /\/experts\/index\.js$/, `${folder}/experts.js`),
   outside("adapters-outside", /\/adapters\/index\.js$/, `${folder}/adapters.js`),
   outside("drafts-outside", /\/drafts\/index\.js$/, `${folder}/drafts.js`),
+  outside("audio-outside", /\/audio\/index\.js$/, `${folder}/audio.js`),
   outside("images-outside", /\/images\/index\.js$/, `${folder}/images.js`),
 ];
 // A page that passes an engine to Hybrid does not need another one, and few use speculation or embeddings.
@@ -110,9 +111,9 @@ async function buildServiceWorker() {
     .sort();
   const hash = createHash("sha256");
   for (const file of files) hash.update(file).update(await readFile(`dist/page/${file}`));
-  // The grammar compiler, the ONNX runner and PDF.js are large and rarely used, the page loads no adapters and no drafts, and it does
-  // not show the licenses. The documents page needs PDF.js and the reader of Word documents.
-  const cached = files.filter((file) => !/^(?:adapters|drafts|grammar|onnx|read_pdf|read_docx)-|^LICENSES/.test(file));
+  // The grammar compiler, the ONNX runner and PDF.js are large and rarely used, the page loads no adapters, drafts and
+  // sound, and it does not show the licenses. The documents page needs PDF.js and the reader of Word documents.
+  const cached = files.filter((file) => !/^(?:adapters|audio|drafts|grammar|onnx|read_pdf|read_docx)-|^LICENSES/.test(file));
   const encodings = (await readdir("dist/page/pdf/cmaps")).filter((name) => name.endsWith(".bcmap")).sort();
   const documents = [
     ...files.filter((file) => /^read_(?:pdf|docx)-/.test(file)),

@@ -20,6 +20,7 @@ import { DeviceError, RequestError, messageOf } from "./errors.js";
 import type { ChatMessage, GenerateOptions, GenerationEvent, Prompt } from "./generation.js";
 import { generationEvents, tokenRequest } from "./generation.js";
 import type { PictureCounts } from "./images/feature_cache.js";
+import type { Transcribe } from "./audio/index.js";
 import type { PictureParts, Pictures } from "./images/pictures.js";
 import { Grammars } from "./grammar/grammars.js";
 import type { BundleAddress, Loaded, LoadOptions } from "./load.js";
@@ -64,6 +65,11 @@ export class Engine implements EngineWithSessions {
   readonly rerank: EngineApi["rerank"];
   readonly score: EngineApi["score"];
   readonly classify: EngineApi["classify"];
+  /**
+   * The transcript of sound by a model such as Whisper; with ``stream``, its segments as soon as they are known. Throws
+   * RequestError if the model transcribes none.
+   */
+  readonly transcribe: Transcribe;
   readonly #loaded: Loaded;
   readonly #tokens: TokenEngine;
   /** Null if the model generates text. */
@@ -106,7 +112,7 @@ export class Engine implements EngineWithSessions {
       {
         vocabSize,
         endTokenIds,
-        generates: opened === undefined,
+        generates: opened === undefined && manifest.speech === null,
         place: pictures && ((request) => pictures.place(request)),
       },
       () => this.#replaceRunner(),
@@ -139,6 +145,16 @@ export class Engine implements EngineWithSessions {
     this.rerank = this.#encoding("rerank");
     this.score = this.#encoding("score");
     this.classify = this.#encoding("classify");
+    this.transcribe =
+      loaded.audio?.open({
+        manifest,
+        tokenizer,
+        runner: () => this.#backend.runner,
+        replaceRunner: () => this.#replaceRunner(),
+        gate: this.#gate,
+      }) ??
+      ((): Promise<never> =>
+        Promise.reject(new RequestError("This model transcribes no sound; load one such as Whisper")));
   }
 
   /**

@@ -11,6 +11,7 @@ import type { Planner } from "./drafts/memory.js";
 import { DeviceError, RequestError, messageOf } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
 import type { ImagesModule } from "./images/index.js";
+import type { AudioModule } from "./audio/index.js";
 import { openOnnx, planOnnx } from "./onnx_backend.js";
 import type { OnnxOptions } from "./onnx/options.js";
 import { unlessAborted } from "./runtime/abort.js";
@@ -19,7 +20,7 @@ import { isExport } from "./runtime/any_manifest.js";
 import type { Bundle } from "./runtime/bundle.js";
 import { bundleId, filesToLoad } from "./runtime/bundle.js";
 import { chooseActivation, findAdapter, requireSecureContext } from "./runtime/device.js";
-import { importEncoders, importImages } from "./runtime/import_later.js";
+import { importAudio, importEncoders, importImages } from "./runtime/import_later.js";
 import { loadManifest } from "./runtime/load_manifest.js";
 import type { Manifest } from "./runtime/manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./runtime/memory_plan.js";
@@ -146,6 +147,8 @@ export interface Loaded {
   readonly encoders?: EncodersModule | null | undefined;
   /** Null for a model that sees no pictures. */
   readonly images?: ImagesModule | null | undefined;
+  /** Null for a model that transcribes no sound. */
+  readonly audio?: AudioModule | null | undefined;
   /** The size of the weights and the tokenizer. */
   readonly totalBytes: number;
   /**
@@ -257,6 +260,7 @@ async function loadCandidate(
   const { address, stored, manifest } = candidate;
   const images = seesPictures(manifest) ? (options.images ?? (await importImages())) : null;
   if (manifest.images !== null) images?.requireImages(manifest.images, manifest.spec.vocab_size);
+  const audio = manifest.speech === null || isExport(manifest) ? null : await importAudio();
   const loaded = await withDraft(manifest, options, signal, async (draft) => {
     if (checkFirst) await planManifest(manifest, draft, options);
     return loadFrom(candidate, draft, signal, options);
@@ -279,7 +283,7 @@ async function loadCandidate(
       await again?.close().catch(() => undefined);
     }
   };
-  return { ...loaded, grammar: options.grammar, encoders, images, reason, reopen };
+  return { ...loaded, grammar: options.grammar, encoders, images, audio, reason, reopen };
 }
 
 /**
@@ -321,7 +325,7 @@ async function withDraft<T>(
 ): Promise<T> {
   const { draft: address } = options;
   if (address === undefined) return use(undefined);
-  if (isExport(model) || model.embedding !== null || model.classifier !== null)
+  if (isExport(model) || model.embedding !== null || model.classifier !== null || model.speech !== null)
     throw new RequestError(`${model.model} cannot check drafts; leave out draft, or use a WebGPU bundle for text`, {
       param: "draft",
     });

@@ -1,7 +1,20 @@
-// Sound: from a file, a recording or samples to the frames that a model such as Whisper reads. This is a separate file,
-// audio.js, which runs in pages, workers and Node.
+// Sound: from a file, a recording or samples to the frames that a model such as Whisper reads, and its transcript. This
+// is a separate file, audio.js, which an engine imports with such a model; it runs in pages, workers and Node.
+
+import { hearing } from "./hearing.js";
+import type { Transcribe, TranscriberParts } from "./transcriber.js";
+import { Transcriber } from "./transcriber.js";
 
 export type { Frames } from "./log_mel.js";
 export { logMel } from "./log_mel.js";
 export type { RawSound, ReadOptions, SoundSource } from "./read_sound.js";
 export { MAX_SECONDS, SAMPLE_RATE, readSound } from "./read_sound.js";
+export type { Transcribe, TranscribeOptions, Transcript, TranscriptSegment } from "./transcriber.js";
+
+/** What an engine needs of this file. */
+export interface AudioModule {
+  readonly open: (parts: TranscriberParts) => Transcribe;
+  readonly hearing: typeof hearing;
+}
+
+export const audio: AudioModule = { open: (parts) => new Transcriber(parts).transcribe, hearing };

@@ -140,8 +140,8 @@ export class TokenEngine implements TokenSource {
     try {
       if (this.model.generates === false)
         throw new RequestError(
-          "This model makes embeddings or scores and generates no text; load one that generates text, or use " +
-            "embeddings.create, rerank, score or classify",
+          "This model generates no text; load one that does, or use embeddings.create, rerank, score, classify or " +
+            "transcribe",
         );
       checkRequest(request, this.model.vocabSize, this.#scheduler.config);
       images = this.model.place?.(request) ?? null;

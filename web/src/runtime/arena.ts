@@ -4,7 +4,7 @@
 import { BundleError, RequestError } from "../errors.js";
 import type { Allocator } from "./allocator.js";
 import type { Batch, BatchInputs, PatchBatch } from "./batch.js";
-import { emptyBatch, PATCH_INPUTS, SAMPLED_INPUTS, sampledRows } from "./batch.js";
+import { emptyBatch, MEDIA_INPUTS, SAMPLED_INPUTS, sampledRows } from "./batch.js";
 import type { Dims } from "./expr.js";
 import { elements, evaluate } from "./expr.js";
 import { BUFFER_USAGE } from "./gpu_flags.js";
@@ -19,7 +19,7 @@ export class Arena {
   readonly #buffer: GPUBuffer;
   readonly #inputs = new Map<keyof BatchInputs, GPUBufferBinding>();
   readonly #uniforms = new Map<string, GPUBufferBinding>();
-  /** The words to send: those of pictures, which are many, only with batches that have some. */
+  /** The words to send: those of pictures and sound, which are many, only with batches that have some. */
   #end = 0;
   readonly #least: number;
 
@@ -30,8 +30,8 @@ export class Arena {
     uniforms: ReadonlyMap<string, readonly Expr[]>,
     capacity: Dims,
   ) {
-    // -1 for other inputs, so those of pictures are last.
-    const place = (name: string): number => (PATCH_INPUTS as readonly string[]).indexOf(name);
+    // -1 for other inputs, so those of pictures and sound are last.
+    const place = (name: string): number => (MEDIA_INPUTS as readonly string[]).indexOf(name);
     const inputs = Object.entries(entries)
       .map(([name, entry]) => [inputName(name), elements(entry.shape, capacity)] as const)
       .sort(([left], [right]) => place(left) - place(right));
@@ -101,7 +101,7 @@ export class Arena {
 }
 
 function inputName(name: string): keyof BatchInputs {
-  const known = [...Object.keys(emptyBatch()), ...SAMPLED_INPUTS, ...PATCH_INPUTS];
+  const known = [...Object.keys(emptyBatch()), ...SAMPLED_INPUTS, ...MEDIA_INPUTS];
   if (!known.includes(name)) {
     throw new BundleError(
       `manifest.json: input ${name} is not known here; known: ${known.join(", ")}; use a newer @nearfar/web`,

@@ -19,6 +19,9 @@ import type { PagesByGroup } from "./page_groups.js";
  * states of a sequence's recurrent layers are read, and into which they are written. kept_rows (S,): for a model's own
  * heads, the slot of the row of the model's last layer that each token follows, or -1 - the slot of the heads' own row.
  * features (F, E) are those of pictures, and feature_rows (F,) the rows of the batch whose embeddings they replace.
+ * source_positions (S,): the last row of the sound that each token attends to; source_page_indptr (B + 1,) and
+ * source_page_ids (LS,): the pages that hold its keys and values. For the plan "audio", source_slots (S,): those for the
+ * keys and values of each row; frames (S, 4 * mel bins): what it reads.
  */
 export interface Batch {
   readonly token_ids: readonly number[];
@@ -39,6 +42,11 @@ export interface Batch {
   readonly kept_rows?: readonly number[];
   readonly features?: Float32Array;
   readonly feature_rows?: readonly number[];
+  readonly source_positions?: readonly number[];
+  readonly source_page_indptr?: readonly number[];
+  readonly source_page_ids?: readonly number[];
+  readonly source_slots?: readonly number[];
+  readonly frames?: Float32Array;
 }
 
 /**
@@ -73,8 +81,13 @@ export const SAMPLED_INPUTS = [
 
 export type BatchInputs = Batch & SampledRows & PatchBatch;
 
-/** The inputs that only pictures have. */
-export const PATCH_INPUTS = [
+/** The inputs that only sound and pictures have, those of many numbers last. */
+export const MEDIA_INPUTS = [
+  "source_positions",
+  "source_page_indptr",
+  "source_page_ids",
+  "source_slots",
+  "frames",
   "feature_rows",
   "features",
   "patch_starts",
@@ -99,8 +112,8 @@ export function sampledRows(batch: Batch): SampledRows {
   };
 }
 
-/** A batch that is being built, without what pictures add to it. */
-export type OpenBatch = { readonly [Name in keyof Omit<Batch, "features" | "feature_rows">]-?: number[] };
+/** A batch that is being built, without what pictures and sound add to it. */
+export type OpenBatch = { readonly [Name in keyof Omit<Batch, (typeof MEDIA_INPUTS)[number]>]-?: number[] };
 
 export function emptyBatch(): OpenBatch {
   return {
@@ -193,9 +206,13 @@ export function dimsOf(batch: Batch, capacity: Dims, alternatives: boolean): Dim
     S: batch.token_ids.length,
     B: batch.seq_starts.length - 1,
     R: rows,
-    T: batch.positions.reduce((longest, position) => Math.max(longest, position + 1), 0),
+    T: [...batch.positions, ...(batch.source_positions ?? [])].reduce(
+      (longest, position) => Math.max(longest, position + 1),
+      0,
+    ),
     L: batch.page_ids.length,
     LW: batch.window_page_ids?.length ?? 0,
+    LS: batch.source_page_ids?.length ?? 0,
     A: adjusted ? rows : 0,
     W: alternatives ? rows : 0,
     DR: drawn ? rows : 0,

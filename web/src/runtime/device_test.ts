@@ -7,7 +7,7 @@ import type { ImagesModule } from "../images/index.js";
 import type { Batch } from "./batch.js";
 import { variantName } from "./choices.js";
 import type { Front } from "./choices.js";
-import { importEncoders, importImages } from "./import_later.js";
+import { importAudio, importEncoders, importImages } from "./import_later.js";
 import type { Manifest } from "./manifest.js";
 import type { Runner } from "./runner.js";
 import { selfTest } from "./self_test.js";
@@ -46,7 +46,8 @@ export function deviceTest(manifest: Manifest, { encoders, images }: TestModules
     return {
       subject: manifest.vision_test === null ? "logits" : "logits, or features of pictures,",
       tolerances: prompt.tolerances,
-      run: async (runner, activation, front, watch, signal) => {
+      run: async (opened, activation, front, watch, signal) => {
+        const runner = manifest.speech === null ? opened : (await importAudio()).hearing(opened);
         const tower = await towerDeviation(runner, activation, images);
         const tested = {
           numPages: runner.limits.groups.map(({ pages }) => pages),
@@ -90,7 +91,7 @@ export function deviceTest(manifest: Manifest, { encoders, images }: TestModules
  * their test.
  */
 async function towerDeviation(
-  runner: Runner,
+  runner: Pick<Runner, "manifest" | "limits" | "features">,
   activation: ActivationDtype,
   given?: ImagesModule,
 ): Promise<(() => Promise<number>) | undefined> {
@@ -103,7 +104,7 @@ async function towerDeviation(
 }
 
 function optionsOf(
-  runner: Runner,
+  runner: Pick<Runner, "rows">,
   { tolerances }: Pick<DeviceTest, "tolerances">,
   activation: ActivationDtype,
   front: Front,

@@ -101,8 +101,11 @@ export function limitsOf(
   const isRecurrent = Object.values(planOf(manifest).states).some(({ shape }) => shape[0] === STATE_DIM);
   const isPaged = planOf(manifest).inputs.page_ids !== undefined;
   const maxSequences = sequences ?? (isPaged ? MAX_SEQUENCES : MAX_TEXTS);
-  const rows = maxSequences * (1 + draftTokens);
-  const tokens = Math.max(PREFILL_CHUNK, rows, isPaged ? 0 : Math.max(context, maxBatchTokens));
+  // The start of a transcript and the end of its prompt are sampled together.
+  const rows = Math.max(maxSequences * (1 + draftTokens), spec.audio === null ? 0 : 2);
+  // A window of sound is read at once.
+  const least = isPaged ? (spec.audio?.positions ?? 0) : Math.max(context, maxBatchTokens);
+  const tokens = Math.max(PREFILL_CHUNK, rows, least);
   const sizes = { context, pageSize, maxTokens: tokens };
   const groups = isPaged ? pageGroups(manifest, sizes, maxSequences, pages) : [];
   return {
@@ -129,7 +132,9 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
   const V = limits.patches ?? 0;
   // Each tile has at least one block, which becomes one feature.
   const I = V / (manifest.images?.block ?? 1) ** 2;
-  const T = manifest.context;
+  const heard = manifest.spec.audio?.positions ?? 0;
+  const T = Math.max(manifest.context, heard);
+  const PS = Math.ceil(heard / manifest.page_size);
   // A page that sequences share is listed for each of them.
   const L = Math.ceil(T / manifest.page_size) * B;
   const [P = 0, PW] = groups.map(({ pages }) => pages);
@@ -147,6 +152,8 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
     DR: R,
     M,
     Z,
+    PS,
+    LS: PS * B,
     PD,
     PH: PD,
     H: PD > 0 ? S : 0,

@@ -24,10 +24,13 @@ export function planOf({
   return plan;
 }
 
-/** `planOf`, the plan "draft" if the model's own heads guess tokens, and "vision" if the model sees pictures. */
+/**
+ * `planOf`, the plan "draft" if the model's own heads guess tokens, "vision" if the model sees pictures, and "audio" if it
+ * reads sound.
+ */
 export function plansOf(manifest: Pick<Manifest, "plans" | "embedding" | "classifier">): readonly PlanEntry[] {
-  const { draft, vision } = manifest.plans;
-  return [planOf(manifest), draft, vision].filter((plan) => plan !== undefined);
+  const { draft, vision, audio } = manifest.plans;
+  return [planOf(manifest), draft, vision, audio].filter((plan) => plan !== undefined);
 }
 
 /** What all these plans name together. A name is the same array in all of them. */

@@ -78,6 +78,8 @@ interface RunnerParts {
   readonly heads: Schedule | null;
   /** That of the tower, if the model sees pictures. */
   readonly vision: Schedule | null;
+  /** That of the encoder, if the model reads sound. */
+  readonly audio: Schedule | null;
   readonly results: Results;
   readonly buffers: ReadonlyMap<string, GPUBuffer>;
   readonly room: Room;
@@ -209,7 +211,7 @@ export class Runner {
       schedule.choose(choices);
       return schedule;
     };
-    const { draft, vision } = manifest.plans;
+    const { draft, vision, audio } = manifest.plans;
     const schedule = scheduleOf(planOf(manifest));
     const few = { S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0, V: 0, I: 0, F: 0 };
     const one = { ...capacity, ...few, H: capacity.PD ? 1 : 0 };
@@ -223,6 +225,7 @@ export class Runner {
       schedule,
       heads: draft ? scheduleOf(draft) : null,
       vision: vision ? scheduleOf(vision) : null,
+      audio: audio ? scheduleOf(audio) : null,
       results,
       buffers: memory.buffers,
       room,
@@ -270,7 +273,8 @@ export class Runner {
    * the promise resolves when the device is done.
    */
   async submit(batch: Batch, options: ResultOptions = {}): Promise<StepResult> {
-    const { alternatives = false, heads = false, onLogits } = options;
+    const { alternatives = false, onLogits } = options;
+    const heads = options.heads ? this.#parts.heads : null;
     const requested = this.#parts.results.ofStep(options);
     const rows = batch.sample_rows.length;
     let start = 0;
@@ -327,6 +331,16 @@ export class Runner {
     return new Float32Array(await this.#health.result(read()));
   }
 
+  /**
+   * Compute the keys and values of a window of sound, to which the sequences of later batches attend. Throws RequestError
+   * if the model reads none.
+   */
+  async listen(batch: Batch): Promise<void> {
+    const { audio } = this.#parts;
+    if (audio === null) throw new RequestError(`${this.manifest.model} reads no sound`);
+    await this.#run(batch, false, this.#steps, [], 0, undefined, audio);
+  }
+
   // The methods below are ordered with `submit`: their changes affect only the batches that are submitted later.
 
   /**
@@ -372,8 +386,8 @@ export class Runner {
 
   /** From the next batch on, select among `rows` by these choices. */
   choose(choices: Choices): void {
-    const { schedule, heads, vision } = this.#parts;
-    for (const each of [schedule, heads, vision]) each?.choose(choices);
+    const { schedule, heads, vision, audio } = this.#parts;
+    for (const each of [schedule, heads, vision, audio]) each?.choose(choices);
   }
 
   /**
@@ -406,12 +420,12 @@ export class Runner {
     results: readonly Result[],
     start?: number,
     end?: number,
-    byHeads = false,
+    plan: Schedule | null = null,
   ): Promise<ArrayBuffer> {
     const dims = this.#accept(batch, alternatives);
-    const { buffers, experts, files, open, heads } = this.#parts;
+    const { buffers, experts, files, open } = this.#parts;
     const { device } = open;
-    const schedule = byHeads && heads !== null ? heads : this.#parts.schedule;
+    const schedule = plan ?? this.#parts.schedule;
     // Without files, the batch is submitted before this returns.
     let send: Send | null = null;
     if (files.size > 0) send = await gather(this.manifest, schedule.plan, files, batch.token_ids);
@@ -420,7 +434,7 @@ export class Runner {
     const encoder = device.createCommandEncoder();
     const dispatches = schedule.dispatches(dims, start, end);
     this.#put(batch, dispatches, dims, schedule);
-    if (experts === null || byHeads) encodePass(encoder, dispatches);
+    if (experts === null || plan !== null) encodePass(encoder, dispatches);
     else await this.#health.result(experts.run(schedule, dims, start, end));
     const pieces = results.map((result): Piece => ({
       source: this.#buffer(result),
@@ -460,13 +474,14 @@ export class Runner {
 
   /** Let the plan's buffers grow for a batch. If the device lacks memory, the batch's result is the error. */
   #makeRoom({ S = 0 }: Dims): void {
-    const { allocator, open, room, schedule, heads, vision } = this.#parts;
+    const { allocator, open, room, schedule, heads, vision, audio } = this.#parts;
     if (room.suffices(S)) return;
     open.device.pushErrorScope("out-of-memory");
     room.grow(S);
     schedule.bind();
     heads?.bind();
     vision?.bind();
+    audio?.bind();
     requireMemory(open.device, allocator.bytes).catch((error: unknown) => {
       this.#health.fail(error instanceof DeviceError ? error : new DeviceError(messageOf(error)));
     });

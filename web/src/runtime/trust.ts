@@ -127,7 +127,8 @@ export async function openTrusted(
       const device = { activation, adapterEntry: adapterEntry(adapter.info) };
       return (await rememberedTuning(note(`tuning ${activation}`), device)) ?? shippedTuning(manifest.tuning, device);
     };
-    const mayTune = options.tuning ?? !adapter.info.isFallbackAdapter;
+    // Tuning has no sound to which the batches that it times could attend.
+    const mayTune = manifest.speech === null && (options.tuning ?? !adapter.info.isFallbackAdapter);
     const noted = trustsNotes ? asRemembered(await note("self-test").read(), manifest) : null;
     // Tuning would choose among untested variants.
     const remembered =

@@ -28,6 +28,7 @@ test("dims contain the numbers of tokens, sequences, sampled rows and listed pag
     T: 31,
     L: 3,
     LW: 0,
+    LS: 0,
     A: 0,
     W: 0,
     DR: 0,

@@ -1,0 +1,332 @@
+// Transcribes sound: window after window, each with its text at the first temperature that gives a good one.
+// `compiler/runtime/audio/transcribe.py` does the same; what both decide is in src/shared/transcription.
+
+import type { Checks } from "../api/params.js";
+import { readParams, signal } from "../api/params.js";
+import type { Gate } from "../engine/gate.js";
+import { drawAt } from "../engine/resolved_sampling.js";
+import { BundleError, DeviceError, RequestError } from "../errors.js";
+import type { Manifest } from "../runtime/manifest.js";
+import type { Runner } from "../runtime/runner.js";
+import { addTokens, emptyBatch, settingsRow } from "../runtime/batch.js";
+import { nextTokens } from "../shared/transcription/next_tokens.js";
+import type { SpeechModel, TranscriptionTask } from "../shared/transcription/speech.js";
+import { checkTask, transcriptionPrompt } from "../shared/transcription/speech.js";
+import { TEMPERATURES, THRESHOLDS, cutWindow, judgeText } from "../shared/transcription/windows.js";
+import type { Tokenizer } from "../text/tokenizer.js";
+import { attending, windowBatch } from "./hearing.js";
+import type { Frames } from "./log_mel.js";
+import { HOP, logMel } from "./log_mel.js";
+import type { SoundSource } from "./read_sound.js";
+import { MAX_SECONDS, SAMPLE_RATE, readSound } from "./read_sound.js";
+import { allowed, choose, compressionRatio, logprobOf } from "./scores.js";
+
+export interface TranscribeOptions {
+  /** Yield segments as soon as they are known. */
+  readonly stream?: boolean | undefined;
+  /** The code of the language, such as "en"; by default, the model detects it. */
+  readonly language?: string | undefined;
+  /** "translate": into English. */
+  readonly task?: "transcribe" | "translate" | undefined;
+  /** Whether the model writes timestamps, which it does for sound that is longer than a window anyway. */
+  readonly timestamps?: boolean | undefined;
+  /** A text that precedes, whose style and names the transcript continues. */
+  readonly prompt?: string | undefined;
+  /** The only temperature; by default several from 0 on, until the text of a window is good. */
+  readonly temperature?: number | undefined;
+  readonly seed?: number | undefined;
+  /** Longer sound is refused; 3600 by default. */
+  readonly maxSeconds?: number | undefined;
+  readonly signal?: AbortSignal | undefined;
+}
+
+const OPTIONS: Checks = {
+  stream: "boolean",
+  language: "string",
+  task: "=transcribe|translate",
+  timestamps: "boolean",
+  prompt: "string",
+  temperature: "number 0..",
+  seed: "integer 0..",
+  maxSeconds: "number 0<..",
+  signal,
+} satisfies Record<keyof TranscribeOptions, unknown>;
+
+/** A part of a transcript, from ``start`` to ``end`` in seconds; ``seek`` is the first frame of its window. */
+export interface TranscriptSegment {
+  readonly id: number;
+  readonly seek: number;
+  readonly start: number;
+  readonly end: number;
+  readonly text: string;
+  readonly tokens: readonly number[];
+  readonly temperature: number;
+  readonly avg_logprob: number;
+  readonly compression_ratio: number;
+  readonly no_speech_prob: number;
+}
+
+/** As OpenAI's API answers with response_format "verbose_json". ``language`` is null for models of one language. */
+export interface Transcript {
+  readonly task: "transcribe" | "translate";
+  readonly language: string | null;
+  /** In seconds. */
+  readonly duration: number;
+  readonly text: string;
+  readonly segments: readonly TranscriptSegment[];
+}
+
+/** With ``stream``, the generator returns the transcript at its end. */
+export interface Transcribe {
+  (
+    audio: SoundSource,
+    options: TranscribeOptions & { readonly stream: true },
+  ): Promise<AsyncGenerator<TranscriptSegment, Transcript, undefined>>;
+  (audio: SoundSource, options?: TranscribeOptions & { readonly stream?: false | undefined }): Promise<Transcript>;
+}
+
+/** A loaded model of sound, and the device that runs it. */
+export interface TranscriberParts {
+  readonly manifest: Pick<Manifest, "model" | "spec" | "speech" | "context" | "page_size">;
+  readonly tokenizer: Pick<Tokenizer, "encode" | "decode">;
+  readonly runner: () => Partial<Pick<Runner, "listen" | "forwardLogits">> & Pick<Runner, "limits">;
+  /** Opens the model on another device after the device has failed, or throws. */
+  readonly replaceRunner: () => Promise<unknown>;
+  readonly gate: Gate;
+}
+
+/** The text of a window: its tokens without the end, and their quality. */
+interface WindowText {
+  readonly tokens: readonly number[];
+  readonly temperature: number;
+  readonly meanLogprob: number;
+  readonly compressionRatio: number;
+}
+
+/** What a window of a transcript is computed with. */
+interface Job extends Omit<TranscriptionTask, "language"> {
+  readonly frames: Frames;
+  readonly temperatures: readonly number[];
+  readonly signal: AbortSignal;
+  /** The next number in [0, 1). */
+  readonly draw: () => number;
+}
+
+/** A window's segments without their numbers, and the frames to the next window. */
+interface Window {
+  readonly language: string | null;
+  readonly segments: readonly Omit<TranscriptSegment, "id">[];
+  readonly advance: number;
+}
+
+export class Transcriber {
+  readonly #parts: TranscriberParts;
+  readonly #model: SpeechModel;
+  /** Windows share the pages of the device, so they take turns. */
+  #turn: Promise<unknown> = Promise.resolve();
+
+  /** Throws BundleError for a bundle that names no tokens of speech. */
+  constructor(parts: TranscriberParts) {
+    const { speech, spec, context, model } = parts.manifest;
+    if (speech === null || spec.audio === null)
+      throw new BundleError(`manifest.json: ${model} has no tokens of speech; compile the bundle again`);
+    this.#parts = parts;
+    this.#model = { ...speech, ends: spec.eos_token_ids, rows: spec.audio.positions, context };
+  }
+
+  /**
+   * The samples are read before this resolves. Throws RequestError for a language or task that the model does not have,
+   * and the errors of `readSound`; the generator throws DeviceError and the signal's reason.
+   */
+  readonly transcribe = (async (audio: SoundSource, unchecked?: TranscribeOptions) => {
+    const options = readParams(unchecked ?? {}, OPTIONS);
+    const { language = null, task = "transcribe", prompt = "", maxSeconds = MAX_SECONDS } = options;
+    checkTask(this.#model, language, task === "translate");
+    if (prompt.trim() !== "" && this.#model.previous === null)
+      throw new RequestError(
+        `${this.#parts.manifest.model} has no token for a text that precedes; leave the prompt out`,
+        {
+          param: "prompt",
+        },
+      );
+    const { signal: until = new AbortController().signal } = options;
+    const samples = await readSound(audio, { maxSeconds, signal: until });
+    const segments = this.#segments(samples, options, until);
+    if (options.stream) return segments;
+    for (;;) {
+      const next = await segments.next();
+      if (next.done) return next.value;
+    }
+  }) as Transcribe;
+
+  async *#segments(
+    samples: Float32Array<ArrayBuffer>,
+    options: TranscribeOptions,
+    until: AbortSignal,
+  ): AsyncGenerator<TranscriptSegment, Transcript, undefined> {
+    const { task = "transcribe", prompt = "", temperature, seed = 0 } = options;
+    const length = 2 * this.#model.rows;
+    const isLong = samples.length > length * HOP;
+    const frames = logMel(
+      isLong ? samples : padded(samples, length * HOP),
+      this.#parts.manifest.spec.audio?.mel_bins ?? 0,
+    );
+    const count = isLong ? frames.count : Math.ceil(samples.length / HOP);
+    let drawn = 0;
+    const job: Job = {
+      frames,
+      translate: task === "translate",
+      timestamps: options.timestamps === true || count > length,
+      previous: prompt.trim() === "" ? [] : this.#parts.tokenizer.encode(` ${prompt.trim()}`, false),
+      temperatures: temperature === undefined ? TEMPERATURES : [temperature],
+      signal: until,
+      draw: () => drawAt(seed, drawn++),
+    };
+    let language = options.language ?? null;
+    const segments: TranscriptSegment[] = [];
+    for (let seek = 0; seek < count;) {
+      const window = await this.#inTurn(job, seek, Math.min(count - seek, length), language);
+      ({ language } = window);
+      for (const found of window.segments) {
+        if (found.text.trim() === "") continue;
+        until.throwIfAborted();
+        const segment = { id: segments.length, ...found };
+        segments.push(segment);
+        yield segment;
+      }
+      seek += window.advance;
+    }
+    const text = segments
+      .map((segment) => segment.text)
+      .join("")
+      .trim();
+    return { task, language, duration: samples.length / SAMPLE_RATE, text, segments };
+  }
+
+  /** The window after those that were asked for earlier. If the device fails, another one computes it again. */
+  async #inTurn(job: Job, seek: number, frames: number, language: string | null): Promise<Window> {
+    const before = this.#turn;
+    let finish = (): void => undefined;
+    this.#turn = new Promise<void>((resolve) => (finish = resolve));
+    await before;
+    try {
+      try {
+        return await this.#window(job, seek, frames, language);
+      } catch (error) {
+        if (!(error instanceof DeviceError)) throw error;
+        job.signal.throwIfAborted();
+        await this.#parts.replaceRunner();
+        return await this.#window(job, seek, frames, language);
+      }
+    } finally {
+      finish();
+    }
+  }
+
+  async #window(job: Job, seek: number, frames: number, given: string | null): Promise<Window> {
+    const model = this.#model;
+    const batch = windowBatch(this.#parts.manifest, job.frames, seek);
+    await this.#compute(job, async (runner) => runner.listen?.(batch));
+    const language = given ?? (model.languages.length === 0 ? null : await this.#detectLanguage(job));
+    const prompt = transcriptionPrompt(model, { ...job, language });
+    const start = prompt.indexOf(model.start);
+    const logits = await this.#forward(job, prompt, 0, [...new Set([start, prompt.length - 1])]);
+    const [first = new Float32Array(), last = first] = logits;
+    const noSpeech = Math.exp(logprobOf(first, model.no_speech));
+    for (const [index, temperature] of job.temperatures.entries()) {
+      const text = await this.#text(job, prompt, last, temperature);
+      const verdict = judgeText({ ...text, noSpeech }, THRESHOLDS);
+      if (verdict === "skip") return { language, segments: [], advance: frames };
+      if (verdict === "retry" && index + 1 < job.temperatures.length) continue;
+      const { segments, advance } = cutWindow(model, text.tokens, { seek, frames });
+      const quality = {
+        temperature,
+        avg_logprob: text.meanLogprob,
+        compression_ratio: text.compressionRatio,
+        no_speech_prob: noSpeech,
+      };
+      const written = segments.map(({ start: from, end, tokens }) => {
+        const words = tokens.filter((token) => token < model.no_timestamps);
+        return { seek, start: from, end, text: this.#parts.tokenizer.decode(words), tokens, ...quality };
+      });
+      return { language, segments: written, advance };
+    }
+    throw new Error("no temperature was tried");
+  }
+
+  /** The language whose token is likeliest after the start. */
+  async #detectLanguage(job: Job): Promise<string> {
+    const [logits = new Float32Array()] = await this.#forward(job, [this.#model.start], 0, [0]);
+    return this.#model.languages.reduce((best, each) =>
+      Number(logits[each.token]) > Number(logits[best.token]) ? each : best,
+    ).code;
+  }
+
+  /** A text after the prompt, whose last row has these logits. */
+  async #text(job: Job, prompt: readonly number[], logits: Float32Array, temperature: number): Promise<WindowText> {
+    const model = this.#model;
+    const written: number[] = [];
+    let [row, sum] = [logits, 0];
+    for (const room = model.context - prompt.length; written.length < room;) {
+      const scores = allowed(row, nextTokens(model, written, job.timestamps, row.length), model);
+      const token = choose(scores, temperature, temperature === 0 ? 0 : job.draw());
+      sum += logprobOf(scores, token);
+      written.push(token);
+      if (model.ends.includes(token) || written.length === room) break;
+      [row = row] = await this.#forward(job, [token], prompt.length + written.length - 1, [0]);
+    }
+    return {
+      tokens: written.filter((token) => !model.ends.includes(token)),
+      temperature,
+      meanLogprob: written.length === 0 ? 0 : sum / written.length,
+      compressionRatio: await compressionRatio(written, logits.length),
+    };
+  }
+
+  /** The logits of some rows of tokens that follow the first ``start`` ones. */
+  async #forward(
+    job: Job,
+    tokens: readonly number[],
+    start: number,
+    rows: readonly number[],
+  ): Promise<readonly Float32Array[]> {
+    const { manifest } = this.#parts;
+    const { page_size: pageSize } = manifest;
+    const found: Float32Array[] = [];
+    const { tokens: most } = this.#parts.runner().limits;
+    for (let first = 0; first < tokens.length; first += most) {
+      const own = tokens.slice(first, first + most);
+      const pages = Math.ceil((start + first + own.length) / pageSize);
+      const batch = emptyBatch();
+      addTokens(batch, own, start + first, [Array.from({ length: pages }, (_, index) => index)], pageSize);
+      for (const row of rows.filter((each) => each >= first && each < first + own.length)) {
+        batch.sample_rows.push(row - first);
+        batch.sample_slots.push(-1, 0);
+        batch.sample_settings.push(...settingsRow({}));
+      }
+      const heard = attending(manifest, batch);
+      const logits = (await this.#compute(job, async (runner) => runner.forwardLogits?.(heard))) ?? new Float32Array();
+      if (!logits.every(Number.isFinite))
+        throw new DeviceError(
+          "The device computed logits that are not numbers; load the model again, or report it with the device's name",
+        );
+      const size = logits.length / Math.max(1, batch.sample_rows.length);
+      for (let row = 0; row < batch.sample_rows.length; row++) found.push(logits.slice(row * size, (row + 1) * size));
+    }
+    return found;
+  }
+
+  /** Runs a step when the engine may use the device. */
+  async #compute<T>(job: Job, step: (runner: ReturnType<TranscriberParts["runner"]>) => Promise<T>): Promise<T> {
+    job.signal.throwIfAborted();
+    await this.#parts.gate.opened();
+    job.signal.throwIfAborted();
+    return this.#parts.gate.through(() => step(this.#parts.runner()));
+  }
+}
+
+function padded(samples: Float32Array, length: number): Float32Array {
+  const longer = new Float32Array(length);
+  longer.set(samples);
+  return longer;
+}
