@@ -109,7 +109,11 @@ def python(bundle: Bundle) -> Transcriber:
     return Transcriber(ReferenceRunner(bundle, limits=LIMITS, activation="float32"), tokenizer)
 
 
-@pytest.mark.parametrize(("sound", "options", "expected"), CASES)
+# The stream below has timestamps and several windows.
+@pytest.mark.parametrize(
+    ("sound", "options", "expected"),
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in CASES[1:])],
+)
 def test_transcripts_are_those_of_python(
     page: Page, python: Transcriber, sound: str, options: dict[str, Any], expected: TranscriptionOptions
 ) -> None:
@@ -131,6 +135,7 @@ def test_a_stream_yields_the_segments_of_the_transcript(page: Page, python: Tran
     assert end["segments"] == segments
 
 
+@pytest.mark.exhaustive
 def test_the_model_has_passed_its_self_test_and_is_loaded_again_after_unload(page: Page) -> None:
     ask = "([file, options]) => transcribe(file, options)"
     before = page.evaluate(ask, [file_of("short"), {"temperature": 0}])

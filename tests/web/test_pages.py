@@ -234,7 +234,8 @@ def test_the_bench_page_counts_the_calls_of_a_token(measured: Page) -> None:
         "write_buffers",
         "bytes_read_back",
     ]
-    assert counts["dispatches"] > 6
+    # Embedding, attention, feed-forward and head. What the tuner found faster here decides whether some take two.
+    assert counts["dispatches"] > 3
     assert {name: count for name, count in counts.items() if name != "dispatches"} == {
         "submits": 1,
         "passes": 1,
