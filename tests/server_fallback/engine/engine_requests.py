@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from threading import Event
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,6 +60,27 @@ async def collect(
         assert isinstance(item, GeneratedToken)
         tokens.append(item)
     raise AssertionError("the answer has no end")
+
+
+class Arrival:
+    """`HashRunner.fail` of a runner whose first batch waits until all requests have arrived, however slow the machine
+    is.
+    """
+
+    def __init__(self) -> None:
+        self._all_arrived = Event()
+
+    def __call__(self, batch: int) -> None:
+        if batch == 0:
+            assert self._all_arrived.wait(WAIT_SECONDS)
+
+    async def gather(self, *answers: Coroutine[Any, Any, T]) -> list[T]:
+        """The results of answers that are requested together."""
+        tasks = [asyncio.ensure_future(answer) for answer in answers]
+        # Each of them sends its request.
+        await asyncio.sleep(0)
+        self._all_arrived.set()
+        return list(await asyncio.gather(*tasks))
 
 
 async def ids(engine: TokenEngine, prompt: list[int] = PROMPT, **request: Any) -> list[int]:

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from engine_requests import LIMITS, OTHERS, PROMPT, collect, engine_on, ids, require_no_page_held, run, settle
+from engine_requests import LIMITS, OTHERS, PROMPT, Arrival, collect, engine_on, ids, require_no_page_held, run, settle
 from hash_model import VOCAB, answer_of
 from hash_runner import MODEL, HashRunner
 from waiting import WAIT_SECONDS
@@ -85,9 +85,10 @@ def test_a_second_turn_computes_new_tokens_only() -> None:
 
 def test_answers_to_one_prompt_compute_it_once_even_its_last_page() -> None:
     async def work() -> None:
-        runner = HashRunner(Limits(tokens=64, sequences=8, rows=8, pages=40), threaded=True, step_seconds=0.002)
+        arrival = Arrival()
+        runner = HashRunner(Limits(tokens=64, sequences=8, rows=8, pages=40), threaded=True, fail=arrival)
         async with engine_on(runner) as engine:
-            answers = await asyncio.gather(
+            answers = await arrival.gather(
                 *(collect(engine, sampling=Sampling(temperature=1, seed=seed)) for seed in range(5))
             )
             assert [completion.cached_tokens for _, completion in answers] == [0, 9, 9, 9, 9]
@@ -123,12 +124,12 @@ def test_those_that_wait_for_a_prompt_go_on_without_the_one_that_computes_it() -
 
 def test_simultaneous_requests_share_steps_and_get_the_same_answers_as_alone() -> None:
     async def work() -> None:
-        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.002)
+        arrival = Arrival()
+        runner = HashRunner(LIMITS, threaded=True, fail=arrival)
         async with engine_on(runner) as engine:
             prompts = [PROMPT, *OTHERS]
-            for prompt, answer in zip(
-                prompts, await asyncio.gather(*(ids(engine, prompt, max_tokens=12) for prompt in prompts)), strict=True
-            ):
+            answers = await arrival.gather(*(ids(engine, prompt, max_tokens=12) for prompt in prompts))
+            for prompt, answer in zip(prompts, answers, strict=True):
                 assert answer == answer_of(prompt, 12, 64)[0]
         assert max(len(batch.seq_starts) - 1 for batch in runner.batches) == 3
 
