@@ -150,12 +150,13 @@ def test_a_front_end_that_crashes_fails_its_own_requests_and_is_started_again(se
         os.kill(victim, signal.SIGKILL)
         with pytest.raises(httpx.RemoteProtocolError):
             _ = list(lines)
-    wait_until(lambda: len(server.front_ends() - before) == 1)
+    # On a busy machine, the other one may be taken for one that hangs, and be started again as well.
+    wait_until(lambda: len(server.front_ends() - before) >= 1)
     assert victim not in server.front_ends()
-    ended = server.lines("front_end_ended")[-1]
-    assert (ended["front_end"], ended["status"]) == (victim, -signal.SIGKILL)
+    ended = [(line["front_end"], line["status"]) for line in server.lines("front_end_ended")]
+    assert (victim, -signal.SIGKILL) in ended
     wait_until(lambda: len(server.front_ends()) == 2 and all(server.ask().status_code == 200 for _ in range(8)))
-    assert "nearfar:front_end_restarts_total 1.0" in server.metrics()
+    assert re.search(r"nearfar:front_end_restarts_total [1-9]", server.metrics())
 
 
 def test_a_front_end_that_hangs_is_started_again_and_its_connections_are_answered(server: Served) -> None:
@@ -166,8 +167,8 @@ def test_a_front_end_that_hangs_is_started_again_and_its_connections_are_answere
         # The kernel gives half of these connections to the victim, and the others to the other one.
         answers = list(threads.map(lambda _: server.ask(), range(12)))
     assert [answer.status_code for answer in answers] == [200] * 12
-    wait_until(lambda: len(server.front_ends() - before) == 1)
-    assert server.lines("front_end_hung")[-1]["front_end"] == victim
+    wait_until(lambda: len(server.front_ends() - before) >= 1)
+    assert victim in [line["front_end"] for line in server.lines("front_end_hung")]
     wait_until(lambda: len(server.front_ends()) == 2 and all(server.ask().status_code == 200 for _ in range(8)))
 
 
