@@ -34,6 +34,7 @@ from ..bundle.entries import SelfTestEntry, SelfTestRow
 from ..bundle.folder import Bundle
 from ..ir.graph import Graph, Parameter, Source
 from ..ir.kv_format import kv_format
+from ..ir.ops.sampling import log_sum_exp
 from ..passes.split_rows import row_ends, slice_sources
 from ..quant.base import Array, FloatArray
 from ..runtime.audio.windows import source_of, test_window, window_batch
@@ -132,13 +133,11 @@ def expected_row(row: int, logits: npt.NDArray[np.float32]) -> SelfTestRow:
     likeliest = np.argsort(-logits, kind="stable")[:LIKELIEST]
     others = (np.array(spread(len(logits), SPREAD)) + 97 * row) % len(logits)
     token_ids = [int(token) for token in dict.fromkeys([*likeliest, *others])]
-    largest = float(logits.max())
-    logsumexp = largest + float(np.log(np.exp(logits.astype(np.float64) - largest).sum()))
     return SelfTestRow(
         row=row,
         token_ids=token_ids,
         logits=[rounded(logits[token]) for token in token_ids],
-        logsumexp=rounded(logsumexp),
+        logsumexp=rounded(log_sum_exp(logits)),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..bundle.entries import SelfTestEntry, SelfTestRow
 from ..bundle.manifest import Manifest
+from ..ir.ops.sampling import log_sum_exp
 from .audio.windows import source_of, test_window, window_batch
 from .batch import Chunk, FloatArray, Runner, Source, make_batch
 from .errors import DeviceError
@@ -92,8 +93,5 @@ def logits_of_prompt(
 
 def distance(expected: SelfTestRow, logits: FloatArray) -> float:
     """The largest difference from the expected logits and from the expected log-sum-exp over all logits."""
-    exact = logits.astype(np.float64)
-    largest = exact.max()
-    logsumexp = largest + np.log(np.exp(exact - largest).sum())
-    differences = np.abs(exact[expected.token_ids] - expected.logits)
-    return float(max(differences.max(), abs(logsumexp - expected.logsumexp)))
+    differences = np.abs(logits[expected.token_ids].astype(np.float64) - expected.logits)
+    return float(max(differences.max(), abs(log_sum_exp(logits) - expected.logsumexp)))

@@ -69,9 +69,16 @@ def sample(inputs: Inputs, attrs: Attrs) -> Array:
 
 
 def log_softmax(logits: Array) -> Array:
-    x = logits.astype(np.float64) - logits.max()
-    y: Array = x - np.log(np.exp(x).sum())
+    y: Array = logits.astype(np.float64) - log_sum_exp(logits)
     return y
+
+
+def log_sum_exp(logits: Array) -> np.float64:
+    """log(sum(exp(logits))), in float64."""
+    exact = logits.astype(np.float64)
+    largest = exact.max()
+    total: np.float64 = largest + np.log(np.exp(exact - largest).sum())
+    return total
 
 
 def infer_top_logprobs(shapes: Shapes, attrs: Attrs) -> Type:

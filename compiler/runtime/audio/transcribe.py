@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ...bundle.manifest import AUDIO, Manifest
+from ...ir.ops.sampling import log_softmax, log_sum_exp
 from ...ir.speech import HOP, SAMPLE_RATE
 from ...shared.script import SharedScript
 from ..batch import Chunk, FloatArray, Limits, Runner, make_batch, require_plan
@@ -266,7 +267,7 @@ class Transcriber:
         preferred = rules["preferred"]
         if preferred is not None and np.isfinite(scores[preferred:]).any():
             others = scores[:preferred].max()
-            if logsumexp(scores[preferred:]) > others:
+            if log_sum_exp(scores[preferred:]) > others:
                 scores[:preferred] = -np.inf
         return scores
 
@@ -314,17 +315,6 @@ def choose(scores: FloatArray, temperature: float, generator: np.random.Generato
     # The largest of noisy scores is a sample (Gumbel 1954).
     noise = -np.log(-np.log(generator.uniform(1e-12, 1, len(scores))))
     return int((scores / np.float32(temperature) + noise).argmax())
-
-
-def log_softmax(scores: FloatArray) -> FloatArray:
-    result: FloatArray = scores - logsumexp(scores)
-    return result
-
-
-def logsumexp(scores: FloatArray) -> np.float32:
-    largest = scores.max()
-    total: np.float32 = largest + np.log(np.exp(scores - largest).sum())
-    return total
 
 
 def compression_ratio(tokens: Sequence[int], vocab_size: int) -> float:

@@ -1,6 +1,7 @@
 // From the logits of a token to the next one, and how good a text is.
 
 import { DeviceError } from "../errors.js";
+import { largestOf, logSumExp } from "../runtime/log_sum_exp.js";
 import type { SpeechSpec } from "../runtime/manifest.js";
 import type { NextTokens } from "../shared/transcription/next_tokens.js";
 
@@ -39,20 +40,6 @@ export function choose(scores: Float32Array, temperature: number, draw: number):
 
 /** The log-probability of a token. */
 export const logprobOf = (scores: Float32Array, token: number): number => Number(scores[token]) - logSumExp(scores);
-
-function logSumExp(scores: Float32Array): number {
-  const largest = largestOf(scores);
-  if (largest === -Infinity) return largest;
-  let sum = 0;
-  for (const score of scores) sum += Math.exp(score - largest);
-  return largest + Math.log(sum);
-}
-
-function largestOf(scores: Float32Array): number {
-  let largest = -Infinity;
-  for (const score of scores) largest = Math.max(largest, score);
-  return largest;
-}
 
 /**
  * How much shorter a text's tokens become if repetitions are left out: the size of their bytes, as many for each as the

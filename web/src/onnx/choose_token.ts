@@ -134,15 +134,6 @@ function leastOfMass(logits: Float32Array, weights: Float64Array, goal: number, 
   }
 }
 
-/** log(sum(exp(logits))). */
-export function logSumExp(logits: Float32Array): number {
-  let most = -Infinity;
-  for (const logit of logits) most = Math.max(most, logit);
-  let sum = 0;
-  for (const logit of logits) sum += Math.exp(logit - most);
-  return most + Math.log(sum);
-}
-
 /** The index of the first largest logit; -1 if a logit is not a finite number. */
 function argmax(logits: Float32Array): number {
   let best = -1;

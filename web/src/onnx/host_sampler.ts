@@ -4,9 +4,10 @@
 import { RequestError } from "../errors.js";
 import type { Batch } from "../runtime/batch.js";
 import { SAMPLE_FLAGS } from "../runtime/batch.js";
+import { logSumExp } from "../runtime/log_sum_exp.js";
 import type { ResultOptions, StepResult } from "../runtime/results.js";
 import type { SlotStates } from "./choose_token.js";
-import { adjustLogits, chooseToken, logSumExp, settingsAt } from "./choose_token.js";
+import { adjustLogits, chooseToken, settingsAt } from "./choose_token.js";
 import { largest } from "./largest.js";
 
 /** The number of most likely tokens that are listed, or fewer if the vocabulary is smaller. */

@@ -3,6 +3,7 @@
 
 import type { Batch } from "./batch.js";
 import type { Choices } from "./choices.js";
+import { largestOf, logSumExp } from "./log_sum_exp.js";
 import type { SelfTestEntry, SelfTestRow } from "./manifest.js";
 import type { PagesByGroup } from "./page_groups.js";
 import { sequenceBatch } from "./sequence_batch.js";
@@ -116,19 +117,6 @@ function rowDeviation(logits: Float32Array, { token_ids, logits: expected, logsu
 function choiceDeviation(logits: Float32Array, chosen: number): number {
   const below = largestOf(logits) - (logits[chosen] ?? NaN);
   return Number.isNaN(below) ? Infinity : below;
-}
-
-function logSumExp(logits: Float32Array): number {
-  const largest = largestOf(logits);
-  let sum = 0;
-  for (const logit of logits) sum += Math.exp(logit - largest);
-  return largest + Math.log(sum);
-}
-
-function largestOf(logits: Float32Array): number {
-  let largest = -Infinity;
-  for (const logit of logits) largest = Math.max(largest, logit);
-  return largest;
 }
 
 function ones(count: number): readonly number[] {
