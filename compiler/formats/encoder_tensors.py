@@ -7,15 +7,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from ..runtime.errors import CheckpointError
 from ..runtime.text.tokenizer_files import TokenizerFiles
 from .checkpoint import Tensor
+from .convolutions import ConvolutionMatrix
 from .pytorch_file import has_pytorch_files, read_pytorch
 from .safetensors_file import read_safetensors
 
@@ -40,31 +38,6 @@ def encoder_tensors(tensors: Mapping[str, Tensor], prefix: str | tuple[str, ...]
             is_kernel = len(tensor.shape) == 3 and short.endswith("conv.weight")
             renamed[short] = ConvolutionMatrix(tensor) if is_kernel else tensor
     return renamed
-
-
-@dataclass(frozen=True, slots=True)
-class ConvolutionMatrix:
-    """The weights of a convolution (outputs, inputs, size) as the matrix of a projection of near rows (outputs,
-    size * inputs); see `near_rows` in `ir/ops/encoders.py`.
-    """
-
-    stored: Tensor
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        outputs, inputs, size = self.stored.shape
-        return outputs, size * inputs
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
-
-    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
-        return self.stored.rows(start, stop).swapaxes(1, 2).reshape(stop - start, -1)
 
 
 def dense_tensors(path: Path, folders: Sequence[str]) -> dict[str, Tensor]:

@@ -4,15 +4,11 @@ are prepared for it.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ..arch.draft_heads import HEADS
 from ..arch.gemma4_assistant import ASSISTANT
@@ -24,6 +20,7 @@ from ..runtime.errors import CheckpointError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from .checkpoint import Checkpoint, Tensor
 from .config import ConfigReader
+from .convolutions import FlatMatrix
 from .images import PREPROCESSOR_FILE, PROCESSOR_FILE, read_images
 from .json_file import read_json_object
 
@@ -146,26 +143,3 @@ def flat(tensor: Tensor, name: str, path: Path) -> FlatMatrix:
             tensor=name,
         )
     return FlatMatrix(tensor)
-
-
-@dataclass(frozen=True, slots=True)
-class FlatMatrix:
-    """The weights of a convolution (outputs, channels, height, width) as the matrix of a projection of patches."""
-
-    stored: Tensor
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        outputs, *rest = self.stored.shape
-        return outputs, math.prod(rest)
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
-
-    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
-        return self.stored.rows(start, stop).reshape(stop - start, -1)

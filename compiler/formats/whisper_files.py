@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from ..ir.spec import ModelSpec
 from ..ir.speech import FRAME, HOP, SAMPLE_RATE, LanguageToken, SpeechSpec
 from ..runtime.errors import CheckpointError
 from .checkpoint import Tensor
 from .config import ConfigReader
+from .convolutions import ConvolutionMatrix
 from .distance_tensors import MadeTensor
 from .json_file import read_json_object
 
@@ -42,34 +41,6 @@ _KEYS = re.compile(r"(.*\.(?:self_attn|encoder_attn)\.k_proj)\.weight")
 _CONVOLUTION = re.compile(r"model\.encoder\.conv([12])\.weight")
 
 
-@dataclass(frozen=True, slots=True)
-class ConvolutionMatrix:
-    """A convolution (N, C, 3) as a matrix whose columns are the frames that it reads, one behind the other. ``times``:
-    its rows are stacked, each time for the next of times + 2 frames.
-    """
-
-    name: str
-    stored: Tensor
-    times: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        rows, columns, taps = self.stored.shape
-        return self.times * rows, (self.times + taps - 1) * columns
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
-
-    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
-        rows, columns, taps = self.stored.shape
-        filters = self.stored.rows(0, rows).transpose(0, 2, 1)
-        matrix = np.zeros((self.times, rows, self.times + taps - 1, columns), np.float32)
-        for index in range(self.times):
-            matrix[index, :, index : index + taps] = filters
-        return np.ascontiguousarray(matrix.reshape(self.shape)[start:stop])
-
-
 def whisper_tensors(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:  # noqa: ARG001
     """The decoder's by the names of other decoders, convolutions as matrices, and zeros as biases of keys, which have
     none. A name that is not known stays as it is.
@@ -84,7 +55,7 @@ def whisper_tensors(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str,
         convolution = _CONVOLUTION.fullmatch(name)
         if convolution is not None and len(tensor.shape) == 3 and tensor.shape[2] == 3:
             name = name.removesuffix("weight") + "matrix"
-            tensor = ConvolutionMatrix(name, tensor, 2 if convolution[1] == "1" else 1)
+            tensor = ConvolutionMatrix(tensor, 2 if convolution[1] == "1" else 1)
         renamed[name] = tensor
         keys = _KEYS.fullmatch(name)
         bias = "" if keys is None else f"{keys[1]}.bias"

@@ -1,0 +1,70 @@
+"""Weights of convolutions as matrices of projections, whose inputs are what a filter reads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .checkpoint import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMatrix:
+    """The weights of a convolution (outputs, channels, height, width) as the matrix of a projection of patches."""
+
+    stored: Tensor
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        outputs, *rest = self.stored.shape
+        return outputs, math.prod(rest)
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        return self.stored.rows(start, stop).reshape(stop - start, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionMatrix:
+    """The weights of a convolution (outputs, inputs, size) as the matrix of a projection of the ``size`` rows that a
+    filter reads, one behind the other (`near_rows` in `ir/ops/encoders.py`). With ``times``, a projection reads
+    times + size - 1 rows and has the outputs of so many places: the matrix is stacked, shifted by a row each time.
+    """
+
+    stored: Tensor
+    times: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        outputs, inputs, size = self.stored.shape
+        return self.times * outputs, (self.times + size - 1) * inputs
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        outputs, inputs, size = self.stored.shape
+        matrix = np.zeros((stop - start, self.shape[1]), np.float32)
+        for time in range(self.times):
+            first = time * outputs
+            low, high = max(start, first), min(stop, first + outputs)
+            if low < high:
+                filters = self.stored.rows(low - first, high - first).swapaxes(1, 2)
+                columns = slice(time * inputs, (time + size) * inputs)
+                matrix[low - start : high - start, columns] = filters.reshape(high - low, -1)
+        return matrix
