@@ -255,10 +255,7 @@ class EncoderExecutor:
         raise RequestError(f"this model {does} and generates no text; use a model that generates text", param="model")
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
-        if request.prompt is None or request.messages is not None:
-            raise RequestError("this model has no chats; give a prompt", param="prompt")
-        ids = await self.model.tokens_of(self.context, request.prompt, request)
-        return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
+        return await self.model.tokens_of_prompt(self.context, request)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         return await self.model.text_of(request)

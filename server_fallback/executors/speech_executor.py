@@ -104,10 +104,7 @@ class SpeechExecutor:
         raise RequestError(NOT_TEXT, param="model")
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
-        if request.prompt is None or request.messages is not None:
-            raise RequestError("this model has no chats; give a prompt", param="prompt")
-        ids = await self.model.tokens_of(self.context, request.prompt, request)
-        return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=self.context)
+        return await self.model.tokens_of_prompt(self.context, request)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         return await self.model.text_of(request)

@@ -16,7 +16,7 @@ from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.runtime.text.tool_formats import tool_format
 
-from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest
+from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..text.reasoning import Reasoning
 from ..text.requests import check_length
 from ..text.vocabulary import Vocabulary, read_vocabulary
@@ -81,6 +81,13 @@ class TextModel:
             return self.tokenizer.encode(text, request.add_special_tokens, request.split_special_tokens)
 
         return await self.long_texts.run(text, "", encode)
+
+    async def tokens_of_prompt(self, context: int, request: TokenizeRequest) -> TokenizeResponse:
+        """For a model without chats. Raises RequestError as `tokens_of`, and for messages."""
+        if request.prompt is None or request.messages is not None:
+            raise RequestError("this model has no chats; give a prompt", param="prompt")
+        ids = await self.tokens_of(context, request.prompt, request)
+        return TokenizeResponse(tokens=ids, count=len(ids), max_model_len=context)
 
     async def text_of(self, request: DetokenizeRequest) -> DetokenizeResponse:
         """Raises RequestError."""

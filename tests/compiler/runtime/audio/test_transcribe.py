@@ -28,6 +28,7 @@ from tiny_whisper import (
 )
 
 from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.ir.ops.sampling import log_softmax
 from nearfar.compiler.runtime.audio.formats import Format, write_transcript
 from nearfar.compiler.runtime.audio.transcribe import (
     LIMITS,
@@ -37,7 +38,6 @@ from nearfar.compiler.runtime.audio.transcribe import (
     TranscriptionOptions,
     choose,
     compression_ratio,
-    log_softmax,
 )
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import DeviceError, RequestError
