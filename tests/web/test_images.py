@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -13,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from image_files import RECORDED
 from playwright.sync_api import Browser, Page
+from site_pages import script_page
 from static_site import serve
 
 from nearfar.compiler.runtime.images.decode import decode_image
@@ -43,15 +42,8 @@ DECODE = """async ([kind, text]) => {
 
 @pytest.fixture(scope="module")
 def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    site = tmp_path_factory.mktemp("images")
-    shutil.copy(ROOT / "web/dist/images.js", site)
-    (site / "index.html").write_text("<body>")
-    (site / "worker.js").write_text(f"onmessage = async ({{ data }}) => postMessage(await ({DECODE})(data));")
-    with serve(site) as address:
-        page = browser.new_page()
-        page.goto(address)
+    with script_page(browser, tmp_path_factory.mktemp("images"), "images.js", DECODE) as page:
         yield page
-        page.close()
 
 
 def decoded(page: Page, name: str, kind: str = "blob") -> Any:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from playwright.sync_api import Browser, Page
+from site_pages import script_page
 from sounds import chirp, wav
-from static_site import serve
 from tolerances import F32, relative_error
 
 from nearfar.compiler.runtime.audio.log_mel import log_mel
@@ -39,15 +37,8 @@ BANDS = 75
 
 @pytest.fixture(scope="module")
 def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    site = tmp_path_factory.mktemp("sound")
-    shutil.copy(ROOT / "web/dist/audio.js", site)
-    (site / "index.html").write_text("<body>")
-    (site / "worker.js").write_text(f"onmessage = async ({{ data }}) => postMessage(await ({READ})(data));")
-    with serve(site) as address:
-        page = browser.new_page()
-        page.goto(address)
+    with script_page(browser, tmp_path_factory.mktemp("sound"), "audio.js", READ) as page:
         yield page
-        page.close()
 
 
 def read(page: Page, data: bytes) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +10,10 @@ import numpy as np
 import pytest
 from light_bundle import lighten, one_compilation
 from playwright.sync_api import Browser, Page
+from site_pages import engine_page
 from sounds import chirp, wav
-from static_site import serve
 from tiny_whisper import make_whisper
 
-from nearfar.compiler.browser.page_server import PAGE
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.audio.formats import verbose_json
@@ -25,7 +23,6 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
-TIMEOUT_MS = 180_000
 HTML = '<!doctype html><body><script type="module" src="start.js"></script>'
 START = """import { Engine } from "./nearfar.js";
 const fileOf = async (text) => (await fetch(`data:application/octet-stream;base64,${text}`)).blob();
@@ -83,20 +80,9 @@ def page(
     chromium: str,  # noqa: ARG001
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Page]:
-    site = tmp_path_factory.mktemp("site")
-    for script in ("nearfar.js", "audio.js"):
-        shutil.copy(PAGE.parent / script, site)
-    for name, text in {"index.html": HTML, "start.js": START}.items():
-        (site / name).write_text(text)
-    shutil.copytree(bundle.path, site / "bundle")
-    with serve(site) as url:
-        opened = browser.new_page()
-        opened.set_default_timeout(TIMEOUT_MS)
-        opened.goto(url)
-        opened.wait_for_selector("body[data-state=ready]", state="attached")
-        opened.evaluate("async () => { window.engine = await Engine.load('./bundle/'); }")
+    files = {"index.html": HTML, "start.js": START}
+    with engine_page(browser, bundle, tmp_path_factory.mktemp("site"), ("nearfar.js", "audio.js"), files) as opened:
         yield opened
-        opened.close()
 
 
 def file_of(sound: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +15,10 @@ from image_families import pattern
 from light_bundle import lighten, one_compilation
 from PIL import Image
 from playwright.sync_api import Browser, Page
-from static_site import serve
+from site_pages import TIMEOUT_MS, engine_page
 from vision_families import make_vision, pixels_of
 
-from nearfar.compiler.browser.page_server import PAGE, PageServer
+from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.images.patches import prepare_image
@@ -57,7 +56,6 @@ Object.assign(window, { Engine, connectEngine });
 document.body.dataset.state = "ready";
 """
 WORKER = 'import { serveEngine } from "./worker.js"; serveEngine(self);'
-TIMEOUT_MS = 180_000
 
 
 Expected = list[tuple[list[int], list[int]]]
@@ -136,21 +134,12 @@ def generated(bundle: Bundle, checkpoint: Path, name: str) -> Expected:
 @contextmanager
 def page_with(browser: Browser, bundle: Bundle, site: Path) -> Iterator[Page]:
     """A page with an engine that has loaded a bundle."""
-    for script in ("nearfar.js", "client.js", "worker.js", "images.js", "language-model.js"):
-        shutil.copy(PAGE.parent / script, site)
-    for name, text in {"index.html": HTML, "start.js": START, "engine_worker.js": WORKER}.items():
-        (site / name).write_text(text)
     for name, pixels in PICTURES.items():
         (site / f"{name}.png").write_bytes(png_of(pixels))
-    shutil.copytree(bundle.path, site / "bundle")
-    with serve(site) as url:
-        opened = browser.new_page()
-        opened.set_default_timeout(TIMEOUT_MS)
-        opened.goto(url)
-        opened.wait_for_selector("body[data-state=ready]", state="attached")
-        opened.evaluate("async () => { window.engine = await Engine.load('./bundle/'); }")
+    scripts = ("nearfar.js", "client.js", "worker.js", "images.js", "language-model.js")
+    files = {"index.html": HTML, "start.js": START, "engine_worker.js": WORKER}
+    with engine_page(browser, bundle, site, scripts, files) as opened:
         yield opened
-        opened.close()
 
 
 def png_of(pixels: Any) -> bytes:
