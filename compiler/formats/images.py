@@ -31,6 +31,8 @@ from .json_file import read_json_object
 
 PREPROCESSOR_FILE, PROCESSOR_FILE = "preprocessor_config.json", "processor_config.json"
 TOKENIZER_FILE = "tokenizer_config.json"
+# One for each channel.
+Numbers = tuple[float, ...] | None
 # Pillow's numbers of filters.
 FILTERS: dict[int, Literal["bilinear", "bicubic", "lanczos"]] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 # Keys that change nothing for a single picture that is RGB, as every picture is once it is decoded.
@@ -143,13 +145,13 @@ def _filter(processor: ConfigReader, default: int) -> Literal["bilinear", "bicub
     return FILTERS[number]
 
 
-def _scales(processor: ConfigReader, *, normalizes: bool = True) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """The mean and the standard deviation; None if bytes are only divided by 255."""
+def _scales(processor: ConfigReader, *, normalizes: bool = True) -> tuple[Numbers, Numbers]:
+    """The mean and the standard deviation; both None if bytes are only divided by 255."""
     processor.expect("do_rescale", True)
     processor.expect("rescale_factor", 1 / 255)
     if not processor.flag("do_normalize", default=normalizes):
         processor.ignore("image_mean", "image_std")
-        return None
+        return None, None
     half = ConfigReader({"image_mean": [0.5] * 3, "image_std": [0.5] * 3})
     mean = (processor if processor.has("image_mean") else half).numbers("image_mean", or_zero=True)
     std = (processor if processor.has("image_std") else half).numbers("image_std")
@@ -184,8 +186,8 @@ def _idefics3(files: _Files) -> ImageSpec:
     image, image_id = files.placeholder(("image_token_id",), "image_token", "<image>")
     fake = files.token("fake_image_token", "<fake_token_around_image>")
     overview = fake + files.token("global_image_token", "<global-img>")
-    scales = _scales(processor)
-    if scales is None or all((255 * each).is_integer() for each in scales[0]):
+    mean, std = _scales(processor)
+    if mean is None or all((255 * each).is_integer() for each in mean):
         # transformers takes a tile of zeros for padding and drops it.
         raise processor.unsupported(
             "image_mean", "pictures of one colour would become zeros, which are not supported; 'image_mean' must be 0.5"
@@ -195,8 +197,8 @@ def _idefics3(files: _Files) -> ImageSpec:
         block=block,
         order="channel_row_column",
         filter=_filter(processor, 1),
-        mean=scales[0],
-        std=scales[1],
+        mean=mean,
+        std=std,
         size=LongestEdge(longest, IDEFICS_MOST),
         tiles=EvenTiles(side),
         positions=PositionSpec("fractions", vision.integer("image_size", default=224) // patch),
@@ -243,14 +245,14 @@ def _lfm2_vl(files: _Files) -> ImageSpec:
         where.expect("use_image_special_tokens", True)
     image, image_id = files.placeholder(("image_token_id", "image_token_index"), "image_token", "<image>")
     table = math.isqrt(files.vision.integer("num_patches", default=256))
-    scales = _scales(processor)
+    mean, std = _scales(processor)
     return ImageSpec(
         patch=patch,
         block=block,
         order="row_column_channel",
         filter=_filter(processor, 2),
-        mean=scales and scales[0],
-        std=scales and scales[1],
+        mean=mean,
+        std=std,
         size=AreaBounds(fewest * pixels, most * pixels, whole_blocks=True, max_aspect=None),
         tiles=TileGrid(side, low, high, most * pixels * tolerance, overview) if splits else None,
         positions=PositionSpec("antialiased", table, largest_taps(table, block, fewest)),
@@ -280,14 +282,14 @@ def _qwen(files: _Files) -> ImageSpec:
     most = processor.optional_integer("max_pixels") or size["longest_edge"]
     image, image_id = files.placeholder(("image_token_id",), "image_token", "<|image_pad|>")
     table = math.isqrt(vision.integer("num_position_embeddings", default=2304))
-    scales = _scales(processor)
+    mean, std = _scales(processor)
     return ImageSpec(
         patch=patch,
         block=block,
         order="channel_row_column",
         filter=_filter(processor, 3),
-        mean=scales and scales[0],
-        std=scales and scales[1],
+        mean=mean,
+        std=std,
         size=AreaBounds(least, most, whole_blocks=False, max_aspect=QWEN_ASPECT),
         tiles=None,
         positions=PositionSpec("corners", table, 4),
@@ -314,14 +316,14 @@ def _gemma3(files: _Files) -> ImageSpec:
         where.expect("image_seq_length", tokens)
     image, image_id = files.placeholder(("image_token_index", "image_token_id"), "image_token", "<image_soft_token>")
     start, end = files.token("boi_token", "<start_of_image>"), files.token("eoi_token", "<end_of_image>")
-    scales = _scales(processor)
+    mean, std = _scales(processor)
     return ImageSpec(
         patch=patch,
         block=side // across,
         order="channel_row_column",
         filter=_filter(processor, 2),
-        mean=scales and scales[0],
-        std=scales and scales[1],
+        mean=mean,
+        std=std,
         size=FixedSize(size["height"], size["width"]),
         tiles=None,
         positions=PositionSpec("plain", side),
@@ -353,14 +355,14 @@ def _gemma4_of(files: _Files, *, merged: bool) -> ImageSpec:
     if most * (1 if merged else block) > rows:
         raise processor.contradiction("max_soft_tokens", f"{most} features in a row need more than {rows} positions")
     image, image_id = files.placeholder(("image_token_id",), "image_token", "<|image|>")
-    scales = _scales(processor, normalizes=False)
+    mean, std = _scales(processor, normalizes=False)
     return ImageSpec(
         patch=patch * block if merged else patch,
         block=1 if merged else block,
         order="row_column_channel",
         filter=_filter(processor, 3),
-        mean=scales and scales[0],
-        std=scales and scales[1],
+        mean=mean,
+        std=std,
         size=LargestArea(most * (patch * block) ** 2),
         tiles=None,
         positions=PositionSpec("axes", rows, 2),
