@@ -20,8 +20,8 @@ TIMEOUT_MS = 180_000
 def engine_page(
     browser: Browser, bundle: Bundle, site: Path, scripts: Sequence[str], files: Mapping[str, str]
 ) -> Iterator[Page]:
-    """A page whose ``window.engine`` has loaded the bundle. ``files`` are the site's others by name; index.html sets the
-    state of its body to "ready".
+    """A page whose ``window.engine`` has loaded the bundle. ``files`` are the site's others by name; index.html sets
+    the state of its body to "ready".
     """
     for script in scripts:
         shutil.copy(PAGE.parent / script, site)

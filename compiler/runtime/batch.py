@@ -244,11 +244,7 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
     positions = [np.arange(chunk.start, chunk.start + length) for chunk, length in zip(chunks, lengths, strict=True)]
 
     def tables(pages: Sequence[Sequence[int]]) -> PageTables:
-        slots = [
-            np.asarray(own)[position // page_size] * page_size + position % page_size
-            for own, position in zip(pages, positions, strict=True)
-        ]
-        return PageTables(join(slots), *page_lists(pages))
+        return PageTables(slots_of(pages, positions, page_size), *page_lists(pages))
 
     first = tables([chunk.pages for chunk in chunks])
     second = [chunk.pages if chunk.window_pages is None else chunk.window_pages for chunk in chunks]
@@ -283,6 +279,12 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
         source=source,
         **joined_features(chunks, starts.tolist()),
     )
+
+
+def slots_of(pages: Sequence[Sequence[int]], positions: Sequence[npt.NDArray[np.int_]], page_size: int) -> IntArray:
+    """The location of each row of each sequence: its page times ``page_size``, plus its place on the page."""
+    found = zip(pages, positions, strict=True)
+    return join([np.asarray(own)[position // page_size] * page_size + position % page_size for own, position in found])
 
 
 def page_lists(pages: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
@@ -357,12 +359,9 @@ def make_audio_batch(windows: Sequence[FloatArray], pages: Sequence[Sequence[int
     """A batch of windows of sound for a plan "audio": their rows (N, frames), and the pages that will hold the keys and
     values of each.
     """
-    batch = make_text_batch([np.zeros(len(rows), np.int32).tolist() for rows in windows])
-    slots = [
-        np.asarray(own)[np.arange(len(rows)) // page_size] * page_size + np.arange(len(rows)) % page_size
-        for own, rows in zip(pages, windows, strict=True)
-    ]
-    source = SourceTables(batch.positions, join(slots), *page_lists(pages))
+    batch = make_text_batch([[0] * len(rows) for rows in windows])
+    slots = slots_of(pages, [np.arange(len(rows)) for rows in windows], page_size)
+    source = SourceTables(batch.positions, slots, *page_lists(pages))
     return replace(batch, source=source, extra={FRAMES: np.concatenate(windows)})
 
 
