@@ -182,7 +182,7 @@ def two_plans(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.Tem
     from nearfar.compiler.bundle.folder import open_bundle
     from nearfar.compiler.pipeline import compile as compiler
     from nearfar.compiler.pipeline.graphs import PAGE_SIZE
-    from nearfar.compiler.runtime.batch import Limits
+    from nearfar.compiler.runtime.runner import Limits
 
     folder = shared_folder(tmp_path_factory, "two-plans")
 

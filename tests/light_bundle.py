@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from nearfar.compiler.ir.plan import Step
     from nearfar.compiler.kernels.linear_vector import VectorShape
     from nearfar.compiler.kernels.projection import Projection
-    from nearfar.compiler.runtime.batch import Limits
+    from nearfar.compiler.runtime.runner import Limits
     from nearfar.targets.cpu.levels import Arch
     from nearfar.targets.variant import Variant
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from nearfar.compiler.ir.ops import Array
-from nearfar.compiler.runtime.batch import Chunk, Runner, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.page_groups import dead_pages
+from nearfar.compiler.runtime.runner import Runner
 
 # Single tokens, less than a page, a page, one token more than a tile, and all 75 at once.
 CHUNK_SIZES = (1, 7, 16, 33, 75)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, GREEDY, IN_PROMPT, MASK, Settings
-from nearfar.compiler.runtime.batch import Chunk, Output, Runner, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.runner import Output, Runner
 
 
 def assert_same_choices(runner: Runner, reference: Runner, atol: float = 1e-3) -> None:

@@ -13,8 +13,9 @@ from plain_target import compile_plain
 
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.peft import read_adapter
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 
 # The change of each module's weight.
 Deltas = Mapping[str, npt.NDArray[np.float32]]

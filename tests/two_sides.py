@@ -18,8 +18,8 @@ from served_demo import compile_for_server, require_found, serving
 
 from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.executors.executor import Call

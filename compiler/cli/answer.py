@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..ir.sampling import Sampler
-from ..runtime.batch import FloatArray, Runner
+from ..runtime.batch import FloatArray
 from ..runtime.generate import Timings, generate
+from ..runtime.runner import Runner
 from ..runtime.text.stop_strings import StopAutomaton, StopStrings
 from ..runtime.text.text_stream import TextStream
 from ..runtime.text.tokenizer import Tokenizer

@@ -16,8 +16,8 @@ from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import MANIFEST_FILE
 from ..demo import DEMOS
 from ..pipeline.target import check_machine, open_runner
-from ..runtime.batch import Limits, Runner
 from ..runtime.errors import DeviceError, RequestError
+from ..runtime.runner import Limits, Runner
 from .phases import phases, progress_bars
 
 # The server owns the cache. The compiler does not depend on the server, so it loads this module by name, as it does

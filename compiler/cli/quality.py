@@ -35,9 +35,9 @@ from ..measure.quality import (
     require_same_tokens,
 )
 from ..measure.report import weight_bytes_of
-from ..runtime.batch import Limits
 from ..runtime.errors import RequestError, reason_of
 from ..runtime.generate import PREFILL_CHUNK
+from ..runtime.runner import Limits
 from ..runtime.text.tokenizer import Tokenizer
 from .comparison import Comparison, bundle_entry, comparison_table
 from .model import open_command_runner

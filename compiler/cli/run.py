@@ -13,11 +13,11 @@ from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import GENERATE, Description
 from ..bundle.signature import read_trusted_keys
 from ..ir.sampling import Sampler
-from ..runtime.batch import Limits, require_plan
 from ..runtime.errors import RequestError
 from ..runtime.images.decode import decode_image
 from ..runtime.images.patches import PreparedImage, prepare_image
 from ..runtime.images.prompt import encode_pictures, placed_features
+from ..runtime.runner import Limits, require_plan
 from ..runtime.text.stop_strings import StopAutomaton
 from ..runtime.text.tokenizer import Tokenizer
 from .answer import Answer, Answerer, print_speed, write_out

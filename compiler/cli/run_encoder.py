@@ -6,9 +6,10 @@ import sys
 from typing import Any
 
 from ..bundle.manifest import Description
-from ..runtime.batch import FloatArray, Runner
+from ..runtime.batch import FloatArray
 from ..runtime.encoding import Text, check_dimensions, classify, embed, encode, label_tokens, probabilities
 from ..runtime.errors import RequestError
+from ..runtime.runner import Runner
 from ..runtime.text.pair_text import encode_in_template
 from ..runtime.text.prompts import prompt_text
 from ..runtime.text.tokenizer import Tokenizer

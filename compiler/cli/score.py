@@ -8,9 +8,9 @@ from rich.markup import escape
 
 from ..bundle.folder import open_any
 from ..bundle.signature import read_trusted_keys
-from ..runtime.batch import Limits
 from ..runtime.errors import OutputError, RequestError, reason_of
 from ..runtime.generate import PREFILL_CHUNK, score
+from ..runtime.runner import Limits
 from .model import open_command_runner
 from .options import Score
 from .output import print_json

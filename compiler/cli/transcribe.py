@@ -8,8 +8,8 @@ from ..bundle.signature import read_trusted_keys
 from ..runtime.audio.formats import write_transcript
 from ..runtime.audio.sound import read_sound_file
 from ..runtime.audio.transcribe import LIMITS, Transcriber, TranscriptionOptions
-from ..runtime.batch import require_plan
 from ..runtime.errors import OutputError, reason_of
+from ..runtime.runner import require_plan
 from ..runtime.text.tokenizer import Tokenizer
 from .model import bundle_of, open_command_runner
 from .options import Transcribe

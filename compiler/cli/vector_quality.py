@@ -15,9 +15,10 @@ from ..measure.quality import require_same_tokens
 from ..measure.report import weight_bytes_of
 from ..measure.vector_quality import SearchTask, VectorQuality, compare_vectors, make_task
 from ..measure.vector_reference import VectorReference
-from ..runtime.batch import FloatArray, Limits
+from ..runtime.batch import FloatArray
 from ..runtime.encoding import Text, encode
 from ..runtime.errors import RequestError
+from ..runtime.runner import Limits
 from ..runtime.text.tokenizer import Tokenizer
 from .comparison import Comparison, bundle_entry, comparison_table
 from .model import open_command_runner

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from ..bundle.folder import Folder
 from ..formats import Checkpoint
 from ..quant.base import FloatArray
-from ..runtime.batch import Runner
 from ..runtime.errors import BundleError, CheckpointError, DeviceError, RequestError
 from ..runtime.generate import PREFILL_CHUNK, score
+from ..runtime.runner import Runner
 from ..runtime.text.tokenizer import Tokenizer
 from .checkpoint_reference import CheckpointReference
 

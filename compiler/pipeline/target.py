@@ -22,10 +22,10 @@ from ..ir.plan import Plan
 from ..names import RUNNERS, TARGETS
 from ..quant import Quantization
 from ..quant.layout import Layout
-from ..runtime.batch import Limits, Runner
 from ..runtime.errors import RequestError
 from ..runtime.plan_runner import PlanRunner
 from ..runtime.reference import ReferenceRunner
+from ..runtime.runner import Limits, Runner
 from ..runtime.trust import check_runner
 
 

@@ -15,11 +15,12 @@ import numpy as np
 from ..bundle.entries import InputEntry
 from ..bundle.manifest import AUDIO, CLASSIFY, EMBED, GENERATE, VISION, Description
 from ..ir.pages import SOURCE_PAGES
-from .batch import Array, Batch, FloatArray, Limits, Output, Result, done, require_plan
+from .batch import Array, Batch, FloatArray
 from .errors import RequestError
 from .inputs import EXPORT_INPUTS, STATE_INPUTS, require_inputs
 from .limits import complete_limits, largest_dims, page_groups, require_within
 from .patches import PatchBatch
+from .runner import Limits, Output, Result, done, require_plan
 
 AnyManifest = TypeVar("AnyManifest", bound=Description)
 

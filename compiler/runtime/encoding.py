@@ -15,9 +15,10 @@ import numpy as np
 from ..bundle.manifest import CLASSIFY, EMBED, GENERATE
 from ..ir.spec import ClassifierSpec, EmbeddingSpec
 from ..shared.script import SharedScript
-from .batch import Chunk, FloatArray, Runner, make_batch, make_text_batch, require_plan
+from .batch import Chunk, FloatArray, make_batch, make_text_batch
 from .errors import RequestError
 from .generate import PREFILL_CHUNK, check_tokens, not_finite
+from .runner import Runner, require_plan
 
 
 @dataclass(frozen=True, slots=True)

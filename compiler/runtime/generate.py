@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from ..bundle.manifest import GENERATE
 from ..ir.sampling import GREEDY, Sampler, Settings
-from .batch import Chunk, FloatArray, Output, Runner, features_between, make_batch, require_plan
+from .batch import Chunk, FloatArray, features_between, make_batch
 from .errors import DeviceError, RequestError
 from .page_groups import rings
+from .runner import Output, Runner, require_plan
 
 # Prompt tokens per forward pass: enough to fill a tile kernel twice, few enough that a pass is short on small devices.
 PREFILL_CHUNK = 64

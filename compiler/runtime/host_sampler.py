@@ -9,8 +9,9 @@ import numpy as np
 from ..ir.ops.sampling import top_logprobs
 from ..ir.sampling import ALTERNATIVES, COUNTS, Settings, adjust_logits
 from .base_runner import ArrayLayout
-from .batch import Array, Batch, FloatArray, IntArray, Output
+from .batch import Array, Batch, FloatArray, IntArray
 from .quick_choice import log_probability, quick_choice
+from .runner import Output
 
 
 class HostSampler:

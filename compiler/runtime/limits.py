@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from ..bundle.manifest import DRAFT, VISION, Description, Manifest
 from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES, SOURCE_PAGES
-from .batch import NO_PATCHES, Limits
+from .batch import NO_PATCHES
 from .errors import RequestError
 from .page_groups import PageGroup, group_windows, pages_of_sequence
+from .runner import Limits
 
 
 def complete_limits(manifest: Description, limits: Limits) -> Limits:

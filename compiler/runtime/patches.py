@@ -9,9 +9,10 @@ from typing import TypeAlias
 import numpy as np
 
 from ..ir.spec import VisionSpec
-from .batch import Array, Batch, FloatArray, IntArray, Runner
+from .batch import Array, Batch, FloatArray, IntArray
 from .errors import RequestError
 from .images.patches import PreparedImage
+from .runner import Runner
 
 
 @dataclass(frozen=True, slots=True)

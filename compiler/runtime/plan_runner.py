@@ -19,12 +19,13 @@ from ..bundle.manifest import AUDIO, VISION, Manifest
 from ..ir.expr import evaluate
 from ..ir.rope import rope_table
 from .base_runner import ArrayLayout, BaseRunner
-from .batch import Array, Batch, FloatArray, Limits, Output, Result, require_plan
+from .batch import Array, Batch, FloatArray
 from .errors import DeviceError
 from .host_tables import HostTables, require_known_tokens
 from .inputs import batch_inputs, require_kept, require_sources, require_texts, require_windows
 from .limits import require_within
 from .patches import AnyBatch, PatchBatch, require_patches
+from .runner import Limits, Output, Result, require_plan
 from .variant import stored_dtype
 
 # Logits are large: they are copied from the device only if they are read.

@@ -17,10 +17,10 @@ from ..ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, SOURCE_PAGES, STATES
 from ..quant.base import FloatArray
 from .base_runner import ArrayLayout
 from .batch import Array as BatchArray
-from .batch import Limits
 from .errors import DeviceError
 from .patches import AnyBatch
 from .plan_runner import PlanRunner, constant_tables
+from .runner import Limits
 
 # Dims of memory that outlives a batch. All other dims may be of any size, because nothing is allocated for them.
 PERSISTENT_DIMS = (*PAGE_DIMS, DRAFT_PAGES, KEPT_PAGES, SOURCE_PAGES, STATES, "N", "M", "G")

@@ -14,9 +14,10 @@ from ..bundle.entries import SelfTestEntry, SelfTestRow
 from ..bundle.manifest import Manifest
 from ..ir.ops.sampling import log_sum_exp
 from .audio.windows import source_of, test_window, window_batch
-from .batch import Chunk, FloatArray, Runner, Source, make_batch
+from .batch import Chunk, FloatArray, Source, make_batch
 from .errors import DeviceError
 from .plan_runner import PlanRunner
+from .runner import Runner
 from .vector_test import largest_difference
 from .vision_test import vision_difference
 

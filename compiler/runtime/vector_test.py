@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..bundle.entries import VectorTestEntry, VectorTestRow
-from .batch import FloatArray, Runner
+from .batch import FloatArray
 from .encoding import Text, encode
+from .runner import Runner
 
 
 def largest_difference(runner: Runner, test: VectorTestEntry) -> float:

@@ -7,8 +7,9 @@ import numpy as np
 from ..bundle.entries import VisionTestEntry
 from ..ir.images import ImageSpec
 from ..ir.spec import VisionSpec
-from .batch import FloatArray, Runner
+from .batch import FloatArray
 from .patches import PatchBatch
+from .runner import Runner
 from .vector_test import lengths_of_differences
 
 # The most patches of the test: several tiles of keys.

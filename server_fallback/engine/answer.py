@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from threading import Lock
 
-from nearfar.compiler.runtime.batch import FloatArray, IntArray, Output
+from nearfar.compiler.runtime.batch import FloatArray, IntArray
+from nearfar.compiler.runtime.runner import Output
 
 from .adapters import Adapter
 from .images import ImageName

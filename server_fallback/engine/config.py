@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.page_groups import PageGroup
+from nearfar.compiler.runtime.runner import Limits
 
 from ..images.options import IMAGE_CACHE_BYTES
 from .batching import Batching

@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from nearfar.compiler.bundle.manifest import DRAFT
-from nearfar.compiler.runtime.batch import Batch, Chunk, Limits, Output
+from nearfar.compiler.runtime.batch import Batch, Chunk
 from nearfar.compiler.runtime.page_groups import PageGroup
+from nearfar.compiler.runtime.runner import Limits, Output
 
 from .draft_model import Draft, DraftModel
 from .model import TokenModel

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from nearfar.compiler.ir.sampling import Settings
-from nearfar.compiler.runtime.batch import Batch, Chunk, Limits, Output, make_batch
+from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.page_groups import PageGroup, longest_sequence
+from nearfar.compiler.runtime.runner import Limits, Output
 
 from .model import TokenModel
 from .pages import Pages, PageTable

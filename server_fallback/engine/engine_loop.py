@@ -16,8 +16,9 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TypeVar
 
-from nearfar.compiler.runtime.batch import Array, Output
+from nearfar.compiler.runtime.batch import Array
 from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, NearfarError, Unavailable
+from nearfar.compiler.runtime.runner import Output
 
 from .adapters import Adapters
 from .answer import Answer, Deadlines, Outbox, generated_token

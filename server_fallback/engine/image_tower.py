@@ -9,9 +9,10 @@ from itertools import accumulate
 import numpy as np
 
 from nearfar.compiler.ir.images import ImageSpec
-from nearfar.compiler.runtime.batch import FloatArray, Runner
+from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.images.patches import tile_patches
 from nearfar.compiler.runtime.patches import PatchBatch
+from nearfar.compiler.runtime.runner import Runner
 
 from .image_encoder import Pixels
 

@@ -1,4 +1,6 @@
-"""The engine's interface to a device: `compiler/batch.Runner` without its bundle; `TokenModel` describes the model."""
+"""The engine's interface to a device: `Runner` of `compiler/runtime/runner.py` without its bundle; `TokenModel` describes
+the model.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Protocol
 
-from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError
 from nearfar.compiler.runtime.page_groups import PageGroup
+from nearfar.compiler.runtime.runner import Limits, Output
 
 # `StepRunner.write_state`, or something that calls it.
 WriteState = Callable[[str, int, Array], None]

@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
-from nearfar.compiler.runtime.batch import FloatArray, Limits
+from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.page_groups import longest_sequence
+from nearfar.compiler.runtime.runner import Limits
 
 from .answer import Answer
 from .check_request import check_request

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Runner
+from nearfar.compiler.runtime.runner import Runner
 
 from ..engine.config import EngineConfig
 from ..engine.draft_heads import DraftAssistant, DraftHeads

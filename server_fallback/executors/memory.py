@@ -10,10 +10,10 @@ from nearfar.compiler.bundle.entries import ITEM_BYTES, BufferEntry
 from nearfar.compiler.bundle.manifest import ExportManifest, Manifest
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.limits import largest_dims, page_groups
 from nearfar.compiler.runtime.page_groups import group_windows, pages_of_sequence
+from nearfar.compiler.runtime.runner import Limits
 
 # The pages that the heads of a model need, if they draft tokens.
 HEAD_DIMS = (DRAFT_PAGES, KEPT_PAGES)

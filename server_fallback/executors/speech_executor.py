@@ -11,8 +11,8 @@ from typing import Any
 
 from nearfar.compiler.runtime.audio.sound import read_sound
 from nearfar.compiler.runtime.audio.transcribe import Transcriber, Transcript, TranscriptionOptions
-from nearfar.compiler.runtime.batch import Runner
 from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.runner import Runner
 
 from ..engine.stats import EngineStats
 from ..schema.completions import AnswerRequest

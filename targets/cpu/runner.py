@@ -16,10 +16,11 @@ import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.runtime.base_runner import ArrayLayout
-from nearfar.compiler.runtime.batch import Array, Limits, Result
+from nearfar.compiler.runtime.batch import Array
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.patches import AnyBatch
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, passing_entries
+from nearfar.compiler.runtime.runner import Limits, Result
 from nearfar.compiler.runtime.variant import choose_activation, choose_kernels
 
 from ..threads import default_threads

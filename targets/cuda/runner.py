@@ -22,10 +22,11 @@ from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import GENERATE
 from nearfar.compiler.ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, SOURCE_PAGES, STATES
 from nearfar.compiler.runtime.base_runner import ArrayLayout
-from nearfar.compiler.runtime.batch import Array, Batch, Limits, Result
+from nearfar.compiler.runtime.batch import Array, Batch
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.patches import AnyBatch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
+from nearfar.compiler.runtime.runner import Limits, Result
 from nearfar.compiler.runtime.variant import choose_activation
 
 from .arch import require_device

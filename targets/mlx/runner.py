@@ -16,9 +16,10 @@ from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.runtime.base_runner import ArrayLayout, BaseRunner
-from nearfar.compiler.runtime.batch import Array, Batch, Limits, Output
+from nearfar.compiler.runtime.batch import Array, Batch
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.host_sampler import HostSampler
+from nearfar.compiler.runtime.runner import Limits, Output
 
 from .forward import Forward, require_known
 from .framework import load_mlx

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import ExportBundle
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import DeviceError
+from nearfar.compiler.runtime.runner import Limits
 
 from .bound_rows import BoundRows
 from .session import open_session

@@ -21,9 +21,10 @@ from typing import Any
 from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
 from nearfar.compiler.runtime.base_runner import ArrayLayout, BaseRunner
-from nearfar.compiler.runtime.batch import Array, Batch, Limits, Output, Result
+from nearfar.compiler.runtime.batch import Array, Batch
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.host_sampler import HostSampler
+from nearfar.compiler.runtime.runner import Limits, Output, Result
 
 from ..threads import default_threads
 from .kv_rows import KvRows

@@ -18,8 +18,9 @@ from nearfar.compiler.bundle.entries import InputEntry
 from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.bundle.manifest import ExportManifest
 from nearfar.compiler.runtime.base_runner import ArrayLayout, BaseRunner
-from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Result
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray
 from nearfar.compiler.runtime.inputs import require_texts
+from nearfar.compiler.runtime.runner import Limits, Result
 
 from ..threads import default_threads
 from .session import open_session

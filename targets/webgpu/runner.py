@@ -19,9 +19,10 @@ from nearfar.compiler.bundle.entries import BufferEntry, KernelEntry, StepEntry
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.runtime.base_runner import ArrayLayout
-from nearfar.compiler.runtime.batch import Array, Limits
+from nearfar.compiler.runtime.batch import Array
 from nearfar.compiler.runtime.patches import AnyBatch
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, passing_entries
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.variant import choose_kernels
 
 from .device import MAX_GRID, features_of, find_adapter, for_naga, open_device

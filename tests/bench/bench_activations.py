@@ -18,8 +18,9 @@ from tokenizers import Tokenizer
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Chunk, Limits, Runner, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits, Runner
 from nearfar.server_fallback.executors.devices import default_arch
 from nearfar.targets.cpu.runner import CpuRunner
 

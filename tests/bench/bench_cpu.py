@@ -33,7 +33,8 @@ from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.export.gguf_file import GgufOptions, export_gguf
 from nearfar.compiler.formats.gguf.architectures import architecture_for
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.cpu.runner import CpuRunner
 from nearfar.targets.threads import default_threads
 

@@ -26,7 +26,8 @@ from bench_cpu import make_bundle
 from checkpoints import SPARSE_MIXTURE
 
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.cpu.runner import CpuRunner
 from nearfar.targets.cpu.weight_memory import COPIED, MAPPED, WEIGHTS_VARIABLE
 from nearfar.targets.threads import default_threads

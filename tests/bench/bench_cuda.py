@@ -30,8 +30,9 @@ from nearfar.compiler.ir.expr import holds
 from nearfar.compiler.ir.sampling import Sampling, Settings
 from nearfar.compiler.measure.report import make_report
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Chunk, Limits, Output, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.host_tables import HostTables
+from nearfar.compiler.runtime.runner import Limits, Output
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine

@@ -26,8 +26,9 @@ from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.ir.kv_format import KV_NAMES
 from nearfar.compiler.measure.report import make_report
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
+from nearfar.compiler.runtime.runner import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 # Cached tokens before the decoded one. The other lengths are compared with the first.

@@ -30,8 +30,8 @@ from rich.table import Table
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.encoding import Text, encode
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.cpu.runner import CpuRunner
 from nearfar.targets.threads import default_threads
 

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from nearfar.compiler.ir.sampling import Sampling
-from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray
 from nearfar.compiler.runtime.page_groups import PageGroup
+from nearfar.compiler.runtime.runner import Limits, Output
 from nearfar.server_fallback.engine.config import SchedulerConfig
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import TokenRequest

@@ -29,7 +29,8 @@ from rich.table import Table
 
 from nearfar.compiler.bundle.folder import ExportBundle, open_any
 from nearfar.compiler.export.gguf_file import GgufOptions, export_gguf
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.onnx.runner import OnnxRunner
 from nearfar.targets.threads import default_threads
 

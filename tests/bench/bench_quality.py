@@ -34,9 +34,9 @@ from nearfar.compiler.measure.quality import (
 )
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import NearfarError
 from nearfar.compiler.runtime.generate import PREFILL_CHUNK
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 SEED = 2024

@@ -25,8 +25,9 @@ from rich.table import Table
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
+from nearfar.compiler.runtime.runner import Limits
 
 RESULTS = Path(__file__).parent / "results" / "cpu-states.json"
 ROWS = (1, 512, 2048)

@@ -40,8 +40,9 @@ from bench_compile import machine
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.demo import DEMOS
-from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, Limits, Output
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray
 from nearfar.compiler.runtime.page_groups import PageGroup
+from nearfar.compiler.runtime.runner import Limits, Output
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig

@@ -29,7 +29,7 @@ from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest, TokenSource

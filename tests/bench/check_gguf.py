@@ -20,7 +20,8 @@ from llama_runner import LlamaCpp
 from nearfar.compiler.export.gguf_file import GgufOptions, export_gguf
 from nearfar.compiler.formats.gguf.architectures import ARCHITECTURES
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.cpu.runner import CpuRunner
 
 # Relative to the largest logit. llama.cpp looks up GELU in a float16 table, and rounds the ends of YaRN's ramp.

@@ -21,9 +21,10 @@ from demo_encoder.recall import MODES, measure
 from demo_encoder.saved_encoder import embed_texts, read_checkpoint
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.demo import DEMOS, ENCODER_CHECKPOINT
-from nearfar.compiler.runtime.batch import FloatArray, Limits
+from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.encoding import Text, encode, finished
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 CONTEXT = 256

@@ -34,8 +34,9 @@ from nearfar.compiler.cli.inspect import draft_facts
 from nearfar.compiler.measure.report import make_report
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.target import load_target
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.trust import check_runner
 
 LIMITS = Limits(tokens=75, sequences=3, rows=75, pages=20, draft_pages=5)

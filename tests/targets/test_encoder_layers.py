@@ -16,9 +16,9 @@ from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.measure.report import make_report
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime import plan_runner
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.encoding import Text, encode
 from nearfar.compiler.runtime.plan_runner import PlanRunner
+from nearfar.compiler.runtime.runner import Limits
 
 LIMITS = Limits(tokens=75, sequences=3)
 TEXTS = texts_of([1, 17, 33])

@@ -24,7 +24,8 @@ from nearfar.compiler.formats.checkpoint import StoredMatrix
 from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.runner import Limits
 
 CONTEXT = 64
 # Sharp attention amplifies differences in the order of sums, and the rounding of the 16-bit activations of CPUs.

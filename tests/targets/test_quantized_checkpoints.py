@@ -32,9 +32,10 @@ from nearfar.compiler.measure.report import make_report, weight_formats
 from nearfar.compiler.pipeline import compile as compiler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 
 TOKENS = list(range(3, 509, 23))
 OPTIONS: Mapping[str, Any] = {"context": 64, "activations": ("float32",)}

@@ -13,9 +13,9 @@ from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 
 NEW_TOKENS = 64
 CONTEXT = len(TOKENS) + NEW_TOKENS

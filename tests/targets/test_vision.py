@@ -22,11 +22,12 @@ from nearfar.compiler.bundle.manifest import VISION
 from nearfar.compiler.export.bundle_tensors import bundle_tensors
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
-from nearfar.compiler.runtime.batch import Chunk, Limits, features_between, make_batch
+from nearfar.compiler.runtime.batch import Chunk, features_between, make_batch
 from nearfar.compiler.runtime.errors import DeviceError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.images.patches import PreparedImage
 from nearfar.compiler.runtime.patches import PatchBatch, image_features
 from nearfar.compiler.runtime.plan_runner import PlanRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.trust import check_runner
 
 LIMITS = Limits(tokens=110, sequences=2, rows=110, pages=16, patches=512)

@@ -21,9 +21,10 @@ from nearfar.compiler.pipeline.compile import compile_model
 from nearfar.compiler.pipeline.options import CompileOptions
 from nearfar.compiler.runtime.audio.windows import source_of, window_batch
 from nearfar.compiler.runtime.base_runner import BaseRunner
-from nearfar.compiler.runtime.batch import Chunk, FloatArray, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, FloatArray, make_batch
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.plan_runner import PlanRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.trust import check_runner
 
 LIMITS = Limits(tokens=CONTEXT, sequences=2, rows=CONTEXT, pages=4, windows=2)

@@ -22,7 +22,8 @@ from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.browser.page_server import PAGE
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.runner import Limits
 
 # Counts the calls of WebGPU from here on, and the bytes that are mapped for reading, in window.counts.
 COUNT_CALLS = """() => {

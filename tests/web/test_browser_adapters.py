@@ -17,8 +17,9 @@ from tiny_adapters import MLP, SELF_ATTENTION, make_adapter
 from nearfar.compiler.browser.page_server import PAGE
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.formats.peft import read_adapter
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 
 HTML = '<!doctype html><body><script type="module" src="start.js"></script>'
 START = """import { Engine } from "./nearfar.js";

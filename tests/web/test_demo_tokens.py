@@ -15,9 +15,9 @@ from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Runner
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Runner
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 PROMPT = [{"role": "user", "content": "tell me a story about a fox"}]

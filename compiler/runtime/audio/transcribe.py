@@ -19,9 +19,10 @@ from ...bundle.manifest import AUDIO, Manifest
 from ...ir.ops.sampling import log_softmax, log_sum_exp
 from ...ir.speech import HOP, SAMPLE_RATE
 from ...shared.script import SharedScript
-from ..batch import Chunk, FloatArray, Limits, Runner, make_batch, require_plan
+from ..batch import Chunk, FloatArray, make_batch
 from ..errors import DeviceError, RequestError
 from ..generate import not_finite
+from ..runner import Limits, Runner, require_plan
 from ..text.tokenizer import Tokenizer
 from .log_mel import log_mel
 from .windows import source_of, window_batch

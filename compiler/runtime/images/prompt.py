@@ -8,9 +8,10 @@ from itertools import accumulate
 import numpy as np
 
 from ...ir.images import ImagePrompt, ImageSpec
-from ..batch import FloatArray, Runner
+from ..batch import FloatArray
 from ..errors import CheckpointError
 from ..patches import image_features
+from ..runner import Runner
 from ..text.tokenizer import Tokenizer
 from .patches import PreparedImage
 

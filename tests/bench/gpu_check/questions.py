@@ -12,8 +12,9 @@ import numpy as np
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.formats.huggingface import open_checkpoint
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 MAX_TOKENS = 32

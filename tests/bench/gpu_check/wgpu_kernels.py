@@ -30,7 +30,7 @@ def run(job: Job, report: Report) -> None:
 
 def self_test(folder: Path, report: Report) -> None:
     from nearfar.compiler.bundle.folder import open_bundle
-    from nearfar.compiler.runtime.batch import Limits
+    from nearfar.compiler.runtime.runner import Limits
     from nearfar.compiler.runtime.trust import largest_deviation
     from nearfar.targets.webgpu.runner import WebGPURunner
 

@@ -25,10 +25,11 @@ from nearfar.compiler.formats.task_adapters import for_adapter, with_adapters
 from nearfar.compiler.ir.spec import TransitionSpec
 from nearfar.compiler.pipeline.graphs import graphs_of
 from nearfar.compiler.pipeline.weights import check_tensors
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch, make_text_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch, make_text_batch
 from nearfar.compiler.runtime.encoding import Text, classify, embed, encode
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.trust import check_runner
 
 NO_NUMBERS = (math.inf, 10**400, True)

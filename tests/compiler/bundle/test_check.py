@@ -43,7 +43,7 @@ from pathlib import Path
 from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.runtime.errors import NearfarError
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.runner import Limits
 folder = Path(sys.argv[1])
 ran = refused = 0
 for line in sys.stdin:
@@ -297,7 +297,7 @@ def test_the_rows_of_an_adapters_module_are_inside_its_states(manifests: dict[st
 
 def test_a_kernel_library_is_loaded_from_the_bytes_that_were_hashed(manifests: dict[str, Path], tmp_path: Path) -> None:
     """A file that is replaced after the bundle was verified is never run."""
-    from nearfar.compiler.runtime.batch import Limits
+    from nearfar.compiler.runtime.runner import Limits
     from nearfar.targets.cpu.runner import CpuRunner
 
     bundle = open_bundle(Path(shutil.copytree(manifests["cpu"], tmp_path / "bundle")))

@@ -29,9 +29,9 @@ from nearfar.compiler.measure.checkpoint_reference import CheckpointReference
 from nearfar.compiler.measure.quality import CheckpointCandidate, measure
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
 from nearfar.compiler.quant import by_name
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import CheckpointError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.cpu.runner import CpuRunner
 
 WINDOW = 64

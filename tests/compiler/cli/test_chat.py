@@ -12,8 +12,9 @@ from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.cli.answer import Answer, Answerer
 from nearfar.compiler.cli.chat import Conversation
 from nearfar.compiler.ir.sampling import Sampler
-from nearfar.compiler.runtime.batch import Batch, Limits, Output
+from nearfar.compiler.runtime.batch import Batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits, Output
 from nearfar.compiler.runtime.text.stop_strings import StopAutomaton
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 

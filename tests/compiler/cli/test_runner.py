@@ -11,8 +11,8 @@ import pytest
 from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.cli import main
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import DeviceError
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.webgpu import device
 
 

@@ -21,10 +21,10 @@ from nearfar.compiler.export.gguf_file import GgufOptions, export_gguf
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.gguf.write_encoders import encoder_tokenizer
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.encoding import Text, embed, encode
 from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 

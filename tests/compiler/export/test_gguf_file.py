@@ -27,9 +27,10 @@ from nearfar.compiler.formats.checkpoint import StoredMatrix
 from nearfar.compiler.formats.gguf.write_metadata import model_metadata
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import OutputError, QuantizationError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 
 PROMPT = [(7 * i * i + 3 * i + 5) % 250 for i in range(10)]
 # llama.cpp rounds the inputs of a projection to 8 bits; with float weights, it computes attention in float16.

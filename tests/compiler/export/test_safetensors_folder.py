@@ -15,9 +15,10 @@ from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.export.bundle_tensors import bundle_tensors
 from nearfar.compiler.export.safetensors_folder import export_safetensors
 from nearfar.compiler.formats import load
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import OutputError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 
 PROMPT = [(7 * i * i + 3 * i + 5) % 509 for i in range(41)]
 NEW_TOKENS = 12

@@ -21,9 +21,10 @@ from nearfar.compiler.export.bundle_tensors import bundle_tensors
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.assistant import with_assistant
 from nearfar.compiler.pipeline.compile import CompileOptions, require_export
-from nearfar.compiler.runtime.batch import Limits, make_batch
+from nearfar.compiler.runtime.batch import make_batch
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 
 
 def test_the_logits_of_an_ordered_head_are_those_of_all_tokens(tmp_path: Path) -> None:

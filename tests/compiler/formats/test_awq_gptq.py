@@ -36,8 +36,9 @@ from nearfar.compiler.formats.checkpoint import StoredMatrix
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.stored_forms import choose_quantization
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import CheckpointError, QuantizationError, RequestError, UnsupportedModel
+from nearfar.compiler.runtime.runner import Limits
 
 pytestmark = pytest.mark.skipif(find_spec("onnxruntime_genai") is None, reason="onnxruntime_genai is not installed")
 

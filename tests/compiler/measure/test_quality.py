@@ -32,9 +32,9 @@ from nearfar.compiler.measure.quality import (
     measure,
     summarize,
 )
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 TEXT = "A text of the tests, which is neither long nor short, and has 81 bytes and tokens."

@@ -26,9 +26,10 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.self_test import Reference, make_self_test, packed_rows, reference_logits
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime import graph_walk
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import CheckpointError, DeviceError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.trust import largest_deviation
 from nearfar.targets.webgpu.lower import MAX_BINDING_BYTES
 

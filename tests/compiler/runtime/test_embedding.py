@@ -19,11 +19,12 @@ from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.cli import main
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Limits, make_text_batch
+from nearfar.compiler.runtime.batch import make_text_batch
 from nearfar.compiler.runtime.encoding import embed
 from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.targets.webgpu.runner import WebGPURunner
 

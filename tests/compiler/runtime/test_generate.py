@@ -13,10 +13,11 @@ from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.ir.sampling import Sampler
-from nearfar.compiler.runtime.batch import Batch, Output
+from nearfar.compiler.runtime.batch import Batch
 from nearfar.compiler.runtime.errors import DeviceError, RequestError
 from nearfar.compiler.runtime.generate import Timings, generate, score
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Output
 
 CompileTiny = Callable[..., Path]
 

@@ -14,9 +14,9 @@ from tiny_models import CHECKPOINTS
 from tolerances import F16, F32, relative_error
 
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 
 CompileTiny = Callable[..., Path]
 

@@ -20,10 +20,10 @@ from nearfar.compiler.cli import main
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.generate import score
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.trust import largest_deviation
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]

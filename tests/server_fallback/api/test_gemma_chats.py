@@ -18,8 +18,8 @@ from gemma_chats import ADD, make_gemma
 from plain_target import compile_plain
 
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.engine.model import TokenModel

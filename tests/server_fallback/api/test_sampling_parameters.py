@@ -20,7 +20,8 @@ from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Array, Batch, Limits, Output
+from nearfar.compiler.runtime.batch import Array, Batch
+from nearfar.compiler.runtime.runner import Limits, Output
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.engine.model import TokenModel

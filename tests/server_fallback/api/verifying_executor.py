@@ -11,8 +11,8 @@ from hash_runner import MODEL, HashRunner
 from live_server import LiveServer, live_server
 
 from nearfar.compiler.ir.sampling import Sampling
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.engine.request import TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine

@@ -15,7 +15,7 @@ from hash_runner import MODEL, HashRunner
 from scheduler_traces import pools_of
 from waiting import WAIT_SECONDS
 
-from nearfar.compiler.runtime.batch import Limits
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine

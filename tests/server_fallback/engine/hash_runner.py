@@ -18,10 +18,11 @@ from hash_model import VOCAB, fold, next_token
 
 from nearfar.compiler.bundle.manifest import DRAFT, GENERATE
 from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK
-from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, IntArray, Limits, Output, done
+from nearfar.compiler.runtime.batch import Array, Batch, FloatArray, IntArray
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.inputs import require_states
 from nearfar.compiler.runtime.page_groups import PageGroup
+from nearfar.compiler.runtime.runner import Limits, Output, done
 from nearfar.server_fallback.engine.model import TokenModel
 
 PAGE = 4

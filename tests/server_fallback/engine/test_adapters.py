@@ -17,8 +17,9 @@ from waiting import WAIT_SECONDS
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.formats.peft import read_adapter
-from nearfar.compiler.runtime.batch import FloatArray, Limits
+from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import DeviceError, RequestError
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine.adapters import Adapters
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest

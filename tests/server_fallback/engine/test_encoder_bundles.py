@@ -10,9 +10,9 @@ import pytest
 from plain_target import compile_plain
 from tiny_encoders import CONTEXT, make_encoder, texts_of
 
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.encoding import Text, encode
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.encoder_engine import EncoderEngine
 from nearfar.server_fallback.engine.encoder_model import EncoderModel

@@ -17,8 +17,9 @@ from hash_model import VOCAB
 from hash_runner import PAGE, HashRunner
 from waiting import WAIT_SECONDS
 
-from nearfar.compiler.runtime.batch import Batch, FloatArray, Limits
+from nearfar.compiler.runtime.batch import Batch, FloatArray
 from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine.batching import Batching
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.encode_job import EncodeRequest

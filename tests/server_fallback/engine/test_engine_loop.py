@@ -16,8 +16,9 @@ from hash_runner import HashRunner
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.bundle.manifest import GENERATE
-from nearfar.compiler.runtime.batch import Batch, Limits, Output
+from nearfar.compiler.runtime.batch import Batch
 from nearfar.compiler.runtime.errors import DeviceError
+from nearfar.compiler.runtime.runner import Limits, Output
 from nearfar.server_fallback.engine import engine_loop
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest

@@ -27,8 +27,9 @@ from waiting import WAIT_SECONDS
 
 from nearfar.compiler.bundle.manifest import GENERATE
 from nearfar.compiler.ir.sampling import DEFAULT_SAMPLING
-from nearfar.compiler.runtime.batch import Batch, FloatArray, Limits, Output
+from nearfar.compiler.runtime.batch import Batch, FloatArray
 from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError
+from nearfar.compiler.runtime.runner import Limits, Output
 from nearfar.server_fallback.engine.answer import Answer
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.image_encoder import ImageEncoder

@@ -18,9 +18,10 @@ from test_same_under_load import Answer, alone, mixed_requests
 from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.runtime.batch import Chunk, FloatArray, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, FloatArray, make_batch
 from nearfar.compiler.runtime.errors import DeviceError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenRequest

@@ -23,9 +23,9 @@ from nearfar.compiler.ir.kv_format import KvName
 from nearfar.compiler.ir.sampling import Sampling
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Limits, Runner
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits, Runner
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.draft_heads import DraftAssistant, DraftHeads
 from nearfar.server_fallback.engine.draft_model import DraftModel

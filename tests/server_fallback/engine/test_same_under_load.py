@@ -20,9 +20,9 @@ from tiny_models import VOCAB_SIZE
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.kv_format import KvName
 from nearfar.compiler.ir.sampling import Sampler, Sampling
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.step_runner import StepRunner

@@ -17,9 +17,9 @@ from tiny_models import VOCAB_SIZE
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.sampling import Sampling
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import DeviceError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.draft_heads import DraftAssistant, DraftHeads
 from nearfar.server_fallback.engine.draft_model import DraftModel

@@ -14,8 +14,8 @@ from hash_runner import MODEL, HashRunner
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.ir.sampling import IN_PROMPT, Sampling
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, QueueFull, Unavailable
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine

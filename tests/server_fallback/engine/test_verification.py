@@ -22,9 +22,10 @@ from waiting import WAIT_SECONDS
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.sampling import Sampling
-from nearfar.compiler.runtime.batch import Batch, Limits, Output
+from nearfar.compiler.runtime.batch import Batch
 from nearfar.compiler.runtime.errors import DeadlineExceeded, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits, Output
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import FinishReason, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine

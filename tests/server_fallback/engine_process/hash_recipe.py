@@ -7,8 +7,8 @@ from pathlib import Path
 
 from hash_runner import MODEL, HashRunner
 
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import BundleError, DeviceError
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.encoder_engine import EncoderEngine
 from nearfar.server_fallback.engine.encoder_model import EncoderModel

@@ -17,8 +17,8 @@ from plain_target import compile_plain
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import Manifest
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tool_formats import FORMATS
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.draft_heads import DraftAssistant, DraftHeads

@@ -20,10 +20,10 @@ from waiting import until
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.sampling import Sampler
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tool_formats import FORMATS
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine

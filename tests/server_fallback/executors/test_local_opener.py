@@ -18,9 +18,9 @@ from plain_target import compile_plain
 from tiny_whisper import CONTEXT, make_whisper
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import BundleError, CheckpointError, DeviceError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.executors import devices, local_recipe
 from nearfar.server_fallback.executors.devices import Gpu
 from nearfar.server_fallback.executors.executor import Call, Executor, Opening, TellsAbilities, Transcribes

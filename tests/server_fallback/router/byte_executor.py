@@ -10,8 +10,8 @@ from fake_source import END, TEMPLATE, VOCAB_SIZE, text_model
 from hash_model import STOP, VOCAB, next_token
 from hash_runner import PAGE, HashRunner
 
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine.verification import Verification

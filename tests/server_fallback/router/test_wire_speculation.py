@@ -19,8 +19,8 @@ from test_same_under_load import alone
 from verifying_executor import VerifyingExecutor, served
 
 from nearfar.compiler.ir.sampling import Sampling
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.engine.request import AnswerEnd, TokenRequest

@@ -17,9 +17,10 @@ from tolerances import F32, relative_error
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.formats.peft import read_adapter
 from nearfar.compiler.ir.rotary_pairs import RotaryPairs
-from nearfar.compiler.runtime.batch import Chunk, Limits, Runner, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits, Runner
 from nearfar.targets.cpu.runner import CpuRunner
 
 CompileTiny = Callable[..., Path]

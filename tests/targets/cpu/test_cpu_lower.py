@@ -11,8 +11,8 @@ from light_bundle import kernels_for, one_compilation
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import DeviceError, RequestError, ToolError
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.cpu import levels, link
 from nearfar.targets.cpu.runner import CpuRunner
 

@@ -22,9 +22,10 @@ from tolerances import F32, INT8_MODEL, INT16_MODEL, KV_Q4_F32, OF_ACTIVATION, r
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import BundleError, DeviceError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.variant import stored_dtype
 from nearfar.targets.cpu.levels import features
 from nearfar.targets.cpu.runner import CpuRunner

@@ -12,8 +12,9 @@ from light_bundle import few_kernels, one_compilation
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.executors.memory import weight_bytes
 from nearfar.targets.cpu import weight_memory
 from nearfar.targets.cpu.runner import CpuRunner

@@ -14,8 +14,9 @@ from emulated import libcuda, library_of
 from emulated_driver import EmulatedDriver
 
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import DeviceError
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.cuda.driver import NvidiaDriver
 from nearfar.targets.cuda.nvrtc import compile_cubin
 from nearfar.targets.cuda.runner import CudaRunner
@@ -24,7 +25,8 @@ from nearfar.targets.cuda.source import source_file
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.pipeline.target import open_runner
@@ -55,7 +57,8 @@ import json, os, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import numpy as np
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.targets.cuda.driver import Arguments, NvidiaDriver

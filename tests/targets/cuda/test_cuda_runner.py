@@ -18,9 +18,10 @@ from tolerances import F16, F32, relative_error
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.sampling import COUNTS, Settings
-from nearfar.compiler.runtime.batch import Chunk, Limits, Output, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits, Output
 from nearfar.compiler.runtime.variant import choose_activation
 from nearfar.targets.cuda import decode_graphs
 from nearfar.targets.cuda.arch import require_device

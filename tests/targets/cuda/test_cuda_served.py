@@ -26,9 +26,10 @@ from tolerances import F32
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.sampling import Sampler
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 
 CompileTiny = Callable[..., Path]
 # As in test_cuda_runner.py, so that the kernels are compiled once.

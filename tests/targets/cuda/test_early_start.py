@@ -22,7 +22,8 @@ import ctypes, sys
 from pathlib import Path
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.runner import Limits
 
 runner = open_runner("cuda", open_bundle(Path(sys.argv[1])), Limits(sequences=2, rows=2, pages=8))
 # Captures in the background would count as well.

@@ -22,8 +22,8 @@ from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.generate import generate, score
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 CompileTiny = Callable[..., Path]

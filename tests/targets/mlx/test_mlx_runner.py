@@ -17,9 +17,10 @@ from tolerances import F16, F32, KV_Q8, KV_Q8_F16, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, file_entry, open_any
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Chunk, Limits, Runner, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import DeviceError, ToolError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits, Runner
 
 CompileTiny = Callable[..., Path]
 Plans = Callable[[str, str], Bundle]

@@ -27,9 +27,9 @@ from nearfar.compiler.formats.safetensors_file import read_safetensors
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.export import export_model
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Limits, Runner
 from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits, Runner
 from nearfar.targets.mlx.config import write_config
 from nearfar.targets.mlx.models import require_known
 from nearfar.targets.mlx.packing import Packing

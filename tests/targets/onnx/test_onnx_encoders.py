@@ -23,10 +23,10 @@ from tolerances import F32, relative_error
 from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.encoding import Text, encode
 from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 
 FloatArray = npt.NDArray[np.float32]
 SCRIPT = Path(__file__).parent / "transformers_js_texts.mjs"

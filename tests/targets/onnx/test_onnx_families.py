@@ -27,9 +27,10 @@ from tolerances import F32, KV_Q8, ONNX_F32, ONNX_INT8_KERNEL, ONNX_INT8_MODEL, 
 from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import QuantizationError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.onnx.rows_graph import read_graph
 
 # Every layer has keys and values of its own, or a state.

@@ -22,9 +22,10 @@ from nearfar.compiler.bundle.folder import Bundle, ExportBundle
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import BundleError, DeviceError, RequestError, ToolError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.onnx.kv_rows import FILLER_TOKENS, KvRows
 from nearfar.targets.onnx.runner import OnnxRunner
 

@@ -18,7 +18,8 @@ from windowed_models import TOKENS, WINDOWED, logits_of_transformers, make_all
 from nearfar.compiler.bundle.folder import ExportBundle
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.export import export_model
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.onnx.runner import OnnxRunner
 
 CONTEXT = 48

@@ -22,10 +22,11 @@ from nearfar.compiler import quant
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Chunk, Limits, make_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.webgpu import lower
 from nearfar.targets.webgpu.device import choose_activation, features_of, preferred_adapter
 from nearfar.targets.webgpu.runner import WebGPURunner

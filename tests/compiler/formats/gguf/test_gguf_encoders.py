@@ -32,10 +32,10 @@ from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.graphs import graphs_of
 from nearfar.compiler.pipeline.weights import check_tensors
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.encoding import Text, embed, encode
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 TEXTS = texts_of([1, 17, CONTEXT, 40])

@@ -16,8 +16,8 @@ from hash_model import answer_of
 from hash_runner import HashRunner
 from picking import Grammar
 
-from nearfar.compiler.runtime.batch import Limits
 from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine import mask_task
 from nearfar.server_fallback.text.grammar.constraint import GrammarConstraint
 from nearfar.server_fallback.text.grammar.source import EbnfSource, JsonSource
