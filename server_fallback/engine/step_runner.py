@@ -1,5 +1,5 @@
-"""The engine's interface to a device: `Runner` of `compiler/runtime/runner.py` without its bundle; `TokenModel` describes
-the model.
+"""The engine's interface to a device: `Runner` of `compiler/runtime/runner.py` without its bundle. `TokenModel`
+describes the model.
 """
 
 from __future__ import annotations

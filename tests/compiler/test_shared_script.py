@@ -12,7 +12,7 @@ from nearfar.compiler.shared.script import SharedScript
 
 
 class Interrupted:
-    """A function that QuickJS interrupts so many times, for what other threads have done."""
+    """A function that QuickJS interrupts the first ``times`` times, because of what other threads did."""
 
     def __init__(self, times: int) -> None:
         self.times, self.calls = times, 0

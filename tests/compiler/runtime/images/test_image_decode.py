@@ -1,4 +1,4 @@
-"""Decoding pictures as transformers' load_image does, and refusing what is none."""
+"""Decoding pictures as transformers' load_image does, and refusing files that are not pictures."""
 
 from __future__ import annotations
 

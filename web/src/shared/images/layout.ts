@@ -180,7 +180,10 @@ function crops(from: number, side: number, { width, height }: Size): Tile[] {
   }));
 }
 
-/** Columns and rows. Of two grids that are equally close, the larger one, if the picture is larger than half of it. */
+/**
+ * The columns and rows of the grid whose aspect ratio is the closest. Of two that are equally close, it is the larger one
+ * if the picture has more than half of that grid's pixels.
+ */
 function closestGrid({ side, least, most }: TileGrid, { width, height }: Size): readonly [number, number] {
   let [best, difference]: [readonly [number, number], number] = [[1, 1], Infinity];
   for (let area = least; area <= most; area++)
