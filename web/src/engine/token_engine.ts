@@ -25,6 +25,7 @@ import { samplesAnswer } from "./step.js";
 import { penalizes } from "./resolved_sampling.js";
 import { stepBatch } from "./step_batch.js";
 import type { StepRunner } from "./step_runner.js";
+import { Tiles } from "./tiles.js";
 
 /** Counts since the start: steps, positions computed in them, preempted sequences, devices lost and replaced. */
 export interface EngineCounts {
@@ -61,13 +62,6 @@ export interface TokenModel {
 /** Another runner after a device failure, on a new device; throws if there is none. */
 export type ReplaceRunner = (lost: DeviceError) => Promise<StepRunner>;
 
-/** A tile of a picture that waits for its features. */
-interface Tile {
-  readonly batch: PatchBatch;
-  readonly resolve: (features: Float32Array<ArrayBuffer>) => void;
-  readonly reject: (error: unknown) => void;
-}
-
 interface OpenStep {
   readonly step: Step;
   readonly result: Promise<StepResult>;
@@ -86,7 +80,7 @@ export class TokenEngine implements TokenSource {
   readonly #counts = { steps: 0, computedTokens: 0, preemptions: 0, recoveries: 0 };
   /** Holds the pages that are lent. */
   readonly #borrower = new Sequence(-1, [], PLAIN);
-  readonly #tiles: Tile[] = [];
+  readonly #tiles = new Tiles();
   #runner: StepRunner;
   /** How often in a row the drafter has failed. Without it, answers continue token by token. */
   #draftFailures = 0;
@@ -189,12 +183,11 @@ export class TokenEngine implements TokenSource {
   /**
    * The features (F, E) of the patches of a tile, which are computed between two steps. Throws RequestError, DeviceError.
    */
-  features(batch: PatchBatch): Promise<Float32Array<ArrayBuffer>> {
-    return new Promise((resolve, reject) => {
-      if (this.#failure !== null) reject(this.#failure);
-      else this.#tiles.push({ batch, resolve, reject });
-      this.#start();
-    });
+  async features(batch: PatchBatch): Promise<Float32Array<ArrayBuffer>> {
+    if (this.#failure !== null) throw this.#failure;
+    const computed = this.#tiles.add(batch);
+    this.#start();
+    return computed;
   }
 
   #use(name: string): Adapter {
@@ -224,7 +217,7 @@ export class TokenEngine implements TokenSource {
   }
 
   get #hasWork(): boolean {
-    return this.#answers.size > 0 || this.#tiles.length > 0;
+    return this.#answers.size > 0 || this.#tiles.areWaiting;
   }
 
   /** Forget all keys and values. False while an answer is being generated. */
@@ -255,7 +248,7 @@ export class TokenEngine implements TokenSource {
   close(reason: Error): void {
     this.#failure ??= reason;
     for (const answer of this.#answers.values()) this.#end(answer, reason);
-    for (const tile of this.#tiles.splice(0)) tile.reject(reason);
+    this.#tiles.fail(reason);
   }
 
   /** End an answer, with an error or complete, and its sequence if that is not finished. */
@@ -295,7 +288,7 @@ export class TokenEngine implements TokenSource {
           if (step === null) break;
           open.push({ step, result: this.gate.through(() => this.#submit(step)) });
         }
-        await this.#see();
+        if (this.#tiles.areWaiting && !this.gate.isClosed) await this.#see();
         const first = open.shift();
         if (first === undefined && this.gate.isClosed) {
           await this.gate.opened();
@@ -303,7 +296,7 @@ export class TokenEngine implements TokenSource {
           continue;
         }
         if (first === undefined) {
-          if (this.#tiles.length > 0) continue;
+          if (this.#tiles.areWaiting) continue;
           // Without open steps, every sequence that can run would have been scheduled.
           if (this.#answers.size > 0) throw new Error("sequences wait and none can run");
           return;
@@ -322,18 +315,11 @@ export class TokenEngine implements TokenSource {
 
   /** Compute the features of the next tile. If the device fails, another one computes them. */
   async #see(): Promise<void> {
-    const [tile] = this.#tiles;
-    if (tile === undefined || this.gate.isClosed) return;
-    try {
-      const computing = this.gate.through(async () => this.#runner.features?.(tile.batch));
-      tile.resolve((await computing) ?? new Float32Array());
-      this.#failuresInARow = 0;
-      this.#lookahead.restart(performance.now());
-    } catch (error) {
-      if (error instanceof DeviceError) throw error;
-      tile.reject(error);
-    }
-    this.#tiles.shift();
+    const compute = (batch: PatchBatch): Promise<Float32Array<ArrayBuffer> | undefined> =>
+      this.gate.through(async () => this.#runner.features?.(batch));
+    if (!(await this.#tiles.compute(compute))) return;
+    this.#failuresInARow = 0;
+    this.#lookahead.restart(performance.now());
   }
 
   /**
