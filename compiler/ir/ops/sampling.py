@@ -69,7 +69,9 @@ def sample(inputs: Inputs, attrs: Attrs) -> Array:
 
 
 def log_softmax(logits: Array) -> Array:
-    y: Array = logits.astype(np.float64) - log_sum_exp(logits)
+    # The largest logit goes first: beside a large one, the logarithm of the sum would be lost.
+    y: Array = logits.astype(np.float64) - logits.max()
+    y -= np.log(np.exp(y).sum())
     return y
 
 

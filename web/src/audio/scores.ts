@@ -1,7 +1,7 @@
 // From the logits of a token to the next one, and how good a text is.
 
 import { DeviceError } from "../errors.js";
-import { largestOf, logSumExp } from "../runtime/log_sum_exp.js";
+import { largestOf, logprobsOf, logSumExp } from "../runtime/log_sum_exp.js";
 import type { SpeechSpec } from "../runtime/manifest.js";
 import type { NextTokens } from "../shared/transcription/next_tokens.js";
 
@@ -39,7 +39,7 @@ export function choose(scores: Float32Array, temperature: number, draw: number):
 }
 
 /** The log-probability of a token. */
-export const logprobOf = (scores: Float32Array, token: number): number => Number(scores[token]) - logSumExp(scores);
+export const logprobOf = (scores: Float32Array, token: number): number => logprobsOf(scores)(token);
 
 /**
  * How much shorter a text's tokens become if repetitions are left out: the size of their bytes, as many for each as the

@@ -4,7 +4,7 @@
 import { RequestError } from "../errors.js";
 import type { Batch } from "../runtime/batch.js";
 import { SAMPLE_FLAGS } from "../runtime/batch.js";
-import { logSumExp } from "../runtime/log_sum_exp.js";
+import { logprobsOf } from "../runtime/log_sum_exp.js";
 import type { ResultOptions, StepResult } from "../runtime/results.js";
 import type { SlotStates } from "./choose_token.js";
 import { adjustLogits, chooseToken, settingsAt } from "./choose_token.js";
@@ -51,13 +51,13 @@ export class HostSampler {
     logits.forEach((row, index) => onLogits?.(row, index));
     const columns = Math.min(ALTERNATIVES, this.vocabSize);
     const tokenIds = Int32Array.from(logits, (row, index) => this.#chooseRow(batch, row, index));
-    const sums = logprobs || alternatives ? logits.map(logSumExp) : [];
+    const logprobsOfRows = logprobs || alternatives ? logits.map(logprobsOf) : [];
     const ids = new Int32Array(alternatives ? columns * logits.length : 0);
     if (alternatives)
       logits.forEach((row, index) => {
         ids.set(largest(row, columns), index * columns);
       });
-    const logprobOf = (row: number, id: number): number => (logits[row]?.[id] ?? NaN) - (sums[row] ?? NaN);
+    const logprobOf = (row: number, id: number): number => logprobsOfRows[row]?.(id) ?? NaN;
     return {
       tokenIds,
       logprobs: logprobs ? Float32Array.from(tokenIds, (id, row) => logprobOf(row, id)) : null,
