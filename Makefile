@@ -355,7 +355,7 @@ mobile/webview/dist/.built: mobile/webview/node_modules/.linked web/dist/.built 
 	@touch $@
 
 # The tools are those of web/ here, too.
-mobile/react-native/dist/.built: mobile/webview/node_modules/.linked $(WEB_SOURCES) $(PHONE_SOURCES)
+mobile/react-native/dist/.built: mobile/webview/node_modules/.linked web/dist/.built $(PHONE_SOURCES)
 	cd mobile/react-native && npm run build
 	@touch $@
 
