@@ -146,6 +146,8 @@ const built = await Promise.all([
   build({ ...browser, entryPoints: { drafts: "src/drafts/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { images: "src/images/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { audio: "src/audio/index.ts" }, outdir: "dist" }),
+  // An address of audio.js.
+  build({ ...browser, entryPoints: { microphone_worklet: "src/audio/microphone_worklet.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { experts: "src/experts/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { encoders: "src/encoders/index.ts" }, outdir: "dist" }),
   build({

@@ -37,9 +37,26 @@ window.streamed = async (text, options) => {
     }
 };
 window.refusal = (work) => work.then(() => null, (error) => [error.name, error.message]);
+window.inWorker = async (text) => {
+    const { connectEngine } = await import("./client.js");
+    const worker = new Worker("./engine_worker.js", { type: "module" });
+    const distant = await connectEngine(worker, "./bundle/");
+    const stream = await distant.transcribe(await fileOf(text), { temperature: 0, stream: true });
+    try {
+        for (const segments = []; ; ) {
+            const { done, value } = await stream.next();
+            if (done) return [segments, value];
+            segments.push(value);
+        }
+    } finally {
+        distant.destroy();
+        worker.terminate();
+    }
+};
 Object.assign(window, { Engine });
 document.body.dataset.state = "ready";
 """
+WORKER = 'import { serveEngine } from "./worker.js"; serveEngine(self);'
 # A window has a second.
 SOUNDS: dict[str, FloatArray] = {
     "short": chirp(9_000),
@@ -80,8 +97,9 @@ def page(
     chromium: str,  # noqa: ARG001
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Page]:
-    files = {"index.html": HTML, "start.js": START}
-    with engine_page(browser, bundle, tmp_path_factory.mktemp("site"), ("nearfar.js", "audio.js"), files) as opened:
+    files = {"index.html": HTML, "start.js": START, "engine_worker.js": WORKER}
+    scripts = ("nearfar.js", "audio.js", "client.js", "worker.js")
+    with engine_page(browser, bundle, tmp_path_factory.mktemp("site"), scripts, files) as opened:
         yield opened
 
 
@@ -118,6 +136,13 @@ def test_a_stream_yields_the_segments_of_the_transcript(page: Page, python: Tran
     reference = python.transcribe(SOUNDS["long"], TranscriptionOptions(temperature=0.0))
     assert [each["tokens"] for each in segments] == [list(each.tokens) for each in reference.segments]
     assert len(segments) > 1
+    assert end["segments"] == segments
+
+
+def test_an_engine_in_a_worker_streams_the_same_transcript(page: Page, python: Transcriber) -> None:
+    segments, end = page.evaluate("(file) => inWorker(file)", file_of("long"))
+    reference = python.transcribe(SOUNDS["long"], TranscriptionOptions(temperature=0.0))
+    assert [each["tokens"] for each in segments] == [list(each.tokens) for each in reference.segments]
     assert end["segments"] == segments
 
 

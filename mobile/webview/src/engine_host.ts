@@ -203,6 +203,8 @@ export class EngineHost {
       score: (...args) => this.withEngine((engine) => engine.score(...args)),
       classify: (...args) => this.withEngine((engine) => engine.classify(...args)),
       countTokens: (...args) => this.withEngine((engine) => engine.countTokens(...args)),
+      transcribe: ((...args: Parameters<EngineApi["transcribe"]>) =>
+        this.withEngine((engine) => engine.transcribe(...args))) as EngineApi["transcribe"],
       async *generate(...args) {
         yield* (await ready()).generate(...args);
       },

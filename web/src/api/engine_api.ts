@@ -1,6 +1,7 @@
 // The interface of an engine, wherever it runs: on the page, in a worker or in a service worker. Engine implements it,
 // and connectEngine returns it for a worker.
 
+import type { Transcribe } from "../audio/index.js";
 import type { Engine, EngineInfo } from "../engine.js";
 import type { ChatMessage, GenerateOptions, GenerationEvent } from "../generation.js";
 import type { Session, SessionOptions } from "../session.js";
@@ -41,6 +42,8 @@ export interface EngineApi {
     prompt: string | readonly ChatMessage[],
     options?: GenerateOptions,
   ): AsyncGenerator<GenerationEvent, void, undefined>;
+  /** The transcript of sound; see `Engine.transcribe`. */
+  readonly transcribe: Transcribe;
   /** The number of tokens of a text, or of a chat's prompt. Throws RequestError. */
   countTokens(prompt: string | readonly ChatCompletionMessageParam[], options?: ChatPromptOptions): Promise<number>;
   /**

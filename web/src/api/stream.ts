@@ -7,17 +7,21 @@ export class Stream<T> implements AsyncIterable<T> {
   readonly controller = new AbortController();
   #consumed = false;
 
-  /** ``start`` is called when the iteration starts, so a stream that nobody reads generates nothing. */
-  constructor(private readonly start: (signal: AbortSignal) => AsyncIterable<T>) {}
+  /**
+   * ``start`` is called when the iteration starts, so a stream that nobody reads generates nothing. What it
+   * returns, the iteration returns.
+   */
+  constructor(private readonly start: (signal: AbortSignal) => AsyncIterable<T, unknown>) {}
 
-  async *[Symbol.asyncIterator](): AsyncGenerator<T, void, undefined> {
+  async *[Symbol.asyncIterator](): AsyncGenerator<T, unknown, undefined> {
     if (this.#consumed) throw new RequestError("The stream was iterated before; a streamed answer can be read once");
     this.#consumed = true;
     const { signal } = this.controller;
     try {
-      yield* this.start(signal);
+      return yield* this.start(signal);
     } catch (error) {
       if (!signal.aborted) throw error;
+      return undefined;
     }
   }
 }

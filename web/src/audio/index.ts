@@ -7,6 +7,7 @@ import { Transcriber } from "./transcriber.js";
 
 export type { Frames } from "./log_mel.js";
 export { logMel } from "./log_mel.js";
+export { listen, openMicrophone } from "./microphone.js";
 export type { RawSound, ReadOptions, SoundSource } from "./read_sound.js";
 export { MAX_SECONDS, SAMPLE_RATE, readSound } from "./read_sound.js";
 export type { Transcribe, TranscribeOptions, Transcript, TranscriptSegment } from "./transcriber.js";

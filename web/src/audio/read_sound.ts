@@ -1,6 +1,7 @@
 // Reads sound as models need it: one channel at 16 kHz. WAV files are read here; the browser decodes other formats.
 
 import { DeviceError, RequestError, messageOf } from "../errors.js";
+import { listen } from "./microphone.js";
 import { resample } from "./resample.js";
 import { isWav, monoOfWav, readWav } from "./wav.js";
 
@@ -18,13 +19,16 @@ export interface RawSound {
   readonly sampleRate: number;
 }
 
-/** What the browser has decoded, a file's content, or samples. */
-export type SoundSource = AudioBuffer | Blob | ArrayBuffer | Uint8Array | RawSound;
+/**
+ * What the browser has decoded, a file's content or address, samples, or a stream such as a microphone's, which is
+ * recorded until its tracks end or are stopped.
+ */
+export type SoundSource = AudioBuffer | Blob | ArrayBuffer | Uint8Array | RawSound | string | URL | MediaStream;
 
 export interface ReadOptions {
   /** Longer sound is refused; 3600 by default. */
-  readonly maxSeconds?: number;
-  readonly signal?: AbortSignal;
+  readonly maxSeconds?: number | undefined;
+  readonly signal?: AbortSignal | undefined;
 }
 
 /**
@@ -52,6 +56,9 @@ interface Mono {
 async function monoOf(source: SoundSource, maxSeconds: number, signal?: AbortSignal): Promise<Mono> {
   if (source instanceof Blob) return monoOfFile(await source.arrayBuffer(), maxSeconds, signal);
   if (source instanceof ArrayBuffer || source instanceof Uint8Array) return monoOfFile(source, maxSeconds, signal);
+  if (typeof source === "string" || source instanceof URL)
+    return monoOf(await fetched(source, signal), maxSeconds, signal);
+  if (isStream(source)) return recorded(source, maxSeconds, signal);
   if (isDecoded(source)) {
     const { numberOfChannels, sampleRate } = source;
     const channels = Array.from({ length: numberOfChannels }, (_, index) => source.getChannelData(index));
@@ -59,11 +66,48 @@ async function monoOf(source: SoundSource, maxSeconds: number, signal?: AbortSig
   }
   if (!isRaw(source))
     throw new RequestError(
-      "audio: must be an AudioBuffer, a Blob, the bytes of a file, or {samples, sampleRate} with Float32Arrays",
+      "audio: must be an AudioBuffer, a Blob, the bytes or the address of a file, a MediaStream, or {samples, sampleRate} " +
+        "with Float32Arrays",
     );
   const { samples, sampleRate } = source;
   return monoOfChannels(samples instanceof Float32Array ? [samples] : samples, sampleRate, maxSeconds);
 }
+
+async function fetched(address: string | URL, signal?: AbortSignal): Promise<Blob> {
+  const failed = (why: string, cause?: unknown): RequestError =>
+    new RequestError(`audio: ${String(address)} cannot be fetched (${why}); check the address`, {}, { cause });
+  const response = await fetch(address, { signal: signal ?? null }).catch((error: unknown) => {
+    signal?.throwIfAborted();
+    throw failed(messageOf(error), error);
+  });
+  if (!response.ok) throw failed(`the server answers ${response.status}`);
+  return response.blob();
+}
+
+async function recorded(stream: MediaStream, maxSeconds: number, signal?: AbortSignal): Promise<Mono> {
+  const blocks: Float32Array[] = [];
+  let length = 0;
+  for await (const block of listen(stream, { signal })) {
+    blocks.push(block);
+    length += block.length;
+    requireLength(length, SAMPLE_RATE, maxSeconds);
+  }
+  return { mono: joined(blocks), rate: SAMPLE_RATE };
+}
+
+/** Blocks of samples, one after the other. */
+export function joined(blocks: readonly Float32Array[]): Float32Array<ArrayBuffer> {
+  const all = new Float32Array(blocks.reduce((sum, block) => sum + block.length, 0));
+  let at = 0;
+  for (const block of blocks) {
+    all.set(block, at);
+    at += block.length;
+  }
+  return all;
+}
+
+const isStream = (source: object): source is MediaStream =>
+  typeof (source as Partial<MediaStream> | null)?.getAudioTracks === "function";
 
 const isDecoded = (source: object): source is AudioBuffer =>
   typeof (source as Partial<AudioBuffer> | null)?.getChannelData === "function";

@@ -1,5 +1,5 @@
 // Converts the rate of sound: a low-pass filter of a windowed sinc, evaluated between the samples (Smith, "Digital Audio
-// Resampling", 1984). The phase is linear.
+// Resampling", 1984). The phase is linear. A recording is converted piece by piece, to the same numbers.
 
 /** The zeros of the filter on each side of its centre, at the lower of the two rates. */
 const ZEROS = 32;
@@ -12,34 +12,87 @@ const MOST_WEIGHTS = 2 ** 22;
 /** Samples at rate ``from`` as samples at rate ``to``, both in Hz. */
 export function resample(samples: Float32Array, from: number, to: number): Float32Array<ArrayBuffer> {
   if (from === to) return new Float32Array(samples);
-  const divisor = greatestCommonDivisor(from, to);
-  const [up, down] = [to / divisor, from / divisor];
-  // In samples of the input; even, because four weights are multiplied at a time.
-  const half = 2 * Math.ceil((ZEROS / 2) * Math.max(1, from / to));
-  const taps = 2 * half;
-  const phases = Math.min(up, Math.floor(MOST_WEIGHTS / taps));
-  const weights = filters(phases, half, CUTOFF * Math.min(1, to / from));
-  const found = new Float32Array(Math.ceil((samples.length * up) / down));
-  // Silence precedes and follows, so that sample ``place - half + 1`` of the input is at ``place`` here.
-  const padded = new Float32Array(samples.length + taps);
-  padded.set(samples, half - 1);
-  for (let index = 0; index < found.length; index++) {
-    // The place in the input: a sample, and a part of the way to the next one.
-    const place = index * down;
-    let sample = Math.floor(place / up);
-    let phase = Math.round(((place - sample * up) * phases) / up);
-    if (phase === phases) [sample, phase] = [sample + 1, 0];
-    // Sums that do not wait for each other are computed at the same time.
-    let [a, b, c, d] = [0, 0, 0, 0];
-    for (let tap = 0, at = phase * taps; tap < taps; tap += 4, at += 4) {
-      a += Number(weights[at]) * Number(padded[sample + tap]);
-      b += Number(weights[at + 1]) * Number(padded[sample + tap + 1]);
-      c += Number(weights[at + 2]) * Number(padded[sample + tap + 2]);
-      d += Number(weights[at + 3]) * Number(padded[sample + tap + 3]);
-    }
-    found[index] = a + b + (c + d);
-  }
+  const resampler = new Resampler(from, to);
+  const [first, last] = [resampler.push(samples), resampler.end()];
+  const found = new Float32Array(first.length + last.length);
+  found.set(first);
+  found.set(last, first.length);
   return found;
+}
+
+/** Converts sound piece by piece, which is `resample` of all of it. Rates are whole numbers in Hz. */
+export class Resampler {
+  readonly #up: number;
+  readonly #down: number;
+  /** In samples of the input; even, because four weights are multiplied at a time. */
+  readonly #half: number;
+  readonly #phases: number;
+  readonly #weights: Float32Array;
+  /** The input that later samples need, from the index ``#start`` on; silence precedes, so that it counts from there. */
+  #pending: Float32Array<ArrayBuffer>;
+  #start = 0;
+  /** The samples that were read and those that were returned. */
+  #read = 0;
+  #returned = 0;
+
+  constructor(from: number, to: number) {
+    const divisor = greatestCommonDivisor(from, to);
+    [this.#up, this.#down] = [to / divisor, from / divisor];
+    this.#half = 2 * Math.ceil((ZEROS / 2) * Math.max(1, from / to));
+    this.#phases = Math.min(this.#up, Math.floor(MOST_WEIGHTS / (2 * this.#half)));
+    this.#weights = filters(this.#phases, this.#half, CUTOFF * Math.min(1, to / from));
+    // Sample ``place - half + 1`` of the input is at ``place``.
+    this.#pending = new Float32Array(this.#half - 1);
+  }
+
+  /** The samples that are known after these. */
+  push(samples: Float32Array): Float32Array<ArrayBuffer> {
+    this.#read += samples.length;
+    this.#append(samples);
+    // A sample that lies between two reads one more.
+    const places = this.#start + this.#pending.length - 2 * this.#half;
+    return this.#until(Math.max(this.#returned, Math.floor((places * this.#up) / this.#down)));
+  }
+
+  /** The last samples, which silence follows. */
+  end(): Float32Array<ArrayBuffer> {
+    this.#append(new Float32Array(this.#half + 1));
+    return this.#until(Math.ceil((this.#read * this.#up) / this.#down));
+  }
+
+  #append(samples: Float32Array): void {
+    const longer = new Float32Array(this.#pending.length + samples.length);
+    longer.set(this.#pending);
+    longer.set(samples, this.#pending.length);
+    this.#pending = longer;
+  }
+
+  #until(stop: number): Float32Array<ArrayBuffer> {
+    const found = new Float32Array(stop - this.#returned);
+    const [taps, weights, pending] = [2 * this.#half, this.#weights, this.#pending];
+    for (let index = 0; index < found.length; index++) {
+      // The place in the input: a sample, and a part of the way to the next one.
+      const place = (this.#returned + index) * this.#down;
+      let sample = Math.floor(place / this.#up);
+      let phase = Math.round(((place - sample * this.#up) * this.#phases) / this.#up);
+      if (phase === this.#phases) [sample, phase] = [sample + 1, 0];
+      const first = sample - this.#start;
+      // Sums that do not wait for each other are computed at the same time.
+      let [a, b, c, d] = [0, 0, 0, 0];
+      for (let tap = 0, at = phase * taps; tap < taps; tap += 4, at += 4) {
+        a += Number(weights[at]) * Number(pending[first + tap]);
+        b += Number(weights[at + 1]) * Number(pending[first + tap + 1]);
+        c += Number(weights[at + 2]) * Number(pending[first + tap + 2]);
+        d += Number(weights[at + 3]) * Number(pending[first + tap + 3]);
+      }
+      found[index] = a + b + (c + d);
+    }
+    this.#returned = stop;
+    const next = Math.min(Math.floor((stop * this.#down) / this.#up), this.#start + pending.length);
+    this.#pending = pending.slice(next - this.#start);
+    this.#start = next;
+    return found;
+  }
 }
 
 /** (phases, 2 * half): what the samples around a place between two of them count. ``cutoff``: relative to half the rate. */

@@ -2,7 +2,8 @@
 // classifiers, experts.js mixtures whose experts do not fit on the device, images.js models that see pictures, audio.js
 // those that transcribe sound.
 
-import type { AudioModule } from "../audio/index.js";
+import type * as audio from "../audio/index.js";
+import type { AudioModule, ReadOptions, SoundSource } from "../audio/index.js";
 import type { EncodersModule } from "../encoders/index.js";
 import { DeviceError, messageOf } from "../errors.js";
 import type { ExpertsModule } from "../experts/index.js";
@@ -26,8 +27,16 @@ export async function importImages(): Promise<ImagesModule> {
 
 /** Throws DeviceError if audio.js cannot be imported. */
 export async function importAudio(): Promise<AudioModule> {
-  return (await imported("audio", import("../audio/index.js"), "cannot import it, and transcribes nothing")).audio;
+  return (await audioFile()).audio;
 }
+
+/** `readSound` of audio.js, for a page whose engine runs in a worker. Throws DeviceError if it cannot be imported. */
+export async function readSoundHere(source: SoundSource, options: ReadOptions): Promise<Float32Array<ArrayBuffer>> {
+  return (await audioFile()).readSound(source, options);
+}
+
+const audioFile = (): Promise<typeof audio> =>
+  imported("audio", import("../audio/index.js"), "cannot import it, and transcribes nothing");
 
 async function imported<T>(
   name: string,

@@ -2,6 +2,8 @@
 // local one.
 
 import type { EngineApi, EngineWithSessions, SessionApi } from "../api/engine_api.js";
+import { Stream } from "../api/stream.js";
+import type { SoundSource, TranscribeOptions } from "../audio/index.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import type { ChatMessage, GenerateOptions, GenerationEvent } from "../generation.js";
@@ -15,6 +17,7 @@ import type { WorkerLike } from "./connection.js";
 import { connectWorker } from "./connection.js";
 import type { Remote } from "./remote.js";
 import { withSentPictures } from "./sent_pictures.js";
+import { sentSound } from "./sent_sound.js";
 
 export type { WorkerLike } from "./connection.js";
 
@@ -116,6 +119,12 @@ export function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: (
     rerank: method("rerank") as EngineApi["rerank"],
     score: method("score") as EngineApi["score"],
     classify: method("classify") as EngineApi["classify"],
+    transcribe: (async (audio: SoundSource, options?: TranscribeOptions) => {
+      const sound = await sentSound(audio, { signal: options?.signal, maxSeconds: options?.maxSeconds });
+      const answer = await remote.call(["engine", "transcribe"], [sound, options]);
+      // A stream of segments as a generator, as without a worker.
+      return answer instanceof Stream ? answer[Symbol.asyncIterator]() : answer;
+    }) as EngineApi["transcribe"],
     countTokens: method("countTokens") as EngineApi["countTokens"],
     async *generate(...args) {
       yield* (await method("generate")(...args)) as ReturnType<EngineApi["generate"]>;
@@ -131,13 +140,7 @@ async function* generateTokens(
   request: WorkerTokenRequest,
 ): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
   for (const option of ["constraint", "logitProcessor"]) requireSendable(request, option);
-  let completion: AnswerEnd | null = null;
-  // A stream does not return a value, so the worker passes the completion to a callback before the stream ends.
-  const onEnd = (value: AnswerEnd): void => {
-    completion = value;
-  };
-  yield* (await remote.call(["generateTokens"], [request, onEnd])) as AsyncIterable<GeneratedToken>;
-  return completion as unknown as AnswerEnd;
+  return yield* (await remote.call(["generateTokens"], [request])) as ReturnType<WorkerEngine["generateTokens"]>;
 }
 
 function requireSendable(value: unknown, option: string): void {

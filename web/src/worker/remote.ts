@@ -15,8 +15,8 @@ interface Call {
   /** Aborts when the call has ended, which removes the listeners on its signals. */
   readonly ended: AbortController;
   readonly inbox: unknown[];
-  /** Set when the inbox receives no more items, with the error if there was one. */
-  closed: { readonly error?: unknown } | null;
+  /** Set when the inbox receives no more items, with the error, or what the generator returned. */
+  closed: { readonly error?: unknown; readonly value?: unknown } | null;
   /** Wakes the reader of the inbox. */
   wake(): void;
 }
@@ -35,7 +35,7 @@ export class Remote {
 
   /**
    * Calls the function at ``path`` in the object that the other side serves. Signals and functions in the arguments
-   * work across the port, but functions return nothing. An iterable result becomes a Stream. Throws what the function
+   * work across the port, but functions return nothing. An iterable result becomes a Stream, with what a generator returns. Throws what the function
    * throws, a signal's reason, or the error with which the port was closed.
    */
   async call(path: readonly string[], args: readonly unknown[]): Promise<unknown> {
@@ -99,7 +99,7 @@ export class Remote {
         call.wake();
         return;
       case "end":
-        this.#end(message.id, {});
+        this.#end(message.id, { value: message.value });
         return;
       case "error":
         this.#end(message.id, { error: unpackError(message.error) });
@@ -110,7 +110,7 @@ export class Remote {
     }
   }
 
-  async *#read(id: number, call: Call, signal: AbortSignal): AsyncGenerator<unknown, void, undefined> {
+  async *#read(id: number, call: Call, signal: AbortSignal): AsyncGenerator<unknown, unknown, undefined> {
     signal.addEventListener("abort", () => {
       call.wake();
     });
@@ -126,11 +126,12 @@ export class Remote {
           yield call.inbox.shift();
         } else if (call.closed !== null) {
           if ("error" in call.closed) throw call.closed.error;
-          return;
+          return call.closed.value;
         } else {
           await new Promise<void>((resolve) => (call.wake = resolve));
         }
       }
+      return undefined;
     } finally {
       if (call.closed === null) {
         this.#post({ type: "leave", id });
@@ -140,7 +141,7 @@ export class Remote {
     }
   }
 
-  #end(id: number, how: { readonly error?: unknown }): void {
+  #end(id: number, how: NonNullable<Call["closed"]>): void {
     const call = this.#calls.get(id);
     if (call === undefined) return;
     this.#calls.delete(id);

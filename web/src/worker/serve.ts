@@ -56,6 +56,7 @@ export function serve(port: WirePort, target: object): () => void {
 
   async function send(id: number, iterable: AsyncIterable<unknown>, running: Running): Promise<void> {
     post({ type: "stream", id });
+    let value: unknown;
     const isRequested = async (): Promise<boolean> => {
       while (running.granted === 0 && !running.left) await new Promise<void>((resolve) => (running.wake = resolve));
       return !running.left;
@@ -69,7 +70,10 @@ export function serve(port: WirePort, target: object): () => void {
       try {
         while (await isRequested()) {
           const result: IteratorResult<unknown, unknown> = await iterator.next();
-          if (result.done === true) break;
+          if (result.done === true) {
+            ({ value } = result);
+            break;
+          }
           running.granted--;
           post({ type: "item", id, value: result.value });
         }
@@ -77,7 +81,7 @@ export function serve(port: WirePort, target: object): () => void {
         await iterator.return?.();
       }
     }
-    post({ type: "end", id });
+    post({ type: "end", id, value });
   }
 
   port.addEventListener("message", (event) => {

@@ -53,11 +53,8 @@ class Connection {
     return this.#loan.engine.info;
   }
 
-  async *generateTokens(
-    request: TokenRequest,
-    onEnd: (completion: AnswerEnd) => void,
-  ): AsyncGenerator<GeneratedToken, void, undefined> {
-    onEnd(yield* this.#require("generateTokens").generateTokens(request));
+  generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
+    return this.#require("generateTokens").generateTokens(request);
   }
 
   exportTuning(): Promise<TuningEntry | null> {

@@ -18,7 +18,8 @@ export type FromWorker =
   /** The call's result is a stream: items follow after "more" was sent, then "end" or "error". */
   | { readonly type: "stream"; readonly id: number }
   | { readonly type: "item"; readonly id: number; readonly value: unknown }
-  | { readonly type: "end"; readonly id: number }
+  /** ``value``: what the generator returned. */
+  | { readonly type: "end"; readonly id: number; readonly value: unknown }
   | { readonly type: "error"; readonly id: number; readonly error: WireError }
   | { readonly type: "callback"; readonly id: number; readonly callback: number; readonly args: readonly unknown[] };
 

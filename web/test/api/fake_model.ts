@@ -128,6 +128,7 @@ export function fakeEngine(model: Model, context = 1000, encoder: Encoder | null
     },
     countTokens: async (prompt, options) =>
       (typeof prompt === "string" ? model.text.encode(prompt) : (await encodeChat(model, prompt, options)).ids).length,
+    transcribe: (): Promise<never> => Promise.reject(new RequestError("This model transcribes no sound")),
     pause: () => Promise.resolve(),
     resume: () => Promise.resolve(),
     destroy: () => undefined,

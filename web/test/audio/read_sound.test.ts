@@ -1,9 +1,10 @@
 // Sound becomes one channel at 16 kHz, or is refused by name.
 
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 
-import { readSound } from "../../src/audio/read_sound.js";
+import { joined, readSound } from "../../src/audio/read_sound.js";
 import type { SoundSource } from "../../src/audio/read_sound.js";
+import { Resampler, resample } from "../../src/audio/resample.js";
 import { DeviceError, RequestError } from "../../src/errors.js";
 import { integers, wavOf } from "./sound.js";
 
@@ -104,7 +105,7 @@ test.each<readonly [string, SoundSource, RegExp]>([
   ["unequal channels", { samples: [SAMPLES, SAMPLES.subarray(1)], sampleRate: 16_000 }, /have 1600, 1599 samples/],
   ["no channel", { samples: [], sampleRate: 16_000 }, /has no samples/],
   ["no samples", { samples: new Float32Array(), sampleRate: 16_000 }, /has no samples/],
-  ["a text", "sound.wav" as unknown as SoundSource, /must be an AudioBuffer, a Blob/],
+  ["a number", 7 as unknown as SoundSource, /must be an AudioBuffer, a Blob/],
   ["null", null as unknown as SoundSource, /must be an AudioBuffer, a Blob/],
 ])("%s: refused by name", async (_, source, message) => {
   await expect(readSound(source)).rejects.toThrow(message);
@@ -124,4 +125,29 @@ test("without a browser's decoder, other formats are refused with what to do", a
 
 test("a signal ends it with its reason", async () => {
   await expect(readSound(GOOD, { signal: AbortSignal.abort("enough") })).rejects.toBe("enough");
+});
+
+test.each([8000, 44_100, 47_999, 48_000])("sound that is converted in pieces has the same samples: %d Hz", (rate) => {
+  const sound = tone(440, rate, 1).map((sample, index) => sample + Math.sin(index ** 1.5));
+  const whole = resample(sound, rate, 16_000);
+  for (const pieces of [[1], [128, 1024, 7], [rate]]) {
+    const resampler = new Resampler(rate, 16_000);
+    const found: Float32Array[] = [];
+    for (let at = 0, index = 0; at < sound.length; index++) {
+      const size = Number(pieces[index % pieces.length]);
+      found.push(resampler.push(sound.subarray(at, at + size)));
+      at += size;
+    }
+    found.push(resampler.end());
+    expect(joined(found)).toEqual(whole);
+  }
+});
+
+test("the file at an address is read, and one that is not there refused by its address", async () => {
+  vi.stubGlobal("fetch", (address: string) =>
+    Promise.resolve(address === "there.wav" ? new Response(GOOD) : new Response(null, { status: 404 })),
+  );
+  expect(largestError(await readSound("there.wav"), SAMPLES)).toBeLessThan(1e-4);
+  await expect(readSound("gone.wav")).rejects.toThrow(/audio: gone.wav cannot be fetched \(the server answers 404\)/);
+  vi.unstubAllGlobals();
 });

@@ -1,11 +1,18 @@
 import { afterEach, expect, test, vi } from "vitest";
 
 import type { EngineApi } from "../../src/api/engine_api.js";
+import type {
+  SoundSource,
+  Transcribe,
+  TranscribeOptions,
+  Transcript,
+  TranscriptSegment,
+} from "../../src/audio/index.js";
 import { createLanguageModel } from "../../src/language_model/index.js";
 import type { ChatCompletionCreateParamsNonStreaming } from "../../src/api/types.js";
 import type { LoadOptions } from "../../src/load.js";
 import type { GeneratedToken, TokenRequest } from "../../src/engine/request.js";
-import { BundleError } from "../../src/errors.js";
+import { BundleError, RequestError } from "../../src/errors.js";
 import type { WorkerLike } from "../../src/worker/connect_engine.js";
 import { connectEngine } from "../../src/worker/connect_engine.js";
 import type { LoadEngine } from "../../src/worker/shared_engines.js";
@@ -194,6 +201,47 @@ test("a worker generates token ids, with the completion, log-probabilities of th
     const wrong = { promptIds: [1], [option]: () => undefined } as TokenRequest;
     await expect(engine.generateTokens(wrong).next()).rejects.toMatchObject({ name: "RequestError", param: option });
   }
+  engine.destroy();
+});
+
+test("a worker transcribes what the page reads, complete and streamed with the transcript at its end", async () => {
+  const asked: unknown[] = [];
+  const transcript = { text: "one two" } as Transcript;
+  const segments = async function* (): AsyncGenerator<TranscriptSegment, Transcript, undefined> {
+    await pause();
+    yield { id: 0, text: "one" } as TranscriptSegment;
+    yield { id: 1, text: " two" } as TranscriptSegment;
+    return transcript;
+  };
+  const transcribe = ((audio: SoundSource, options?: TranscribeOptions) => {
+    asked.push(audio);
+    if (options?.language === "xx") return Promise.reject(new RequestError("language 'xx' is not known"));
+    return Promise.resolve(options?.stream ? segments() : transcript);
+  }) as Transcribe;
+  const engine = await connectEngine(
+    fakeWorker(() => Promise.resolve({ ...fakeEngine(fakeModel("x").model), transcribe })),
+    BUNDLE,
+  );
+  const samples = Float32Array.from([0, 0.5]);
+  expect(await engine.transcribe({ samples, sampleRate: 8000 })).toEqual(transcript);
+  const stream = await engine.transcribe(new Blob(["RIFF....WAVE"]), { stream: true });
+  const texts: string[] = [];
+  for (;;) {
+    const { done, value } = await stream.next();
+    if (done === true) {
+      expect(value).toEqual(transcript);
+      break;
+    }
+    texts.push(value.text);
+  }
+  expect(texts).toEqual(["one", " two"]);
+  const decoded = { numberOfChannels: 1, sampleRate: 16_000, getChannelData: () => samples } as unknown as AudioBuffer;
+  await engine.transcribe(decoded);
+  expect(asked).toEqual([{ samples, sampleRate: 8000 }, expect.any(Blob), { samples, sampleRate: 16_000 }]);
+  await expect(engine.transcribe({ samples, sampleRate: 8000 }, { language: "xx", stream: true })).rejects.toThrow(
+    "language 'xx' is not known",
+  );
+  await expect(engine.transcribe(new Blob(["no sound"]))).rejects.toMatchObject({ name: "DeviceError" });
   engine.destroy();
 });
 

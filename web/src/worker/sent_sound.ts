@@ -1,0 +1,19 @@
+// Sound as a worker can read it. The worker reads WAV files and samples; only the page can decode other files, read what
+// the browser has decoded, and hear a microphone.
+
+import type { ReadOptions, SoundSource } from "../audio/index.js";
+import { readSoundHere } from "../runtime/import_later.js";
+
+/** Throws the errors of `readSound`. */
+export async function sentSound(source: SoundSource, options: ReadOptions): Promise<SoundSource> {
+  const { samples } = Object(source) as { readonly samples?: unknown };
+  if (samples !== undefined || (await isWav(source))) return source;
+  return { samples: await readSoundHere(source, options), sampleRate: 16_000 };
+}
+
+async function isWav(source: SoundSource): Promise<boolean> {
+  const isBytes = source instanceof ArrayBuffer || source instanceof Uint8Array;
+  if (!isBytes && !(source instanceof Blob)) return false;
+  const head = await new Blob([source as BlobPart]).slice(0, 12).text();
+  return /^(?:RIFF|RF64)[^]*WAVE$/.test(head);
+}
