@@ -17,6 +17,7 @@ import type { WorkerLike } from "./connection.js";
 import { connectWorker } from "./connection.js";
 import type { Remote } from "./remote.js";
 import { withSentPictures } from "./sent_pictures.js";
+import type { SentSound } from "./sent_sound.js";
 import { sentSound } from "./sent_sound.js";
 
 export type { WorkerLike } from "./connection.js";
@@ -78,9 +79,14 @@ export async function connectEngine(
     const info = (await remote.call(["load"], [addresses, sent])) as EngineApi["info"];
     started();
     return {
-      ...remoteEngine(remote, info, () => {
-        disconnect("The engine was destroyed");
-      }),
+      ...remoteEngine(
+        remote,
+        info,
+        () => {
+          disconnect("The engine was destroyed");
+        },
+        sentSound,
+      ),
       createSession: (session) => new RemoteSession(remote, session),
       generateTokens: (request) => generateTokens(remote, request),
       exportTuning: () => remote.call(["exportTuning"], []) as Promise<TuningEntry | null>,
@@ -101,8 +107,16 @@ export async function connectEngine(
   }
 }
 
-/** The engine that the other side serves as ``engine``. */
-export function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: () => void): EngineApi {
+/**
+ * The engine that the other side serves as ``engine``. ``readable`` makes sound readable for that side; without it, sound
+ * is sent as it is. (An app's own JavaScript engine cannot import audio.js.)
+ */
+export function remoteEngine(
+  remote: Remote,
+  info: EngineApi["info"],
+  destroy: () => void,
+  readable: SentSound = (sound) => Promise.resolve(sound),
+): EngineApi {
   const method =
     (...path: readonly string[]) =>
     async (...args: readonly unknown[]) => {
@@ -120,7 +134,7 @@ export function remoteEngine(remote: Remote, info: EngineApi["info"], destroy: (
     score: method("score") as EngineApi["score"],
     classify: method("classify") as EngineApi["classify"],
     transcribe: (async (audio: SoundSource, options?: TranscribeOptions) => {
-      const sound = await sentSound(audio, { signal: options?.signal, maxSeconds: options?.maxSeconds });
+      const sound = await readable(audio, { signal: options?.signal, maxSeconds: options?.maxSeconds });
       const answer = await remote.call(["engine", "transcribe"], [sound, options]);
       // A stream of segments as a generator, as without a worker.
       return answer instanceof Stream ? answer[Symbol.asyncIterator]() : answer;

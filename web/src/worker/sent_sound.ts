@@ -4,12 +4,14 @@
 import type { ReadOptions, SoundSource } from "../audio/index.js";
 import { readSoundHere } from "../runtime/import_later.js";
 
+export type SentSound = (source: SoundSource, options: ReadOptions) => Promise<SoundSource>;
+
 /** Throws the errors of `readSound`. */
-export async function sentSound(source: SoundSource, options: ReadOptions): Promise<SoundSource> {
+export const sentSound: SentSound = async (source, options) => {
   const { samples } = Object(source) as { readonly samples?: unknown };
   if (samples !== undefined || (await isWav(source))) return source;
   return { samples: await readSoundHere(source, options), sampleRate: 16_000 };
-}
+};
 
 async function isWav(source: SoundSource): Promise<boolean> {
   const isBytes = source instanceof ArrayBuffer || source instanceof Uint8Array;
