@@ -139,8 +139,8 @@ def test_models_are_loaded_and_unloaded_in_all_front_ends(server: Served) -> Non
 
 def test_a_front_end_that_crashes_fails_its_own_requests_and_is_started_again(server: Served) -> None:
     before = server.front_ends()
-    # Long enough that it does not end before its front end.
-    long = chat("demo", STORY, stream=True, ignore_eos=True, max_tokens=200)
+    # So many answers that they do not end before their front end.
+    long = chat("demo", STORY, stream=True, ignore_eos=True, max_tokens=200, n=16)
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=long, timeout=WAIT_SECONDS,
                       headers={**ADMIN, "X-Request-Id": "story"}) as story:  # fmt: skip
         lines = story.iter_lines()
