@@ -16,7 +16,7 @@ import numpy as np
 
 from ..ir.graph import Parameter
 from ..ir.ops import Array
-from ..measure.quality import log_softmax
+from ..ir.ops.sampling import log_softmax
 from ..quant.base import FloatArray
 from ..runtime.windows import Head, HeadlessGraph, window_inputs
 from .finished import Finished

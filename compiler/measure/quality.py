@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..bundle.folder import Folder
 from ..formats import Checkpoint
+from ..ir.ops.sampling import log_softmax
 from ..quant.base import FloatArray
 from ..runtime.errors import BundleError, CheckpointError, DeviceError, RequestError
 from ..runtime.generate import PREFILL_CHUNK, score
@@ -231,14 +232,6 @@ def compare(expected: FloatArray, actual: FloatArray, following: Sequence[int]) 
     kl = (np.exp(reference) * (reference - own)).sum(axis=-1)
     # Rounding can make a sum near zero negative.
     return Rows(np.maximum(kl, 0), expected.argmax(-1) == actual.argmax(-1), -own[here], -reference[here])
-
-
-def log_softmax(logits: FloatArray) -> npt.NDArray[np.float64]:
-    """(n, V), in float64."""
-    x = logits.astype(np.float64)
-    x -= x.max(axis=-1, keepdims=True)
-    y: npt.NDArray[np.float64] = x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
-    return y
 
 
 def concatenate(parts: Sequence[Rows]) -> Rows:

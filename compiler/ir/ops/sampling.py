@@ -69,9 +69,10 @@ def sample(inputs: Inputs, attrs: Attrs) -> Array:
 
 
 def log_softmax(logits: Array) -> Array:
+    """Of each row (..., V), in float64."""
     # The largest logit goes first: beside a large one, the logarithm of the sum would be lost.
-    y: Array = logits.astype(np.float64) - logits.max()
-    y -= np.log(np.exp(y).sum())
+    y: Array = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    y -= np.log(np.exp(y).sum(axis=-1, keepdims=True))
     return y
 
 
