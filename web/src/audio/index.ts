@@ -9,7 +9,8 @@ export type { Frames } from "./log_mel.js";
 export { logMel } from "./log_mel.js";
 export { listen, openMicrophone } from "./microphone.js";
 export type { RawSound, ReadOptions, SoundSource } from "./read_sound.js";
-export { MAX_SECONDS, SAMPLE_RATE, readSound } from "./read_sound.js";
+export { MAX_SECONDS, readSound } from "./read_sound.js";
+export { SAMPLE_RATE } from "./resample.js";
 export type { Transcribe, TranscribeOptions, Transcript, TranscriptSegment } from "./transcriber.js";
 
 /** What an engine needs of this file. */

@@ -5,7 +5,7 @@
 // 0 to 8 kHz, with equal areas. Numbers more than 8 powers of ten below the loudest one are raised to that.
 
 import { RequestError } from "../errors.js";
-import { SAMPLE_RATE } from "./read_sound.js";
+import { SAMPLE_RATE } from "./resample.js";
 import { FRAME, FREQUENCIES, Spectrum } from "./spectrum.js";
 
 /** The samples from one frame to the next. */

@@ -1,11 +1,10 @@
 // A microphone: permission to hear it, and what it records as one channel at 16 kHz, while it records.
 
 import { DeviceError, messageOf } from "../errors.js";
-import { Resampler } from "./resample.js";
+import { Resampler, SAMPLE_RATE } from "./resample.js";
 
 /** The processor of microphone_worklet.ts, which posts blocks of samples. */
 export const WORKLET_NAME = "nearfar-microphone";
-const SAMPLE_RATE = 16_000;
 
 /** What `getUserMedia` throws, and what is reported: ``details.reason`` of a DeviceError. */
 const REFUSALS: Readonly<Record<string, readonly [reason: string, words: string]>> = {

@@ -2,11 +2,9 @@
 
 import { DeviceError, RequestError, messageOf } from "../errors.js";
 import { listen } from "./microphone.js";
-import { resample } from "./resample.js";
+import { SAMPLE_RATE, joined, resample } from "./resample.js";
 import { isWav, monoOfWav, readWav } from "./wav.js";
 
-/** The rate that models read, in Hz. */
-export const SAMPLE_RATE = 16_000;
 /** The most seconds by default: their samples take 230 MB. */
 export const MAX_SECONDS = 3600;
 /** The rates that sound may have, in Hz. */
@@ -93,17 +91,6 @@ async function recorded(stream: MediaStream, maxSeconds: number, signal?: AbortS
     requireLength(length, SAMPLE_RATE, maxSeconds);
   }
   return { mono: joined(blocks), rate: SAMPLE_RATE };
-}
-
-/** Blocks of samples, one after the other. */
-export function joined(blocks: readonly Float32Array[]): Float32Array<ArrayBuffer> {
-  const all = new Float32Array(blocks.reduce((sum, block) => sum + block.length, 0));
-  let at = 0;
-  for (const block of blocks) {
-    all.set(block, at);
-    at += block.length;
-  }
-  return all;
 }
 
 const isStream = (source: object): source is MediaStream =>

@@ -1,6 +1,8 @@
 // Converts the rate of sound: a low-pass filter of a windowed sinc, evaluated between the samples (Smith, "Digital Audio
 // Resampling", 1984). The phase is linear. A recording is converted piece by piece, to the same numbers.
 
+/** The rate that models read, in Hz. */
+export const SAMPLE_RATE = 16_000;
 /** The zeros of the filter on each side of its centre, at the lower of the two rates. */
 const ZEROS = 32;
 /** The end of the pass band, relative to half the lower rate, and the shape of Kaiser's window: 80 dB. */
@@ -13,11 +15,18 @@ const MOST_WEIGHTS = 2 ** 22;
 export function resample(samples: Float32Array, from: number, to: number): Float32Array<ArrayBuffer> {
   if (from === to) return new Float32Array(samples);
   const resampler = new Resampler(from, to);
-  const [first, last] = [resampler.push(samples), resampler.end()];
-  const found = new Float32Array(first.length + last.length);
-  found.set(first);
-  found.set(last, first.length);
-  return found;
+  return joined([resampler.push(samples), resampler.end()]);
+}
+
+/** Blocks of samples, one after the other. */
+export function joined(blocks: readonly Float32Array[]): Float32Array<ArrayBuffer> {
+  const all = new Float32Array(blocks.reduce((sum, block) => sum + block.length, 0));
+  let at = 0;
+  for (const block of blocks) {
+    all.set(block, at);
+    at += block.length;
+  }
+  return all;
 }
 
 /** Converts sound piece by piece, which is `resample` of all of it. Rates are whole numbers in Hz. */

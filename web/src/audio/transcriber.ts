@@ -18,7 +18,8 @@ import { attending, windowBatch } from "./hearing.js";
 import type { Frames } from "./log_mel.js";
 import { HOP, logMel } from "./log_mel.js";
 import type { SoundSource } from "./read_sound.js";
-import { MAX_SECONDS, SAMPLE_RATE, readSound } from "./read_sound.js";
+import { MAX_SECONDS, readSound } from "./read_sound.js";
+import { SAMPLE_RATE } from "./resample.js";
 import { allowed, choose, compressionRatio, logprobOf } from "./scores.js";
 
 export interface TranscribeOptions {

@@ -2,6 +2,8 @@
 // the browser has decoded, and hear a microphone.
 
 import type { ReadOptions, SoundSource } from "../audio/index.js";
+import { SAMPLE_RATE } from "../audio/resample.js";
+import { isWav } from "../audio/wav.js";
 import { readSoundHere } from "../runtime/import_later.js";
 
 export type SentSound = (source: SoundSource, options: ReadOptions) => Promise<SoundSource>;
@@ -9,13 +11,13 @@ export type SentSound = (source: SoundSource, options: ReadOptions) => Promise<S
 /** Throws the errors of `readSound`. */
 export const sentSound: SentSound = async (source, options) => {
   const { samples } = Object(source) as { readonly samples?: unknown };
-  if (samples !== undefined || (await isWav(source))) return source;
-  return { samples: await readSoundHere(source, options), sampleRate: 16_000 };
+  if (samples !== undefined || (await isWavFile(source))) return source;
+  return { samples: await readSoundHere(source, options), sampleRate: SAMPLE_RATE };
 };
 
-async function isWav(source: SoundSource): Promise<boolean> {
+async function isWavFile(source: SoundSource): Promise<boolean> {
   const isBytes = source instanceof ArrayBuffer || source instanceof Uint8Array;
   if (!isBytes && !(source instanceof Blob)) return false;
-  const head = await new Blob([source as BlobPart]).slice(0, 12).text();
-  return /^(?:RIFF|RF64)[^]*WAVE$/.test(head);
+  const head = await new Blob([source as BlobPart]).slice(0, 12).arrayBuffer();
+  return isWav(new Uint8Array(head));
 }

@@ -2,9 +2,9 @@
 
 import { expect, test, vi } from "vitest";
 
-import { joined, readSound } from "../../src/audio/read_sound.js";
+import { readSound } from "../../src/audio/read_sound.js";
 import type { SoundSource } from "../../src/audio/read_sound.js";
-import { Resampler, resample } from "../../src/audio/resample.js";
+import { Resampler, joined, resample } from "../../src/audio/resample.js";
 import { DeviceError, RequestError } from "../../src/errors.js";
 import { integers, wavOf } from "./sound.js";
 
