@@ -12,9 +12,9 @@ from site_pages import script_page
 
 from nearfar.compiler.browser.page_server import PAGE
 
-# Records a tone of 440 Hz for the given milliseconds, or until an error.
+# Records a tone of 440 Hz for the given milliseconds of sound, which take longer on a busy machine, or until an error.
 RECORD = """async ([kind, ms]) => {
-  const { readSound, listen } = await import("./audio.js");
+  const { readSound } = await import("./audio.js");
   const context = new AudioContext({ sampleRate: 44100 });
   await context.resume();
   const tone = new OscillatorNode(context, { frequency: 440 });
@@ -23,7 +23,11 @@ RECORD = """async ([kind, ms]) => {
   tone.start();
   const [track] = into.stream.getTracks();
   const controller = new AbortController();
-  setTimeout(() => kind === "abort" ? controller.abort(new Error("enough")) : track.stop(), ms);
+  const timer = setInterval(() => {
+    if (context.currentTime * 1000 < ms) return;
+    if (kind === "abort") controller.abort(new Error("enough"));
+    else track.stop();
+  }, 20);
   try {
     const { signal } = controller;
     const samples = await readSound(into.stream, { signal, maxSeconds: kind === "long" ? 0.2 : 60 });
@@ -31,6 +35,7 @@ RECORD = """async ([kind, ms]) => {
   } catch (error) {
     return [error.name, error.message];
   } finally {
+    clearInterval(timer);
     await context.close();
   }
 }"""
