@@ -20,7 +20,7 @@ GROUPS = "masked_embedding."
 
 def with_assistant(checkpoint: Checkpoint, assistant: str | None, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """The checkpoint with the assistant in a local folder, or in the Hub's repository of that name; the same one if
-    there is none. Raises CheckpointError, and UnsupportedModel for a model that has no assistant, or a different one.
+    ``assistant`` is None. Raises CheckpointError, and UnsupportedModel if the assistant does not fit the model.
     """
     if assistant is None:
         return checkpoint

@@ -37,8 +37,9 @@ class FlatMatrix:
 @dataclass(frozen=True, slots=True)
 class ConvolutionMatrix:
     """The weights of a convolution (outputs, inputs, size) as the matrix of a projection of the ``size`` rows that a
-    filter reads, one behind the other (`near_rows` in `ir/ops/encoders.py`). With ``times``, a projection reads
-    times + size - 1 rows and has the outputs of so many places: the matrix is stacked, shifted by a row each time.
+    filter reads, one behind the other (`near_rows` in `ir/ops/encoders.py`). A projection can apply the filter at
+    ``times`` places in a row at once: it reads times + size - 1 rows, and its matrix is a stack of ``times`` copies,
+    each shifted by one row more.
     """
 
     stored: Tensor

@@ -8,8 +8,8 @@ export class Stream<T> implements AsyncIterable<T> {
   #consumed = false;
 
   /**
-   * ``start`` is called when the iteration starts, so a stream that nobody reads generates nothing. What it
-   * returns, the iteration returns.
+   * ``start`` is called when the iteration starts, so a stream that nobody reads generates nothing. The iteration
+   * returns what a generator returns.
    */
   constructor(private readonly start: (signal: AbortSignal) => AsyncIterable<T, unknown>) {}
 

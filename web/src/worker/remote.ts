@@ -35,8 +35,8 @@ export class Remote {
 
   /**
    * Calls the function at ``path`` in the object that the other side serves. Signals and functions in the arguments
-   * work across the port, but functions return nothing. An iterable result becomes a Stream, with what a generator returns. Throws what the function
-   * throws, a signal's reason, or the error with which the port was closed.
+   * work across the port, but functions return nothing. An iterable result becomes a Stream, whose iteration returns what
+   * a generator returns. Throws what the function throws, a signal's reason, or the error with which the port was closed.
    */
   async call(path: readonly string[], args: readonly unknown[]): Promise<unknown> {
     if (this.#closed !== null) throw this.#closed.error;

@@ -181,8 +181,8 @@ function crops(from: number, side: number, { width, height }: Size): Tile[] {
 }
 
 /**
- * The columns and rows of the grid whose aspect ratio is the closest. Of two that are equally close, it is the larger one
- * if the picture has more than half of that grid's pixels.
+ * The columns and rows of the grid with the closest aspect ratio. If two are equally close, the larger one is chosen for
+ * pictures that have more than half of its pixels.
  */
 function closestGrid({ side, least, most }: TileGrid, { width, height }: Size): readonly [number, number] {
   let [best, difference]: [readonly [number, number], number] = [[1, 1], Infinity];
