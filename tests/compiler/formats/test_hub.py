@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,12 +92,14 @@ def test_a_killed_process_leaves_what_the_next_one_continues(files: dict[str, by
     weights = files["model.safetensors"]
     with fake_hub({"owner/name": files, "owner/damaged": files}) as hub:
         hub.held_bytes = len(weights) // 2
+        partial = tmp_path / "hub" / "models--owner--name" / "blobs" / f"{sha256(weights).hexdigest()}.partial"
         killed = subprocess.Popen([sys.executable, "-c", SCRIPT, "owner/name"], env=settings(hub, tmp_path))
-        wait_until(lambda: any(path.stat().st_size for path in tmp_path.rglob("*.partial")))
-        killed.kill()
-        killed.wait()
-        hub.resumed.set()
-        [partial] = tmp_path.rglob("*.partial")
+        try:
+            wait_until(lambda: partial.exists() and partial.stat().st_size > 0)
+        finally:
+            killed.kill()
+            killed.wait()
+            hub.resumed.set()
         received = partial.stat().st_size
         # Bytes that the disk has lost.
         damaged = tmp_path / "hub" / "models--owner--damaged" / "blobs" / partial.name
