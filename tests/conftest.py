@@ -336,7 +336,9 @@ def browser(chromium: str, request: pytest.FixtureRequest) -> Iterator[Browser]:
         close_browser(stash)
     if BROWSER not in stash:
         playwright = sync_playwright().start()
-        stash[BROWSER] = playwright, playwright.chromium.launch(executable_path=executable, args=list(FLAGS))
+        # Pages may use the camera and the microphone that Chromium makes up, which show a clock and beep.
+        arguments = [*FLAGS, "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+        stash[BROWSER] = playwright, playwright.chromium.launch(executable_path=executable, args=arguments)
     browser = stash[BROWSER][1]
     yield browser
     # The next file finds it as new.

@@ -1,4 +1,4 @@
-// Bundles the package, its tools and the two pages into dist/.
+// Bundles the package, its tools and the pages into dist/.
 
 import { createHash } from "node:crypto";
 import { copyFile, cp, mkdir, readFile, readdir, rm, writeFile } from "node:fs/promises";
@@ -87,6 +87,10 @@ const PAGES = {
   bench: "page/bench.ts",
   documents: "page/documents/main.ts",
   documents_worker: "page/documents/library_worker.ts",
+  transcripts: "page/transcripts/main.ts",
+  engine_worker: "page/engine_worker.ts",
+  // An address of the file with src/audio.
+  microphone_worklet: "src/audio/microphone_worklet.ts",
 };
 
 /** A page with the markup that it shares with others: page/parts/NAME.html for each line `<!-- part: NAME -->`. */
@@ -111,11 +115,9 @@ async function buildServiceWorker() {
     .sort();
   const hash = createHash("sha256");
   for (const file of files) hash.update(file).update(await readFile(`dist/page/${file}`));
-  // The grammar compiler, the ONNX runner and PDF.js are large and rarely used, the page loads no adapters, drafts and
-  // sound, and it does not show the licenses. The documents page needs PDF.js and the reader of Word documents.
-  const cached = files.filter(
-    (file) => !/^(?:adapters|audio|drafts|grammar|onnx|read_pdf|read_docx)-|^LICENSES/.test(file),
-  );
+  // The grammar compiler, the ONNX runner and PDF.js are large and rarely used, the page loads no adapters and drafts,
+  // and it does not show the licenses. The documents page needs PDF.js and the reader of Word documents.
+  const cached = files.filter((file) => !/^(?:adapters|drafts|grammar|onnx|read_pdf|read_docx)-|^LICENSES/.test(file));
   const encodings = (await readdir("dist/page/pdf/cmaps")).filter((name) => name.endsWith(".bcmap")).sort();
   const documents = [
     ...files.filter((file) => /^read_(?:pdf|docx)-/.test(file)),
@@ -181,7 +183,7 @@ await Promise.all([
     outdir: "dist/tools",
     plugins: laterFiles(".."),
   }),
-  ...["index.html", "bench.html", "documents.html"].map(copyPage),
+  ...["index.html", "bench.html", "documents.html", "transcripts.html"].map(copyPage),
   ...[
     "style.css",
     "chat.css",
@@ -192,6 +194,7 @@ await Promise.all([
     "sides.css",
     "bench.css",
     "documents.css",
+    "transcripts.css",
     "icon.svg",
   ].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
   // The legacy build, because the other one needs browsers that are newer than WebGPU.

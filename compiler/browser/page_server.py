@@ -1,6 +1,7 @@
 """Serves the page of the web package and one bundle on this machine.
 
-The page is at /, the bundle at /bundle/, an embedding model's bundle at /encoder/, and a policy at /policy.json.
+The page is at /, the bundle at /bundle/, an embedding model's bundle at /encoder/, that of a model of sound at
+/transcriber/, and a policy at /policy.json.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class PageServer:
     not been built.
 
     ``far``: the address of a server that may answer too. The policy in the file ``policy`` decides; None uses the
-    page's own policy. ``encoder``: the bundle that embeds for the documents page.
+    page's own policy. ``encoder``: the bundle that embeds for the documents page. ``transcriber``: the bundle that
+    writes down what is said.
     """
 
     def __init__(
@@ -42,20 +44,26 @@ class PageServer:
         far: str | None = None,
         policy: Path | None = None,
         encoder: Path | None = None,
+        transcriber: Path | None = None,
     ) -> None:
         require_page()
+        bundles = {"bundle": bundle, "encoder": encoder, "transcriber": transcriber}
         try:
-            folders = {"bundle": bundle.resolve()} | ({} if encoder is None else {"encoder": encoder.resolve()})
+            folders = {name: path.resolve() for name, path in bundles.items() if path is not None}
             self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, folders=folders, policy=policy))
         except (OSError, OverflowError) as error:
             raise RequestError(
                 f"--port {port}: {reason_of(error)}; choose another port, or 0 for a free one"
             ) from error
-        parameters = {"far": far, "policy": None if policy is None else f".{POLICY_PATH}"}
+        parameters = {
+            "far": far,
+            "policy": None if policy is None else f".{POLICY_PATH}",
+            "transcriber": None if transcriber is None else "./transcriber/",
+        }
         self._query = urlencode({name: value for name, value in parameters.items() if value is not None}, safe=":/")
         self.bundle = bundle
-        # Whether the documents page has a model that embeds.
-        self.embeds = encoder is not None
+        # Whether the documents page has a model that embeds, and whether one transcribes.
+        self.embeds, self.transcribes = encoder is not None, transcriber is not None
         # It looks this often whether it should end.
         polling = {"poll_interval": 0.05}
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs=polling, daemon=True)
@@ -71,13 +79,21 @@ class PageServer:
 
     @property
     def chat_url(self) -> str:
-        """The address of the chat page, with the server and the policy as parameters."""
-        return f"{self.url}?{self._query}" if self._query else self.url
+        """The address of the chat page, with the server, the policy and the model of sound as parameters."""
+        return self._with_parameters("")
 
     @property
     def documents_url(self) -> str:
         """The address of the documents page, likewise."""
-        return f"{self.url}documents.html" + (f"?{self._query}" if self._query else "")
+        return self._with_parameters("documents.html")
+
+    @property
+    def transcripts_url(self) -> str:
+        """The address of the transcripts page."""
+        return f"{self.url}transcripts.html"
+
+    def _with_parameters(self, page: str) -> str:
+        return f"{self.url}{page}" + (f"?{self._query}" if self._query else "")
 
     def __enter__(self) -> PageServer:
         self._thread.start()
@@ -99,7 +115,7 @@ class Handler(SimpleHTTPRequestHandler):
         super().__init__(*arguments, directory=str(PAGE))
 
     def translate_path(self, path: str) -> str:
-        """The path of a file of the page, of a bundle (below /bundle/ and /encoder/), or of the policy.
+        """The path of a file of the page, of a bundle (below /bundle/, /encoder/ and /transcriber/), or of the policy.
 
         The base class prevents paths outside of the folders of the page and the bundles.
         """

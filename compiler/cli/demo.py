@@ -44,6 +44,9 @@ def run(options: Demo) -> None:
     encoder = None if options.encoder is None else open_page_bundle(options.encoder)
     if encoder is not None and encoder.manifest.embedding is None:
         raise RequestError(f"--encoder {options.encoder}: makes no embeddings; give the bundle of an embedding model")
+    transcriber = None if options.transcriber is None else open_page_bundle(options.transcriber)
+    if transcriber is not None and transcriber.manifest.speech is None:
+        raise RequestError(f"--transcriber {options.transcriber}: transcribes no sound; give the bundle of a Whisper")
     # Before the demo models are compiled, which takes 20 seconds.
     require_page()
     # Addresses and paths are not wrapped.
@@ -58,6 +61,7 @@ def run(options: Demo) -> None:
             far=options.far,
             policy=options.policy,
             encoder=None if encoder is None else encoder.path,
+            transcriber=None if transcriber is None else transcriber.path,
         ) as server:
             if options.serve:
                 serve(server, options.far, console)
@@ -76,6 +80,8 @@ def require_documents(options: Demo) -> None:
         raise RequestError("--question is for documents; add --document FILE")
     if options.encoder is not None and not options.serve and not options.document:
         raise RequestError("--encoder is for the documents page; add --serve, or --document FILE")
+    if options.transcriber is not None and not options.serve:
+        raise RequestError("--transcriber is for what you say to the pages; add --serve")
     for file in options.document:
         if not file.is_file():
             raise RequestError(f"--document {file}: the file does not exist")
@@ -119,6 +125,8 @@ def serve(server: PageServer, far: str | None, console: Console) -> None:
     console.print(f"[bold]{server.url}bench.html[/] measures the device", highlight=False)
     if server.embeds:
         console.print(f"[bold]{escape(server.documents_url)}[/] answers from your documents", highlight=False)
+    if server.transcribes:
+        console.print(f"[bold]{server.transcripts_url}[/] writes down what is said", highlight=False)
     if far is not None:
         console.print(
             f"{escape(far)} must allow this page: start it with [bold]--cors-origin {server.origin}[/]", highlight=False

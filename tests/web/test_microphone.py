@@ -66,9 +66,29 @@ def test_a_recording_ends_with_the_signals_reason_and_at_its_longest(page: Page)
     assert (name, "longer than 0.2 seconds" in message) == ("RequestError", True), message
 
 
-def test_a_page_without_a_microphone_says_so(page: Page) -> None:
+@pytest.mark.parametrize(
+    ("thrown", "reason"),
+    [
+        ("NotAllowedError", "microphone_denied"),
+        ("NotFoundError", "no_microphone"),
+        ("NotReadableError", "microphone_busy"),
+        ("NotSupportedError", "no_microphone"),
+    ],
+)
+def test_a_page_that_gets_no_microphone_says_why(page: Page, thrown: str, reason: str) -> None:
     found = page.evaluate(
-        """async () => (await import("./audio.js")).openMicrophone().then(
-            () => "opened", (error) => [error.name, error.details.reason])"""
+        """async (name) => {
+            const { openMicrophone } = await import("./audio.js");
+            const { getUserMedia } = navigator.mediaDevices;
+            navigator.mediaDevices.getUserMedia = () => Promise.reject(new DOMException("", name));
+            try {
+                return await openMicrophone();
+            } catch (error) {
+                return [error.name, error.details.reason];
+            } finally {
+                navigator.mediaDevices.getUserMedia = getUserMedia;
+            }
+        }""",
+        thrown,
     )
-    assert found in (["DeviceError", "microphone_denied"], ["DeviceError", "no_microphone"])
+    assert found == ["DeviceError", reason]

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from light_bundle import lighten, one_compilation
+from page_whisper import page_whisper
 from playwright.sync_api import Browser, Page
 from site_pages import engine_page
 from sounds import chirp, wav
-from tiny_whisper import make_whisper
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.audio.formats import verbose_json
 from nearfar.compiler.runtime.audio.transcribe import LIMITS, Transcriber, TranscriptionOptions
 from nearfar.compiler.runtime.batch import FloatArray
@@ -80,14 +78,8 @@ NEAR = 1e-3
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    folder = tmp_path_factory.mktemp("whisper")
-    make_whisper(folder / "checkpoint")
-    options = CompileOptions(target="webgpu", quantization="f32", activations=("float32",))
-    with one_compilation():
-        compile_model(str(folder / "checkpoint"), folder / "bundle", options)
-    lighten(folder / "bundle", self_test=True)
-    return open_bundle(folder / "bundle")
+def bundle() -> Bundle:
+    return open_bundle(page_whisper())
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-// The only module of the pages that calls the engine: it opens a bundle, and returns answers and tokens of its model.
+// The only module of the pages that calls an engine of text: it opens a bundle, and returns answers and tokens of its
+// model.
 
 import type { MessageContent } from "./attachments.js";
 import type { EngineInfo, LoadOptions, LoadProgress, Source } from "../src/index.js";

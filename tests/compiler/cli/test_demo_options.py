@@ -30,6 +30,8 @@ def test_a_missing_page_is_refused_before_anything_is_compiled(
         (["--far", "http://x", "--policy", "nowhere.json"], "the file does not exist"),
         (["--far", "localhost:8000"], "is not the URL of a server"),
         (["--encoder", "nowhere"], "add --serve"),
+        (["--transcriber", "nowhere"], "add --serve"),
+        (["--serve", "--transcriber", "nowhere"], "nowhere"),
         (["--question", "why?"], "add --document"),
         (["--document", "nowhere.md"], "nowhere.md: the file does not exist"),
         (["--serve", "--document", "nowhere.md"], "drop the files"),
