@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from image_families import pattern
 from light_bundle import lighten, one_compilation
+from page_looks import fact
 from PIL import Image
 from playwright.sync_api import Browser, Page
 from site_pages import TIMEOUT_MS, engine_page
@@ -345,6 +346,16 @@ def test_the_chat_page_shows_pictures_that_are_dropped_and_pasted(
         assert page.locator(".question img.picture").count() == 2
         counts = page.evaluate("() => window.nearfar.engine.counts.pictures")
         assert (counts["queries"], counts["hits"]) == (4, 2)
+        assert fact(page, 0, "Pictures") == "2 pictures, 2 of them computed now on this device"
+        assert fact(page, 1, "Pictures") == "2 pictures, 0 of them computed now on this device"
+        page.click("#camera")
+        page.wait_for_function("() => document.querySelector('#camera-view').videoWidth > 0")
+        page.click("#camera-take")
+        taken = page.wait_for_selector("#attachments img.picture[alt='camera.jpg']")
+        assert taken is not None
+        page.wait_for_function("() => document.querySelector('#attachments img').naturalWidth > 0")
+        assert not page.is_visible("#camera-dialog")
+        page.click("#attachments .chip button")
         # The page that is loaded next shows the conversation again.
         page.reload()
         page.wait_for_selector(".question img.picture")

@@ -5,11 +5,15 @@ Screenshots are written to build/screenshots.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from chat_pages import open_page
+from light_bundle import lighten
 from page_looks import DESK, NAMELESS, SCREENSHOTS, look
+from page_model import page_bundle
 from page_whisper import page_whisper
 from playwright.sync_api import Browser, Page
 from sounds import chirp, wav
@@ -125,3 +129,32 @@ def test_the_page_reads_well_in_light_and_dark_on_a_desk_and_a_phone(page: Page)
         page.screenshot(path=SCREENSHOTS / f"transcripts-{shown}.png")
     page.emulate_media(color_scheme="light")
     assert page.evaluate(NAMELESS) == []
+
+
+def test_what_is_said_to_the_chat_becomes_its_message(browser: Browser, chromium: str, tmp_path: Path) -> None:  # noqa: ARG001
+    copy = tmp_path / "model"
+    shutil.copytree(page_bundle(), copy)
+    lighten(copy)
+    problems: list[str] = []
+    page = open_page(browser, problems)
+    page.set_default_timeout(60_000)
+    with PageServer(copy, transcriber=page_whisper()) as server:
+        page.goto(server.chat_url)
+        page.wait_for_selector("body[data-state=ready]")
+        # This model sees nothing.
+        assert not page.is_visible("#camera")
+        page.fill("#prompt", "I say")
+        page.click("#dictate")
+        page.wait_for_selector("#dictate[data-state=recording]")
+        page.wait_for_selector("#dictation:text-matches('Listening · [2-9]')")
+        for shown in look(page):
+            page.screenshot(path=SCREENSHOTS / f"dictation-{shown}.png")
+        page.click("#dictate")
+        page.wait_for_selector("#dictation:text-matches('transcribed on this device by tiny-whisper in')")
+        assert page.input_value("#prompt").startswith("I say ")
+        assert page.is_enabled("#send")
+        page.goto(server.url)
+        page.wait_for_selector("body[data-state=ready]")
+        assert not page.is_visible("#dictate")
+        page.context.close()
+    assert problems == []

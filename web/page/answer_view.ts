@@ -11,6 +11,13 @@ import { describeSelfTest } from "./model_card.js";
 import { problemElements } from "./problem_words.js";
 import { DeviceError } from "../src/index.js";
 
+/** The pictures of a conversation: those that this device's model read, and of them those that it had not read before. */
+export interface PicturesRead {
+  readonly all: number;
+  readonly read: number;
+  readonly computed: number;
+}
+
 export interface AnswerActions {
   /** Answer the question again. */
   readonly regenerate: () => void;
@@ -138,8 +145,11 @@ export class AnswerView {
     this.answer.append(this.#badge);
   }
 
-  /** ``info`` describes this device's engine; null if there is no engine. */
-  finish(end: AnswerEnd, settings: Settings, info: EngineInfo | null): void {
+  /**
+   * ``info`` describes this device's engine; null if there is no engine. ``pictures`` are those of the conversation, and
+   * what the engine has read for this answer.
+   */
+  finish(end: AnswerEnd, settings: Settings, info: EngineInfo | null, pictures: PicturesRead): void {
     this.answer.dataset.ttftMs = end.timeToFirstTokenMs.toFixed(1);
     this.answer.dataset.tokensPerSecond = end.tokensPerSecond?.toFixed(1) ?? "";
     const chevron = makeSvg(
@@ -150,7 +160,11 @@ export class AnswerView {
     const route = this.#route;
     const line = route === null ? summary(end) : [badge(route, this.#text.sides, end.totalMs)];
     const routed = route === null ? [] : routeFacts(route, this.far ?? "");
-    const facts = factList([...routed, ...ran(end, settings, route?.side === "far" ? null : info)]);
+    const facts = factList([
+      ...routed,
+      ...ran(end, settings, route?.side === "far" ? null : info),
+      picturesFact(pictures, route?.side === "far" ? this.far : null),
+    ]);
     this.end(make("details", "ran", make("summary", "timings", chevron, ...line), facts));
     const cut = CUT_OFF[end.finishReason];
     if (cut !== undefined) this.#text.element.after(make("p", "cut-off quiet", cut));
@@ -221,6 +235,15 @@ export class AnswerView {
     button.classList.add("copy");
     return button;
   }
+}
+
+/** Where the pictures of a conversation were looked at; ``host`` is the server that answered, or null. */
+function picturesFact({ all, read, computed }: PicturesRead, host: string | null): readonly [string, string | null] {
+  if (host !== null) return ["Pictures", all === 0 ? null : `${plural(all, "picture")}, sent to ${host}`];
+  return [
+    "Pictures",
+    read === 0 ? null : `${plural(read, "picture")}, ${computed} of them computed now on this device`,
+  ];
 }
 
 /** The timings in one line. A narrow page leaves its end to the details. */

@@ -2,6 +2,7 @@
 // are shown to a model that sees.
 
 import type { ChatCompletionContentPart } from "../src/api/types.js";
+import { Camera } from "./camera.js";
 import { takeFiles } from "./dropped_files.js";
 import { element, make } from "./elements.js";
 import { formatBytes } from "../src/format_bytes.js";
@@ -88,8 +89,13 @@ export class AttachmentTray {
   readonly #tray = element("attachments", HTMLUListElement);
   readonly #problem = element("attachment-problem", HTMLElement);
   #attachments: readonly Attachment[] = [];
-  /** Whether the model of this device sees pictures. */
-  sees = false;
+  readonly #camera = new Camera(
+    (picture) => void this.add([picture]),
+    (error) => {
+      this.report(error);
+    },
+  );
+  #sees = false;
 
   /** ``changed`` is called when the files have changed. */
   constructor(private readonly changed: () => void) {
@@ -107,6 +113,12 @@ export class AttachmentTray {
     });
   }
 
+  /** Whether the model of this device sees pictures. */
+  set sees(sees: boolean) {
+    this.#sees = sees;
+    void this.#camera.offer(sees);
+  }
+
   get attachments(): readonly Attachment[] {
     return this.#attachments;
   }
@@ -121,19 +133,24 @@ export class AttachmentTray {
     this.#problem.hidden = true;
     for (const file of files) {
       try {
-        const isPicture = this.sees && /^image\/(?!svg)/.test(file.type);
+        const isPicture = this.#sees && /^image\/(?!svg)/.test(file.type);
         const attachment = await (isPicture ? readPicture(file) : readTextFile(file));
         // Pasted pictures have the same name.
         const isOther = ({ name, picture }: Attachment): boolean =>
           name !== attachment.name || picture !== attachment.picture;
         this.#attachments = [...this.#attachments.filter(isOther), attachment];
       } catch (error) {
-        this.#problem.textContent = error instanceof Error ? error.message : String(error);
-        this.#problem.hidden = false;
+        this.report(error);
       }
     }
     this.show();
     element("prompt", HTMLTextAreaElement).focus();
+  }
+
+  /** Say why something was not attached, or not heard. */
+  report(error: unknown): void {
+    this.#problem.textContent = error instanceof Error ? error.message : String(error);
+    this.#problem.hidden = false;
   }
 
   private show(): void {

@@ -2,11 +2,13 @@
 
 import type { Engine } from "../src/index.js";
 import { Unavailable } from "../src/index.js";
-import type { AnswerView } from "./answer_view.js";
+import type { PictureCounts } from "../src/images/feature_cache.js";
+import type { AnswerView, PicturesRead } from "./answer_view.js";
 import { AttachmentTray } from "./attachments.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import type { Conversation, SavedTurn } from "./conversations.js";
 import { titleOf } from "./conversations.js";
+import { Dictation } from "./dictation.js";
 import { KeptDraft, readDraft } from "./draft.js";
 import { element } from "./elements.js";
 import type { FarAddress } from "./far_address.js";
@@ -122,6 +124,14 @@ export class Chat {
       },
       changedElsewhere: (id) => void this.compare(id),
     });
+    new Dictation(
+      (text) => {
+        this.#view.type([this.#view.typed.trimEnd(), text].filter((part) => part !== "").join(" "));
+      },
+      (error) => {
+        this.#tray.report(error);
+      },
+    );
     this.#system.addEventListener("change", () => void this.#saved.now());
     this.#system.addEventListener("input", () => {
       this.#draft.changed();
@@ -361,8 +371,10 @@ export class Chat {
     this.#history.select(this.#saved.id);
     void this.#saved.now();
     this.#view.forget(null, 0);
+    const before = this.#model?.engine.counts.pictures ?? null;
     try {
-      turn.view.finish(await this.follow(turn, settings, signal), settings, this.info);
+      const end = await this.follow(turn, settings, signal);
+      turn.view.finish(end, settings, this.info, this.picturesSince(before));
     } catch (error) {
       if (signal.aborted) turn.view.stopped();
       else turn.view.fail(error);
@@ -403,6 +415,12 @@ export class Chat {
   private forget(dropped: number): void {
     const first = this.#turns.read(dropped);
     if (first !== undefined) this.#view.forget(first.view, dropped);
+  }
+
+  private picturesSince(before: PictureCounts | null): PicturesRead {
+    const now = this.#model?.engine.counts.pictures ?? null;
+    const read = (now?.queries ?? 0) - (before?.queries ?? 0);
+    return { all: this.#turns.pictures, read, computed: read - (now?.hits ?? 0) + (before?.hits ?? 0) };
   }
 
   private get answerer(): Answerer {

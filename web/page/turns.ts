@@ -44,6 +44,11 @@ export class Turns {
     return this.#turns.splice(index);
   }
 
+  /** The number of pictures in the conversation. */
+  get pictures(): number {
+    return this.#turns.flatMap(({ attachments }) => attachments).filter(({ picture }) => picture !== undefined).length;
+  }
+
   /** Whether an answer that the model reads belongs to a private turn. */
   get carriesPrivate(): boolean {
     return this.#turns.some((turn) => turn.private && turn.view.text !== "");
