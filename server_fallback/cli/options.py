@@ -116,6 +116,8 @@ class Gateway(Listening):
     """the far server's kind: nearfar, vllm, or openai"""
     far_vision: bool = False
     """the far server's model accepts images (default: what nearfar serve reports)"""
+    far_sound: bool = False
+    """the far server's model accepts sound in messages"""
     name: Name | None = None
     """the name of the pair in requests (default: the near model's name)"""
 

@@ -31,7 +31,7 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 from ..text.output import Output
 from .answer.running_answer import RunningAnswer
 from .decision.decide import Decision
-from .decision.situation import FarState, Message, NearState, Situation
+from .decision.situation import FarState, Media, Message, NearState, Situation
 from .sides.answer_piece import Form
 from .sides.continued import limits
 from .sides.near import NearSide
@@ -67,7 +67,6 @@ class HybridExecutor:
             situation,
             max_tokens=min(limits(request).values(), default=None),
             tools=bool(request.tools) and request.tool_choice != "none",
-            vision=any(message.images for message in request.messages),
         )
         plain = unlabelled_chat(request)
         return RunningAnswer(self.sides, plain, situation, Form(self._name, plain), call)
@@ -77,9 +76,10 @@ class HybridExecutor:
             raise RequestError(
                 "echo, best_of and suffix are not supported when two sides may answer; remove them", param="echo"
             )
-        prompt = Message("user", await self._text(request.prompt))
-        _, texts = await asyncio.to_thread(texts_of, request)
-        situation = replace(situation_of(request, (prompt,), texts), max_tokens=request.max_tokens)
+        text = await self._text(request.prompt)
+        _, texts, media = await asyncio.to_thread(texts_of, request.model_copy(update={"prompt": text}))
+        prompt = Message("user", text)
+        situation = replace(situation_of(request, (prompt,), texts, media), max_tokens=request.max_tokens)
         plain = unlabelled_completion(request)
         return RunningAnswer(self.sides, plain, situation, Form(self._name, plain), call)
 
@@ -87,8 +87,8 @@ class HybridExecutor:
         """As the function `embed`."""
         # Each input is a prompt of its own, so they do not meet.
         written = request.model_copy(update={"input": await self._texts(request.input)})
-        _, texts = await asyncio.to_thread(texts_of, written)
-        situation = situation_of(request, (), texts)
+        _, texts, media = await asyncio.to_thread(texts_of, written)
+        situation = situation_of(request, (), texts, media)
         answer = await embed(self.sides, unlabelled_embedding(request), situation, call)
         return answer.model_copy(update={"model": self._name})
 
@@ -159,7 +159,9 @@ class HybridExecutor:
         return await self.sides.near.text_of(ids)
 
 
-def situation_of(request: BaseModel, messages: tuple[Message, ...], texts: tuple[str, ...]) -> Situation:
+def situation_of(
+    request: BaseModel, messages: tuple[Message, ...], texts: tuple[str, ...], media: tuple[Media, ...]
+) -> Situation:
     """The part of the situation that is known from the request; both sides are filled in later."""
     routed = (
         request if isinstance(request, RoutedChatRequest | RoutedCompletionRequest | RoutedEmbeddingRequest) else None
@@ -170,6 +172,7 @@ def situation_of(request: BaseModel, messages: tuple[Message, ...], texts: tuple
         far=FarState(online=False),
         labels=tuple(routed.labels or ()) if routed is not None else (),
         texts=texts,
+        media=media,
         pin=routed.pin if routed is not None else None,
         language=routed.language if routed is not None else None,
     )

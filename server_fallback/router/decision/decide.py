@@ -6,13 +6,13 @@ The rules are written once, in `web/src/shared/decision/decide.ts`, which Python
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from nearfar.compiler.runtime.errors import NearfarError
 from nearfar.compiler.shared.script import SharedScript
 
 from ...schema.route import Side
-from .policy import Mode, Policy
+from .policy import Policy
 from .situation import Situation
 
 
@@ -50,7 +50,8 @@ def decide(policy: Policy, situation: Situation) -> Decision:
 
 
 def choose(policy: Policy, situation: Situation, *, private: bool, embeds: bool = False) -> Choice:
-    """``private``: whether the request is private. ``embeds``: it must embed texts instead of generating one.
+    """``private``: whether the request has a private label or text. ``embeds``: it must embed texts instead of
+    generating one.
 
     Raises RequestError with the code "unknown_label" for a label that the policy does not have, and with
     "bad_situation" for a vector that the predictor's model cannot have made.
@@ -59,15 +60,17 @@ def choose(policy: Policy, situation: Situation, *, private: bool, embeds: bool 
     return Choice(Decision(**answer.pop("decision")), **answer)
 
 
-def refusal(decision: Decision, situation: Situation, mode: Mode, near: str | None = None) -> NearfarError:
+def refusal(decision: Decision, situation: Situation, policy: Policy, near: str | None = None) -> NearfarError:
     """The error of a decision without a side. ``near`` says why near's model cannot answer, if it is not available.
 
     RequestError if the same request would fail again later, otherwise Unavailable.
     """
-    decided = {"side": None, "reason": decision.reason, "private": decision.private}
-    asked = {"pin": situation.pin, "near": {"available": situation.near.available}}
+    decided = {"reason": decision.reason, "private": decision.private}
+    media = [asdict(each) for each in situation.media]
+    asked = {"pin": situation.pin, "near": {"available": situation.near.available}, "media": media}
+    rules = {"mode": policy.mode, "private": {"media": policy.private.media}}
     try:
-        SharedScript.of_thread().ask("refusal", decided, asked, mode, near)
+        SharedScript.of_thread().ask("refusal", decided, asked, rules, near)
     except NearfarError as error:
         return error
     raise AssertionError("a decision without a side has an error")

@@ -26,6 +26,7 @@ from .situation import Thermal
 POLICY_VERSION = 1
 
 Mode = Literal["near-only", "far-only", "prefer-near", "prefer-far", "auto"]
+Media = Literal["near", "far"]
 Label = Annotated[str, Field(min_length=1, max_length=100)]
 Labels = Annotated[tuple[Label, ...], Field(max_length=100)]
 # The first part of a BCP 47 tag, such as "en".
@@ -38,11 +39,16 @@ Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 
 
 class PrivateRules(PolicyPart):
-    """The rules that make a request private. ``patterns`` are searched in all its texts; see `privacy`."""
+    """The rules that make a request private. ``patterns`` are searched in all its texts; see `privacy`.
+
+    ``media``: where pictures, recordings and files may go, in which no pattern can be searched: "near" keeps a request
+    with one on the device. The default is "far" if the policy lists no labels and no patterns here.
+    """
 
     labels: Labels = ("private",)
     patterns: Annotated[tuple[str, ...], Field(max_length=100)] = ()
     ignore_case: bool = True
+    media: Media = "near"
 
 
 class Budget(PolicyPart):

@@ -35,17 +35,30 @@ class Message:
     parts: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A part of a message that is not text, or with None for both indices, bytes within a text; see
+    `web/src/shared/decision/media.ts`.
+    """
+
+    kind: Literal["picture", "sound", "file"]
+    message: int | None
+    part: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideState:
     """The state of either side.
 
-    ``context`` is in tokens, None if no limit is known; ``languages`` are first parts of BCP 47 tags ("en"), None for
+    ``context`` is in tokens, None if no limit is known; ``vision`` and ``sound``: it reads pictures, and sound, in
+    messages; ``languages`` are first parts of BCP 47 tags ("en"), None for
     all.
     """
 
     context: int | None = None
     tools: bool = True
     vision: bool = False
+    sound: bool = False
     languages: tuple[str, ...] | None = None
     prompt_tokens: int | None = None
     cached_tokens: int = 0
@@ -80,8 +93,8 @@ class Situation:
     """``texts`` are all other texts that would leave the device with the request, as `private_texts` lists them. They
     meet no other text in the prompt; texts that meet only one another, such as a query and a document, are a tuple.
 
-    ``tools`` and ``vision``: whether the request needs them. ``embedding``: the vector of the last user message from
-    the model that the policy's predictor names.
+    ``tools``: whether the request needs them. ``media``: those of all messages. ``embedding``: the vector of the last
+    user message from the model that the policy's predictor names.
     """
 
     messages: tuple[Message, ...]
@@ -92,7 +105,7 @@ class Situation:
     pin: Side | None = None
     max_tokens: int | None = None
     tools: bool = False
-    vision: bool = False
+    media: tuple[Media, ...] = ()
     language: str | None = None
     near_signals: NearSignals | None = None
     embedding: tuple[float, ...] | None = None

@@ -41,7 +41,7 @@ class Far:
 
     ``base_url`` with or without /v1; ``model`` None for the server's only model. ``dialect``: what the server accepts
     besides OpenAI's parameters; "nearfar" is `nearfar serve`. ``vision``: its model reads images, which only
-    `nearfar serve` reports itself.
+    `nearfar serve` reports itself. ``sound``: it reads sound in messages.
     """
 
     base_url: str
@@ -49,6 +49,7 @@ class Far:
     model: str | None = None
     dialect: Dialect = "nearfar"
     vision: bool = False
+    sound: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,6 +194,7 @@ class Sides:
             context=model.context if model is not None else None,
             tools=model is None or model.tools,
             vision=self.far.reads_images,
+            sound=self.far.far.sound,
             languages=self.policy.languages.far,
             prefill_tokens_per_second=speed["prefill_tokens_per_second"],
             decode_tokens_per_second=speed["decode_tokens_per_second"],
@@ -226,7 +227,7 @@ class Sides:
         near = "it has no model" if self.near is None else None
         if self.near is not None and self.near.embeds != embeds:
             near = "its model makes no embeddings" if embeds else "its model only makes embeddings"
-        return refusal(decision, situation, self.policy.mode, near)
+        return refusal(decision, situation, self.policy, near)
 
     async def reserve_request(self) -> bool:
         """Reserve a request of today's budget; False if the budget is spent."""

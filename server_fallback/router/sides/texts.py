@@ -17,30 +17,33 @@ from nearfar.compiler.shared.script import SharedScript
 from ...schema.chat import AnswerToolCall, ChatCompletionRequest
 from ...schema.common import GenerationRequest
 from ...schema.functions import ToolCall
-from ..decision.situation import Message
+from ..decision.situation import Media, Message
 
 
-def texts_of(request: BaseModel) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """The messages of a request, and every text of it that meets no other in the prompt, as `request_texts` finds them.
+def texts_of(request: BaseModel) -> tuple[tuple[Message, ...], tuple[str, ...], tuple[Media, ...]]:
+    """The messages of a request, every text of it that meets no other in the prompt, and its media, as `request_texts`
+    finds them.
 
     It may take long, so call it in a thread.
     """
     messages = request.messages if isinstance(request, ChatCompletionRequest) else ()
     dumped = request.model_dump(by_alias=True, exclude_none=True)
-    parts, texts = request_texts(dumped, [each.text for each in messages])
-    return tuple(
+    parts, texts, media = request_texts(dumped, [each.text for each in messages])
+    written = tuple(
         Message(each.role, each.text, tuple(getattr(each, "labels", None) or ()), tuple(own))
         for each, own in zip(messages, parts, strict=True)
-    ), tuple(texts)
+    )
+    return written, tuple(texts), tuple(Media(**each) for each in media)
 
 
 class RequestTexts(NamedTuple):
     """``parts``: the texts of each message in the order of the prompt; none if its content is all of them. ``texts``:
-    all others, which meet no text of a prompt.
+    all others, which meet no text of a prompt. ``media``: what is not text.
     """
 
     parts: list[list[str]]
     texts: list[str]
+    media: list[dict[str, Any]]
 
 
 def request_texts(request: Mapping[str, Any], contents: Sequence[str]) -> RequestTexts:

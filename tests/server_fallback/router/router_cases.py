@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nearfar.server_fallback.router.decision.situation import FarState, Message, NearState, Situation
+from nearfar.server_fallback.router.decision.situation import FarState, Media, Message, NearState, Situation
 
 VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "conformance/router_cases.json").read_text(encoding="utf-8")
@@ -18,4 +18,10 @@ def situation_of(changes: dict[str, Any]) -> Situation:
     base = VECTORS["situation"]
     near, far = ({**base[side], **changes.get(side, {})} for side in ("near", "far"))
     fields = {**base, **changes, "near": NearState(**near), "far": FarState(**far)}
-    return Situation(**{**fields, "messages": tuple(Message(**message) for message in fields["messages"])})
+    return Situation(
+        **{
+            **fields,
+            "messages": tuple(Message(**message) for message in fields["messages"]),
+            "media": tuple(Media(**media) for media in fields["media"]),
+        }
+    )

@@ -15,7 +15,7 @@ from fake_openai import FakeOpenAI, running
 from hybrid_gateway import gateway
 from hybrid_sides import QUESTION, FakeFar, FakeNear, policy, run
 
-from nearfar.compiler.runtime.errors import DeviceError, NearfarError, RequestError
+from nearfar.compiler.runtime.errors import DeviceError, NearfarError, RequestError, Unavailable
 from nearfar.server_fallback.router.decision import privacy
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.sides.far import Far
@@ -227,6 +227,117 @@ def test_a_private_image_is_sent_to_no_side(text: str, url: str) -> None:
 
     run(work())
     assert near.requests == []
+
+
+PNG = "data:image/png;base64,iVBORw0KGgo="
+PICTURE = {"type": "image_url", "image_url": {"url": PNG}}
+SEE = {"id": "c1", "type": "function", "function": {"name": "see", "arguments": "{}"}}
+# Of these requests, no text matches a pattern.
+WITH_PICTURES: dict[str, list[dict[str, Any]]] = {
+    "last": [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, PICTURE]}],
+    "earlier": [{"role": "user", "content": [PICTURE]}, {"role": "assistant", "content": "a cat"}, *QUESTION],
+    "of a tool": [
+        *QUESTION,
+        {"role": "assistant", "tool_calls": [SEE]},
+        {"role": "tool", "tool_call_id": "c1", "content": [PICTURE]},
+    ],
+    "in a text": [{"role": "user", "content": f"what is ![it]({PNG})?"}],
+}
+KEEPING = [EAGER, policy("prefer-far", private={"media": "near"}, escalation={"then": "restart", "warm": "always"})]
+
+
+@pytest.mark.parametrize("rules", KEEPING, ids=["patterns", "media"])
+@pytest.mark.parametrize("messages", WITH_PICTURES.values(), ids=WITH_PICTURES.keys())
+def test_a_picture_is_answered_near_and_nothing_is_sent(messages: list[dict[str, Any]], rules: dict[str, Any]) -> None:
+    async def work() -> None:
+        async with recorded(FakeNear(sees=True), rules, vision=True) as (opened, _):
+            answer = await opened.chat.completions.create(messages=messages)
+            assert answer.route is not None
+            assert (answer.route.side, answer.route.reason) == ("near", "media")
+            chunks = [chunk async for chunk in await opened.chat.completions.create(messages=messages, stream=True)]
+            assert chunks[-2].route is not None
+            assert chunks[-2].route.side == "near"
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("near", "hedge"),
+    [
+        (FakeNear(sees=True, error=DeviceError("lost")), None),
+        (FakeNear(sees=True, error=DeviceError("lost"), error_at=3), None),
+        (FakeNear(sees=True, error=Unavailable("busy")), None),
+        (FakeNear(sees=True, hangs_at=0), 1),
+        (FakeNear(sees=True, logprobs=(-9.0,) * 9, error=DeviceError("lost"), error_at=6), None),
+    ],
+)
+def test_a_picture_never_leaves_however_near_fails(near: FakeNear, hedge: int | None) -> None:
+    """Near fails at once, in mid-answer and again at the retry, is late, unsure, and then has an open circuit."""
+    timeouts = {"near_first_token_ms": 300, **({} if hedge is None else {"hedge_after_ms": hedge})}
+    rules = {**EAGER, "mode": "prefer-near", "timeouts": timeouts, "retries": 1, "breaker": {"failures": 1}}
+
+    async def work() -> None:
+        async with recorded(near, rules, vision=True) as (opened, _):
+            for _ in range(3):
+                with pytest.raises(NearfarError):
+                    await opened.chat.completions.create(messages=WITH_PICTURES["last"])
+            with pytest.raises(NearfarError):
+                async for _ in await opened.chat.completions.create(messages=WITH_PICTURES["earlier"], stream=True):
+                    pass
+
+    run(work())
+
+
+@pytest.mark.parametrize("messages", [*WITH_PICTURES.values()][:3])
+def test_a_picture_that_near_cannot_see_is_an_error_that_says_where_it_is(messages: list[dict[str, Any]]) -> None:
+    at = next(index for index, each in enumerate(messages) if isinstance(each.get("content"), list))
+
+    async def work() -> None:
+        async with recorded(FakeNear(), vision=True) as (opened, _):
+            with pytest.raises(RequestError, match=rf"a picture \(messages\[{at}\].content") as raised:
+                await opened.chat.completions.create(messages=messages)
+            assert raised.value.details["code"] == "vision"
+            assert "private.media" in raised.value.message
+            with pytest.raises(RequestError) as raised:
+                await opened.chat.completions.create(messages=messages, pin="far")
+            assert raised.value.details["code"] == "media"
+
+    run(work())
+
+
+def test_bytes_of_a_picture_in_a_completion_s_prompt_do_not_leave() -> None:
+    far, wire = FakeFar(), Wire()
+
+    async def work() -> None:
+        async with running(far), wire.to(far), gateway(FakeNear(), Far(wire.url, vision=True), EAGER) as app:
+            wire.bytes, wire.connections = b"", 0
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+                bodies = ({"prompt": f"see {PNG}"}, {"prompt": [ord(character) for character in PNG]})
+                for body in bodies:
+                    answer = await client.post("/v1/completions", json={"model": "tiny", **body})
+                    assert answer.json()["route"]["reason"] == "media"
+
+    run(work())
+    assert (wire.bytes, wire.connections) == (b"", 0)
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_the_gateway_lets_no_picture_leave(sees: bool) -> None:
+    far, wire = FakeFar(), Wire()
+
+    async def work() -> None:
+        async with running(far), wire.to(far), gateway(FakeNear(sees=sees), Far(wire.url, vision=True), EAGER) as app:
+            wire.bytes, wire.connections = b"", 0
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+                for messages in [*WITH_PICTURES.values()][:3]:
+                    for stream in (False, True):
+                        body = {"model": "tiny", "messages": messages, "stream": stream}
+                        answer = await client.post("/v1/chat/completions", json=body)
+                        assert answer.status_code == (200 if sees else 400), answer.text
+                        assert sees or answer.json()["error"]["code"] == "vision"
+
+    run(work())
+    assert (wire.bytes, wire.connections) == (b"", 0)
 
 
 def test_the_url_of_an_image_is_searched_but_not_its_bytes() -> None:

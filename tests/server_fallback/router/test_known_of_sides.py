@@ -28,7 +28,7 @@ WEATHER = {"type": "function", "function": {"name": "f", "parameters": {"type": 
 
 async def situation(opened: Hybrid, messages: list[Any]) -> Situation:
     request = read_request({"model": "hybrid", "messages": messages})
-    return await opened.executor.sides.situation(situation_of(request, texts_of(request)[0], ()), request)
+    return await opened.executor.sides.situation(situation_of(request, texts_of(request)[0], (), ()), request)
 
 
 async def cached(opened: Hybrid, messages: list[Any]) -> tuple[int, int]:

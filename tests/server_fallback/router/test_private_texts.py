@@ -22,7 +22,7 @@ VECTORS: dict[str, Any] = json.loads(
 @pytest.mark.parametrize("case", VECTORS["texts"], ids=lambda case: case["name"])
 def test_texts_match_the_conformance_cases(case: dict[str, Any]) -> None:
     request = read_request({"model": "tiny", **case["request"]})
-    messages, texts = texts_of(request)
+    messages, texts, _ = texts_of(request)
     assert sorted(set(texts)) == sorted(set(case["texts"]))
     meeting = [text for message in messages for text in message.parts or (message.content,)]
     assert [*filter(None, meeting)] == [*filter(None, case["meeting"])]
@@ -34,6 +34,18 @@ def test_verdicts_match_the_conformance_cases(case: dict[str, Any]) -> None:
     situation = situation_of(request, *texts_of(request))
     check = PrivateCheck.of((), (case["pattern"],), ignore_case=True)
     assert check.is_private(situation) is case["private"]
+
+
+@pytest.mark.parametrize("case", VECTORS["media"], ids=lambda case: case["name"])
+def test_media_match_the_conformance_cases(case: dict[str, Any]) -> None:
+    media = texts_of(read_request({"model": "tiny", **case["request"]}))[2]
+    assert [[each.kind, each.message, each.part] for each in media] == case["media"]
+
+
+@pytest.mark.parametrize("case", VECTORS["unknown_parts"], ids=lambda case: case["name"])
+def test_parts_that_are_not_known_are_media(case: dict[str, Any]) -> None:
+    found = request_texts({"messages": case["messages"]}, ["" for _ in case["messages"]]).media
+    assert [[each["kind"], each["message"], each["part"]] for each in found] == case["media"]
 
 
 @pytest.mark.parametrize("kind", [RoutedChatRequest, RoutedCompletionRequest, RoutedEmbeddingRequest])

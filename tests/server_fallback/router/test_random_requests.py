@@ -128,13 +128,13 @@ def verdict(request: dict[str, Any]) -> dict[str, Any] | None:
         read = read_request({"model": "tiny", **request})
     except RequestError:
         return None
-    messages, texts = texts_of(read)
-    situation = situation_of(read, messages, texts)
+    messages, texts, media = texts_of(read)
+    situation = situation_of(read, messages, texts, media)
     checks = {pattern: PrivateCheck.of((), (pattern,), ignore_case=True) for pattern in PATTERNS}
     return {
         "texts": list(texts),
         "parts": [list(message.parts or (message.content,)) for message in messages],
-        "vision": any(message.images for message in read.messages),
+        "media": [[each.kind, each.message, each.part] for each in media],
         "tools": bool(read.tools) and read.tool_choice != "none",
         "private": [pattern for pattern, check in checks.items() if check.is_private(situation)],
     }

@@ -19,6 +19,8 @@ import { RequestError, Unavailable } from "../errors.js";
 import type { Rules } from "../shared/router/answer_machine.js";
 import { encodingPolicy } from "../shared/decision/decide.js";
 import type { Side } from "../shared/decision/decision.js";
+import type { Media } from "../shared/decision/media.js";
+import { mediaOf } from "../shared/decision/media.js";
 import { privateTexts } from "../shared/decision/private_texts.js";
 import type { HybridRequest } from "./request.js";
 import type { Routing, SituatedChoice } from "./routing.js";
@@ -249,6 +251,10 @@ function requestOf(
 ): EncodingRequest {
   const list: readonly unknown[] = Array.isArray(inputs) ? inputs : [inputs];
   const isText = (value: unknown): boolean => typeof value === "string" || isObject(value);
+  const texts = [...privateTexts(body)].map(({ text }) => text);
+  const others: readonly Media[] = list
+    .filter((value) => isObject(value) && typeof value.text !== "string")
+    .map(() => ({ kind: "file", message: null, part: null }));
   return {
     body,
     hasIds: !list.every(isText),
@@ -257,11 +263,11 @@ function requestOf(
       messages: [],
       labels: labels ?? [],
       // Each input is a prompt of its own, so they do not meet, but a query meets each document.
-      texts: [...[...privateTexts(body)].map(({ text }) => text), ...pairsOf(body)],
+      texts: [...texts, ...pairsOf(body)],
+      media: [...others, ...mediaOf([], texts)],
       pin: pin ?? null,
       max_tokens: null,
       tools: false,
-      vision: false,
       language: language ?? null,
     },
   };

@@ -28,6 +28,7 @@ export const FAR_OPTIONS: Checks = {
   model: "string",
   dialect: "any",
   vision: "boolean",
+  sound: "boolean",
 } satisfies Record<keyof FarOptions, Check>;
 
 /** The parameters of a chat that two sides can answer. */

@@ -19,7 +19,6 @@ import type { PlainParams } from "./sides/sides.js";
 import type { Side } from "../shared/decision/decision.js";
 import { requestTexts } from "../shared/decision/private_texts.js";
 import type { Situation } from "../shared/decision/situation.js";
-import { hasImages } from "../shared/router/continuation.js";
 
 /** Of an answer; an application's objects, which JSON may not even write. */
 const ALWAYS_LEFT_OUT: readonly string[] = ["parsed", "parsed_arguments", "index"];
@@ -51,7 +50,7 @@ export interface HybridRequest {
   /** The part of a situation that is known from the request. */
   readonly properties: Pick<
     Situation,
-    "messages" | "labels" | "texts" | "pin" | "max_tokens" | "tools" | "vision" | "language"
+    "messages" | "labels" | "texts" | "media" | "pin" | "max_tokens" | "tools" | "language"
   >;
 }
 
@@ -102,7 +101,7 @@ export function readRequest(raw: HybridParams): HybridRequest {
       { param: "messages" },
     );
   const contents = messages.map(textOf);
-  const { parts, texts } = requestTexts({ ...rest, messages }, contents);
+  const { parts, texts, media } = requestTexts({ ...rest, messages }, contents);
   const properties = {
     labels,
     pin,
@@ -113,9 +112,9 @@ export function readRequest(raw: HybridParams): HybridRequest {
       parts: parts[index] ?? [],
     })),
     texts,
+    media,
     max_tokens: rest.max_tokens ?? rest.max_completion_tokens ?? null,
     tools: (rest.tools ?? []).length > 0 && rest.tool_choice !== "none",
-    vision: hasImages(messages),
     language,
   };
   return {

@@ -77,7 +77,7 @@ export class Routing {
       choice = choose(policy, situation, staysNear);
     }
     if (choice.decision.side === null)
-      throw refusal(choice.decision, situation, policy.mode, near.state === "ready" ? null : whyNoEngine(near));
+      throw refusal(choice.decision, situation, policy, near.state === "ready" ? null : whyNoEngine(near));
     return { ...choice, situation };
   }
 
@@ -114,6 +114,7 @@ export class Routing {
         ...known("far", far?.model ?? null),
         online: far !== null && online,
         vision: far?.vision ?? false,
+        sound: far?.sound ?? false,
         queue_seconds: far?.queueSeconds ?? 0,
         round_trip_seconds: this.records.far.speed.round_trip_seconds ?? far?.roundTripSeconds ?? null,
         spent_usd_today: usd,

@@ -64,6 +64,8 @@ test(
   },
 );
 
+const PNG = "data:image/png;base64,iVBORw0KGgo=";
+
 test("a request that the decision calls private is not sent", { timeout: 60_000 }, async () => {
   let found = 0;
   for (const { policy: json, situation: changes } of CASES) {
@@ -75,7 +77,10 @@ test("a request that the decision calls private is not sent", { timeout: 60_000 
     const messages = situation.messages.map(({ role, content, labels, parts }) => ({
       role,
       labels,
-      content: parts === undefined ? content : parts.map((text) => ({ type: "text", text })),
+      content: [
+        ...(parts ?? [content]).map((text) => ({ type: "text", text })),
+        ...situation.media.map(({ part }) => (part === null ? { type: "text", text: PNG } : { type: "image_url" })),
+      ],
     }));
     // Other texts are in a tool's description.
     const tools = situation.texts.map((description, index) => ({

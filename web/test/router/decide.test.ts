@@ -85,6 +85,7 @@ const bothSides = {
   context: count,
   tools: fc.boolean(),
   vision: fc.boolean(),
+  sound: fc.boolean(),
   languages: fc.option(fc.array(fc.constantFrom("en", "de"))),
   prompt_tokens: count,
   cached_tokens: fc.nat(1e6),
@@ -116,7 +117,14 @@ const situations: fc.Arbitrary<Situation> = fc.record({
   pin: fc.constantFrom(null, "near" as const, "far" as const),
   max_tokens: fc.option(fc.integer({ min: 1, max: 1e6 })),
   tools: fc.boolean(),
-  vision: fc.boolean(),
+  media: fc.array(
+    fc.record({
+      kind: fc.constantFrom("picture" as const, "sound" as const, "file" as const),
+      message: fc.option(fc.nat(3)),
+      part: fc.option(fc.nat(3)),
+    }),
+    { maxLength: 2 },
+  ),
   language: fc.constantFrom(null, "en", "de"),
   near_signals: fc.constant(null),
   embedding: fc.constant(null),
@@ -135,6 +143,7 @@ test("every situation is decided, and private requests never go far", () => {
       const allTexts = [...situation.messages.map(({ content }) => content), ...situation.texts.flat()];
       const found = policy.private.patterns.length > 0 && allTexts.some((part) => /[0-9]{3}/.test(part));
       if (found || bears.some((label) => policy.private.labels.includes(label))) expect(isPrivate).toBe(true);
+      if (situation.media.length > 0 && policy.private.patterns.length > 0) expect(isPrivate).toBe(true);
       if (isPrivate || policy.mode === "near-only") expect(side).not.toBe("far");
       if (side === "near") expect(situation.near.available && situation.near.circuit !== "open").toBe(true);
       if (side === "far") expect(situation.far.online && situation.far.circuit !== "open").toBe(true);

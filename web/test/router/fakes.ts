@@ -2,6 +2,7 @@
 // script, and engines with scripted answers.
 
 import type { EngineApi } from "../../src/api/engine_api.js";
+import type { ChatCompletionMessageParam } from "../../src/api/types.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
 import type { Clock } from "../../src/router/sides/clock.js";
 import type { Ledger } from "../../src/router/budget.js";
@@ -274,6 +275,22 @@ export function near(...scripts: readonly NearScript[]): {
   const source = new ScriptedSource(scripts);
   const engine = fakeEngine(modelOf(source, { name: "small" }));
   return { engine: { ...engine, info: { ...engine.info, tokenizerSha256: "abc" } }, source };
+}
+
+/** An engine that says that it reads pictures, of which it takes nothing but the text beside them. */
+export function withEyes(engine: EngineApi): EngineApi {
+  const { completions } = engine.chat;
+  const blind = (part: { readonly text?: unknown }): object =>
+    typeof part.text === "string" ? part : { type: "text", text: "*" };
+  const read = (message: ChatCompletionMessageParam): ChatCompletionMessageParam =>
+    Array.isArray(message.content) ? { ...message, content: message.content.map(blind) as never } : message;
+  const create = (params: { readonly messages: readonly ChatCompletionMessageParam[] }, options: object) =>
+    completions.create({ ...params, messages: params.messages.map(read) } as never, options);
+  return {
+    ...engine,
+    info: { ...engine.info, images: true },
+    chat: { completions: { ...completions, create: create as typeof completions.create } },
+  };
 }
 
 export class MemoryLedger implements Ledger {

@@ -4,7 +4,8 @@ import { expect, test } from "vitest";
 
 import { DeviceError } from "../../src/errors.js";
 import type { NearScript } from "./fakes.js";
-import { MESSAGES, QUESTION, SURE, WATCHED, setUp } from "./hybrid_set_up.js";
+import { FakeFar, near, withEyes } from "./fakes.js";
+import { MESSAGES, QUESTION, SURE, WATCHED, read, setUp } from "./hybrid_set_up.js";
 
 const policy = {
   mode: "prefer-far",
@@ -141,4 +142,97 @@ test("a private request pinned to far is an error, and so is an unknown label", 
     code: "request_error",
     details: { code: "unknown_label" },
   });
+});
+
+const PNG = "data:image/png;base64,iVBORw0KGgo=";
+const PICTURE = { type: "image_url", image_url: { url: PNG } };
+const RECORDING = { type: "input_audio", input_audio: { data: "UklGRg==", format: "wav" } };
+const see = { id: "1", type: "function", function: { name: "see", arguments: "{}" } };
+/** Of these requests, no text matches a pattern. */
+const WITH_MEDIA: readonly (readonly [string, readonly object[]])[] = [
+  ["a picture of the last message", [{ role: "user", content: [{ type: "text", text: "what is it?" }, PICTURE] }]],
+  [
+    "a picture of an earlier message",
+    [{ role: "user", content: [PICTURE] }, { role: "assistant", content: "a cat" }, QUESTION],
+  ],
+  [
+    "a picture of a tool",
+    [
+      QUESTION,
+      { role: "assistant", content: null, tool_calls: [see] },
+      { role: "tool", tool_call_id: "1", content: [PICTURE] },
+    ],
+  ],
+  ["bytes in a text", [{ role: "user", content: `what is ![it](${PNG})?` }]],
+  ["a recording", [{ role: "user", content: [RECORDING] }]],
+  ["a part of no known kind", [{ role: "user", content: [{ type: "hologram", data: "iVBORw0KGgo=" }] }]],
+];
+const seeing = (...scripts: NearScript[]) => withEyes(near(...scripts).engine);
+const keeping = (rules: object) => ({
+  policy: {
+    ...policy,
+    escalation: { ...WATCHED, warm: "always" },
+    breaker: { failures: 1 },
+    retries: 1,
+    ...rules,
+  },
+  far: new FakeFar([{ texts: ["far"] }]),
+});
+
+test.each(WITH_MEDIA)("%s: nothing leaves, whatever fails", async (_, messages) => {
+  const failures: readonly (readonly NearScript[])[] = [
+    [SURE],
+    broken,
+    [{ text: "", then: new DeviceError("lost") }],
+    [{ text: "", then: "hang" }],
+  ];
+  for (const rules of [{ mode: "prefer-far" }, { mode: "prefer-near", timeouts: { hedge_after_ms: 1 } }])
+    for (const kept of [policy.private, { media: "near" }])
+      for (const scripts of failures)
+        for (const stream of [false, true]) {
+          const { nf, far, clock } = await setUp({
+            ...keeping({ ...rules, private: kept }),
+            near: seeing(...scripts),
+            farOptions: { vision: true, sound: true },
+          });
+          const before = far.requests.length;
+          for (let turn = 0; turn < 2; turn++) {
+            const answer = (stream ? read(nf, { messages }) : nf.chat.completions.create({ messages } as never)).catch(
+              (error: unknown) => error,
+            );
+            await clock.pass(60_000);
+            await answer;
+          }
+          expect(far.requests.length).toBe(before);
+          expect(far.sent).not.toMatch(/iVBOR|UklG|what is it/);
+        }
+});
+
+test("a picture stays near, and one that near cannot see is an error that says where it is", async () => {
+  const messages = WITH_MEDIA[1]?.[1] as never;
+  const seen = await setUp({ ...keeping({}), near: seeing(SURE), farOptions: { vision: true } });
+  expect(await seen.nf.chat.completions.create({ messages })).toMatchObject({
+    route: { side: "near", reason: "media" },
+  });
+  const { nf, far } = await setUp({ ...keeping({}), farOptions: { vision: true } });
+  await expect(nf.chat.completions.create({ messages })).rejects.toMatchObject({
+    code: "request_error",
+    details: { code: "vision" },
+    message: expect.stringContaining("a picture (messages[0].content[0])") as string,
+  });
+  await expect(nf.chat.completions.create({ messages, pin: "far" })).rejects.toMatchObject({
+    details: { code: "media" },
+  });
+  expect(far.chats).toEqual([]);
+});
+
+test("the policy may let pictures and recordings leave, each for a reason", async () => {
+  const { nf, far } = await setUp({
+    policy: { ...policy, mode: "prefer-near", private: { ...policy.private, media: "far" } },
+    farOptions: { vision: true, sound: true },
+  });
+  const ask = (part: object) => nf.chat.completions.create({ messages: [{ role: "user", content: [part] }] } as never);
+  expect(await ask(PICTURE)).toMatchObject({ route: { side: "far", reason: "vision" } });
+  expect(await ask(RECORDING)).toMatchObject({ route: { side: "far", reason: "sound" } });
+  expect(far.bodies.map(({ messages }) => messages?.[0]?.content)).toEqual([[PICTURE], [RECORDING]]);
 });

@@ -21,6 +21,7 @@ interface Setup extends Partial<Omit<HybridOptions, "policy" | "far">> {
   readonly far?: readonly FarScript[] | FakeFar;
   readonly dialect?: "openai" | "vllm" | "nearfar";
   readonly hints?: Partial<DeviceHints>;
+  readonly farOptions?: { readonly vision?: boolean; readonly sound?: boolean };
 }
 
 export async function setUp({
@@ -29,6 +30,7 @@ export async function setUp({
   far: given = [{ texts: ["far", " away"] }],
   dialect,
   hints = {},
+  farOptions = {},
   ...options
 }: Setup = {}) {
   const far = given instanceof FakeFar ? given : new FakeFar(given);
@@ -38,7 +40,7 @@ export async function setUp({
   const device = { ...ONLINE, ...hints };
   const nf = await Hybrid.create({
     near: engine,
-    far: { baseURL: FAR, apiKey: "secret", dialect },
+    far: { baseURL: FAR, apiKey: "secret", dialect, ...farOptions },
     policy: { version: 1, mode: "prefer-near", ...policy },
     fetch: far.fetch,
     device: { read: () => Promise.resolve(device) },

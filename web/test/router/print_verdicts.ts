@@ -15,11 +15,11 @@ interface Given {
 
 function verdict({ request, patterns }: Given): object {
   const { properties } = readRequest(request);
-  const { messages, texts, vision, tools } = properties;
+  const { messages, texts, media, tools } = properties;
   return {
     texts: texts.flat(),
     parts: messages.map(({ content, parts = [] }) => (parts.length > 0 ? parts : [content])),
-    vision,
+    media: media.map(({ kind, message, part }) => [kind, message, part]),
     tools,
     private: patterns.filter((pattern) =>
       PrivateCheck.of({ labels: [], patterns: [pattern], ignore_case: true }).isPrivate(

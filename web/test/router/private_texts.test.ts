@@ -5,7 +5,8 @@ import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
 
 import { PrivateCheck } from "../../src/shared/decision/privacy.js";
-import { PRIVATE_TEXTS, privateTexts } from "../../src/shared/decision/private_texts.js";
+import { PRIVATE_TEXTS, privateTexts, requestTexts } from "../../src/shared/decision/private_texts.js";
+import type { Media, MediaKind } from "../../src/shared/decision/media.js";
 import type { Situation } from "../../src/shared/decision/situation.js";
 import { HYBRID_PARAMS } from "../../src/router/hybrid_options.js";
 import type { HybridParams } from "../../src/router/request.js";
@@ -16,6 +17,12 @@ interface Case {
   readonly request: HybridParams;
   readonly texts: readonly string[];
   readonly meeting: readonly string[];
+}
+
+interface MediaCase {
+  readonly name: string;
+  /** Of each: its kind, message and part. */
+  readonly media: readonly (readonly [MediaKind, number | null, number | null])[];
 }
 
 interface Verdict extends Pick<Case, "name" | "request"> {
@@ -29,6 +36,8 @@ const vectors = JSON.parse(
   readonly not_searched: readonly string[];
   readonly texts: readonly Case[];
   readonly verdicts: readonly Verdict[];
+  readonly media: readonly (MediaCase & Pick<Case, "request">)[];
+  readonly unknown_parts: readonly (MediaCase & { readonly messages: readonly unknown[] })[];
 };
 const unique = (texts: Iterable<string>): readonly string[] => [...new Set(texts)].sort();
 /** Parameters that this package does not have are left out. */
@@ -49,6 +58,16 @@ test.each(vectors.texts)("conformance: $name", ({ request, texts, meeting }) => 
 test.each(vectors.verdicts)("conformance: $name", ({ pattern, request, private: isPrivate }) => {
   const check = PrivateCheck.of({ labels: [], patterns: [pattern], ignore_case: true });
   expect(check.isPrivate(readRequest(known(request)).properties as unknown as Situation)).toBe(isPrivate);
+});
+
+const listed = (media: readonly Media[]) => media.map(({ kind, message, part }) => [kind, message, part]);
+
+test.each(vectors.media)("media: $name", ({ request, media }) => {
+  expect(listed(readRequest(known(request)).properties.media)).toEqual(media);
+});
+
+test.each(vectors.unknown_parts)("media: $name", ({ messages, media }) => {
+  expect(listed(requestTexts({ messages }, []).media)).toEqual(media);
 });
 
 test("every parameter is either searched or has no text", () => {

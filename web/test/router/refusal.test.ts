@@ -7,6 +7,7 @@ import { expect, test } from "vitest";
 import type { Decision } from "../../src/shared/decision/decision.js";
 import { refusal } from "../../src/shared/decision/decision.js";
 import type { Policy } from "../../src/shared/decision/policy.js";
+import type { Media } from "../../src/shared/decision/media.js";
 import type { Situation } from "../../src/shared/decision/situation.js";
 import { RequestError, Unavailable } from "../../src/errors.js";
 
@@ -17,6 +18,8 @@ interface Case {
   readonly message: string;
   readonly pin?: Situation["pin"];
   readonly private?: boolean;
+  readonly media?: readonly Media[];
+  readonly may_leave?: boolean;
   readonly mode?: Policy["mode"];
   readonly available?: boolean;
   readonly near?: string;
@@ -28,10 +31,11 @@ const { cases } = JSON.parse(
 
 test.each(cases)(
   "conformance: $name",
-  ({ reason, kind, message, pin = null, private: isPrivate = false, mode = "prefer-near", available = true, near }) => {
-    const decision = { side: null, reason, private: isPrivate } as unknown as Decision;
-    const situation = { pin, near: { available } } as Situation;
-    const error = refusal(decision, situation, mode, near);
+  ({ reason, kind, message, private: isPrivate = false, mode = "prefer-near", near, ...facts }) => {
+    const { pin = null, available = true, media = [], may_leave: mayLeave = false } = facts;
+    const situation = { pin, near: { available }, media } as unknown as Situation;
+    const policy = { mode, private: { media: mayLeave ? "far" : "near" } } as const;
+    const error = refusal({ reason, private: isPrivate }, situation, policy, near);
     expect([error instanceof RequestError, error instanceof Unavailable]).toEqual([
       kind === "request",
       kind === "unavailable",

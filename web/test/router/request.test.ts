@@ -12,9 +12,9 @@ function withImage(url: string): HybridParams {
 
 test("an image needs a side that reads images, and is sent unchanged", () => {
   const { properties, params } = readRequest(withImage("https://here/a.png"));
-  expect([properties.vision, readRequest({ messages: [{ role: "user", content: "hi" }] }).properties.vision]).toEqual([
-    true,
-    false,
+  expect([properties.media, readRequest({ messages: [{ role: "user", content: "hi" }] }).properties.media]).toEqual([
+    [{ kind: "picture", message: 0, part: 1 }],
+    [],
   ]);
   expect(params.messages).toEqual(withImage("https://here/a.png").messages);
 });

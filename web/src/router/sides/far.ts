@@ -23,6 +23,8 @@ export interface FarOptions {
   readonly dialect?: Dialect | undefined;
   /** Whether its model reads images. Default: what `nearfar serve` reports, and false for other servers. */
   readonly vision?: boolean | undefined;
+  /** Whether its model reads sound in messages. Default: false. */
+  readonly sound?: boolean | undefined;
 }
 
 /** The server's report about its model; null if there is no report. */
@@ -49,6 +51,7 @@ const ENDS: Readonly<Record<string, ChatFinishReason>> = {
 export class FarSide implements Side {
   readonly dialect: Dialect;
   readonly #vision: boolean;
+  readonly sound: boolean;
   readonly #http: FarHttp;
   /** The model that the options name. */
   readonly requestedModel: string | null;
@@ -57,7 +60,7 @@ export class FarSide implements Side {
 
   /** Throws RequestError for invalid options. */
   constructor(
-    { baseURL, apiKey, model, dialect = "nearfar", vision = false }: FarOptions,
+    { baseURL, apiKey, model, dialect = "nearfar", vision = false, sound = false }: FarOptions,
     fetch: Fetch,
     private readonly clock: Clock,
   ) {
@@ -69,6 +72,7 @@ export class FarSide implements Side {
     this.requestedModel = model ?? null;
     this.dialect = dialect;
     this.#vision = vision;
+    this.sound = sound;
   }
 
   get vision(): boolean {

@@ -12,6 +12,8 @@ export function* contradictions(policy: Policy): Contradictions {
     const problem = "in mode far-only a private request could never be answered";
     if (policy.private.labels.length > 0) yield ["private.labels", problem];
     if (policy.private.patterns.length > 0) yield ["private.patterns", problem];
+    if (policy.private.media !== "far")
+      yield ["private.media", "in mode far-only a request with media could never be answered"];
   }
   if (policy.mode === "near-only") {
     if (policy.budget.far_usd_per_day !== null)

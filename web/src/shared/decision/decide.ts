@@ -8,6 +8,7 @@ import { RequestError } from "../../errors.js";
 import { farTimes, farUsd, isSpent, nearTimes } from "./costs.js";
 import type { Decision, DecisionReason, Lack, Scores, Side } from "./decision.js";
 import { lastUserText } from "./features.js";
+import { isKept, needs } from "./media.js";
 import type { Costs, Policy } from "./policy_schema.js";
 import { predictRights, readsSignals } from "./predictor.js";
 import { PrivateCheck } from "./privacy.js";
@@ -36,19 +37,20 @@ export function encodingPolicy(policy: Policy): Policy {
   return { ...policy, quality: { ...policy.quality, predictor: null } };
 }
 
-/** ``private`` is determined here, and the decision is that of `choose`, which may throw. */
+/** Whether the request is private is determined here, and the decision is that of `choose`, which may throw. */
 export function decide(policy: Policy, situation: Situation): Decision {
   return choose(policy, situation, PrivateCheck.of(policy.private).isPrivate(situation)).decision;
 }
 
 /**
- * ``isPrivate``: whether the request is private. Throws RequestError with the code "unknown_label" for a label that the
+ * ``isPrivate``: whether the request has a private label or text. Throws RequestError with the code "unknown_label" for a label that the
  * policy does not have, and with "bad_situation" for a vector that the predictor's model cannot have made.
  */
 export function choose(policy: Policy, situation: Situation, isPrivate: boolean): Choice {
   checkLabels(policy, situation);
-  const { pin, near_signals: signals } = situation;
-  const lacks = { near: nearLack(policy, situation), far: isPrivate ? "private" : farLack(policy, situation) } as const;
+  const { pin, near_signals: signals, media } = situation;
+  const kept = isPrivate ? "private" : isKept(policy.private, media) ? "media" : null;
+  const lacks = { near: nearLack(policy, situation), far: kept ?? farLack(policy, situation) };
   const scores = score(policy, situation);
   const hint = hinted(policy, situation.near);
   const { side, reason } =
@@ -58,7 +60,7 @@ export function choose(policy: Policy, situation: Situation, isPrivate: boolean)
     inTime(policy.costs, scores) ??
     byGain(policy, scores);
   return {
-    decision: { side, reason, private: isPrivate, scores },
+    decision: { side, reason, private: kept !== null, scores },
     standby: side !== null && pin === null && lacks[side === "near" ? "far" : "near"] === null,
     wants_signals: (reason === "quality" || reason === "cost") && signals === null && readsSignals(policy.quality),
     may_guess: lacks.near === null && hint === null,
@@ -130,12 +132,14 @@ function farLack({ mode, budget }: Policy, situation: Situation): Lack | null {
   return isSpent(budget, { requests: far.requests_today, usd: far.spent_usd_today }) ? "budget" : null;
 }
 
-function lackOf(side: NearState | FarState, { max_tokens, tools, vision, language }: Situation): Lack | null {
+function lackOf(side: NearState | FarState, { max_tokens, tools, media, language }: Situation): Lack | null {
+  const { vision, sound } = needs(media);
   if (side.circuit === "open") return "circuit_open";
   if (side.context !== null && side.prompt_tokens !== null && side.prompt_tokens + (max_tokens ?? 1) > side.context)
     return "context";
   if (tools && !side.tools) return "tools";
   if (vision && !side.vision) return "vision";
+  if (sound && !side.sound) return "sound";
   if (language !== null && side.languages?.includes(language) === false) return "language";
   return null;
 }
@@ -143,10 +147,11 @@ function lackOf(side: NearState | FarState, { max_tokens, tools, vision, languag
 /** Null if both sides may answer and the request is not pinned. */
 function hard(pin: Side | null, near: Lack | null, far: Lack | null): Answering | null {
   const pinned = pin === null ? null : pin === "near" ? near : far;
-  if (pinned !== null) return { side: null, reason: pinned === "private" ? pinned : `pinned_${pinned}` };
+  if (pinned !== null)
+    return { side: null, reason: pinned === "private" || pinned === "media" ? pinned : `pinned_${pinned}` };
   if (near !== null && far !== null) {
     // Far is checked last, unless it was ruled out from the start.
-    return { side: null, reason: far === "private" || far === "mode" ? near : far };
+    return { side: null, reason: far === "private" || far === "media" || far === "mode" ? near : far };
   }
   if (near !== null) return { side: "far", reason: near };
   if (far !== null) return { side: "near", reason: far };

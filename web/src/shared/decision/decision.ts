@@ -2,13 +2,15 @@
 
 import type { NearfarError } from "../../errors.js";
 import { RequestError, Unavailable } from "../../errors.js";
-import type { Policy } from "./policy_schema.js";
+import { isKept, mediaWords } from "./media.js";
+import type { Policy, PrivateRules } from "./policy_schema.js";
 import type { Situation } from "./situation.js";
 
 export type Side = "near" | "far";
 /** Why a side, or the last remaining side, cannot answer. */
 export type Lack =
   | "private"
+  | "media"
   | "mode"
   | "near_unavailable"
   | "offline"
@@ -16,11 +18,14 @@ export type Lack =
   | "context"
   | "tools"
   | "vision"
+  | "sound"
   | "language"
   | "budget";
+/** Why a request stays on the device. */
+type Kept = "private" | "media";
 export type DecisionReason =
   | Lack
-  | `pinned_${Exclude<Lack, "private">}`
+  | `pinned_${Exclude<Lack, Kept>}`
   | "pinned"
   | "prefer"
   | "battery"
@@ -44,8 +49,8 @@ export interface Scores {
 }
 
 /**
- * side is null if no side may or can answer; reason then says what ruled out the last side. A private request is
- * answered by near or not at all.
+ * side is null if no side may or can answer; reason then says what ruled out the last side. A private request, which
+ * one with media that the policy keeps is too, is answered by near or not at all.
  */
 export interface Decision {
   readonly side: Side | null;
@@ -55,7 +60,7 @@ export interface Decision {
 }
 
 /** What a side lacks, of which "it" is the side. */
-const WHY: Readonly<Record<Exclude<Lack, "private">, string>> = {
+const WHY: Readonly<Record<Exclude<Lack, Kept>, string>> = {
   mode: "the policy's mode forbids it",
   near_unavailable: "its model is not ready",
   offline: "there is no connection to it",
@@ -63,37 +68,49 @@ const WHY: Readonly<Record<Exclude<Lack, "private">, string>> = {
   context: "prompt and answer exceed its maximum context length; shorten the prompt, or request fewer tokens",
   tools: "it does not call tools; remove tools",
   vision: "it reads only text; remove the images",
+  sound: "it does not read sound; remove the recordings",
   language: "it does not know the language",
   budget: "today's budget for it is spent",
 };
 /** These conditions may pass, so the same request may succeed later. */
 const PASSING: readonly Lack[] = ["near_unavailable", "offline", "circuit_open", "budget"];
+/** What a near model lacks that cannot read the media which the policy keeps from far. */
+const MEDIA_LACKS: readonly Lack[] = ["vision", "sound"];
+const MEDIA_ADVICE = ', use a near model that reads them, or let them leave: private.media "far"';
 
 /**
  * The error of a decision without a side. ``near`` says why near's model cannot answer, if it is not available. A
  * RequestError if the same request would fail again later, otherwise Unavailable.
  */
 export function refusal(
-  decision: Decision,
-  situation: Pick<Situation, "pin" | "near">,
-  mode: Policy["mode"],
+  decision: Pick<Decision, "reason" | "private">,
+  situation: Pick<Situation, "pin" | "near" | "media">,
+  policy: Pick<Policy, "mode"> & { readonly private: Pick<PrivateRules, "media"> },
   near: string | null = null,
 ): NearfarError {
-  const { pin } = situation;
+  const { pin, media } = situation;
+  const { mode } = policy;
   const { reason } = decision;
   const lack = reason.replace(/^pinned_/, "") as Lack;
+  const isMedia = isKept(policy.private, media);
   // Near may be available later, unless it would not be asked then either.
   const passes = PASSING.includes(lack) || !(situation.near.available || pin === "far" || mode === "far-only");
-  const why = lack === "private" ? "" : lack === "near_unavailable" ? (near ?? WHY[lack]) : WHY[lack];
+  const why =
+    lack === "private" || lack === "media" ? "" : lack === "near_unavailable" ? (near ?? WHY[lack]) : WHY[lack];
+  const subject = isMedia
+    ? `the request has ${mediaWords(media)}, which the policy keeps on this device (private.media)`
+    : "the request is private";
   const message =
     lack === "private"
       ? "the request is private, so it does not leave this device, but it is pinned to far"
-      : pin !== null
-        ? `the request is pinned to ${pin}, which cannot answer: ${why}`
-        : decision.private
-          ? `the request is private, so only near may answer, which cannot: ${why}`
-          : mode === "near-only" || mode === "far-only"
-            ? `with the policy's mode ${mode} no other side answers, and this one cannot: ${why}`
-            : `neither side can answer; far cannot, because ${why}`;
+      : lack === "media"
+        ? `${subject}, but it is pinned to far; remove the pin, or let it leave: private.media "far"`
+        : pin !== null
+          ? `the request is pinned to ${pin}, which cannot answer: ${why}`
+          : decision.private
+            ? `${subject}, so only near may answer, which cannot: ${why}${isMedia && MEDIA_LACKS.includes(lack) ? MEDIA_ADVICE : ""}`
+            : mode === "near-only" || mode === "far-only"
+              ? `with the policy's mode ${mode} no other side answers, and this one cannot: ${why}`
+              : `neither side can answer; far cannot, because ${why}`;
   return new (passes ? Unavailable : RequestError)(message, { code: reason });
 }

@@ -17,7 +17,7 @@ export type * from "./policy_schema.js";
  */
 export function parsePolicy(json: unknown): Policy {
   if (isObject(json) && isObject(json.quality)) refuseOldPredictor(json.quality.predictor, "quality.predictor");
-  const policy = readValue(POLICY_SCHEMA, withoutAnOtherSide(json)) as Policy;
+  const policy = readValue(POLICY_SCHEMA, withDefaults(json)) as Policy;
   policy.private.patterns.forEach((pattern, index) => {
     try {
       refuseEmptyMatch(pattern, compilePattern(pattern, false));
@@ -30,14 +30,19 @@ export function parsePolicy(json: unknown): Policy {
   return policy;
 }
 
-/** Changes the defaults that need a second side, or that forbid the only side, if there is only one side. */
-function withoutAnOtherSide(json: unknown): unknown {
+/**
+ * Changes the defaults that need a second side, or that forbid the only side, if there is only one side; and media may
+ * leave if nothing else in the file makes requests private.
+ */
+function withDefaults(json: unknown): unknown {
   if (!isObject(json)) return json;
   const oneSided = json.mode === "near-only" || json.mode === "far-only";
+  const { labels, patterns } = isObject(json.private) ? json.private : {};
+  const isOpen = ![labels, patterns].some((given) => Array.isArray(given) && given.length > 0);
   return {
     ...json,
     ...(oneSided && over(json, "fallback", { near_continues: false, far_takes_over: false })),
-    ...(json.mode === "far-only" && over(json, "private", { labels: [] })),
+    ...over(json, "private", { ...(json.mode === "far-only" && { labels: [] }), ...(isOpen && { media: "far" }) }),
   };
 }
 

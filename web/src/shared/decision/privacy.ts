@@ -20,7 +20,7 @@ export class PrivateCheck {
     private readonly ignoreCase: boolean,
   ) {}
 
-  static of({ labels, patterns, ignore_case }: PrivateRules): PrivateCheck {
+  static of({ labels, patterns, ignore_case }: Omit<PrivateRules, "media">): PrivateCheck {
     const compiled = patterns.map((pattern) => compilePattern(pattern, ignore_case));
     return new PrivateCheck(new Set(labels), compiled, ignore_case);
   }

@@ -15,6 +15,9 @@
 // A number is searched as JavaScript writes it, and an integer also by all of its digits. A page has lost the last digits
 // of an integer above 2^53 before it asks; a request to Python has its own.
 
+import type { Media } from "./media.js";
+import { mediaOf } from "./media.js";
+
 type Leaf = "text" | "prompt" | "url" | "json" | "json_text" | "none";
 /** Of a value, of the keys of an object, or of values of several kinds. */
 export type Description = Leaf | Keys | readonly Description[];
@@ -97,18 +100,27 @@ export interface RequestTexts {
   readonly parts: readonly (readonly string[])[];
   /** All other texts, which meet no text of a prompt. */
   readonly texts: readonly string[];
+  /** What is not text, in which nothing can be searched. */
+  readonly media: readonly Media[];
 }
 
-/** The texts of a request whose messages have these ``contents``, each the message's texts joined by nothing. */
+/**
+ * The texts and media of a request whose messages have these ``contents``, each the message's texts joined by nothing.
+ */
 export function requestTexts(
   { messages = [], ...rest }: { readonly messages?: readonly unknown[]; readonly [key: string]: unknown },
   contents: readonly string[],
 ): RequestTexts {
   const found = messages.map((message) => [...privateTexts({ messages: [message] })]);
+  const others = [...privateTexts(rest)];
   const meeting = found.map((texts) => texts.filter(({ meets, text }) => meets && text !== "").map(({ text }) => text));
   return {
     parts: meeting.map((parts, index) => (parts.length === 1 && parts[0] === contents[index] ? [] : parts)),
-    texts: [...found.flat(), ...privateTexts(rest)].filter(({ meets }) => !meets).map(({ text }) => text),
+    texts: [...found.flat(), ...others].filter(({ meets }) => !meets).map(({ text }) => text),
+    media: mediaOf(
+      messages,
+      [...found.flat(), ...others].map(({ text }) => text),
+    ),
   };
 }
 

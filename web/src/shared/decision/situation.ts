@@ -4,6 +4,7 @@
 // Unknown numbers are null, and no rule depends on them.
 
 import type { Side } from "./decision.js";
+import type { Media } from "./media.js";
 import type { NearSignals } from "./near_signals.js";
 
 /** "half-open": one request is let through; meanwhile the state for any other request is "open". */
@@ -27,7 +28,9 @@ interface SideState {
   /** In tokens; null if no limit is known. */
   readonly context: number | null;
   readonly tools: boolean;
+  /** Whether it reads pictures; likewise sound. */
   readonly vision: boolean;
+  readonly sound: boolean;
   /** First parts of BCP 47 tags ("en"); null for all. */
   readonly languages: readonly string[] | null;
   readonly prompt_tokens: number | null;
@@ -66,9 +69,10 @@ export interface Situation {
   readonly texts: readonly (string | readonly string[])[];
   readonly pin: Side | null;
   readonly max_tokens: number | null;
-  /** Whether the request needs tools; likewise vision. */
+  /** Whether the request needs tools. */
   readonly tools: boolean;
-  readonly vision: boolean;
+  /** Of all its messages, of every role. */
+  readonly media: readonly Media[];
   readonly language: string | null;
   readonly near_signals: NearSignals | null;
   /** The vector of the last user message, from the model that the policy's predictor names. */
@@ -80,6 +84,7 @@ export const UNKNOWN_SIDE: SideState = {
   context: null,
   tools: true,
   vision: false,
+  sound: false,
   languages: null,
   prompt_tokens: null,
   cached_tokens: 0,

@@ -1,6 +1,8 @@
 // Continuation: whether an answer can be continued as token ids, after those that near has made of the prompt and of its
 // text.
 
+import { mediaOf } from "../decision/media.js";
+
 /** The parameters of a chat that matter here; null is the same as leaving one out. */
 export interface ContinuedParams {
   readonly response_format?: { readonly type: string } | null | undefined;
@@ -15,16 +17,9 @@ export interface ContinuedParams {
   readonly messages?: readonly { readonly content?: unknown }[] | undefined;
 }
 
-/** Whether a model must see to read the messages: a part of one is neither text nor a refusal. */
-export function hasImages(messages: NonNullable<ContinuedParams["messages"]>): boolean {
-  const isImage = (part: { readonly type?: unknown } | null): boolean =>
-    part?.type !== "text" && part?.type !== "refusal";
-  return messages.some(({ content }) => Array.isArray(content) && content.some(isImage));
-}
-
 /**
- * No tool calls are parsed from it, it has no format and no log-probabilities, and its reasoning has no bound. Of an
- * image, token ids have nothing but its length.
+ * No tool calls are parsed from it, it has no format and no log-probabilities, and its reasoning has no bound. Of a
+ * picture, token ids have nothing but its length.
  */
 export function continuesAsTokens(params: ContinuedParams): boolean {
   return (
@@ -32,7 +27,7 @@ export function continuesAsTokens(params: ContinuedParams): boolean {
     (params.tools ?? []).length === 0 &&
     params.logprobs !== true &&
     params.continue_final_message !== true &&
-    !hasImages(params.messages ?? []) &&
+    mediaOf(params.messages ?? [], []).length === 0 &&
     (params.reasoning_effort ?? params.thinking_token_budget ?? null) === null
   );
 }

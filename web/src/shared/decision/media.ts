@@ -1,0 +1,66 @@
+// The media of a request: its pictures, recordings and files, in which no private pattern can be searched. The policy's
+// `private.media` says whether they may leave the device.
+
+import type { PrivateRules } from "./policy_schema.js";
+
+/** "file": any part that is neither a text nor of another kind. */
+export type MediaKind = "picture" | "sound" | "file";
+
+/**
+ * A part of a message. Its indices are null for what no model reads: the bytes of a `data:` address within a text, and an
+ * input that is not a text.
+ */
+export interface Media {
+  readonly kind: MediaKind;
+  readonly message: number | null;
+  readonly part: number | null;
+}
+
+const WORDS: Readonly<Record<MediaKind, string>> = { picture: "a picture", sound: "a recording", file: "a file" };
+const BYTES_IN_TEXT = /data:(image|video|audio)\\?\/[^,\s]{0,100};base64,[\w+/-]/i;
+
+/** The media of these messages, and of ``texts``, all texts of their request. */
+export function mediaOf(messages: readonly unknown[], texts: Iterable<string>): readonly Media[] {
+  const found = messages.flatMap((message, index) => {
+    const { content } = Object(message) as { readonly content?: unknown };
+    return Array.isArray(content)
+      ? content.flatMap((part: unknown, at) => {
+          const kind = kindOf(part);
+          return kind === null ? [] : [{ kind, message: index, part: at }];
+        })
+      : [];
+  });
+  const within = new Set<MediaKind>();
+  for (const text of texts) {
+    const kind = BYTES_IN_TEXT.exec(text)?.[1];
+    if (kind !== undefined) within.add(kind.toLowerCase() === "audio" ? "sound" : "picture");
+  }
+  return [...found, ...Array.from(within, (kind) => ({ kind, message: null, part: null }))];
+}
+
+/** Null for a text. */
+function kindOf(part: unknown): MediaKind | null {
+  const { type, image_url: address, input_audio: audio, file } = Object(part) as Readonly<Record<string, unknown>>;
+  const isText = type === "text" || type === "refusal";
+  if (isText && [address, audio, file].every((value) => value === undefined || value === null)) return null;
+  return type === "image_url" || type === "image" ? "picture" : type === "input_audio" ? "sound" : "file";
+}
+
+/** What a side must read to answer: a recording asks for ears, any other part for eyes. */
+export function needs(media: readonly Media[]): { readonly vision: boolean; readonly sound: boolean } {
+  const parts = media.filter(({ part }) => part !== null);
+  return { vision: parts.some(({ kind }) => kind !== "sound"), sound: parts.some(({ kind }) => kind === "sound") };
+}
+
+/** Whether the policy keeps the request on the device because of its media. */
+export function isKept({ media: rule }: Pick<PrivateRules, "media">, media: readonly Media[]): boolean {
+  return rule !== "far" && media.length > 0;
+}
+
+/** Names the first one and where it is: "a picture (messages[0].content[1])". */
+export function mediaWords(media: readonly Media[]): string {
+  const [first] = media;
+  if (first === undefined) return "nothing";
+  const { kind, message, part } = first;
+  return `${WORDS[kind]} (${message === null ? "in one of its texts or inputs" : `messages[${message}].content[${String(part)}]`})`;
+}
