@@ -181,10 +181,12 @@ class Score:
 
     bundle: BundlePlace
     """a bundle"""
-    tokens: Annotated[str, Flag(metavar="IDS")]
-    """token ids, separated by commas"""
     output: Annotated[File, Output]
     """a .npy file: float32 (n, V), row i predicts token i + 1"""
+    tokens: Annotated[str | None, Flag(metavar="IDS")] = None
+    """token ids, separated by commas"""
+    messages: File | None = None
+    """a conversation instead of tokens: JSON with OpenAI's messages; an image_url has a data: URL, or a file's path"""
     runner: Runner | None = None
     trust: Trust = ()
     json: Json = False

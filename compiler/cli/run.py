@@ -14,14 +14,14 @@ from ..bundle.manifest import GENERATE, Description
 from ..bundle.signature import read_trusted_keys
 from ..ir.sampling import Sampler
 from ..runtime.errors import RequestError
-from ..runtime.images.decode import decode_image
-from ..runtime.images.patches import PreparedImage, prepare_image
+from ..runtime.images.patches import PreparedImage
 from ..runtime.images.prompt import encode_pictures, placed_features
 from ..runtime.runner import Limits, require_plan
 from ..runtime.text.stop_strings import StopAutomaton
 from ..runtime.text.tokenizer import Tokenizer
 from .answer import Answer, Answerer, print_speed, write_out
 from .chat import Conversation, converse
+from .messages import picture_of
 from .model import bundle_of, open_command_runner
 from .options import Run
 from .output import print_json
@@ -62,7 +62,8 @@ def run(options: Run) -> None:
         encode(tokenizer, "", raw=False, system=options.system)
         prompt: list[int] = []
     elif spec is not None and pictures:
-        prompt = encode_pictures(tokenizer, spec, text, pictures, options.system)
+        content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": text}]
+        prompt = encode_pictures(tokenizer, spec, conversation(options.system, content), pictures)
     else:
         split = options.split_special_tokens
         prompt = encode(tokenizer, text, raw=options.raw, split_special_tokens=split, system=options.system)
@@ -70,8 +71,8 @@ def run(options: Run) -> None:
     try:
         answerer = Answerer(runner, tokenizer, sampler, stops)
         if text is None:
-            conversation = Conversation(answerer, options.system, options.max_tokens)
-            converse(conversation, f"{bundle.manifest.model} on {runner.device}")
+            chat = Conversation(answerer, options.system, options.max_tokens)
+            converse(chat, f"{bundle.manifest.model} on {runner.device}")
             return
         max_tokens = options.max_tokens if options.max_tokens is not None else default_max_tokens(bundle, len(prompt))
         write = no_output if options.json else write_out
@@ -136,7 +137,7 @@ def read_pictures(files: Sequence[Path], manifest: Description) -> list[Prepared
                 f"--image {file}: {manifest.model} sees no pictures; use the bundle of a model that does"
             )
         try:
-            pictures.append(prepare_image(spec, decode_image(file.read_bytes())))
+            pictures.append(picture_of(file.read_bytes(), spec))
         except OSError as error:
             raise RequestError(f"--image {file}: cannot be read: {error.strerror}") from error
         except RequestError as error:
@@ -194,8 +195,13 @@ def encode(
         return tokenizer.encode(prompt, split_special_tokens=split_special_tokens)
     if not split_special_tokens:
         raise RequestError("--no-split-special-tokens needs --raw; in a chat, only the template writes control tokens")
+    return tokenizer.encode_chat(conversation(system, prompt))
+
+
+def conversation(system: str | None, content: str | list[dict[str, str]]) -> list[dict[str, Any]]:
+    """The messages of a prompt."""
     first = [] if system is None else [{"role": "system", "content": system}]
-    return tokenizer.encode_chat([*first, {"role": "user", "content": prompt}])
+    return [*first, {"role": "user", "content": content}]
 
 
 def default_max_tokens(bundle: Bundle | ExportBundle, prompt_tokens: int) -> int:

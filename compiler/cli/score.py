@@ -1,6 +1,10 @@
-"""nearfar score: write the logits of a list of tokens under forced decoding, so that two runners can be compared."""
+"""nearfar score: write the logits of tokens, or of a conversation with pictures, under forced decoding, so that two
+runners can be compared.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console
@@ -9,8 +13,12 @@ from rich.markup import escape
 from ..bundle.folder import open_any
 from ..bundle.signature import read_trusted_keys
 from ..runtime.errors import OutputError, RequestError, reason_of
-from ..runtime.generate import PREFILL_CHUNK, score
+from ..runtime.generate import PREFILL_CHUNK, check_prompt, score
+from ..runtime.images.patches import PreparedImage
+from ..runtime.images.prompt import placed_features
 from ..runtime.runner import Limits
+from ..runtime.text.tokenizer import Tokenizer
+from .messages import read_messages
 from .model import open_command_runner
 from .options import Score
 from .output import print_json
@@ -18,14 +26,23 @@ from .phases import progress_bars
 
 
 def run(options: Score) -> None:
-    token_ids = parse_tokens(options.tokens)
+    if (options.tokens is None) == (options.messages is None):
+        raise RequestError("pass the tokens to score: either --tokens IDS or --messages FILE")
+    token_ids = [] if options.tokens is None else parse_tokens(options.tokens)
     bundle = open_any(options.bundle, read_trusted_keys(options.trust))
+    spec = bundle.manifest.images
+    pictures: Sequence[PreparedImage] = ()
+    if options.messages is not None:
+        conversation = read_messages(options.messages, spec, bundle.manifest.model)
+        token_ids, pictures = conversation.encode(Tokenizer(bundle.tokenizer_files()), spec), conversation.pictures
     runner = open_command_runner(options.runner, bundle, Limits(rows=PREFILL_CHUNK))
+    check_prompt(runner, token_ids, 0)
+    placed = [] if spec is None or not pictures else placed_features(runner, spec, token_ids, pictures)
     blocks = []
     with progress_bars(quiet=options.json) as bars:
         bars.start()
         task = bars.add_task("scoring", total=len(token_ids))
-        for block in score(runner, token_ids, PREFILL_CHUNK):
+        for block in score(runner, token_ids, PREFILL_CHUNK, placed):
             blocks.append(block)
             bars.advance(task, len(block))
     logits = np.concatenate(blocks)
@@ -39,7 +56,8 @@ def run(options: Score) -> None:
             options.output.unlink()
         raise OutputError(f"{options.output}: cannot be written: {reason_of(error)}; choose another -o") from error
     if options.json:
-        print_json({"output": str(options.output), "shape": list(logits.shape), "device": runner.device})
+        described = {"output": str(options.output), "shape": list(logits.shape), "device": runner.device}
+        print_json({**described, "prompt_token_ids": list(token_ids)})
     else:
         Console(soft_wrap=True).print(
             f"wrote {escape(str(options.output))}  float32 {logits.shape}, {escape(runner.device)}", highlight=False

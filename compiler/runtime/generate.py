@@ -94,13 +94,16 @@ def generate(
             length += 1
 
 
-def score(runner: Runner, token_ids: Sequence[int], rows_at_once: int) -> Iterator[npt.NDArray[np.float32]]:
-    """Forced decoding: blocks of logits, (n, V) in all for n tokens, where row i predicts token i + 1.
+def score(
+    runner: Runner, token_ids: Sequence[int], rows_at_once: int, placed: Sequence[tuple[int, FloatArray]] = ()
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Forced decoding: blocks of logits, (n, V) in all for n tokens, where row i predicts token i + 1. ``placed``: see
+    `batch.features_between`.
 
     Raises RequestError as `generate`, and DeviceError for logits that are not finite.
     """
     check_prompt(runner, token_ids, 0)
-    for output in prefill(runner, token_ids, sample_all=True, chunk=rows_at_once):
+    for output in prefill(runner, token_ids, sample_all=True, chunk=rows_at_once, placed=placed):
         if not np.isfinite(output.logits).all():
             raise not_finite(runner)
         yield output.logits

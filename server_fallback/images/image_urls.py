@@ -5,8 +5,6 @@ operator allows.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import re
 from collections.abc import Awaitable, Callable
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -14,17 +12,13 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 import httpx
 
 from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.images.data_url import is_data_url, read_data_url, shown, wrong_url
 
 from .options import ImageOptions
 from .public_addresses import public_address
 
-# RFC 2397, with a type of images or none, and parameters, which nobody needs.
-DATA_URL = re.compile(r"data:(?:image/[\w.+-]+)?(?:;[\w.-]+=[\w.+-]*)*;base64,", re.ASCII | re.IGNORECASE)
 PORTS = {"http": 80, "https": 443}
 MAX_REDIRECTS = 3
-# Of an error's message.
-SHOWN_CHARACTERS = 80
-CODE = "invalid_image_url"
 # An address of a host, which is public.
 Resolve = Callable[[str, int], Awaitable[str]]
 
@@ -37,7 +31,7 @@ class ImageUrls:
 
     async def read(self, url: str) -> bytes:
         """Raises RequestError."""
-        if url[:5].lower() == "data:":
+        if is_data_url(url):
             return read_data_url(url)
         try:
             async with asyncio.timeout(self._options.fetch_seconds):
@@ -103,23 +97,3 @@ class ImageUrls:
             if len(body) > most:
                 raise wrong_url(f"{shown(url)} has more than {most:,} bytes; send a smaller image")
         return bytes(body)
-
-
-def read_data_url(url: str) -> bytes:
-    """Raises RequestError."""
-    start = DATA_URL.match(url)
-    if start is None:
-        raise wrong_url(f"{shown(url)} is not a data: URL of an image; write data:image/png;base64,...")
-    try:
-        return base64.b64decode(url[start.end() :], validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise wrong_url(f"the data: URL of the image is not base64: {error}") from error
-
-
-def shown(url: str) -> str:
-    """A URL in a message."""
-    return repr(url if len(url) <= SHOWN_CHARACTERS else f"{url[:SHOWN_CHARACTERS]}...")
-
-
-def wrong_url(message: str) -> RequestError:
-    return RequestError(message, code=CODE)

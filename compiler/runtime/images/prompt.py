@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -17,15 +18,18 @@ from .patches import PreparedImage
 
 
 def encode_pictures(
-    tokenizer: Tokenizer, spec: ImageSpec, text: str, pictures: Sequence[PreparedImage], system: str | None = None
+    tokenizer: Tokenizer,
+    spec: ImageSpec,
+    messages: Sequence[Mapping[str, Any]],
+    pictures: Sequence[PreparedImage],
+    *,
+    add_generation_prompt: bool = True,
 ) -> list[int]:
-    """The token ids of a chat in which the user shows ``pictures`` and writes ``text``. Raises RequestError, and
-    CheckpointError for a tokenizer that does not fit the pictures' texts.
+    """The token ids of a chat. Parts {"type": "image"} of the messages stand for ``pictures``, in their order. Raises
+    RequestError, and CheckpointError for a tokenizer that does not fit the pictures' texts.
     """
-    first = [] if system is None else [{"role": "system", "content": system}]
-    content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": text}]
-    messages, _ = tokenizer.mark_chat([*first, {"role": "user", "content": content}])
-    prompt = tokenizer.apply_chat_template(messages)
+    marked, _ = tokenizer.mark_chat(messages)
+    prompt = tokenizer.apply_chat_template(marked, add_generation_prompt)
     return tokenizer.encode_rendered(
         tokenizer.with_pictures(prompt, spec.prompt.mark, [picture.text for picture in pictures])
     )

@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from nearfar.compiler.runtime.errors import RequestError
-from nearfar.server_fallback.images.image_urls import ImageUrls, read_data_url
+from nearfar.compiler.runtime.images.data_url import read_data_url
+from nearfar.server_fallback.images.image_urls import ImageUrls
 from nearfar.server_fallback.images.options import ImageOptions, host_pattern
 
 IMAGE = bytes(range(256)) * 4
