@@ -71,6 +71,7 @@ const ENTRIES = {
   "language-model": "src/language_model/index.ts",
   retrieval: "src/retrieval/index.ts",
   "choose-encoder": "src/encoders/choice/index.ts",
+  voice: "src/voice/index.ts",
 };
 
 // Adapters for libraries that the application installs. The React adapter loads nearfar.js if the bundle is an address.
