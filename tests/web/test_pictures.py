@@ -137,7 +137,7 @@ def page_with(browser: Browser, bundle: Bundle, site: Path) -> Iterator[Page]:
     """A page with an engine that has loaded a bundle."""
     for name, pixels in PICTURES.items():
         (site / f"{name}.png").write_bytes(png_of(pixels))
-    scripts = ("nearfar.js", "client.js", "worker.js", "images.js", "language-model.js")
+    scripts = ("nearfar.js", "client.js", "worker.js", "images.js", "language-model.js", "webllm.js")
     files = {"index.html": HTML, "start.js": START, "engine_worker.js": WORKER}
     with engine_page(browser, bundle, site, scripts, files) as opened:
         yield opened
@@ -361,3 +361,20 @@ def test_the_chat_page_shows_pictures_that_are_dropped_and_pasted(
         page.wait_for_selector(".question img.picture")
         page.wait_for_function("() => document.querySelector('.question img.picture').naturalWidth === 90")
         page.close()
+
+
+def test_webllms_engine_answers_about_a_picture(page: Page, expected: Expected) -> None:
+    """As its example of ModelType.VLM does, with an address of data:."""
+    answer = page.evaluate("""async () => {
+        const { CreateMLCEngine, ModelType } = await import("./webllm.js");
+        const record = { model: "./bundle/", model_id: "eyes", model_lib: "", model_type: ModelType.VLM };
+        const engine = await CreateMLCEngine("eyes", { appConfig: { model_list: [record] } });
+        const content = [at(await dataUrl("cat")), { type: "text", text: "what?" }];
+        const chunks = await engine.chat.completions.create(
+            { messages: [{ role: "user", content }], temperature: 0, max_tokens: 8, return_token_ids: true, stream: true });
+        const ids = [];
+        for await (const chunk of chunks) ids.push(...(chunk.choices[0].token_ids ?? []));
+        await engine.unload();
+        return ids;
+    }""")
+    assert answer == expected[0][1]

@@ -238,10 +238,26 @@ function contentOf({ content }: BaseMessage): string | readonly ChatCompletionCo
     // LangChain also has the address alone.
     if (part.type === "image_url")
       return [typeof part.image_url === "string" ? { type: part.type, image_url: { url: part.image_url } } : part];
+    if (part.type === "image") return [{ type: "image_url", image_url: { url: addressOf(part) } }];
     if (part.type === "reasoning" || part.type === "tool_call" || part.type === "tool_use") return [];
-    throw new RequestError(`A message's part of type '${part.type}' is not supported; supported: text, image_url`, {
-      param: "messages",
-    });
+    throw new RequestError(
+      `A message's part of type '${part.type}' is not supported; supported: text, image, image_url`,
+      {
+        param: "messages",
+      },
+    );
   });
   return parts.every(({ type }) => type === "text") ? parts.map(({ text = "" }) => text).join("") : parts;
+}
+
+/** Of an image in one of LangChain's standard forms: an address, or base64 or bytes with their type. */
+function addressOf(part: Readonly<Record<string, unknown>>): string {
+  const { url, data, mimeType = part.mime_type } = part;
+  if (typeof url === "string") return url;
+  const bytes =
+    data instanceof Uint8Array ? btoa(Array.from(data, (byte) => String.fromCharCode(byte)).join("")) : data;
+  if (typeof bytes === "string") return `data:${typeof mimeType === "string" ? mimeType : "image/png"};base64,${bytes}`;
+  throw new RequestError("An image of a message has neither url nor data; references to files are not supported", {
+    param: "messages",
+  });
 }

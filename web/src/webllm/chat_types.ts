@@ -10,10 +10,7 @@ export interface ChatCompletionContentPartText {
   text: string;
 }
 
-/**
- * The types accept such parts, because applications use them in their own types. Every bundle rejects them: vision
- * models are not supported yet.
- */
+/** Read by a model that sees, whatever its `model_type`; others reject it. ``detail`` has no effect. */
 export interface ChatCompletionContentPartImage {
   type: "image_url";
   image_url: { url: string; detail?: "auto" | "low" | "high" };

@@ -14,7 +14,7 @@ import type { EngineApi } from "../../src/api/engine_api.js";
 import { DeviceError, RequestError } from "../../src/errors.js";
 import type { Hybrid } from "../../src/router/hybrid.js";
 import { connectEngine } from "../../src/worker/connect_engine.js";
-import { adapterEngine, adapterEngineOver, hermesCall } from "../api/adapter_engine.js";
+import { adapterEngine, adapterEngineOver, hermesCall, seeingEngine } from "../api/adapter_engine.js";
 import { FakeSource } from "../api/fake_model.js";
 import { setUp } from "../router/hybrid_set_up.js";
 import { fakeWorker } from "../worker/fake_worker.js";
@@ -217,6 +217,19 @@ test("errors of the engine are thrown unchanged and are not retried", async () =
   await expect(generateText({ model, messages: pdf })).rejects.toThrow(
     "a file of type 'application/pdf' is not supported",
   );
+});
+
+test("a model that sees receives files of images: bytes and base64", async () => {
+  const { engine, prompt, sources } = seeingEngine("a cat", "two");
+  const model = createNearfar(engine)();
+  const parts = [
+    { type: "file" as const, data: new Uint8Array([1, 2, 3]), mediaType: "image/webp" },
+    { type: "image" as const, image: "data:image/png;base64,BBBB" },
+    { type: "text" as const, text: "who?" },
+  ];
+  const { text } = await generateText({ model, messages: [{ role: "user", content: parts }] });
+  expect([text, prompt(0)]).toEqual(["a cat", "[user]((0))((1))who?[assistant]"]);
+  expect(sources).toEqual(["data:image/webp;base64,AQID", "data:image/png;base64,BBBB"]);
 });
 
 test("embedMany embeds values in one request", async () => {

@@ -5,8 +5,11 @@ import type { EngineApi } from "../../src/api/engine_api.js";
 import type { Model } from "../../src/api/model.js";
 import type { GrammarSource } from "../../src/shared/grammar/source.js";
 import { encoderOf } from "../../src/encoders/index.js";
+import { Tokenizer } from "../../src/text/tokenizer.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
 import { fakeEncoder } from "../encoders/fake_encoder.js";
+import { templateEntry } from "../text/template_trees.js";
+import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 import { formatOf } from "../text/tool_formats.js";
 import { FakeSource, fakeEngine, modelOf, promptText } from "./fake_model.js";
 
@@ -27,7 +30,25 @@ export function adapterEngine(...answers: readonly string[]): AdapterEngine {
   return adapterEngineOver(new FakeSource(answers));
 }
 
-export function adapterEngineOver(source: FakeSource): AdapterEngine {
+const SEEING = templateEntry(
+  "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{% if p.type == 'image' %}((?)){% else %}{{ p.text }}" +
+    "{% endif %}{% endfor %}{% endfor %}[assistant]",
+);
+
+/** An engine whose model sees: its prompts have the index of each picture, and ``sources`` what the messages gave. */
+export function seeingEngine(...answers: readonly string[]): AdapterEngine & { readonly sources: unknown[] } {
+  const sources: unknown[] = [];
+  const readPictures: Model["readPictures"] = (pictures) => {
+    sources.push(...pictures.map(({ source }) => source));
+    let index = 0;
+    const write = (marked: string): string => marked.replaceAll("((?))", () => `((${index++}))`);
+    return Promise.resolve({ write, place: () => Promise.resolve([]) });
+  };
+  const text = new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, ...SEEING });
+  return { ...adapterEngineOver(new FakeSource(answers), { readPictures, text }), sources };
+}
+
+export function adapterEngineOver(source: FakeSource, rest: Partial<Model> = {}): AdapterEngine {
   const grammars: GrammarSource[] = [];
   const constraint = { mask: () => null, accept: () => undefined, finished: false, dispose: () => undefined };
   const model: Model = modelOf(source, {
@@ -38,6 +59,7 @@ export function adapterEngineOver(source: FakeSource): AdapterEngine {
         return Promise.resolve(constraint as never);
       },
     },
+    ...rest,
   });
   const { model: vectors } = fakeEncoder({}, ({ ids }) => [ids.length, 0, 0, 1]);
   return {

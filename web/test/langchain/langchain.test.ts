@@ -1,7 +1,7 @@
 // Tests the chat model with @langchain/core.
 
 import { AIMessage, HumanMessage, SystemMessage } from "@langchain/core/messages";
-import type { AIMessageChunk, ToolMessage } from "@langchain/core/messages";
+import type { AIMessageChunk, ContentBlock, ToolMessage } from "@langchain/core/messages";
 import { StringOutputParser } from "@langchain/core/output_parsers";
 import { ChatPromptTemplate } from "@langchain/core/prompts";
 import { tool } from "@langchain/core/tools";
@@ -11,7 +11,7 @@ import { z } from "zod";
 import { DeviceError, RequestError } from "../../src/errors.js";
 import { ChatNearfar } from "../../src/langchain/index.js";
 import type { AdapterEngine } from "../api/adapter_engine.js";
-import { adapterEngine, adapterEngineOver, hermesCall } from "../api/adapter_engine.js";
+import { adapterEngine, adapterEngineOver, hermesCall, seeingEngine } from "../api/adapter_engine.js";
 import { FakeSource } from "../api/fake_model.js";
 import { setUp } from "../router/hybrid_set_up.js";
 
@@ -176,21 +176,24 @@ test("a hybrid works as an engine, and the answer contains its route", async () 
   expect([near.text, near.response_metadata.route]).toMatchObject(["near by", { side: "near" }]);
 });
 
-test("images reach the engine, also those that are an address alone", async () => {
-  const received: unknown[] = [];
-  const create = vi.fn((params: unknown) => {
-    received.push(params);
-    return Promise.reject(new RequestError("seen"));
-  });
-  const model = new ChatNearfar({ engine: { chat: { completions: { create: create as never } } } });
-  const content = [
-    { type: "image_url", image_url: "data:,cat" },
-    { type: "image_url", image_url: { url: "data:,dog" } },
+test("a model that sees receives images in all of LangChain's forms", async () => {
+  const { engine, prompt, sources } = seeingEngine("a cat");
+  const content: ContentBlock[] = [
+    { type: "image_url", image_url: "data:,1" },
+    { type: "image_url", image_url: { url: "data:,2" } },
+    { type: "image", url: "data:,3" },
+    { type: "image", data: "BBBB", mimeType: "image/webp" },
+    { type: "image", data: new Uint8Array([1, 2, 3]), mimeType: "image/png" },
+    { type: "image", source_type: "base64", data: "CCCC", mime_type: "image/jpeg" },
     { type: "text", text: "who?" },
   ];
-  await expect(model.invoke([new HumanMessage({ content })])).rejects.toThrow("seen");
-  const url = (address: string) => ({ type: "image_url", image_url: { url: address } });
-  expect(received[0]).toMatchObject({
-    messages: [{ role: "user", content: [url("data:,cat"), url("data:,dog"), { type: "text", text: "who?" }] }],
-  });
+  expect((await chat({ engine }).invoke([new HumanMessage({ content })])).text).toBe("a cat");
+  const inline = ["image/webp;base64,BBBB", "image/png;base64,AQID", "image/jpeg;base64,CCCC"];
+  expect(sources).toEqual(["data:,1", "data:,2", "data:,3", ...inline.map((rest) => `data:${rest}`)]);
+  expect(prompt(0)).toBe("[user]((0))((1))((2))((3))((4))((5))who?[assistant]");
+  const file = [new HumanMessage({ content: [{ type: "image", fileId: "x" }] })];
+  await expect(chat({ engine }).invoke(file)).rejects.toThrow("neither url nor data");
+  await expect(chat(adapterEngine("x")).invoke([new HumanMessage({ content })])).rejects.toThrow(
+    "messages[0].content[0] is a picture, and this model reads texts only",
+  );
 });
