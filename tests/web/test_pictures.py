@@ -370,8 +370,8 @@ def test_webllms_engine_answers_about_a_picture(page: Page, expected: Expected) 
         const record = { model: "./bundle/", model_id: "eyes", model_lib: "", model_type: ModelType.VLM };
         const engine = await CreateMLCEngine("eyes", { appConfig: { model_list: [record] } });
         const content = [at(await dataUrl("cat")), { type: "text", text: "what?" }];
-        const chunks = await engine.chat.completions.create(
-            { messages: [{ role: "user", content }], temperature: 0, max_tokens: 8, return_token_ids: true, stream: true });
+        const request = { messages: [{ role: "user", content }], temperature: 0, max_tokens: 8, stream: true };
+        const chunks = await engine.chat.completions.create({ ...request, return_token_ids: true });
         const ids = [];
         for await (const chunk of chunks) ids.push(...(chunk.choices[0].token_ids ?? []));
         await engine.unload();
