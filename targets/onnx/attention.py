@@ -144,7 +144,8 @@ def cache(emitter: Emitter, layer: int, num_kv_heads: int, head_dim: int) -> tup
     builder = emitter.builder
     dtype = "int8" if emitter.cache_scales else emitter.activation
     past, present = (
-        [f"{prefix}.{layer}.{plane}" for plane in ("key", "value")] for prefix in ("past_key_values", "present")
+        [f"{prefix}.{layer}.{emitter.cache_role}{plane}" for plane in ("key", "value")]
+        for prefix in ("past_key_values", "present")
     )
     for before, after in zip(past, present, strict=True):
         builder.add_input(before, dtype, ("batch_size", num_kv_heads, "past_sequence_length", head_dim))

@@ -53,6 +53,20 @@ class Builder:
         name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
         return self.constant(name, np.array(values, np.int64))
 
+    def has_input(self, name: str) -> bool:
+        return any(each.name == name for each in self.inputs)
+
+    def branch(self) -> Builder:
+        """A builder of a branch of an If, whose constants are those of the complete graph."""
+        branch = Builder()
+        branch.constants = self.constants
+        return branch
+
+    def subgraph(self, name: str, dtype: str) -> onnx.GraphProto:
+        """The branch that the nodes are, with the outputs that were added, all of ``dtype``."""
+        outputs = [helper.make_tensor_value_info(each.name, ELEMENT_TYPES[dtype], None) for each in self.outputs]
+        return helper.make_graph(self.nodes, name, [], outputs)
+
     def integer(self, value: int) -> str:
         """A constant int64 scalar."""
         return self.constant(f"integer_{value}".replace("-", "minus"), np.array(value, np.int64))

@@ -9,6 +9,7 @@ the last of each sequence. All other ops work on rows (batch * sequence, columns
     input_ids (batch, sequence) int64       new tokens
     attention_mask (batch, total) int64     ones, as many as the sequence has tokens, past and new, then zeros
     past_key_values.N.key, .value (batch, kv_heads, past, head_dim)
+    inputs_embeds (batch, sequence, E)      instead of input_ids, in a model that sees pictures
     -> logits (batch, 1, vocab) float32, present.N.key, .value (batch, kv_heads, total, head_dim)
 """
 
@@ -33,19 +34,20 @@ from .rotation import defer_rotation
 from .states import add_causal_conv, add_gated_delta, add_ssm_scan
 
 
-def build_decoder(emitter: Emitter) -> None:
-    """Fill the emitter's builder.
+def build_decoder(emitter: Emitter, forms: Mapping[str, Form] | None = None) -> None:
+    """Fill the emitter's builder. ``forms`` are instead of FORMS, whose inputs have then been added.
 
     Raises UnsupportedModel for an op, or an attribute of one, that has no ONNX form; RequestError and QuantizationError
     for input that ONNX Runtime's kernels do not support.
     """
-    add_inputs(emitter)
+    if forms is None:
+        add_inputs(emitter)
     logits = emitter.graph.outputs["logits"]
     emitter.builder.add_output("logits", "float32", ("batch_size", 1, emitter.spec.vocab_size))
     for node in emitter.graph.nodes:
         if node.outputs.get("y") == logits:
             break
-        form_of(node).emit(emitter, node)
+        form_of(node, forms).emit(emitter, node)
     if emitter.appends:
         raise UnsupportedModel(
             f"no attention follows the keys and values appended to {next(iter(emitter.appends))}, and ONNX Runtime "
@@ -53,7 +55,7 @@ def build_decoder(emitter: Emitter) -> None:
             "use --target webgpu, cpu or cuda"
         )
     # The output has one more axis and its own dtype, so our value gets another name.
-    form_of(node).emit(emitter, Node(node.op, node.inputs, {"y": "logits_rows"}, node.attrs))
+    form_of(node, forms).emit(emitter, Node(node.op, node.inputs, {"y": "logits_rows"}, node.attrs))
     rows = emitter.rows("logits_rows")
     if emitter.activation != "float32":
         rows = emitter.builder.add("Cast", [rows], "logits_float32", to=ELEMENT_TYPES["float32"])
@@ -83,16 +85,33 @@ def add_inputs(emitter: Emitter) -> None:
     builder = emitter.builder
     add, integer = builder.add, builder.integer
     # Transformers.js identifies axes by these names.
-    builder.add_input("input_ids", "int64", ("batch_size", "sequence_length"))
+    axes = ("batch_size", "sequence_length")
+    if EMBEDDINGS in emitter.graph.inputs:
+        columns = emitter.columns(EMBEDDINGS)
+        builder.add_input(EMBEDDINGS, "float32", (*axes, columns))
+        add("Shape", [EMBEDDINGS], "ids_shape", end=2)
+        rows = add("Reshape", [EMBEDDINGS, builder.integers(-1, columns)], f"{EMBEDDINGS}.rows")
+        emitter.names[EMBEDDINGS] = add("Cast", [rows], f"{EMBEDDINGS}.cast", to=ELEMENT_TYPES[emitter.activation])
+    else:
+        builder.add_input("input_ids", "int64", axes)
+        add("Shape", ["input_ids"], "ids_shape")
+        emitter.names["token_ids"] = add("Reshape", ["input_ids", builder.integers(-1)], "token_ids")
     builder.add_input("attention_mask", "int64", ("batch_size", "total_sequence_length"))
-    add("Shape", ["input_ids"], "ids_shape")
-    add("Concat", ["ids_shape", builder.integers(-1)], "sequences_shape", axis=0)
-    add("Reshape", ["input_ids", builder.integers(-1)], "token_ids")
     add("ReduceSum", ["attention_mask", builder.integers(1)], "lengths", keepdims=0)
-    add("Sub", ["lengths", integer(1)], "last_positions")
-    add("Cast", ["last_positions"], "seqlens_k", to=ELEMENT_TYPES["int32"])
     add("Shape", ["attention_mask"], "mask_shape")
     add("Gather", ["mask_shape", integer(1)], "total_length", axis=0)
+    add_rows(emitter)
+
+
+def add_rows(emitter: Emitter) -> None:
+    """Add values computed from ids_shape (batch, sequence), lengths (batch,) and total_length: what attention needs,
+    and the last row of each sequence.
+    """
+    builder = emitter.builder
+    add, integer = builder.add, builder.integer
+    add("Concat", ["ids_shape", builder.integers(-1)], "sequences_shape", axis=0)
+    add("Sub", ["lengths", integer(1)], "last_positions")
+    add("Cast", ["last_positions"], "seqlens_k", to=ELEMENT_TYPES["int32"])
     add("Cast", ["total_length"], "total_sequence_length", to=ELEMENT_TYPES["int32"])
     # GroupQueryAttention supports several new tokens of several sequences only without a past. So a sequence's last row
     # is the row of its last position, or, for a single sequence, the last row of all.
@@ -105,7 +124,7 @@ def add_inputs(emitter: Emitter) -> None:
     recurrent = any(node.op in STATE_OPS for node in emitter.graph.nodes)
     last_rows = last_rows_unpadded(builder) if recurrent else "last_rows"
     add("Add", ["first_rows", last_rows], "sample_rows")
-    emitter.names |= {"token_ids": "token_ids", "sample_rows": "sample_rows"}
+    emitter.names["sample_rows"] = "sample_rows"
 
 
 def last_rows_unpadded(builder: Builder) -> str:
@@ -310,6 +329,8 @@ class Form:
     optional: tuple[str, ...] = ()
 
 
+# The input of a decoder that reads embeddings instead of tokens; see `embeddings.py`.
+EMBEDDINGS = "inputs_embeds"
 STATE_OPS = ("causal_conv", "gated_delta", "ssm_scan")
 # The name of a node, which a user of another runtime reads in its message.
 UNPADDED = "rows_of_a_model_with_states_must_not_be_padded"

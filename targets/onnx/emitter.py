@@ -47,7 +47,11 @@ class Emitter:
     ``deferred``: nodes that are not written yet, by their value, with the function that writes them. ``owners``: what
     each state of keys and values holds, once written. ``caches``: the keys and values of each attention that appends
     its own, by the input that holds the keys, with the number of elements of a key that are rotated. ``cache_scales``:
-    if keys and values are 8-bit integers, their scales by the input of the cache; see `cache_scales.py`.
+    if keys and values are 8-bit integers, their scales by the input of the cache; see `cache_scales.py`. ``cache_role``
+    precedes "key" and "value" in the names of caches.
+
+    ``bias``: what is added to the scores of complete sequences, "" for nothing, None for the mask of padded texts.
+    ``sources``: the projections of keys and values of a source, by the state that has them.
     """
 
     graph: Graph
@@ -64,6 +68,9 @@ class Emitter:
     appends: dict[str, Node] = field(default_factory=dict)
     owners: dict[str, Owner] = field(default_factory=dict)
     caches: dict[str, int] = field(default_factory=dict)
+    cache_role: str = ""
+    bias: str | None = None
+    sources: Mapping[str, tuple[Node, Node]] = field(default_factory=dict)
 
     def inputs(self, node: Node, *roles: str) -> list[str]:
         """The names of a node's inputs in the ONNX graph, as rows."""

@@ -168,7 +168,7 @@ def add_ragged_attention(emitter: Emitter, node: Node) -> None:
     num_heads = emitter.columns(y) // head_dim
     if kv_heads < num_heads:
         parts |= {part: repeated(emitter, parts[part], kv_heads, num_heads, head_dim, f"{y}.{part}") for part in "kv"}
-    bias = attention_bias(builder, emitter.activation, node.attr("window"), causal=node.attr("causal"))
+    bias = bias_of(emitter, node)
     if "distance_bias" in node.inputs:
         bias = with_distance_bias(emitter, node.inputs["distance_bias"], num_heads, bias)
     scale = node.attr("scale")
@@ -176,13 +176,26 @@ def add_ragged_attention(emitter: Emitter, node: Node) -> None:
         bias = with_distance_products(emitter, node, parts, bias)
     emitter.names[y] = builder.add(
         "MultiHeadAttention",
-        [parts["q"], parts["k"], parts["v"], "", "", bias],
+        [parts["q"], parts["k"], parts["v"], *(["", "", bias] if bias else [])],
         y,
         domain=MICROSOFT,
         num_heads=num_heads,
         **({} if scale is None else {"scale": scale}),
     )
     emitter.reshaped.add(y)
+
+
+def bias_of(emitter: Emitter, node: Node) -> str:
+    """What is added to the scores of an attention, "" for nothing."""
+    window, causal = node.attr("window"), node.attr("causal")
+    if emitter.bias is None:
+        return attention_bias(emitter.builder, emitter.activation, window, causal=causal)
+    if window is not None or causal:
+        raise UnsupportedModel(
+            f"{node.outputs['y']}: reads not all rows of a tile or of a window of sound, which --target onnx cannot; "
+            "use --target webgpu, cpu or cuda"
+        )
+    return emitter.bias
 
 
 def with_distance_bias(emitter: Emitter, bias: str, num_heads: int, mask: str) -> str:

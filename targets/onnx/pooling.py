@@ -45,9 +45,11 @@ def add_near_rows(emitter: Emitter, node: Node) -> None:
     """Each sequence is moved by some tokens, between zeros, for each place around a token."""
     builder, y, size = emitter.builder, node.outputs["y"], node.attr("size")
     add, integers = builder.add, builder.integers
-    mask = add("Unsqueeze", [token_mask(builder), integers(2)], f"{y}.mask")
-    mask = add("Cast", [mask], f"{y}.own", to=ELEMENT_TYPES[emitter.activation])
-    x = add("Mul", [emitter.sequences(node.inputs["x"], f"{y}.x"), mask], f"{y}.kept")
+    x = emitter.sequences(node.inputs["x"], f"{y}.x")
+    if builder.has_input("attention_mask"):
+        mask = add("Unsqueeze", [token_mask(builder), integers(2)], f"{y}.mask")
+        mask = add("Cast", [mask], f"{y}.own", to=ELEMENT_TYPES[emitter.activation])
+        x = add("Mul", [x, mask], f"{y}.kept")
     side = size // 2
     parts = []
     for away in range(-side, side + 1):
