@@ -107,8 +107,8 @@ class Expected:
     logits: Floats
 
 
-def make_vision(name: str, folder: Path) -> Expected:
-    """Write a model of FAMILIES into a folder."""
+def make_vision(name: str, folder: Path, **text: Any) -> Expected:
+    """Write a model of FAMILIES into a folder. ``text`` are other values of its text model's configuration."""
     import torch
     import transformers
 
@@ -116,7 +116,8 @@ def make_vision(name: str, folder: Path) -> Expected:
 
     family = FAMILIES[name]
     torch.manual_seed(len(name))
-    config = getattr(transformers, f"{family.name}Config")(**family.config, image_token_id=IMAGE)
+    values = {**family.config, "text_config": {**family.config["text_config"], **text}}
+    config = getattr(transformers, f"{family.name}Config")(**values, image_token_id=IMAGE)
     for part in (config, config.text_config, config.vision_config):
         part._attn_implementation = "eager"
     model = getattr(transformers, f"{family.name}ForConditionalGeneration")(config).float().eval()

@@ -39,7 +39,7 @@ def find_trial(bundle: Bundle | ExportBundle) -> Trial:
             check_machine(bundle)
         reason = None
     except UnsupportedModel as error:
-        if find_spec("mlx_lm") is None:
+        if bundle.manifest.target != "mlx" or find_spec("mlx_lm") is None:
             return Trial(look, error.message)
         generate = f"{path_word(sys.executable)} -m mlx_lm generate --model {name} --prompt {PROMPT}"
         return Trial(generate, error.message)

@@ -18,6 +18,7 @@ import numpy as np
 from ..bundle.entries import FileEntry
 from ..bundle.manifest import MANIFEST_FILE, ExportManifest, Manifest
 from ..formats.checkpoint import Checkpoint
+from ..ir.plan import union
 from ..names import EXPORTS
 from ..pipeline.compile import build, prepare, require_export
 from ..pipeline.export import export_manifest, manifest_text, prepare_export
@@ -74,11 +75,12 @@ def dry_export(model: str, options: CompileOptions, progress: Progress, note: No
     require_export(options)
     job = prepare_export(model, options, progress, note)
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
-        sizes = dict(job.exporter.file_sizes(job.checkpoint, job.graph, job.options, Path(folder)))
+        sizes = dict(job.exporter.file_sizes(job.checkpoint, job.graphs, job.options, Path(folder)))
     files = [FileEntry(file=file, size=size, sha256=NO_HASH) for file, size in sorted(sizes.items())]
     manifest: ExportManifest = export_manifest(job, files)
     sizes[MANIFEST_FILE] = len(manifest_text(manifest).encode())
-    stored = lay_out_weights(job.graph.parameters, job.options.quantization, "rows")
+    parameters = union(graph.parameters for graph in job.graphs.values())
+    stored = lay_out_weights(parameters, job.options.quantization, "rows")
     estimate = estimate_time(job.checkpoint, stored, job.options.quantization, self_test=False)
     return DryRun(make_export_report(manifest), sizes, False, estimate)
 

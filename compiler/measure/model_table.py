@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -122,14 +122,14 @@ def _exports(spec: ModelSpec) -> tuple[str, ...] | None:
         num_kv_shared_layers=min(spec.num_kv_shared_layers, 1),
     )
     checkpoint = shape_checkpoint(Path(spec.model_type), small)
-    graph = graphs_of(checkpoint, DEFAULT_CONTEXT)[GENERATE]
+    graphs = graphs_of(checkpoint, DEFAULT_CONTEXT)
     try:
-        return tuple(target for target in EXPORTS if _expresses(target, checkpoint, graph))
+        return tuple(target for target in EXPORTS if _expresses(target, checkpoint, graphs))
     except ToolError:
         return None
 
 
-def _expresses(target: str, checkpoint: Checkpoint, graph: Graph) -> bool:
+def _expresses(target: str, checkpoint: Checkpoint, graphs: Mapping[str, Graph]) -> bool:
     exporter, quantization = load_exporter(target), quant.by_name(QUANTIZATION)
     device = exporter.DEVICES[0] if exporter.DEVICES else None
     activation = choose_activation(
@@ -142,7 +142,7 @@ def _expresses(target: str, checkpoint: Checkpoint, graph: Graph) -> bool:
     options = ExportOptions(quantization, activation, device, "activation", DEFAULT_CONTEXT)
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
         try:
-            exporter.file_sizes(checkpoint, graph, options, Path(folder))
+            exporter.file_sizes(checkpoint, graphs, options, Path(folder))
         except ToolError:
             raise
         except NearfarError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +18,7 @@ from .. import quant
 from ..arch.families import LARGE_ACTIVATIONS
 from ..bundle.entries import FileEntry
 from ..bundle.folder import ExportBundle, file_entry, tokenizer_entry
-from ..bundle.manifest import FORMAT_VERSION, MANIFEST_FILE, ExportManifest
+from ..bundle.manifest import EMBED, FORMAT_VERSION, MANIFEST_FILE, VISION, ExportManifest
 from ..bundle.new_folder import new_folder
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
@@ -29,7 +30,7 @@ from ..measure.vector_loss import loss_notes
 from ..runtime.errors import RequestError, UnsupportedModel
 from ..runtime.text.template_check import chat_notes
 from .context import model_context, rotation_notes
-from .graphs import graphs_of
+from .graphs import FOUR_BITS, graphs_of, with_eight_bits
 from .options import CompileOptions, Note, Progress
 from .stored_forms import choose_quantization, keep_stored_forms
 from .target import Exporter, ExportOptions, load_exporter
@@ -51,7 +52,7 @@ def export_model(
         note(text)
     with new_folder(output, force=options.force) as folder:
         job.exporter.export(
-            job.checkpoint, job.graph, job.options, folder, lambda done, total: progress("weights", done, total)
+            job.checkpoint, job.graphs, job.options, folder, lambda done, total: progress("weights", done, total)
         )
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         manifest = export_manifest(job, [file_entry(folder, file) for file in files])
@@ -67,7 +68,7 @@ class ExportJob:
     target: str
     exporter: Exporter
     checkpoint: Checkpoint
-    graph: Graph
+    graphs: Mapping[str, Graph]
     options: ExportOptions
 
 
@@ -93,17 +94,17 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
     progress("read", 0, 1)
     loaded = load(model, options.ignore_keys, text_only=options.text_only)
     checkpoint = for_task(for_adapter(loaded, options.adapter), options.task).with_float_scales
-    if checkpoint.spec.vision is not None:
+    if checkpoint.spec.vision is not None and VISION not in exporter.PLANS:
         raise UnsupportedModel(
             f"{model}: sees pictures, which {target} bundles do not; add {TEXT_ONLY} to export the text model alone, "
-            "or use --target webgpu, cpu or cuda"
+            "or use --target webgpu, cpu, cuda or onnx"
         )
     for text in (*checkpoint.notes, *chat_notes(checkpoint.tokenizer)):
         note(text)
     progress("read", 1, 1)
     spec = checkpoint.spec
     if checkpoint.task is not None:
-        check_texts(model, target, checkpoint, kv, generates_only=not exporter.READS_TEXTS)
+        check_texts(model, target, checkpoint, kv, generates_only=EMBED not in exporter.PLANS)
     fmt, keeps_forms = choose_quantization(
         options.quantization, checkpoint, note, requantize=options.requantize, group=options.group_size
     )
@@ -127,15 +128,17 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
     for text in rotation_notes(spec, chosen.context):
         note(text)
     progress("graph", 0, 1)
-    graphs = graphs_of(checkpoint, chosen.context, page_size=chosen.context)
-    # That of heads that draft tokens follows it; no framework has them.
-    graph = next(iter(graphs.values()))
-    if checkpoint.task is not None and "page_ids" in graph.inputs:
+    # No framework has heads that draft tokens.
+    made = graphs_of(checkpoint, chosen.context, page_size=chosen.context)
+    graphs = {name: graph for name, graph in made.items() if name in exporter.PLANS}
+    if checkpoint.task is not None and any("page_ids" in graph.inputs for graph in graphs.values()):
         raise UnsupportedModel(
             f"{model}: its layers need pages of keys and values, which {target} bundles of embeddings do not have; use "
             "--target webgpu, cpu or cuda"
         )
-    check_tensors(checkpoint, union(each.parameters for each in graphs.values()))
+    check_tensors(checkpoint, union(each.parameters for each in made.values()))
+    if VISION in graphs and fmt.name == FOUR_BITS:
+        graphs[VISION] = with_eight_bits(graphs[VISION])
     if checkpoint.activation_scales:
         module, *others = checkpoint.activation_scales
         raise UnsupportedModel(
@@ -144,9 +147,9 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
             module=module,
         )
     if keeps_forms:
-        graph = keep_stored_forms(graph, checkpoint)
+        graphs = {name: keep_stored_forms(graph, checkpoint) for name, graph in graphs.items()}
     progress("graph", 1, 1)
-    return ExportJob(model, target, exporter, checkpoint, graph, chosen)
+    return ExportJob(model, target, exporter, checkpoint, graphs, chosen)
 
 
 def check_texts(model: str, target: str, checkpoint: Checkpoint, kv: str, *, generates_only: bool) -> None:

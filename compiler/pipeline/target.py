@@ -111,8 +111,8 @@ class ExportOptions:
 class Exporter(Protocol):
     # The devices that need graphs of their own, the default first; empty if one graph serves all devices.
     DEVICES: tuple[str, ...]
-    # Whether it also exports models that make embeddings or scores.
-    READS_TEXTS: bool
+    # The plans whose graphs its folders can hold.
+    PLANS: tuple[str, ...]
 
     def activations(self, device: str | None) -> tuple[str, ...]:
         """The dtypes that activations may have on a device."""
@@ -120,19 +120,19 @@ class Exporter(Protocol):
     def export(
         self,
         checkpoint: Checkpoint,
-        graph: Graph,
+        graphs: Mapping[str, Graph],
         options: ExportOptions,
         folder: Path,
         progress: Callable[[int, int], None],
     ) -> None:
-        """Write the framework's files into ``folder``, including tokenizer.json. ``progress`` receives the number of
-        finished weight elements and of all weight elements.
+        """Write the framework's files into ``folder``, including tokenizer.json. ``graphs`` are those of PLANS by the
+        plan's name; ``progress`` receives the number of finished weight elements and of all weight elements.
 
         Raises RequestError or QuantizationError for options that the framework's kernels do not support, or run badly.
         """
 
     def file_sizes(
-        self, checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path
+        self, checkpoint: Checkpoint, graphs: Mapping[str, Graph], options: ExportOptions, folder: Path
     ) -> Mapping[str, int]:
         """The size in bytes of every file that `export` would write. No weight is read; ``folder`` may hold small
         temporary files.

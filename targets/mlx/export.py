@@ -7,9 +7,10 @@ model.safetensors.index.json
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from nearfar.compiler.bundle.manifest import GENERATE
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.spec import ModelSpec
@@ -22,7 +23,7 @@ from .shards import INDEX_FILE, index_text, lay_out, write_shards
 
 # One folder runs on every device that MLX supports.
 DEVICES = ()
-READS_TEXTS = False
+PLANS = (GENERATE,)
 
 
 def activations(device: str | None) -> tuple[str, ...]:  # noqa: ARG001
@@ -31,17 +32,25 @@ def activations(device: str | None) -> tuple[str, ...]:  # noqa: ARG001
 
 
 def export(
-    checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, progress: Callable[[int, int], None]
+    checkpoint: Checkpoint,
+    graphs: Mapping[str, Graph],
+    options: ExportOptions,
+    folder: Path,
+    progress: Callable[[int, int], None],
 ) -> None:
     """Write the folder. Raises RequestError, UnsupportedModel or QuantizationError for input that mlx-lm does not
     support.
     """
+    graph = graphs[GENERATE]
     packing = write_small_files(checkpoint, graph, options, folder)
     write_shards(checkpoint, graph.parameters, packing, folder, progress)
 
 
-def file_sizes(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path) -> dict[str, int]:
+def file_sizes(
+    checkpoint: Checkpoint, graphs: Mapping[str, Graph], options: ExportOptions, folder: Path
+) -> dict[str, int]:
     """Bytes of every file that `export` would write, by name; the small ones are written into ``folder``."""
+    graph = graphs[GENERATE]
     packing = write_small_files(checkpoint, graph, options, folder)
     shards = lay_out(graph.parameters, checkpoint.spec, packing)
     (folder / INDEX_FILE).write_text(index_text(shards))

@@ -9,6 +9,7 @@ first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -71,6 +72,12 @@ class Emitter:
     cache_role: str = ""
     bias: str | None = None
     sources: Mapping[str, tuple[Node, Node]] = field(default_factory=dict)
+
+    @property
+    def stored_elements(self) -> int:
+        """The elements of the parameters that the graph stores."""
+        names = {each.parameter for each in self.stored.values()}
+        return sum(math.prod(self.graph.parameters[name].shape) for name in names)
 
     def inputs(self, node: Node, *roles: str) -> list[str]:
         """The names of a node's inputs in the ONNX graph, as rows."""

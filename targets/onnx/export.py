@@ -4,18 +4,24 @@ onnx/model.onnx          one decoder graph (`decoder.py`), or one of embeddings 
 onnx/model.onnx_data     its large weights (`weights.py`), in further files _data_1, _data_2 .. beyond 2 GB
 genai_config.json        the configuration for ONNX Runtime GenAI, if it can allocate the model's keys and values
 config.json and others   as in the checkpoint, with the options for Transformers.js
+
+A model that sees pictures has three graphs instead of model.onnx: decoder_model_merged.onnx reads the rows of
+embed_tokens.onnx (`embeddings.py`), among which the consumer places those of vision_encoder.onnx (`vision.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nearfar.compiler.bundle.manifest import CLASSIFY, EMBED, GENERATE, VISION
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
+from nearfar.compiler.ir.spec import EmbeddingSpec, ModelSpec
 from nearfar.compiler.ir.speech import SpeechSpec
 from nearfar.compiler.passes.stack import stack_gates, stack_siblings
 from nearfar.compiler.pipeline.target import ExportOptions
@@ -29,8 +35,11 @@ from .huggingface_files import write_huggingface_files
 if TYPE_CHECKING:
     from .emitter import Emitter
 
-DEVICES, READS_TEXTS = devices.NAMES, True
-MODEL_FILE = "onnx/model.onnx"
+DEVICES = devices.NAMES
+PLANS = (GENERATE, EMBED, CLASSIFY, VISION)
+FOLDER, ENDING = "onnx", ".onnx"
+# The names that optimum and Transformers.js give to graphs.
+MODEL, DECODER, TABLE, TOWER = "model", "decoder_model_merged", "embed_tokens", "vision_encoder"
 
 
 def activations(device: str | None) -> tuple[str, ...]:
@@ -39,7 +48,11 @@ def activations(device: str | None) -> tuple[str, ...]:
 
 
 def export(
-    checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, progress: Callable[[int, int], None]
+    checkpoint: Checkpoint,
+    graphs: Mapping[str, Graph],
+    options: ExportOptions,
+    folder: Path,
+    progress: Callable[[int, int], None],
 ) -> None:
     """Write the folder.
 
@@ -51,21 +64,39 @@ def export(
     from .cache_scales import measure_scales
     from .weights import write_weights
 
-    emitter = emit(checkpoint, graph, options)
-    model = folder / MODEL_FILE
-    model.parent.mkdir(parents=True)
-    weights = write_weights(
-        checkpoint, emitter.graph.parameters, list(emitter.stored.values()), options.quantization, model, progress
-    )
-    model.write_bytes(emitter.builder.model(weights).SerializeToString())
+    emitters = emit(checkpoint, graphs, options)
+    (folder / FOLDER).mkdir(parents=True)
+    before, total = 0, sum(emitter.stored_elements for emitter in emitters.values())
+    weights, data_files = {}, {}
+    for name, emitter in emitters.items():
+        model = file_of(folder, name)
+        weights[name] = write_weights(
+            checkpoint,
+            emitter.graph.parameters,
+            list(emitter.stored.values()),
+            options.quantization,
+            model,
+            partial(report, progress, before, total),
+        )
+        model.write_bytes(emitter.builder.model(weights[name]).SerializeToString())
+        data_files[name] = len(list(model.parent.glob(f"{model.name}_data*")))
+        before += emitter.stored_elements
     if options.kv == "q8":
-        scales = measure_scales(model, checkpoint, options.context, emitter.caches)
-        emitter = emit(checkpoint, graph, options, scales)
-        model.write_bytes(emitter.builder.model(weights).SerializeToString())
-    write_small_files(checkpoint, graph, options, folder, data_files=len(list(model.parent.glob("*_data*"))))
+        model = file_of(folder, MODEL)
+        scales = measure_scales(model, checkpoint, options.context, emitters[MODEL].caches)
+        emitter = emit(checkpoint, graphs, options, scales)[MODEL]
+        model.write_bytes(emitter.builder.model(weights[MODEL]).SerializeToString())
+    write_small_files(checkpoint, graphs, options, folder, data_files)
 
 
-def file_sizes(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path) -> dict[str, int]:
+def report(progress: Callable[[int, int], None], before: int, total: int, done: int, _: int) -> None:
+    """Report the progress of one graph as that of all; ``before`` elements were finished earlier."""
+    progress(before + done, total)
+
+
+def file_sizes(
+    checkpoint: Checkpoint, graphs: Mapping[str, Graph], options: ExportOptions, folder: Path
+) -> dict[str, int]:
     """Bytes of every file that `export` would write, by path in the folder; the small ones are written into
     ``folder``.
     """
@@ -73,17 +104,21 @@ def file_sizes(checkpoint: Checkpoint, graph: Graph, options: ExportOptions, fol
     from .cache_scales import unit_scales
     from .weights import empty_weights
 
-    emitter = emit(checkpoint, graph, options)
-    model = folder / MODEL_FILE
-    weights, data_sizes = empty_weights(list(emitter.stored.values()), model)
+    emitters = emit(checkpoint, graphs, options)
     if options.kv == "q8":
-        emitter = emit(checkpoint, graph, options, unit_scales(emitter.builder.inputs))
-    write_small_files(checkpoint, graph, options, folder, data_files=len(data_sizes))
-    return {
-        **{path.name: path.stat().st_size for path in folder.iterdir()},
-        MODEL_FILE: emitter.builder.model(weights).ByteSize(),
-        **{str(Path(MODEL_FILE).with_name(name)): size for name, size in data_sizes.items()},
-    }
+        emitters = emit(checkpoint, graphs, options, unit_scales(emitters[MODEL].builder.inputs))
+    sizes, data_files = {}, {}
+    for name, emitter in emitters.items():
+        weights, data_sizes = empty_weights(list(emitter.stored.values()), file_of(folder, name))
+        sizes[f"{FOLDER}/{name}{ENDING}"] = emitter.builder.model(weights).ByteSize()
+        sizes |= {f"{FOLDER}/{data_name}": size for data_name, size in data_sizes.items()}
+        data_files[name] = len(data_sizes)
+    write_small_files(checkpoint, graphs, options, folder, data_files)
+    return {**{path.name: path.stat().st_size for path in folder.iterdir()}, **sizes}
+
+
+def file_of(folder: Path, name: str) -> Path:
+    return folder / FOLDER / f"{name}{ENDING}"
 
 
 def require_packages() -> None:
@@ -94,42 +129,75 @@ def require_packages() -> None:
 
 
 def emit(
-    checkpoint: Checkpoint, graph: Graph, options: ExportOptions, scales: Mapping[str, Array] | None = None
-) -> Emitter:
-    """The graph's nodes. ``scales``: the scales of 8-bit keys and values, once measured."""
+    checkpoint: Checkpoint,
+    graphs: Mapping[str, Graph],
+    options: ExportOptions,
+    scales: Mapping[str, Array] | None = None,
+) -> dict[str, Emitter]:
+    """The nodes of each graph, by the name of its file. ``scales``: the scales of 8-bit keys and values, once
+    measured.
+    """
     from .decoder import build_decoder
+    from .embeddings import build_embeddings, without_embeddings
     from .emitter import Emitter
     from .encoder import build_encoder
+    from .vision import build_vision
 
-    name = options.device or DEVICES[0]
+    name, spec, task = options.device or DEVICES[0], checkpoint.spec, checkpoint.task
     device = devices.by_name(name)
-    if options.kv == "q8" and not device.int8_cache:
-        raise RequestError(f"--kv q8: ONNX Runtime has no such attention for {name}; leave it out, or use --device cpu")
-    if options.kv == "q8" and not checkpoint.spec.num_attention_layers:
-        raise RequestError(f"--kv q8: {checkpoint.spec.model_type} keeps no keys and values; leave the option out")
-    if options.kv == "q8" and not caches_alike(checkpoint.spec):
-        raise RequestError(
-            f"--kv q8: ONNX Runtime's constant scales are too coarse for {checkpoint.spec.model_type}, whose layers "
-            "share keys and values or have heads of several sizes; leave it out, or use --target webgpu, cpu or cuda"
-        )
-    task = checkpoint.task
-    if task is None:
-        # ONNX Runtime's users have no plan of the heads that read the kept rows.
-        graph = with_every_row(graph.with_nodes(node for node in graph.nodes if node.op != "keep_rows"))
-    if device.stacks_projections:
-        graph = stack_siblings(stack_gates(graph))
-    emitter = Emitter(graph, checkpoint.spec, device, options.quantization, options.activation, scales or {})
-    if task is None:
-        build_decoder(emitter)
-    else:
+    if options.kv == "q8":
+        check_cache(spec, device, name)
+
+    def started(graph: Graph) -> Emitter:
+        if device.stacks_projections:
+            graph = stack_siblings(stack_gates(graph))
+        return Emitter(graph, spec, device, options.quantization, options.activation, scales or {})
+
+    if task is not None:
         assert not isinstance(task, SpeechSpec), "models of sound are refused earlier"
-        build_encoder(emitter, task)
-    return emitter
+        model = started(graphs[EMBED if isinstance(task, EmbeddingSpec) else CLASSIFY])
+        build_encoder(model, task)
+        return {MODEL: model}
+    # ONNX Runtime's users have no plan of the heads that read the kept rows.
+    text = graphs[GENERATE]
+    text = with_every_row(text.with_nodes(node for node in text.nodes if node.op != "keep_rows"))
+    if VISION not in graphs:
+        model = started(text)
+        build_decoder(model)
+        return {MODEL: model}
+    assert checkpoint.images is not None
+    tower = started(graphs[VISION])
+    build_vision(tower, checkpoint.images)
+    table, decoder = started(text), started(without_embeddings(text))
+    build_embeddings(table)
+    build_decoder(decoder)
+    return {TOWER: tower, TABLE: table, DECODER: decoder}
+
+
+def check_cache(spec: ModelSpec, device: devices.Device, name: str) -> None:
+    """Raises RequestError for a model or a device without keys and values of 8 bits."""
+    if not device.int8_cache:
+        raise RequestError(f"--kv q8: ONNX Runtime has no such attention for {name}; leave it out, or use --device cpu")
+    if spec.vision is not None:
+        raise RequestError("--kv q8: the scales are measured on texts, and this model sees pictures; leave it out")
+    if not spec.num_attention_layers:
+        raise RequestError(f"--kv q8: {spec.model_type} keeps no keys and values; leave the option out")
+    if not caches_alike(spec):
+        raise RequestError(
+            f"--kv q8: ONNX Runtime's constant scales are too coarse for {spec.model_type}, whose layers share keys "
+            "and values or have heads of several sizes; leave it out, or use --target webgpu, cpu or cuda"
+        )
 
 
 def write_small_files(
-    checkpoint: Checkpoint, graph: Graph, options: ExportOptions, folder: Path, data_files: int
+    checkpoint: Checkpoint,
+    graphs: Mapping[str, Graph],
+    options: ExportOptions,
+    folder: Path,
+    data_files: Mapping[str, int],
 ) -> None:
-    if checkpoint.task is None and genai_allocates(checkpoint.spec):
-        write_genai_config(folder, MODEL_FILE, checkpoint, options, one_shape(graph))
+    """``data_files``: the number of files of external data of each graph."""
+    if checkpoint.task is None and checkpoint.spec.vision is None and genai_allocates(checkpoint.spec):
+        model_file = f"{FOLDER}/{MODEL}{ENDING}"
+        write_genai_config(folder, model_file, checkpoint, options, one_shape(graphs[GENERATE]))
     write_huggingface_files(folder, checkpoint, options.device or DEVICES[0], data_files)

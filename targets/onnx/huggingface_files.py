@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nearfar.compiler.formats import Checkpoint
+from nearfar.compiler.formats.images import PREPROCESSOR_FILE, PROCESSOR_FILE
 from nearfar.compiler.formats.sentence_transformers import LENGTH_FILES, MODULES_FILE, PROMPTS_FILE, read_modules
+from nearfar.compiler.ir.images import EvenTiles
 
 from .genai_config import LAYER_TYPES
 
@@ -27,9 +30,18 @@ MAMBA_LAYER_TYPES = {"attention": "attention", "mamba2": "mamba"}
 OPTIONAL_FILES = ("added_tokens.json", "special_tokens_map.json", "vocab.json", "merges.txt", "chat_template.jinja")
 
 
-def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, data_files: int) -> None:
-    """``data_files``: the number of files of external data of the graph."""
-    config = dict(checkpoint.config)
+# The classes of processors, which files of transformers may leave out.
+PROCESSORS = {
+    "idefics3": {"processor_class": "Idefics3Processor", "image_processor_type": "Idefics3ImageProcessor"},
+    "lfm2_vl": {"processor_class": "Lfm2VlProcessor", "image_processor_type": "Lfm2VlImageProcessor"},
+    "smolvlm": {"processor_class": "SmolVLMProcessor", "image_processor_type": "SmolVLMImageProcessor"},
+}  # fmt: skip
+
+
+def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, data_files: Mapping[str, int]) -> None:
+    """``data_files``: the number of files of external data of each graph."""
+    sees = checkpoint.spec.vision is not None
+    config = read_json(checkpoint.path / "config.json") if sees else dict(checkpoint.config)
     if config.get("tie_word_embeddings"):
         # The weights may contradict it.
         config["tie_word_embeddings"] = checkpoint.spec.tie_word_embeddings
@@ -38,9 +50,13 @@ def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, d
         config |= {"model_type": UNKNOWN_TO_TRANSFORMERS_JS[spec.model_type], "head_dim": spec.head_dim}
     words = MAMBA_LAYER_TYPES if "mamba2" in spec.mixers else LAYER_TYPES
     if spec.mixers and words.keys() >= set(spec.mixers):
-        config["layer_types"] = [words[mixer] for mixer in spec.mixers]
+        text = config
+        if sees:
+            text = config["text_config"] = dict(config["text_config"])
+        text["layer_types"] = [words[mixer] for mixer in spec.mixers]
     # "fp32" is Transformers.js' name for a file without a suffix, whatever its dtype.
-    config["transformers.js_config"] = {"dtype": "fp32", "use_external_data_format": data_files}
+    counts = dict(data_files) if len(data_files) > 1 else next(iter(data_files.values()))
+    config["transformers.js_config"] = {"dtype": "fp32", "use_external_data_format": counts}
     # Without this entry, it uses the CPU: the CPU provider in Node, wasm in browsers.
     if device != "cpu":
         config["transformers.js_config"]["device"] = device
@@ -49,11 +65,31 @@ def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, d
         write_json(folder / "generation_config.json", generation_config(checkpoint))
     else:
         copy_modules(folder, checkpoint.path)
+    if sees:
+        write_processor(folder, checkpoint)
     write_json(folder / "tokenizer_config.json", tokenizer_config(checkpoint))
     (folder / "tokenizer.json").write_bytes(checkpoint.tokenizer.content)
     for name in OPTIONAL_FILES:
         if (checkpoint.path / name).is_file():
             shutil.copyfile(checkpoint.path / name, folder / name)
+
+
+def write_processor(folder: Path, checkpoint: Checkpoint) -> None:
+    """The files that say how pictures are prepared. transformers 5 writes only the second one, with a section for what
+    the first one has; Transformers.js reads classes and sizes from both.
+    """
+    vision, images = checkpoint.spec.vision, checkpoint.images
+    assert vision is not None
+    assert images is not None
+    processor = read_json(checkpoint.path / PROCESSOR_FILE)
+    section = processor.get("image_processor")
+    own = section if isinstance(section, dict) else read_json(checkpoint.path / PREPROCESSOR_FILE)
+    known = PROCESSORS[vision.model_type]
+    write_json(folder / PREPROCESSOR_FILE, {**known, **own})
+    features = {}
+    if isinstance(images.tiles, EvenTiles):
+        features["image_seq_len"] = (images.tiles.side // images.patch // images.block) ** 2
+    write_json(folder / PROCESSOR_FILE, {"processor_class": known["processor_class"], **features, **processor})
 
 
 def copy_modules(folder: Path, source: Path) -> None:

@@ -29,7 +29,7 @@ from nearfar.compiler.runtime.runner import Limits, Output, Result
 from ..threads import default_threads
 from .kv_rows import KvRows
 from .rows_decoder import RowsDecoder
-from .session import require_cpu, require_packages
+from .session import require_packages, require_runnable
 from .text_runner import OnnxTextRunner
 
 
@@ -39,9 +39,9 @@ def open_runner(bundle: ExportBundle, limits: Limits) -> OnnxRunner | OnnxTextRu
 
 
 def check_machine(bundle: ExportBundle) -> None:
-    """Raises ToolError if a package is missing, and DeviceError if the graph is for another device than the CPU."""
+    """Raises ToolError if a package is missing, and what `require_runnable` raises."""
     require_packages()
-    require_cpu(bundle)
+    require_runnable(bundle)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nearfar.compiler.bundle.folder import ExportBundle
-from nearfar.compiler.runtime.errors import BundleError, DeviceError, ToolError
+from nearfar.compiler.runtime.errors import BundleError, DeviceError, ToolError, UnsupportedModel
 
 from .huge_pages import huge_pages
 
@@ -21,8 +21,8 @@ SPIN_MICROSECONDS = 50
 
 
 def open_session(bundle: ExportBundle, threads: int) -> InferenceSession:
-    """Raises ToolError if ONNX Runtime is not installed, BundleError for a graph that it cannot read, and DeviceError
-    if the graph is for another device or memory is too small.
+    """Raises ToolError if ONNX Runtime is not installed, what `require_runnable` raises, BundleError for a graph that
+    it cannot read, and DeviceError if memory is too small.
     """
     require_packages()
     import onnxruntime
@@ -31,7 +31,7 @@ def open_session(bundle: ExportBundle, threads: int) -> InferenceSession:
     from .check_graph import check_graph
     from .rows_graph import read_graph, rows_graph
 
-    require_cpu(bundle)
+    require_runnable(bundle)
     file = bundle.file(next(entry.file for entry in bundle.manifest.files if entry.file.endswith(".onnx")))
     model = read_graph(file)
     check_graph(model.graph, bundle)
@@ -66,9 +66,17 @@ def require_packages() -> None:
         raise ToolError(f"running ONNX bundles needs {error.name}: pip install 'nearfar[onnx]'") from error
 
 
-def require_cpu(bundle: ExportBundle) -> None:
-    """Raises DeviceError if the graph was made for another device."""
-    device = bundle.manifest.device
+def require_runnable(bundle: ExportBundle) -> None:
+    """Raises UnsupportedModel for a model that reads more than text, and DeviceError if the graph was made for another
+    device.
+    """
+    spec, device = bundle.manifest.spec, bundle.manifest.device
+    if spec.vision is not None:
+        raise UnsupportedModel(
+            f"{bundle.path}: sees pictures, which nearfar's runner of ONNX bundles does not; load the folder with "
+            "Transformers.js or ONNX Runtime, or compile with --target webgpu, cpu or cuda, or with --text-only",
+            model_type=spec.vision.model_type,
+        )
     if device != "cpu":
         raise DeviceError(
             f"{bundle.path}: its graph was made for {device}, and this runner uses only ONNX Runtime's CPU provider; "

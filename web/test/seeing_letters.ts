@@ -5,7 +5,7 @@
 import { createHash } from "node:crypto";
 
 import { testPatches } from "../src/images/vision_test.js";
-import type { ImageSpec, Manifest, PlanEntry, VisionTestEntry } from "../src/runtime/manifest.js";
+import type { ImageSpec, Manifest, PlanEntry, VisionSpec, VisionTestEntry } from "../src/runtime/manifest.js";
 import type { LettersBundle } from "./letters_bundle.js";
 import { bytesOf, lettersBundle } from "./letters_bundle.js";
 import { treeOf } from "./text/template_trees.js";
@@ -63,6 +63,26 @@ export function letterOf(patches: Float32Array): number {
   const { floor, fround } = Math;
   return Math.abs(patches.reduce((sum, value) => sum + floor(fround(fround(value * 255) + 0.5)), 0)) % 8;
 }
+
+/** The spec of a tower whose features are letters. */
+export const VISION: VisionSpec = {
+  model_type: "letters",
+  hidden_size: 8,
+  num_layers: 1,
+  num_heads: 1,
+  intermediate_size: 8,
+  activation: "gelu",
+  norm_eps: 1e-6,
+  patch_elements: 3,
+  tile_patches: 16,
+  positions: 16,
+  block: 2,
+  projector_size: null,
+  projector_activation: "none",
+  projector_bias: false,
+  projector_norm: false,
+  projector_eps: 1e-6,
+};
 
 /** Expects each feature of the test's patches to be as the kernel computes it. */
 function visionTest(): VisionTestEntry {
@@ -134,24 +154,7 @@ export function seeingBundle(changes: Partial<Manifest> = {}): LettersBundle {
     vision_test: visionTest(),
     spec: {
       ...manifest.spec,
-      vision: {
-        model_type: "letters",
-        hidden_size: 8,
-        num_layers: 1,
-        num_heads: 1,
-        intermediate_size: 8,
-        activation: "gelu",
-        norm_eps: 1e-6,
-        patch_elements: 3,
-        tile_patches: 16,
-        positions: 16,
-        block: 2,
-        projector_size: null,
-        projector_activation: "none",
-        projector_bias: false,
-        projector_norm: false,
-        projector_eps: 1e-6,
-      },
+      vision: VISION,
     },
     tokenizer: { ...manifest.tokenizer, chat_template: TEMPLATE, chat_tree: treeOf(TEMPLATE) },
     files: [{ file: "tokenizer.json", size: files["tokenizer.json"].length, sha256 }],

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.ir.ops import Array
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 Logits = npt.NDArray[np.float32]
 
@@ -19,27 +22,26 @@ class Session:
     grows.
     """
 
-    def __init__(self, folder: Path, providers: Sequence[str] = ("CPUExecutionProvider",)) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(str(folder / "onnx/model.onnx"), options, providers=list(providers))
+    def __init__(
+        self, folder: Path, providers: Sequence[str] = ("CPUExecutionProvider",), *, decoder: str = "model"
+    ) -> None:
+        self.folder = folder
+        self.session = open_graph(folder, decoder, providers)
         self.inputs = {each.name: each for each in self.session.get_inputs()}
         self.outputs = [each.name for each in self.session.get_outputs()]
         self.cache: dict[str, Array] = {}
         self.past = 0
 
-    def run(self, token_ids: Sequence[Sequence[int]], mask: Sequence[Sequence[int]] | None = None) -> Logits:
-        """Logits (batch, V) of the last row of each sequence, after new tokens of each; ``mask`` None: no row is
-        padded.
+    def run(self, tokens: Sequence[Sequence[int]] | Array, mask: Sequence[Sequence[int]] | None = None) -> Logits:
+        """Logits (batch, V) of the last row of each sequence, after new tokens of each, or their embeddings; ``mask``
+        None: no row is padded.
         """
-        ids = np.array(token_ids, np.int64)
+        name = "input_ids" if "input_ids" in self.inputs else "inputs_embeds"
+        ids = np.array(tokens, np.int64 if name == "input_ids" else np.float32)
         cache = self.cache or {name: self.empty(name, len(ids)) for name in self.inputs if name.startswith("past")}
         self.past = self.past if self.cache else 0
         ones = np.ones((len(ids), self.past + ids.shape[1]), np.int64)
-        feeds = {"input_ids": ids, "attention_mask": ones if mask is None else np.array(mask, np.int64), **cache}
+        feeds = {name: ids, "attention_mask": ones if mask is None else np.array(mask, np.int64), **cache}
         results: dict[str, Any] = dict(zip(self.outputs, self.session.run(None, feeds), strict=True))
         self.cache = {name: results[present_of(name)] for name in cache}
         self.past += ids.shape[1]
@@ -53,12 +55,34 @@ class Session:
             token_ids.append(int(self.run([token_ids[-1:]])[0].argmax()))
         return token_ids
 
+    def embeddings(self, token_ids: Sequence[Sequence[int]], features: Array, placeholder: int) -> Array:
+        """The rows of tokens (batch, tokens, E), with features in place of the placeholders."""
+        ids = np.array(token_ids, np.int64)
+        (rows,) = open_graph(self.folder, "embed_tokens").run(["inputs_embeds"], {"input_ids": ids})
+        rows[ids == placeholder] = features
+        return np.asarray(rows)
+
     def empty(self, name: str, batch: int) -> Array:
         dtype = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}[
             self.inputs[name].type
         ]
         sizes = {"batch_size": batch, "past_sequence_length": 0}
         return np.zeros([sizes.get(size, size) for size in self.inputs[name].shape], dtype)
+
+
+def image_features(folder: Path, inputs: Mapping[str, Array]) -> Array:
+    """The features of pictures as a processor prepares them, (features, E)."""
+    (found,) = open_graph(folder, "vision_encoder").run(["image_features"], dict(inputs))
+    return np.asarray(found).reshape(-1, found.shape[-1])
+
+
+def open_graph(folder: Path, name: str, providers: Sequence[str] = ("CPUExecutionProvider",)) -> InferenceSession:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(str(folder / f"onnx/{name}.onnx"), options, providers=list(providers))
 
 
 def present_of(name: str) -> str:

@@ -64,8 +64,13 @@ export function onnxBackend(runner: OnnxRunner, manifest: ExportManifest, plan: 
   };
 }
 
-/** Throws DeviceError for a graph of another device, and for states, which this runner does not hold. */
+/** Throws DeviceError for a graph of another device, and for pictures and states, which this runner does not read or hold. */
 export function requireDevice({ model, device, spec }: ExportManifest): void {
+  if (spec.vision !== null)
+    throw new DeviceError(
+      `${model}: sees pictures, which this runner of ONNX bundles does not; ` +
+        "compile with --target webgpu, or load the folder with Transformers.js",
+    );
   if (spec.states !== null)
     throw new DeviceError(
       `${model}: layers of ${spec.model_type} keep states, which this runner of ONNX bundles does not hold; ` +

@@ -6,6 +6,7 @@ import type { OnnxOptions } from "../../src/onnx/options.js";
 import type { Source } from "../../src/runtime/source.js";
 import { dawn } from "../../tools/dawn.js";
 import { lettersBundle, memorySource } from "../letters_bundle.js";
+import { VISION } from "../seeing_letters.js";
 import { lettersOnnx, stubRuntime } from "./letters_onnx.js";
 
 const webgpu = memorySource(lettersBundle().files);
@@ -118,6 +119,9 @@ test("a graph for another device is refused, and so are weights that WebAssembly
   const states = { taps: 3, conv_bias: false, bias: false, heads: 0, groups: 0, key_dim: 0, value_dim: 0 };
   const recurrent = { ...manifest.spec, states: { ...states, norm: "none", norm_groups: 1 } as const };
   await expect(load({ spec: recurrent }, {})).rejects.toThrow("keep states, which this runner");
+  await expect(load({ spec: { ...manifest.spec, vision: VISION } }, {})).rejects.toThrow(
+    "sees pictures, which this runner",
+  );
   const large = manifest.files.map((entry) => (entry.file.endsWith("_data") ? { ...entry, size: 5e9 } : entry));
   await expect(load({ files: large }, { web: "1" })).rejects.toThrow("WebAssembly's memory holds 4.29 GB");
 });

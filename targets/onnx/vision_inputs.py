@@ -1,0 +1,200 @@
+"""The inputs of a tower's graph: pictures as transformers' processors prepare them, as patches in the order of blocks.
+
+Both forms name: "ids_shape" [T, patches of a tile] and "sequences_shape" [T, patches, -1]; our value "patches" (rows,
+elements); `VISIBLE` (T * patches,) bool; and the positions, either our value "patch_rows" or `WEIGHTS` (rows, rows of
+the table). `FEATURES`, if there, says which features are those of a picture, and not of padding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nearfar.compiler.ir.images import EvenTiles, ImageSpec
+from nearfar.compiler.runtime.errors import UnsupportedModel
+
+from .builder import ELEMENT_TYPES
+from .emitter import Emitter
+
+VISIBLE, WEIGHTS, FEATURES = "patches.visible", "patches.weights", "patches.real_features"
+
+
+def add_squares(emitter: Emitter, images: ImageSpec) -> None:
+    """Tiles of one size, and a mask of their pixels. As in transformers, tiles of zeros are padding, which has no
+    features.
+
+    pixel_values (batch, images, 3, side, side) float32, pixel_attention_mask (batch, images, side, side) bool
+    """
+    builder, patch, block = emitter.builder, images.patch, images.block
+    add, integers = builder.add, builder.integers
+    if not isinstance(images.tiles, EvenTiles) or images.positions.rule != "fractions":
+        raise UnsupportedModel("pictures that are not cut into equal tiles have no form in --target onnx")
+    side, across = images.tiles.side, images.tiles.side // patch
+    used, blocks = across * patch, across // block
+    axes = ("batch_size", "num_images")
+    builder.add_input("pixel_values", "float32", (*axes, 3, side, side))
+    builder.add_input("pixel_attention_mask", "bool", (*axes, side, side))
+    all_tiles = add("Reshape", ["pixel_values", integers(-1, 3, side, side)], "tiles.all")
+    largest = add("ReduceMax", [add("Abs", [all_tiles], "tiles.sizes"), integers(1, 2, 3)], "tiles.most", keepdims=0)
+    real = add("Greater", [largest, builder.constant("tiles.zero", np.array(0, np.float32))], "tiles.real")
+    tiles = add("Compress", [all_tiles, real], "tiles", axis=0)
+    masks = add("Reshape", ["pixel_attention_mask", integers(-1, side, side)], "masks.all")
+    masks = add("Cast", [add("Compress", [masks, real], "masks", axis=0)], "masks.numbers", to=FLOAT)
+    if used < side:
+        # Pixels beyond the last patch are not read.
+        bounds = [integers(0, 0), integers(used, used)]
+        tiles = add("Slice", [tiles, *bounds, integers(2, 3)], "tiles.read")
+        masks = add("Slice", [masks, *bounds, integers(1, 2)], "masks.read")
+    # (tile, channel, row of blocks, row in the block, row in the patch, the same of columns)
+    pixels = add("Reshape", [tiles, integers(-1, 3, blocks, block, patch, blocks, block, patch)], "tiles.grid")
+    inner = [1, 4, 7] if images.order == "channel_row_column" else [4, 7, 1]
+    pixels = add("Transpose", [pixels], "tiles.blocks", perm=[0, 2, 5, 3, 6, *inner])
+    add_patch_rows(emitter, add("Reshape", [pixels, integers(-1, 3 * patch**2)], "tiles.patches"))
+    add_shape(emitter, add("Shape", [tiles], "tiles.count", end=1), integers(across**2))
+    # A patch is visible if any of its pixels is.
+    masks = add("Reshape", [masks, integers(-1, across, patch, across, patch)], "masks.grid")
+    masks = add("ReduceMax", [masks, integers(2, 4)], "masks.patches", keepdims=0)
+    boundaries = builder.constant("boundaries", table_boundaries(images.positions.side))
+    rows, columns = (add_fractions(emitter, masks, boundaries, across, images.positions.side, axis) for axis in (1, 2))
+    number = add("Add", [rows, columns], "positions.all")
+    visible = add("Cast", [masks], "masks.bool", to=ELEMENT_TYPES["bool"])
+    number = add("Where", [visible, number, builder.integer(0)], "positions")
+    emitter.names["patch_rows"] = in_blocks(emitter, number, blocks, block, "positions")
+    emitter.names[VISIBLE] = in_blocks(emitter, visible, blocks, block, "visible")
+
+
+def table_boundaries(side: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """Where the fractions of a side begin that have the next row of the table, from row 1 on; as transformers' model
+    computes them.
+    """
+    step = 1 / side
+    return np.asarray(step + step * np.arange(side - 1), np.float32)
+
+
+def add_fractions(emitter: Emitter, masks: str, boundaries: str, across: int, side: int, axis: int) -> str:
+    """What the row (``axis`` 1) or column (2) of a patch adds to its number in the table: the row at the same fraction
+    of the visible side.
+    """
+    builder, name = emitter.builder, f"positions.{axis}"
+    add, integers = builder.add, builder.integers
+    first = add("Gather", [masks, integers(0)], f"{name}.first", axis=3 - axis)
+    count = add("ReduceSum", [first, integers(1, 2)], f"{name}.count", keepdims=1)
+    steps = builder.constant("patches.steps", np.arange(across, dtype=np.float32)[:, None])
+    one, most = (
+        builder.constant(f"fractions.{each}", np.array(value, np.float32))
+        for each, value in (("one", 1), ("most", 1 - 1e-6))
+    )
+    fractions = add("Mul", [steps, add("Div", [one, count], f"{name}.step")], f"{name}.fractions")
+    fractions = add("Min", [fractions, most], f"{name}.bounded")
+    passed = add("GreaterOrEqual", [fractions, boundaries], f"{name}.passed")
+    number = add("ReduceSum", [add("Cast", [passed], f"{name}.ones", to=INT64), integers(2)], f"{name}.row", keepdims=0)
+    if axis == 1:
+        number = add("Mul", [number, builder.integer(side)], f"{name}.start")
+    return add("Unsqueeze", [number, integers(3 - axis)], name)
+
+
+def in_blocks(emitter: Emitter, grid: str, blocks: int, block: int, name: str) -> str:
+    """A value of each patch of a tile (T, rows, columns), in the order of blocks (T * patches,)."""
+    add, integers = emitter.builder.add, emitter.builder.integers
+    grid = add("Reshape", [grid, integers(-1, blocks, block, blocks, block)], f"{name}.grid")
+    grid = add("Transpose", [grid], f"{name}.blocks", perm=[0, 1, 3, 2, 4])
+    return add("Reshape", [grid, integers(-1)], f"{name}.rows")
+
+
+def add_patches(emitter: Emitter, images: ImageSpec) -> None:
+    """Patches of tiles of any size, row by row, with padding behind them.
+
+    pixel_values (tiles, patches, elements) float32, pixel_attention_mask (tiles, patches) int64,
+    spatial_shapes (tiles, 2) int64: rows and columns of patches
+    """
+    builder, block, size = emitter.builder, images.block, images.positions.side
+    add, integers, integer = builder.add, builder.integers, builder.integer
+    if images.positions.rule != "antialiased":
+        raise UnsupportedModel(f"positions by {images.positions.rule!r} have no form in --target onnx")
+    elements = emitter.columns("patches")
+    axes = ("num_tiles", "num_patches")
+    builder.add_input("pixel_values", "float32", (*axes, elements))
+    builder.add_input("pixel_attention_mask", "int64", axes)
+    builder.add_input("spatial_shapes", "int64", (axes[0], 2))
+    # Processors pad tiles to the largest possible one.
+    counts = add("ReduceSum", ["pixel_attention_mask", integers(1)], "tiles.counts", keepdims=1)
+    most = add("ReduceMax", [counts, integers(0)], "tiles.longest", keepdims=0)
+    values, mask = (
+        add("Slice", [name, integers(0), most, integers(1)], f"{name}.read")
+        for name in ("pixel_values", "pixel_attention_mask")
+    )
+    add_shape(emitter, add("Shape", ["pixel_values"], "tiles.count", end=1), most)
+    rows, columns = (f"tiles.{name}" for name in ("rows", "columns"))
+    add("Split", ["spatial_shapes"], rows, columns, axis=1, num_outputs=2)
+    # Number n of a tile is number n % block^2 of its block n // block^2.
+    numbers = add("Range", [integer(0), add("Squeeze", [most], "longest"), integer(1)], "numbers")
+    numbers = add("Unsqueeze", [numbers, integers(0)], "numbers.row")
+    of_block, inside = divided(emitter, numbers, integer(block**2), "numbers")
+    across = add("Div", [columns, integer(block)], "blocks.across")
+    blocks, inner = divided(emitter, of_block, across, "blocks"), divided(emitter, inside, integer(block), "inside")
+    row, column = (
+        add("Add", [add("Mul", [first, integer(block)], f"{first}.start"), second], f"{first}.place")
+        for first, second in zip(blocks, inner, strict=True)
+    )
+    real = add("Less", [numbers, add("Mul", [rows, columns], "tiles.sizes")], "numbers.real")
+    index = add("Add", [add("Mul", [row, columns], "row.start"), column], "index.real")
+    index = add("Where", [real, index, numbers], "index")
+    tiles = add("Range", [integer(0), add("Squeeze", ["tiles.count"], "count"), integer(1)], "tiles.numbers")
+    first = add("Mul", [add("Unsqueeze", [tiles, integers(1)], "tiles.column"), most], "tiles.first")
+    index = add("Reshape", [add("Add", [index, first], "index.all"), integers(-1)], "index.rows")
+    flat = add("Reshape", [values, integers(-1, elements)], "values.rows")
+    add_patch_rows(emitter, add("Gather", [flat, index], "values.blocks", axis=0))
+    flat = add("Gather", [add("Reshape", [mask, integers(-1)], "mask.rows"), index], "mask.blocks", axis=0)
+    emitter.names[VISIBLE] = add("Cast", [flat], "visible", to=ELEMENT_TYPES["bool"])
+    of_blocks = add("Reshape", [emitter.names[VISIBLE], integers(-1, block**2)], "visible.blocks")
+    first = add("Gather", [of_blocks, integers(0)], "visible.first", axis=1)
+    emitter.names[FEATURES] = add("Reshape", [first, integers(-1)], "features.real")
+    weights = [
+        axis_weights(emitter, add("Where", [real, place, integer(0)], f"{place}.real"), count, size)
+        for place, count in ((row, rows), (column, columns))
+    ]
+    by_row, by_column = (
+        add("Unsqueeze", [each, integers(axis)], f"{each}.{axis}") for each, axis in zip(weights, (3, 2), strict=True)
+    )
+    mixed = add("Reshape", [add("Mul", [by_row, by_column], "weights.grid"), integers(-1, size**2)], "weights")
+    emitter.names[WEIGHTS] = add("Cast", [mixed], "weights.cast", to=ELEMENT_TYPES[emitter.activation])
+
+
+def divided(emitter: Emitter, value: str, by: str, name: str) -> tuple[str, str]:
+    """The quotient and the remainder."""
+    add = emitter.builder.add
+    return add("Div", [value, by], f"{name}.quotient"), add("Mod", [value, by], f"{name}.remainder")
+
+
+def axis_weights(emitter: Emitter, place: str, count: str, size: int) -> str:
+    """The weights (T, patches, size) of the rows of a table along one side, bilinear and antialiased. ``place`` (T,
+    patches): the row or column of a patch, ``count`` (T, 1): those of its tile.
+    """
+    builder, name = emitter.builder, f"{place}.weights"
+    add, integers = builder.add, builder.integers
+    one, half, zero, total, rows = (
+        builder.constant(f"weights.{each}", np.array(value, np.float32))
+        for each, value in (("1", 1), ("half", 0.5), ("0", 0), ("size", size), ("rows", np.arange(size)))
+    )
+    scale = add("Div", [total, add("Cast", [count], f"{name}.count", to=FLOAT)], f"{name}.scale")
+    center = add("Add", [add("Cast", [place], f"{name}.place", to=FLOAT), half], f"{name}.middle")
+    center = add("Sub", [add("Mul", [center, scale], f"{name}.scaled"), half], f"{name}.center")
+    away = add("Sub", [rows, add("Unsqueeze", [center, integers(2)], f"{name}.column")], f"{name}.away")
+    support = add("Unsqueeze", [add("Max", [scale, one], f"{name}.support"), integers(2)], f"{name}.width")
+    share = add("Div", [add("Abs", [away], f"{name}.distance"), support], f"{name}.share")
+    weights = add("Max", [add("Sub", [one, share], f"{name}.rest"), zero], f"{name}.raw")
+    return add("Div", [weights, add("ReduceSum", [weights, integers(2)], f"{name}.sum", keepdims=1)], name)
+
+
+def add_patch_rows(emitter: Emitter, rows: str) -> None:
+    builder = emitter.builder
+    emitter.names["patches"] = builder.add("Cast", [rows], "patches", to=ELEMENT_TYPES[emitter.activation])
+
+
+def add_shape(emitter: Emitter, tiles: str, patches: str) -> None:
+    """``tiles``, ``patches``: lists of one number."""
+    add = emitter.builder.add
+    add("Concat", [tiles, patches], "ids_shape", axis=0)
+    add("Concat", ["ids_shape", emitter.builder.integers(-1)], "sequences_shape", axis=0)
+
+
+FLOAT, INT64 = ELEMENT_TYPES["float32"], ELEMENT_TYPES["int64"]

@@ -1,0 +1,212 @@
+"""Models that see pictures in ONNX Runtime and Transformers.js, as their users run them: the features of the tower's
+graph among the rows of the graph of embeddings, from which the decoder's graph continues.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from image_families import pattern
+from onnx_cases import check_graph
+from onnx_session import Session, image_features
+from tolerances import F32, INT8, relative_error
+from vision_families import FAMILIES, IMAGE, Expected, greedy_answer, make_vision, pixels_of
+
+from nearfar.compiler.bundle.folder import ExportBundle, open_any
+from nearfar.compiler.cli.trial import find_trial
+from nearfar.compiler.formats import load
+from nearfar.compiler.ir.graph import Node
+from nearfar.compiler.measure.dry_run import dry_run
+from nearfar.compiler.pipeline.compile import CompileOptions
+from nearfar.compiler.pipeline.export import export_model
+from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
+from nearfar.compiler.runtime.images.patches import prepare_image
+from nearfar.compiler.runtime.runner import Limits
+from nearfar.targets.onnx.decoder import form_of
+from nearfar.targets.onnx.runner import check_machine, open_runner
+
+# ONNX Runtime's attention needs heads of a multiple of 8 elements.
+TEXT = {"lfm2_vl": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}}
+SCRIPT = Path(__file__).parent / "transformers_js_images.mjs"
+COUNT = 8
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    checkpoint: Path
+    bundle: Path
+    expected: Expected
+    inputs: Arrays
+
+
+def make_case(family: str, folder: Path) -> Case:
+    expected = make_vision(family, folder / "checkpoint", **TEXT.get(family.removesuffix("_plain"), {}))
+    export(folder / "checkpoint", folder / "bundle", quantization="f32")
+    return Case(folder / "checkpoint", folder / "bundle", expected, arrays_of(folder / "checkpoint", expected))
+
+
+def export(checkpoint: Path, output: Path, **options: Any) -> None:
+    export_model(str(checkpoint), output, CompileOptions(target="onnx", context=256, **options))
+
+
+def arrays_of(checkpoint: Path, expected: Expected) -> dict[str, npt.NDArray[Any]]:
+    """The pictures as transformers' processor makes them. All pixels are visible."""
+    spec = load(str(checkpoint)).images
+    assert spec is not None
+    tiles = "lfm2" in json.loads((checkpoint / "config.json").read_text())["model_type"]
+    found = {name: each.numpy() for name, each in pixels_of(spec, expected.images, tiles=tiles).items()}
+    if not tiles:
+        batch, images, _, height, width = found["pixel_values"].shape
+        found["pixel_attention_mask"] = np.ones((batch, images, height, width), bool)
+    return found
+
+
+@pytest.fixture(scope="module")
+def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case("smolvlm", tmp_path_factory.mktemp("smolvlm"))
+
+
+@pytest.fixture(scope="module")
+def lfm2_vl(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case("lfm2_vl", tmp_path_factory.mktemp("lfm2_vl"))
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=() if each == "smolvlm" else pytest.mark.exhaustive) for each in FAMILIES]
+)
+def test_features_and_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    case = make_case(family, tmp_path)
+    check_case(case)
+    for graph in ("embed_tokens", "vision_encoder"):
+        check_graph(case.bundle / f"onnx/{graph}.onnx")
+
+
+def test_tiles_of_any_size_have_the_features_of_transformers(lfm2_vl: Case) -> None:
+    check_case(lfm2_vl)
+    # As Transformers.js pads them.
+    values, mask = lfm2_vl.inputs["pixel_values"], lfm2_vl.inputs["pixel_attention_mask"]
+    padded = {
+        **lfm2_vl.inputs,
+        "pixel_values": np.pad(values, ((0, 0), (0, 7), (0, 0)), constant_values=3),
+        "pixel_attention_mask": np.pad(mask, ((0, 0), (0, 7))),
+    }
+    features = image_features(lfm2_vl.bundle, padded)
+    assert relative_error(features, np.concatenate(lfm2_vl.expected.features)) < F32
+
+
+def check_case(case: Case) -> None:
+    """Two pictures: the features, the logits of the prompt at once, and of its last tokens one by one."""
+    expected = case.expected
+    features = image_features(case.bundle, case.inputs)
+    assert relative_error(features, np.concatenate(expected.features)) < F32
+    length = len(expected.token_ids)
+    for start in (length, length - 3):
+        session = Session(case.bundle, decoder="decoder_model_merged")
+        rows = session.embeddings([expected.token_ids], features, IMAGE)
+        found = [session.run(rows[:, :start])]
+        found += [session.run(rows[:, each : each + 1]) for each in range(start, length)]
+        assert relative_error(np.concatenate(found), expected.logits[start - 1 :]) < F32
+
+
+def test_masked_pixels_and_tiles_of_padding_are_those_of_transformers(smolvlm: Case) -> None:
+    import torch
+    import transformers
+
+    pixels = smolvlm.inputs["pixel_values"].copy()
+    mask = np.ones_like(smolvlm.inputs["pixel_attention_mask"])
+    # A tile of padding, and tiles of which fewer rows and columns, or part of a patch, are visible.
+    pixels[0, 1] = 0
+    mask[0, 2, 29:], mask[0, 3, :, 23:], mask[0, 4, 15:, 36:] = False, False, False
+    config = transformers.AutoConfig.from_pretrained(smolvlm.checkpoint, attn_implementation="eager")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(smolvlm.checkpoint, config=config).float().eval()
+    with torch.no_grad():
+        arguments = {"pixel_values": torch.tensor(pixels), "pixel_attention_mask": torch.tensor(mask)}
+        rows = torch.cat(list(model.model.get_image_features(**arguments).pooler_output)).numpy()
+    found = image_features(smolvlm.bundle, {"pixel_values": pixels, "pixel_attention_mask": mask})
+    assert relative_error(found, rows) < F32
+    assert relative_error(found[4:8], image_features(smolvlm.bundle, smolvlm.inputs)[8:12]) > 100 * F32
+
+
+@pytest.mark.parametrize("family", ["smolvlm", "lfm2_vl"])
+def test_transformers_js_loads_the_folder_and_generates_the_same_tokens(
+    node: str, family: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    case: Case = request.getfixturevalue(family)
+    expected, spec = case.expected, load(str(case.checkpoint)).images
+    assert spec is not None
+    sizes = FAMILIES[family].sizes
+    pictures = [pattern(*size) for size in sizes]
+    wanted = greedy_answer(case.checkpoint, expected.token_ids, pictures, COUNT)
+    ids = np.array([expected.token_ids])
+    arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), **case.inputs}
+    types = {"i": "int64", "b": "bool", "f": "float32"}
+    content = {
+        name: {"type": types[each.dtype.kind], "dims": each.shape, "data": each.ravel().tolist()}
+        for name, each in arrays.items()
+    }
+    (tmp_path / "inputs.json").write_text(json.dumps(content))
+    command = [node, str(SCRIPT), str(case.bundle), str(tmp_path / "inputs.json"), str(COUNT), *map(str, sizes[0])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["tokens"] == wanted
+    assert answer["ids"].count(IMAGE) == sum(expected.images[0].features)
+    tiles = answer["pixels"][1] if family == "smolvlm" else answer["pixels"][0]
+    assert tiles == len(expected.images[0].features)
+    assert prepare_image(spec, pictures[0]).features == expected.images[0].features
+
+
+def test_a_tower_has_8_bits_beside_a_text_model_with_4(smolvlm: Case, tmp_path: Path) -> None:
+    import onnx
+
+    export(smolvlm.checkpoint, tmp_path / "q4", quantization="q4f16")
+    bits = {
+        name: {attr.i for node in graph.node for attr in node.attribute if attr.name == "bits"}
+        for name in ("vision_encoder", "embed_tokens", "decoder_model_merged")
+        for graph in [onnx.load(tmp_path / f"q4/onnx/{name}.onnx", load_external_data=False).graph]
+    }
+    assert bits == {"vision_encoder": {8}, "embed_tokens": {4}, "decoder_model_merged": {4}}
+    found = image_features(tmp_path / "q4", smolvlm.inputs)
+    assert relative_error(found, np.concatenate(smolvlm.expected.features)) < INT8
+
+
+def test_a_dry_run_has_the_sizes_of_all_graphs(smolvlm: Case) -> None:
+    options = CompileOptions(target="onnx", context=256, quantization="f32")
+    sizes = dry_run(str(smolvlm.checkpoint), options).sizes
+    written = [path for path in smolvlm.bundle.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    assert {name: size for name, size in sizes.items() if name != "manifest.json"} == {
+        str(path.relative_to(smolvlm.bundle)): path.stat().st_size for path in written
+    }
+
+
+def test_our_runner_and_options_for_texts_refuse_pictures_by_name(smolvlm: Case, tmp_path: Path) -> None:
+    bundle = open_any(smolvlm.bundle)
+    assert isinstance(bundle, ExportBundle)
+    for refused in (lambda: check_machine(bundle), lambda: open_runner(bundle, Limits())):
+        with pytest.raises(UnsupportedModel, match="sees pictures, which nearfar's runner of ONNX bundles does not"):
+            refused()
+    assert " inspect " in find_trial(bundle).command
+    with pytest.raises(RequestError, match=r"--kv q8: .* sees pictures"):
+        export(smolvlm.checkpoint, tmp_path / "q8", kv="q8")
+    export(smolvlm.checkpoint, tmp_path / "text", text_only=True)
+    assert [path.name for path in (tmp_path / "text/onnx").glob("*.onnx")] == ["model.onnx"]
+
+
+def test_what_the_graphs_do_not_compute_is_refused_by_name(smolvlm: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nearfar.targets.onnx import vision
+
+    inputs = {name: name for name in ("q", "kv", "seq_starts", "positions", "page_indptr", "page_ids", "reach")}
+    with pytest.raises(UnsupportedModel, match="attention with input 'reach', which has no form in --target onnx"):
+        form_of(Node("attention", inputs, {"y": "y"}))
+    monkeypatch.setattr(vision, "READERS", {})
+    with pytest.raises(UnsupportedModel, match="the tower of smolvlm has no form in --target onnx"):
+        dry_run(str(smolvlm.checkpoint), CompileOptions(target="onnx", context=256))

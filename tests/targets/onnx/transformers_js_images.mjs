@@ -1,0 +1,29 @@
+// Usage: node transformers_js_images.mjs FOLDER INPUTS COUNT WIDTH HEIGHT. Loads the folder with Transformers.js and
+// prints JSON: the COUNT tokens of the greedy continuation of INPUTS, a file with tensors by name, and for a picture of
+// WIDTH x HEIGHT the tokens and the tiles that the folder's processor makes of "<image>".
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+
+const require = createRequire(new URL("../../../web/package.json", import.meta.url));
+const { AutoModelForImageTextToText, AutoProcessor, RawImage, Tensor, env } = require("@huggingface/transformers");
+env.allowRemoteModels = false;
+env.localModelPath = "/";
+const [folder, file, count, width, height] = process.argv.slice(2);
+const tensor = ({ type, dims, data }) =>
+  new Tensor(
+    type,
+    type === "int64" ? BigInt64Array.from(data, BigInt) : type === "bool" ? data : Float32Array.from(data),
+    dims,
+  );
+const inputs = Object.fromEntries(
+  Object.entries(JSON.parse(readFileSync(file, "utf-8"))).map(([name, value]) => [name, tensor(value)]),
+);
+const model = await AutoModelForImageTextToText.from_pretrained(folder);
+const output = await model.generate({ ...inputs, max_new_tokens: Number(count), do_sample: false });
+const tokens = output.tolist()[0].map(Number).slice(inputs.input_ids.dims[1]);
+const processor = await AutoProcessor.from_pretrained(folder);
+const picture = new RawImage(new Uint8ClampedArray(width * height * 3).fill(90), Number(width), Number(height), 3);
+const first = model.config.model_type === "lfm2_vl";
+const made = await (first ? processor([picture], "<image>") : processor("<image>", [picture]));
+console.log(JSON.stringify({ tokens, ids: made.input_ids.tolist()[0].map(Number), pixels: made.pixel_values.dims }));
+await model.dispose();
