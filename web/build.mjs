@@ -89,6 +89,7 @@ const PAGES = {
   documents: "page/documents/main.ts",
   documents_worker: "page/documents/library_worker.ts",
   transcripts: "page/transcripts/main.ts",
+  voice: "page/voice/main.ts",
   engine_worker: "page/engine_worker.ts",
   // An address of the file with src/audio.
   microphone_worklet: "src/audio/microphone_worklet.ts",
@@ -184,7 +185,7 @@ await Promise.all([
     outdir: "dist/tools",
     plugins: laterFiles(".."),
   }),
-  ...["index.html", "bench.html", "documents.html", "transcripts.html"].map(copyPage),
+  ...["index.html", "bench.html", "documents.html", "transcripts.html", "voice.html"].map(copyPage),
   ...[
     "style.css",
     "chat.css",
@@ -196,6 +197,7 @@ await Promise.all([
     "bench.css",
     "documents.css",
     "transcripts.css",
+    "voice.css",
     "icon.svg",
   ].map((file) => copyFile(`page/${file}`, `dist/page/${file}`)),
   // The legacy build, because the other one needs browsers that are newer than WebGPU.

@@ -92,6 +92,11 @@ class PageServer:
         """The address of the transcripts page."""
         return f"{self.url}transcripts.html"
 
+    @property
+    def voice_url(self) -> str:
+        """The address of the voice page, as that of the chat page."""
+        return self._with_parameters("voice.html")
+
     def _with_parameters(self, page: str) -> str:
         return f"{self.url}{page}" + (f"?{self._query}" if self._query else "")
 

@@ -127,6 +127,7 @@ def serve(server: PageServer, far: str | None, console: Console) -> None:
         console.print(f"[bold]{escape(server.documents_url)}[/] answers from your documents", highlight=False)
     if server.transcribes:
         console.print(f"[bold]{server.transcripts_url}[/] writes down what is said", highlight=False)
+        console.print(f"[bold]{escape(server.voice_url)}[/] answers it by voice", highlight=False)
     if far is not None:
         console.print(
             f"{escape(far)} must allow this page: start it with [bold]--cors-origin {server.origin}[/]", highlight=False

@@ -128,8 +128,8 @@ class Demo:
     """a webgpu bundle of an embedding model, with which the documents page searches (default: the demo encoder,
     compiled now)"""
     transcriber: Annotated[Path | None, Flag(metavar="BUNDLE")] = None
-    """a webgpu bundle of a Whisper, with which the transcripts page and the chat's microphone write down what is
-    said"""
+    """a webgpu bundle of a Whisper, with which the pages for transcripts and voice and the chat's microphone write
+    down what is said"""
     document: tuple[File, ...] = ()
     """a text, Markdown or HTML file for the documents page; may be repeated"""
     question: Text | None = None

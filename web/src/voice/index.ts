@@ -9,7 +9,7 @@ export type {
   KokoroSpeakerOptions,
 } from "./speakers.js";
 export { browserSpeaker, farSpeaker, kokoroSpeaker } from "./speakers.js";
-export type { TurnTimings, VoiceParts } from "./turn.js";
+export type { TurnTimings, VoiceChat, VoiceParts } from "./turn.js";
 export type { Voice, VoiceEvent, VoiceOptions, VoiceState } from "./voice.js";
 export { createVoice } from "./voice.js";
 export type { ActivityChange, ActivityOptions } from "./voice_activity.js";

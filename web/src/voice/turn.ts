@@ -2,20 +2,35 @@
 // as it is written.
 
 import type { EngineApi } from "../api/engine_api.js";
-import type { ChatSource } from "../api/chat_source.js";
 import { isWithdrawal } from "../api/chat_source.js";
-import type { ChatCompletionCreateParamsStreaming, ChatCompletionMessageParam, Route } from "../api/types.js";
+import type {
+  ChatCompletionChunk,
+  ChatCompletionCreateParamsStreaming,
+  ChatCompletionMessageParam,
+  Route,
+} from "../api/types.js";
 import { SAMPLE_RATE } from "../audio/resample.js";
 import { Sentences } from "./sentences.js";
 import type { Speaker } from "./speaker.js";
 import { SpeechQueue } from "./speaker.js";
 
+/** What answers: an `Engine`, what `connectEngine` returns, or a `Hybrid`. */
+export interface VoiceChat {
+  readonly chat: {
+    readonly completions: {
+      create(
+        params: ChatCompletionCreateParamsStreaming,
+        options: { readonly signal: AbortSignal },
+      ): PromiseLike<AsyncIterable<ChatCompletionChunk>>;
+    };
+  };
+}
+
 /** Who hears, answers and speaks. */
 export interface VoiceParts {
   /** An engine with a Whisper, here or in a worker. */
   readonly transcriber: Pick<EngineApi, "transcribe">;
-  /** What answers: an Engine, what `connectEngine` returns, or a Hybrid. */
-  readonly chat: ChatSource;
+  readonly chat: VoiceChat;
   readonly speaker: Speaker;
   /** The code of the language that is spoken, such as "en"; by default the transcriber detects it. */
   readonly language?: string | undefined;

@@ -122,7 +122,7 @@ function start(
     chat: {
       chat: {
         completions: {
-          create: (async (params: unknown, { signal }: { readonly signal: AbortSignal }) => {
+          create: async (params, { signal }) => {
             const answer = answers[requests.length] ?? [];
             requests.push(params);
             await Promise.resolve();
@@ -134,7 +134,7 @@ function start(
                 yield chunk(piece);
               }
             })();
-          }) as unknown as VoiceOptions["chat"]["chat"]["completions"]["create"],
+          },
         },
       },
     },

@@ -1,0 +1,225 @@
+"""The voice page: a tiny Whisper hears what a test's microphone sends, scripted answers are spoken by a stand-in for
+the browser's voices or by a server, and who speaks meanwhile stops them.
+
+Screenshots are written to build/screenshots.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+from chat_pages import open_page, script
+from light_bundle import lighten
+from page_looks import DESK, NAMELESS, SCREENSHOTS, look
+from page_model import page_bundle
+from page_whisper import page_whisper
+from playwright.sync_api import Browser, Page
+from sounds import chirp, wav
+
+from nearfar.compiler.browser.page_server import PageServer
+
+# A microphone that hears a voice of four syllables a second while `talk(true)`, and voices of the browser that speak
+# until `finish`.
+STAND_INS = """
+window.spoken = [];
+window.cancelled = 0;
+navigator.mediaDevices.getUserMedia = async () => {
+    const context = new AudioContext();
+    await context.resume();
+    const tone = new OscillatorNode(context, { type: "sawtooth", frequency: 150 });
+    const syllables = new OscillatorNode(context, { frequency: 4 });
+    const depth = new GainNode(context, { gain: 0.1 });
+    const level = new GainNode(context, { gain: 0.15 });
+    const gate = new GainNode(context, { gain: 0 });
+    const into = context.createMediaStreamDestination();
+    tone.connect(level).connect(gate).connect(into);
+    syllables.connect(depth).connect(level.gain);
+    tone.start();
+    syllables.start();
+    window.talk = (on) => { gate.gain.value = on ? 1 : 0; };
+    return into.stream;
+};
+let current = null;
+Object.defineProperty(window, "speechSynthesis", { value: {
+    getVoices: () => [],
+    speak: (utterance) => {
+        window.spoken.push(utterance.text);
+        current = utterance;
+        utterance.dispatchEvent(new Event("start"));
+    },
+    cancel: () => { window.cancelled++; },
+} });
+window.finish = () => { current.dispatchEvent(new Event("end")); };
+"""
+# The tiny Whisper writes letters; the page shows these words instead.
+HEARS = """(texts) => {
+    const { transcribe } = window.nearfarTranscriber;
+    window.nearfarTranscriber.transcribe = async (sound, options) => {
+        const found = await transcribe(sound, { ...options, language: "en", temperature: 0 });
+        window.heardSeconds = sound.samples.length / 16000;
+        return { ...found, text: options.temperature === 0 ? "why is" : texts.shift() ?? "" };
+    };
+}"""
+
+
+class Speech:
+    """A server with /v1/audio/speech that keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        speech = self
+        sound = wav(chirp(4_800).astype("<f4").tobytes(), 3, 32).replace(b"LIST\x03\0\0\0abc\0", b"")
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_OPTIONS(self) -> None:
+                self._reply(b"")
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.path == "/v1/audio/speech":
+                    speech.asked.append(json.loads(body))
+                self._reply(sound)
+
+            def _reply(self, body: bytes) -> None:
+                self.send_response(200)
+                for name in ("Origin", "Headers", "Methods"):
+                    self.send_header(f"Access-Control-Allow-{name}", "*")
+                self.send_header("Content-Type", "audio/wav")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
+@pytest.fixture(scope="module")
+def speech() -> Iterator[Speech]:
+    speech = Speech()
+    thread = Thread(target=speech.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield speech
+    speech.server.shutdown()
+    speech.server.server_close()
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def loaded(browser: Browser, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:  # noqa: ARG001
+    copy = tmp_path_factory.mktemp("voice") / "model"
+    shutil.copytree(page_bundle(), copy)
+    lighten(copy)
+    problems: list[str] = []
+    page = open_page(browser, problems, STAND_INS)
+    page.set_default_timeout(60_000)
+    with PageServer(copy, transcriber=page_whisper()) as server:
+        page.goto(server.voice_url)
+        page.wait_for_selector("body[data-state=ready]")
+        yield page
+        page.context.close()
+    assert problems == []
+
+
+@pytest.fixture
+def page(loaded: Page) -> Iterator[Page]:
+    """The page, in a conversation that begins."""
+    loaded.set_viewport_size({"width": DESK[0], "height": DESK[1]})
+    loaded.evaluate("() => { window.spoken.length = 0; window.cancelled = 0; }")
+    loaded.click("#toggle")
+    state(loaded, "listening")
+    # The detector learns how quiet the room is.
+    loaded.wait_for_timeout(500)
+    yield loaded
+    loaded.click("#toggle")
+    state(loaded, "off")
+
+
+def state(page: Page, name: str) -> None:
+    page.wait_for_selector(f"#toggle[data-state={name}]")
+
+
+def say(page: Page, ms: int) -> None:
+    page.evaluate("() => talk(true)")
+    state(page, "hearing")
+    page.wait_for_timeout(ms)
+    page.evaluate("() => talk(false)")
+
+
+def test_what_is_said_is_answered_from_the_first_sentence_on(page: Page) -> None:
+    page.evaluate(HEARS, ["why is the sky blue"])
+    script(page, "Because light ", "scatters. ", "Blue ", "most.")
+    turns = page.locator(".timings").count()
+    page.evaluate("() => talk(true)")
+    # While it is said.
+    page.wait_for_selector(".said:not([data-final]):text-is('why is')")
+    page.evaluate("() => talk(false)")
+    state(page, "speaking")
+    assert page.evaluate("() => spoken") == ["Because light scatters."]
+    assert page.text_content(".said[data-final] >> nth=0") == "why is the sky blue"
+    assert page.evaluate("() => heardSeconds") > 1
+    page.evaluate("() => finish()")
+    page.wait_for_function("() => spoken.length === 2")
+    page.evaluate("() => finish()")
+    state(page, "listening")
+    page.wait_for_function("(count) => document.querySelectorAll('.timings').length > count", arg=turns)
+    timings = page.text_content(".timings >> nth=0") or ""
+    assert timings.startswith("First sound after ")
+    for part in ("silence ", "transcript ", "first words ", "voice ", "Answered on this device."):
+        assert part in timings
+
+
+def test_who_speaks_stops_the_answer(page: Page) -> None:
+    page.evaluate(HEARS, ["count", "never mind"])
+    script(page, "One. ", "Two. ", "Three. ")
+    say(page, 500)
+    state(page, "speaking")
+    say(page, 500)
+    page.wait_for_function("() => cancelled === 1")
+    page.wait_for_selector(".timings:text-matches('interrupted')")
+    state(page, "speaking")
+    asked = page.evaluate("() => requests.at(-1).map(({ role, content }) => [role, content])")
+    assert asked[-3:] == [["user", "count"], ["assistant", "One."], ["user", "never mind"]]
+    page.click("#interrupt")
+    state(page, "listening")
+
+
+def test_a_server_speaks(page: Page, speech: Speech) -> None:
+    page.evaluate(HEARS, ["hello", "hello"])
+    script(page, "Hello to you. ", "How are you?")
+    page.click("#open-panel")
+    page.select_option("#speaker", "far")
+    page.fill("#speech-url", f"http://127.0.0.1:{speech.server.server_port}")
+    page.keyboard.press("Escape")
+    say(page, 500)
+    state(page, "speaking")
+    state(page, "listening")
+    assert speech.asked == [
+        {"model": "kokoro", "input": text, "voice": "af_heart", "response_format": "wav"}
+        for text in ("Hello to you.", "How are you?")
+    ]
+    page.click("#open-panel")
+    page.select_option("#speaker", "browser")
+    page.keyboard.press("Escape")
+
+
+def test_the_page_reads_well_in_light_and_dark_on_a_desk_and_a_phone(page: Page) -> None:
+    page.evaluate(HEARS, ["why is the sky blue, and why is the evening red?"])
+    script(page, "Because air scatters blue light more than red light. ", "In the evening, little blue is left.")
+    say(page, 400)
+    state(page, "speaking")
+    page.evaluate("() => finish()")
+    page.wait_for_function("() => spoken.length === 2")
+    for shown in look(page):
+        page.screenshot(path=SCREENSHOTS / f"voice-{shown}.png", full_page=True)
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(NAMELESS) == []
+    page.evaluate("() => finish()")
+    state(page, "listening")
