@@ -134,7 +134,9 @@ def decode_variants(heads: Heads, preparation: Preparation, scores: Scores, numb
 
 def merge_call(heads: Heads, scores: Scores, split: int, max_rows: int) -> KernelCall:
     """The kernel that combines the ranges of keys."""
-    facts = {"window": scores.window, "causal": scores.causal, "sinks": scores.sinks}
+    # A sequence's only new token reaches itself.
+    reach = scores.reach and max_rows > 1
+    facts = {"window": scores.window, "causal": scores.causal, "sinks": scores.sinks, "reach": reach}
     # It does not read pages.
     return kernel(attention_merge, heads=replace(heads, kv="activation"), split=split, max_rows=max_rows, **facts)
 

@@ -40,6 +40,7 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     f"{WINDOW}sample_page_indptr": ((["add", "R", 1],), "int32"),
     "sample_slots": (("R", 2), "int32"),
     "feature_rows": (("F",), "int32"),
+    "reach": (TOKENS, "int32"),
     PATCH_STARTS: ((["add", "I", 1],), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }

@@ -106,8 +106,9 @@ class Preparation:
 @dataclass(frozen=True, slots=True)
 class Scores:
     """score = softcap * tanh(scale * q k / softcap), for the keys that a row sees; see `ops.attention`. ``sinks``:
-    whether each head has a sink. ``distances``: how many distances change a score, 0 if none do. Each
-    adds a bias; or if ``distance_heads`` is not 0, the products with its own of that many projected embeddings.
+    whether each head has a sink. ``reach``: whether each row has a last key of its own. ``distances``: how many
+    distances change a score, 0 if none do. Each adds a bias; or if ``distance_heads`` is not 0, the products with its
+    own of that many projected embeddings.
     """
 
     scale: float
@@ -115,6 +116,7 @@ class Scores:
     softcap: float | None = None
     causal: bool = True
     sinks: bool = False
+    reach: bool = False
     distances: int = 0
     distance_heads: int = 0
 

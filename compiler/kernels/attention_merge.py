@@ -17,16 +17,17 @@ THREADS = 64
 
 
 def attention_merge(
-    name: str, *, heads: Heads, window: int | None, causal: bool, sinks: bool, split: int, max_rows: int
+    name: str, *, heads: Heads, window: int | None, causal: bool, sinks: bool, reach: bool, split: int, max_rows: int
 ) -> Kernel:
     """``split`` and ``max_rows`` as in `Ranges`; the other facts as in `Scores`."""
     lanes, vectors, items = heads.lanes, heads.vectors, heads.num_heads * heads.vectors
-    scores, ranges = Scores(1.0, window=window, causal=causal), Ranges(heads, window, split, max_rows)
+    scores, ranges = Scores(1.0, window=window, causal=causal, reach=reach), Ranges(heads, window, split, max_rows)
     kernel = KernelBuilder(name, scalars=("T", heads.sequences))
     partials = ranges.results(kernel)
     positions = kernel.buffer("positions", (heads.rows,), "int32")
     seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
     scores_of_sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if sinks else None
+    reach_of_rows = kernel.buffer("reach", (heads.rows,), "int32") if reach else None
     y = kernel.buffer("y", (heads.rows, heads.num_heads, vectors), heads.stored_dtype, write=True)
 
     group_x, sequence = kernel.grid(-(-items // THREADS), heads.sequences)
@@ -39,6 +40,7 @@ def attention_merge(
         with ranges.rows(kernel, seq_starts, sequence) as (row, token):
             position = kernel.let("position", positions[row])
             last = None if causal else positions[seq_starts[sequence + 1] - 1]
+            last = last if reach_of_rows is None else reach_of_rows[row]
             length = last_key(scores, position, last) + 1 - first_page_key(heads, window, position)
             # Ranges behind the row's last key hold values of an earlier step.
             length = kernel.let("length", length)

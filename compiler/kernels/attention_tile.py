@@ -223,10 +223,11 @@ class TileAttention:
         for i in range(self.score_rows):
             row = self._row_of_score(i)
             with kernel.when(True if self.row_groups * self.score_rows == rows else row < rows):
-                position = self.batch.position(own.first_row + minimum(row, own.count - 1))
+                of_batch = own.first_row + minimum(row, own.count - 1)
+                position, last = self.batch.position(of_batch), self.batch.last_of(of_batch, own.last)
                 for j in range(self.score_keys):
                     key = self.score_key + j * self.key_groups
-                    seen = sees(self.facts, first_key + key, position, own.last)
+                    seen = sees(self.facts, first_key + key, position, last)
                     score = capped(kernel, self.facts, sum_lanes(self.dots[i * self.score_keys + j], self.heads.lanes))
                     if self.bias is not None:
                         score = score + self.bias.of(self.head, position, first_key + key)

@@ -88,7 +88,8 @@ class Tiling:
 
 class BatchRows:
     """The arguments "positions", "seq_starts", "page_indptr" and "page_ids" of a kernel that runs on any batch; the
-    last two only if it is ``paged``. Without pages, scores that do not depend on positions need none.
+    last two only if it is ``paged``. Without pages, scores that do not depend on positions need none. "reach" is one
+    more if rows have their own last keys.
     """
 
     def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores, *, paged: bool = True) -> None:
@@ -96,6 +97,7 @@ class BatchRows:
         self._positions = (
             kernel.buffer("positions", (heads.rows,), "int32") if paged or scores.reads_positions else None
         )
+        self._reach = kernel.buffer("reach", (heads.rows,), "int32") if scores.reach else None
         self._seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
         self._paged = paged
         if paged:
@@ -111,6 +113,10 @@ class BatchRows:
         assert self._positions is not None
         return self._positions
 
+    def last_of(self, row: Scalar, last: Scalar | None) -> Scalar | None:
+        """The reach of a row, or the ``last`` of its sequence."""
+        return last if self._reach is None else self._kernel.let("reach_of_row", self._reach[row])
+
     def page(self, first_page: Scalar, index: Scalar) -> Scalar:
         """Page ``index`` of the sequence whose pages start at ``first_page`` of the list."""
         return self._page_ids[first_page + index]
@@ -120,13 +126,13 @@ class BatchRows:
         return self.page(first_page, key // self._heads.page_size)
 
     def sequence_of(self, row: Scalar) -> tuple[Scalar, Scalar | None]:
-        """The first page of a row's sequence, and the position of its last new token, or None if that is not needed."""
+        """The first page of a row's sequence, and its `last_of`."""
         kernel = self._kernel
         # The row's sequence is the number of sequences that end at or before it.
         sequence = kernel.local("sequence", 1, "int32", fill=0)
         with kernel.loop("other", kernel.size(self._heads.sequences)) as other:
             sequence[0] = sequence[0] + select(self._seq_starts[other + 1] <= row, 1, 0)
-        return kernel.let("first_page", self._page_indptr[sequence[0]]), self._last(sequence[0])
+        return kernel.let("first_page", self._page_indptr[sequence[0]]), self.last_of(row, self._last(sequence[0]))
 
     def tile(self, tiling: Tiling, slot: Scalar, subgroup: Subgroup | None = None) -> SequenceTile:
         """The tile in a slot. With ``subgroup``, its threads share the search for the sequence."""
@@ -152,15 +158,16 @@ class BatchRows:
         is_tile = all_of(tile >= 0, end - start > tiling.few if tiling.few else True)
         count = kernel.let("row_count", select(is_tile, minimum(end - first_row, tiling.rows), 0))
         last = self._last(sequence)
-        # Positions ascend within a sequence.
-        first, position = self.position(first_row), self.position(first_row + maximum(count, 1) - 1)
+        # Positions ascend within a sequence, and so does the reach.
+        last_row = kernel.let("last_row", first_row + maximum(count, 1) - 1)
+        first, position = self.position(first_row), self.position(last_row)
         return SequenceTile(
             first_row,
             count,
             start,
             kernel.let("first_page", self._page_indptr[sequence]) if self._paged else None,
             self._named("first_key", first_page_key(self._heads, scores.window, first)),
-            kernel.let("last_key", last_key(scores, position, last)),
+            kernel.let("last_key", last_key(scores, position, self.last_of(last_row, last))),
             last,
         )
 

@@ -35,6 +35,7 @@ class StoredRange(DecodeRange):
         self.scores = scores
         self._q = query_rows(kernel, facts, scratch=q_in_scratch)
         self._seq_starts = kernel.buffer("seq_starts", (["add", facts.sequences, 1],), "int32")
+        self._reach = kernel.buffer("reach", (facts.rows,), "int32") if scores.reach else None
         super().__init__(kernel, facts, options, Ranges(facts, scores.window, options.split, max_rows), write=False)
         self.queries = kernel.shared("queries", (options.heads, facts.vectors), facts.vector_dtype)
 
@@ -44,6 +45,7 @@ class StoredRange(DecodeRange):
         kernel, scores = self.kernel, self.scores
         with self.ranges.rows(kernel, self._seq_starts, self.sequence) as (row, token):
             last = None if scores.causal else self.positions[self._seq_starts[self.sequence + 1] - 1]
+            last = last if self._reach is None else self._reach[row]
             end = kernel.let("end", last_key(scores, self.positions[row], last) + 1)
             self.find_keys(scores.window, row, token, end)
             with kernel.when(self.count > 0):

@@ -1,8 +1,8 @@
 """The scores of attention: which keys a row sees, the soft-cap, and the weights of a running softmax.
 
 A query is scaled as it is loaded, so kernels pass the dot product of a scaled query with a key to `capped`. Positions
-are those of a row's sequence. ``last`` is the position of the sequence's last new token; only attention that is not
-causal reads it.
+are those of a row's sequence. ``last`` is the row's reach if it has one; otherwise it is the position of the sequence's
+last new token, which only attention that is not causal reads.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def first_key(scores: Scores, position: Scalar) -> Scalar | int:
 
 def last_key(scores: Scores, position: Scalar, last: Scalar | None = None) -> Scalar:
     """The last key that the row at a position sees."""
-    if scores.causal:
+    if scores.causal and not scores.reach:
         return position
     assert last is not None
-    return last if scores.window is None else minimum(last, position + (scores.window - 1))
+    return last if scores.reach or scores.window is None else minimum(last, position + (scores.window - 1))
 
 
 def sees(scores: Scores, key: Scalar, position: Scalar, last: Scalar | None = None) -> Scalar:

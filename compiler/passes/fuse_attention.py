@@ -19,7 +19,7 @@ from .head_chain import NORM, chain_of
 from .stack import module_of, stack_parameters
 
 ATTENTION = {
-    "inputs": ("q", "kv", "positions", "seq_starts", "page_indptr", "page_ids", "sinks"),
+    "inputs": ("q", "kv", "positions", "seq_starts", "page_indptr", "page_ids", "sinks", "reach"),
     "attrs": (*SCORES, "kv"),
 }
 

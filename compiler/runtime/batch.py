@@ -106,9 +106,25 @@ class Batch:
             none = np.zeros((0, 0), np.float32)
             arrays[FEATURES] = none if self.features is None else self.features
             arrays[FEATURE_ROWS] = np.zeros(0, np.int32) if self.feature_rows is None else self.feature_rows
+        if REACH in declared:
+            arrays[REACH] = self.reach()
         if self.source is not None:
             arrays |= {f"{SOURCE}{name}": getattr(self.source, name) for name in SOURCE_INPUTS}
         return arrays | self.sampled_rows() if not SAMPLED_INPUTS.isdisjoint(declared) else arrays
+
+    def reach(self) -> IntArray:
+        """The last position that each row sees (S,): its own, or that of the last of adjacent features."""
+        reach = self.positions.copy()
+        if self.feature_rows is None:
+            return reach
+        placed = np.zeros(len(reach) + 1, bool)
+        placed[self.feature_rows] = True
+        # A row reaches as far as the next one if both have features and belong to one sequence.
+        placed[1:] &= placed[:-1]
+        placed[self.seq_starts] = False
+        ends = np.flatnonzero(~placed[1:])
+        last = ends[np.searchsorted(ends, np.arange(len(reach)))]
+        return reach[last]
 
     def sampled_rows(self) -> dict[str, Array]:
         """The sampled rows as sequences of one row each: SAMPLED_INPUTS."""
@@ -179,10 +195,10 @@ TABLES = tuple(each.name for each in fields(PageTables))
 WINDOW_INPUTS = frozenset(f"{WINDOW}{name}" for name in TABLES)
 # The inputs that a batch has only if the plan declares them.
 TOKEN_TYPES = "token_types"
-FEATURES, FEATURE_ROWS = "features", "feature_rows"
+FEATURES, FEATURE_ROWS, REACH = "features", "feature_rows", "reach"
 SOURCES = frozenset(f"{SOURCE}{name}" for name in SOURCE_INPUTS)
 DERIVED_INPUTS = (
-    SAMPLED_INPUTS | WINDOW_INPUTS | SOURCES | {TOKEN_TYPES, STATE_SLOTS, KEPT_ROWS, FEATURES, FEATURE_ROWS}
+    SAMPLED_INPUTS | WINDOW_INPUTS | SOURCES | {TOKEN_TYPES, STATE_SLOTS, KEPT_ROWS, FEATURES, FEATURE_ROWS, REACH}
 )
 # The inputs of every batch.
 KNOWN_INPUTS = tuple(

@@ -62,6 +62,7 @@ def page_graphs() -> Iterator[tuple[str, str, Build]]:
     yield "rope", "scaled", partial(over_pages, "rope", position_scale=growth)
     yield "attention", "new_scaled", partial(over_pages, "attention", position_scale=growth, **new)
     yield "attention", "new_window", partial(over_pages, "attention", window=5, rotary_dim=8, **new)
+    yield "attention", "new_reach", partial(over_pages, "attention", window=5, rotary_dim=8, reach=True, **new)
     yield "attention", "new_sinks", partial(over_pages, "attention", rotary_dim=0, sinks=True, **new)
 
 
@@ -112,6 +113,7 @@ def over_pages(
     joint: bool = False,
     norm_width: int = 0,
     sinks: bool = False,
+    reach: bool = False,
     **attrs: Any,
 ) -> Graph:
     """An op of the attention family; ``attrs`` are its own. ``joint``: on a joint projection, which it appends."""
@@ -130,7 +132,7 @@ def over_pages(
         "sinks": partial(graph.vector, "sinks", HEADS),
         **{role: partial(graph.vector, role, norm_width) for role in ("norm", "qk_norm")},
     }
-    given = {"table": rotary_dim > 0, "sinks": sinks, "norm": norm_width > 0, "qk_norm": norm_width > 0}
+    given = {"table": rotary_dim > 0, "sinks": sinks, "reach": reach, "norm": norm_width > 0, "qk_norm": norm_width > 0}
     given |= {"q": not joint, "qkv": joint, "slots": joint}
     roles = [*OPS[op].inputs, *(role for role in OPS[op].optional if given[role])]
     rotates = {"head_dim": HEAD_DIM, "dtype": "activation", "eps": 1e-5 if norm_width else None}
@@ -145,6 +147,7 @@ INTEGER_SHAPES: dict[str, tuple[Any, ...]] = {
     "seq_starts": (["add", "B", 1],),
     "page_indptr": (["add", "B", 1],),
     "page_ids": ("L",),
+    "reach": ("S",),
 }
 
 

@@ -166,6 +166,7 @@ def infer_attention(shapes: Shapes, attrs: Attrs) -> Type:
     joint, head_dim = "qkv" in shapes, head_dim_of(shapes["kv"], attrs)
     require(joint != ("q" in shapes) and joint == ("slots" in shapes), "attention", shapes)
     require(not joint or shapes["slots"] == shapes["positions"], "attention", shapes)
+    require(shapes.get("reach", shapes["positions"]) == shapes["positions"], "attention", shapes)
     rows, width = shapes["qkv" if joint else "q"]
     kv_width = int(shapes["kv"][2]) * head_dim  # type: ignore[arg-type]
     q_width = int(width) - 2 * kv_width if joint else int(width)  # type: ignore[arg-type]
@@ -189,10 +190,11 @@ def attention(inputs: Inputs, attrs: Attrs) -> Array:
 
     Query head h reads kv head h // (H / K). The row at position p sees the keys at positions up to and including p. If
     the attribute causal is false, it sees all positions of its sequence, up to its last new token. A ``window`` w
-    restricts it to the positions strictly between p - w and p + w. A ``scale`` of None means 1 / sqrt(D); a ``softcap``
-    of None leaves the scores unchanged. ``sinks`` are scores of one more key a head, which has no value. Distances may
-    change scores: see `distance_biases` and `distance_products`. Vaswani et al. 2017; paged: Kwon et al. 2023; sinks:
-    gpt-oss.
+    restricts it to the positions strictly between p - w and p + w. With ``reach`` (S,), which ascends within a
+    sequence, a row sees the keys up to its reach instead, and a window restricts only those before it: the tokens of a
+    picture see all of it. A ``scale`` of None means 1 / sqrt(D); a ``softcap`` of None leaves the scores unchanged.
+    ``sinks`` are scores of one more key a head, which has no value. Distances may change scores: see `distance_biases`
+    and `distance_products`. Vaswani et al. 2017; paged: Kwon et al. 2023; sinks: gpt-oss; reach: Gemma 3.
     """
     kv, head_dim = inputs["kv"], head_dim_of(inputs["kv"].shape, attrs)
     q, *new = prepare(inputs, attrs, head_dim, kv.shape[2] * head_dim)
@@ -257,7 +259,8 @@ def attention_weights(sequence: Sequence, inputs: Inputs, attrs: Attrs) -> Seque
     group = queries.shape[1] // (num_kv_heads * head_dim)
     own = (queries * scale).reshape(-1, num_kv_heads, group, head_dim).swapaxes(0, 1)
     scores = own.reshape(num_kv_heads, -1, head_dim) @ sequence.keys.swapaxes(1, 2)
-    seen = visible(inputs["positions"][sequence.rows], length, attrs)
+    reach = inputs["reach"][sequence.rows] if "reach" in inputs else None
+    seen = visible(inputs["positions"][sequence.rows], length, attrs, reach)
     # Pages that no row sees may hold anything.
     values = np.where(np.any(seen, axis=0)[None, :, None], sequence.values, 0)
     bend = None
@@ -314,8 +317,12 @@ def distance_products(queries: Array, keys: Array, inputs: Inputs, positions: Ar
     return products
 
 
-def visible(positions: Array, length: int, attrs: Attrs) -> Array:
-    """(rows, length): whether the row at each position sees each key."""
+def visible(positions: Array, length: int, attrs: Attrs, reach: Array | None = None) -> Array:
+    """(rows, length): whether the row at each position, of this ``reach``, sees each key."""
+    if reach is not None:
+        keys, window = np.arange(length)[None, :], attrs["window"] or length
+        within: Array = (keys <= reach[:, None]) & (keys > positions[:, None] - window)
+        return within
     distance = positions[:, None] - np.arange(length)[None, :]
     seen = distance >= 0 if attrs["causal"] else np.ones(distance.shape, bool)
     return seen if attrs["window"] is None else seen & (np.abs(distance) < attrs["window"])
@@ -328,7 +335,7 @@ def scale_of(head_dim: int, attrs: Attrs) -> np.float32:
 def score_facts(use: Use, head_dim: int) -> Mapping[str, Any]:
     """How a step computes its scores."""
     given = {name: use.attrs[name] for name in SCORES}
-    given |= {"scale": float(scale_of(head_dim, given)), "sinks": "sinks" in use.shapes}
+    given |= {"scale": float(scale_of(head_dim, given)), "sinks": "sinks" in use.shapes, "reach": "reach" in use.shapes}
     return {"scores": Scores(**given)}
 
 
@@ -360,10 +367,18 @@ OPS = {
         infer_attention,
         attention,
         inputs={"kv": PAGES, **ROWS, "page_indptr": INTEGERS, "page_ids": INTEGERS},
-        optional={"q": ACTIVATION, "qkv": ACTIVATION, "slots": INTEGERS, **PREPARING, "sinks": VECTOR},
+        optional={
+            "q": ACTIVATION,
+            "qkv": ACTIVATION,
+            "slots": INTEGERS,
+            **PREPARING,
+            "sinks": VECTOR,
+            "reach": INTEGERS,
+        },
         attrs={**PREPARATION, **SCORES, "kv": KV},
         facts=attention_facts,
         checks=(check_pages, check_rotation),
         states=("kv",),
+        names={"reach": "reach"},
     ),
 }

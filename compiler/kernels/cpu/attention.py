@@ -130,6 +130,7 @@ class Arguments:
         # Pages may have another dtype than the step's result.
         self._stored_heads = heads
         self._page_ids: Array | None = None
+        self._reach: Array | None = None
         self._declare()
         self._sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
         by_distance = DistanceHeads if scores.distance_heads else DistanceBias
@@ -153,6 +154,7 @@ class Arguments:
         self._positions: Array | None = (
             kernel.buffer("positions", (heads.rows,), "int32") if self._new is None else self._new.positions
         )
+        self._reach = kernel.buffer("reach", (heads.rows,), "int32") if self._scores.reach else None
         self._pages = Pages(kernel, heads, write=preparation.appends)
         self.seq_starts = kernel.buffer("seq_starts", (["add", heads.sequences, 1],), "int32")
         self._page_indptr = kernel.buffer("page_indptr", (["add", heads.sequences, 1],), "int32")
@@ -200,11 +202,12 @@ class Arguments:
             return Range(0, kernel.let("stop", self.seq_starts[sequence + 1] - self.seq_starts[sequence]))
         position = kernel.let("position", self._positions[row])
         last_row = None if scores.causal else self.seq_starts[sequence + 1] - 1
-        stop = kernel.let("stop", position + 1 if last_row is None else self._positions[last_row] + 1)
+        last = position if last_row is None else self._positions[last_row]
+        stop = kernel.let("stop", (last if self._reach is None else self._reach[row]) + 1)
         if scores.window is None:
             return Range(0, stop)
         window = min(scores.window, LONGEST_WINDOW)
-        if not scores.causal:
+        if not scores.causal and self._reach is None:
             stop = kernel.let("stop", minimum(stop, position + window))
         return Range(kernel.let("start", maximum(position - (window - 1), 0)), stop)
 

@@ -147,11 +147,15 @@ class MmaAttention(MmaPhases):
         """The keys that the thread's rows see, those that all rows see, and how many tiles there are."""
         kernel, own, facts = self.kernel, self.own, self.facts
         positions = [self.batch.positions[row] for row in self.batch_rows]
-        self.last_keys = [kernel.let("last_key_of_row", last_key(facts, position, own.last)) for position in positions]
+        lasts = [self.batch.last_of(row, own.last) for row in self.batch_rows]
+        self.last_keys = [
+            kernel.let("last_key_of_row", last_key(facts, position, last))
+            for position, last in zip(positions, lasts, strict=True)
+        ]
         self.first_keys = [kernel.let("first_key_of_row", first_key(facts, position)) for position in positions]
         first, last = (self.batch.positions[own.first_row + row] for row in (0, own.count - 1))
         self.seen_from = kernel.let("seen_from", first_key(facts, last))
-        self.seen_to = kernel.let("seen_to", last_key(facts, first, own.last))
+        self.seen_to = kernel.let("seen_to", last_key(facts, first, self.batch.last_of(own.first_row, own.last)))
         self.length = kernel.let("length", own.last_key + 1)
         self.count = kernel.let("count", (self.length - own.first_key + self.tile.keys - 1) // self.tile.keys)
 

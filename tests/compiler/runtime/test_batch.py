@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -87,6 +89,19 @@ def test_a_chunk_has_the_features_of_its_own_tokens() -> None:
     arrays = batch.arrays(DERIVED_INPUTS)
     assert arrays["feature_rows"].tolist() == [0, 1, 7, 8]
     assert arrays["features"][:, 0].tolist() == [2, 4, 4, 8]
+
+
+def test_tokens_of_a_picture_reach_its_last_one() -> None:
+    pictures = (
+        [(1, np.zeros((3, 2), np.float32))],
+        [(0, np.zeros((1, 2), np.float32)), (1, np.zeros((1, 2), np.float32))],
+    )
+    chunks = [Chunk([0] * 6, 3, [0], features=pictures[0]), Chunk([0] * 4, 9, [1], features=pictures[1])]
+    batch = make_batch([*chunks, Chunk([0], 20, [2, 3])], 16)
+    assert batch.arrays(["reach"])["reach"].tolist() == [3, 6, 6, 6, 7, 8, 10, 10, 11, 12, 20]
+    # Pictures at the border of two sequences.
+    ends = [Chunk([0] * 3, 0, [0], features=[(1, np.zeros((2, 2), np.float32))]), replace(chunks[1], start=3)]
+    assert make_batch(ends, 16).reach().tolist() == [0, 2, 2, 4, 4, 5, 6]
 
 
 def test_features_beyond_the_tokens_of_a_chunk_are_refused() -> None:

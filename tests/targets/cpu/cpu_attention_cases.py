@@ -54,6 +54,7 @@ class Layer:
     softcap: float | None = None
     causal: bool = True
     sinks: bool = False
+    reach: bool = False
     exhaustive: bool = False
 
     @property
@@ -63,6 +64,7 @@ class Layer:
         facts = {"rotary": self.rotary_dim, "window": self.window, "softcap": self.softcap, "scale": self.scale}
         flags = {"qk_norm": self.norm, "wide": self.norm_wide, "after": self.norm_after}
         flags |= {"scaled": self.position_scale is not None, "bidirectional": not self.causal, "sinks": self.sinks}
+        flags["reach"] = self.reach
         found = [f"{key}{value:g}" for key, value in facts.items() if value] + [
             key for key, value in flags.items() if value
         ]
@@ -91,6 +93,7 @@ ROPE_ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...]
     (Layer(7, 1, 24, kv="q4", rotary_dim=10, norm=True, norm_after=True, window=17, softcap=3.0), (*SMALL, *LONG),
     ("avx512", "neon")),
     (Layer(2, 2, 80, rotary_dim=20, causal=False, position_scale=(0.5, 50)), (*SMALL, *LONG), ("avx512",)),
+    (Layer(6, 3, 24, rotary_dim=24, window=40, reach=True), (*SMALL, *LONG, *WHOLE), ("avx512", "neon")),
 )  # fmt: skip
 ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...] = (
     (Layer(6, 3, 24), (*SMALL, *LONG), ("avx512",)),
@@ -116,7 +119,7 @@ APPEND = (
 def attention_cases() -> Iterator[StepCase]:
     for layer, batches, levels in ROPE_ATTENTION:
         made = tuple(page_batch(layer, sequences) for sequences in batches)
-        inputs = {**new_heads(layer), **READING}
+        inputs = {**new_heads(layer), **READING} | ({"reach": ("int32", "S")} if layer.reach else {})
         yield case(
             "attention",
             layer,
@@ -216,7 +219,9 @@ def page_batch(layer: Layer, sequences: Sequences, *, stored: bool = False) -> B
             k, v = rng.normal(size=(2, len(positions), width))
             slots = own[positions // page_size] * page_size + positions % page_size
             append_kv({"k": k, "v": v, "kv": kv, "slots": slots}, {"kv": layer.kv})
-        chunks.append(Chunk([0] * new, start, [int(page) for page in own]))
+        # A picture in the middle of the new tokens.
+        features = ((new // 4, np.zeros((new // 2, 0), np.float32)),)
+        chunks.append(Chunk([0] * new, start, [int(page) for page in own], features=features))
         if layer.window is not None:
             unseen += list(own[: max(0, start - layer.window + 1) // page_size])
     batch = make_batch(chunks, page_size)
@@ -227,6 +232,7 @@ def page_batch(layer: Layer, sequences: Sequences, *, stored: bool = False) -> B
         "qkv": qkv.reshape(len(qkv), -1).astype(layer.activation),
         "q": qkv[:, : layer.num_heads].reshape(len(qkv), -1).astype(layer.activation),
         "kv": kv,
+        "reach": batch.reach(),
         **{each: getattr(batch, each) for each in ("positions", "slots", "seq_starts", "page_indptr", "page_ids")},
     }
     poison = {}

@@ -63,6 +63,7 @@ MMA_ALONE = (
         Preparation(0, 0, None),
         Scores(0.2, window=40, softcap=3.0, causal=False, sinks=True),
     ),
+    Facts(Heads(4, 2, 32, 16, "bfloat16"), Preparation(0, 0, None), Scores(0.2, window=20, reach=True)),
 )
 
 # One range for each sequence, and ranges of one tile; heads of the tensor cores' rows, parts of a group; windows within

@@ -73,6 +73,10 @@ SPECIAL = (
         Facts(Heads(2, 2, 6, 8, "float32"), Preparation(MAX_POSITIONS, 4, EPS), Scores(1.5, softcap=5.0)),
         DecodeOptions(1, 32, 32),
     ),
+    (
+        Facts(Heads(4, 2, 24, 16, "float32"), Preparation(MAX_POSITIONS, 24, EPS), Scores(0.2, reach=True)),
+        DecodeOptions(2, 32, 32),
+    ),
 )
 # attention on its own, with q as an input of the step.
 ALONE = (
@@ -82,6 +86,7 @@ ALONE = (
         Heads(2, 2, 80, 16, "float32", "q8"), Preparation(0, 0, None), Scores(0.1, window=20, softcap=2.0, causal=False)
     ),
     Facts(Heads(2, 1, 2, 8, "float32"), Preparation(0, 0, None), Scores(1.0, window=3, causal=False, sinks=True)),
+    Facts(Heads(4, 2, 24, 16, "float32"), Preparation(0, 0, None), Scores(0.3, window=3, reach=True)),
 )
 
 # attention that rotates its queries, and appends nothing.
@@ -114,7 +119,7 @@ def attention_cases() -> Iterator[Case]:
             attention_case("split", facts, decode=split),
         )
     for index, facts in enumerate(ALONE):
-        yield replace(alone_case(facts, None), exhaustive=index >= 2)
+        yield replace(alone_case(facts, None), exhaustive=index >= 2 and not facts.scores.reach)
         mixed = alone_case(facts, TileOptions(16, 16), DecodeOptions(1, 32, 32, split=64))
         yield replace(mixed, exhaustive=index < 2)
     for index, (facts, decode) in enumerate(ROTATED):
@@ -258,6 +263,7 @@ def merge_kernel(name: str, facts: Facts, split: int, max_rows: int) -> Kernel:
         window=scores.window,
         causal=scores.causal,
         sinks=scores.sinks,
+        reach=scores.reach and max_rows > 1,
         split=split,
         max_rows=max_rows,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 from kernel_harness import Run
 
 from nearfar.compiler.bundle.digest import digest, plain
@@ -72,7 +73,7 @@ def attention_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
     rng = random(str((facts, sequences)))
     heads, preparation = facts.heads, facts.preparation
     batch, kv = cached_pages(rng, heads, sequences, new_too=False)
-    arrays = {**new_heads(rng, heads, preparation, batch), **row_arrays(batch), "slots": batch.slots}
+    arrays = {**new_heads(rng, heads, preparation, batch), **row_arrays(batch, facts), "slots": batch.slots}
     after = kv.copy()
     y = OPS["attention"].run(
         {**arrays, "kv": after}, {**preparation_attrs(preparation), "kv": heads.kv, **score_attrs(facts.scores)}
@@ -85,7 +86,7 @@ def alone_run(facts: Facts, sequences: Sequence[tuple[int, int]]) -> Run:
     rng = random(str((facts, sequences)))
     heads = facts.heads
     batch, kv = cached_pages(rng, heads, sequences, new_too=True)
-    arrays = row_arrays(batch)
+    arrays = row_arrays(batch, facts)
     arrays["q"] = (rng.normal(size=(len(batch.token_ids), heads.num_heads * heads.head_dim)) * 3).astype(
         heads.activation
     )
@@ -159,7 +160,7 @@ def cached_pages(
         slots = own[positions // page_size] * page_size + positions % page_size
         if len(slots):
             append_rows({"k": k, "v": v, "kv": kv, "slots": slots}, {"kv": heads.kv})
-        chunks.append(Chunk([0] * new, start, [int(page) for page in own]))
+        chunks.append(Chunk([0] * new, start, [int(page) for page in own], features=picture_in(new)))
     return make_batch(chunks, page_size), kv
 
 
@@ -185,8 +186,16 @@ def rotations(preparation: Preparation) -> Array:
     return rope_table([0.5**pair for pair in range(preparation.rotary_dim // 2)], preparation.positions)
 
 
-def row_arrays(batch: Batch) -> dict[str, Array]:
-    return {each: getattr(batch, each) for each in ("positions", "seq_starts", "page_indptr", "page_ids")}
+def row_arrays(batch: Batch, facts: Facts) -> dict[str, Array]:
+    arrays: dict[str, Array] = {
+        each: getattr(batch, each) for each in ("positions", "seq_starts", "page_indptr", "page_ids")
+    }
+    return {**arrays, "reach": batch.reach()} if facts.scores.reach else arrays
+
+
+def picture_in(new: int) -> tuple[tuple[int, npt.NDArray[np.float32]], ...]:
+    """A picture in the middle of new tokens, as `Chunk` has it."""
+    return ((new // 4, np.zeros((new // 2, 0), np.float32)),)
 
 
 def random(name: str) -> np.random.Generator:
