@@ -30,6 +30,26 @@ LFM2 = {
     "block_multiple_of": 10,
     "block_auto_adjust_ff_dim": False,
 }
+GEMMA3 = {
+    **TEXT,
+    "model_type": "gemma3_text",
+    "head_dim": 24,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+GEMMA4 = {
+    **TEXT,
+    "model_type": "gemma4_unified_text",
+    "num_hidden_layers": 4,
+    "head_dim": 12,
+    "global_head_dim": 24,
+    "pad_token_id": 0,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 IDEFICS3 = {"vision_config": {**VISION, "image_size": 42, "patch_size": 7}, "scale_factor": 3, "pad_token_id": 0}
 # Writes the mark of each picture, and the texts, between control tokens.
 TEMPLATE = (
@@ -62,6 +82,7 @@ class VisionFamily:
     config: dict[str, Any]
     processor: dict[str, Any]
     sizes: Sequence[tuple[int, int]]
+    placeholder: str = "<image>"
 
 
 FAMILIES: dict[str, VisionFamily] = {
@@ -91,7 +112,38 @@ FAMILIES: dict[str, VisionFamily] = {
         {**AREAS, "image_processor_type": "Lfm2VlImageProcessorFast", "do_image_splitting": False},
         ((31, 17), (40, 40)),
     ),
-}
+    "gemma3": VisionFamily(
+        "Gemma3",
+        {
+            "text_config": GEMMA3,
+            "vision_config": {**VISION, "model_type": "siglip_vision_model", "image_size": 42, "patch_size": 7},
+            "mm_tokens_per_image": 9,
+            # Otherwise it repeats the last token whatever it sees.
+            "tie_word_embeddings": False,
+        },
+        {**HALF, "image_processor_type": "Gemma3ImageProcessor", "size": {"height": 42, "width": 42}},
+        ((33, 42), (90, 20)),
+        "<image_soft_token>",
+    ),
+    # Pictures of more features than a window has tokens, and of fewer.
+    "gemma4_unified": VisionFamily(
+        "Gemma4Unified",
+        {
+            "text_config": GEMMA4,
+            "vision_config": {
+                "patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 44, "mm_posemb_size": 20,
+                "output_proj_dims": 44,
+            },
+            "audio_config": {"audio_embed_dim": 32},
+        },
+        {
+            "image_processor_type": "Gemma4UnifiedImageProcessor", "max_soft_tokens": 12, "patch_size": 4,
+            "pooling_kernel_size": 2,
+        },
+        ((60, 45), (20, 70)),
+        "<|image|>",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +167,10 @@ def make_vision(name: str, folder: Path, **text: Any) -> Expected:
     from nearfar.compiler.formats import load
 
     family = FAMILIES[name]
+    placeholder = marker_id(family.placeholder)
     torch.manual_seed(len(name))
     values = {**family.config, "text_config": {**family.config["text_config"], **text}}
-    config = getattr(transformers, f"{family.name}Config")(**values, image_token_id=IMAGE)
+    config = getattr(transformers, f"{family.name}Config")(**values, image_token_id=placeholder)
     for part in (config, config.text_config, config.vision_config):
         part._attn_implementation = "eager"
     model = getattr(transformers, f"{family.name}ForConditionalGeneration")(config).float().eval()
@@ -134,16 +187,56 @@ def make_vision(name: str, folder: Path, **text: Any) -> Expected:
         token_ids += [(31 * number + 7 * i) % 250 for i in range(5 + number)]
         # Tokens between the tiles do not matter here.
         places.append(len(token_ids))
-        token_ids += [IMAGE] * sum(image.features)
+        token_ids += [placeholder] * sum(image.features)
     token_ids += [11, 12, 13]
-    inputs = pixels_of(spec, images, tiles=name.startswith("lfm2"))
+    inputs = arguments_of(model, spec, images)
     with torch.no_grad():
         found = model.model.get_image_features(**inputs).pooler_output
-        logits = model(input_ids=torch.tensor([token_ids]), **inputs).logits[0].numpy()
+        logits = model(input_ids=torch.tensor([token_ids]), **inputs, **masks_of(model, token_ids)).logits[0].numpy()
     rows = torch.cat(list(found)) if isinstance(found, list | tuple) else found
     stops = np.cumsum([sum(image.features) for image in images])[:-1]
     features = np.split(rows.reshape(-1, rows.shape[-1]).numpy(), stops)
     return Expected(images, token_ids, tuple(places), tuple(features), logits)
+
+
+def arguments_of(model: Any, spec: ImageSpec, images: Sequence[PreparedImage]) -> dict[str, Any]:
+    """The arguments of transformers' model for the pictures of a prompt."""
+    if model.config.model_type == "gemma4_unified":
+        return positioned(images)
+    arguments = pixels_of(spec, images, tiles=model.config.model_type == "lfm2_vl")
+    if model.config.model_type == "gemma3":
+        arguments["pixel_values"] = arguments["pixel_values"][0]
+    return arguments
+
+
+def masks_of(model: Any, token_ids: Sequence[int]) -> dict[str, Any]:
+    """The arguments that let the tokens of a picture see all of it."""
+    import torch
+
+    config, ids = model.config, torch.tensor([list(token_ids)])
+    is_image = (ids == config.image_token_id).long()
+    if config.model_type == "gemma3":
+        return {"token_type_ids": is_image}
+    if config.model_type != "gemma4_unified":
+        return {}
+    # Its forward() without these masks sees both ways in the other layers, too.
+    embedded = model.get_input_embeddings()(torch.zeros_like(ids))
+    positions = torch.arange(len(token_ids))[None]
+    masks = model.create_masks_for_generate(model.config, embedded, None, None, positions, is_image)
+    return {"attention_mask": masks}
+
+
+def positioned(images: Sequence[PreparedImage]) -> dict[str, Any]:
+    """The arguments of transformers' models that read patches with their columns and rows."""
+    import torch
+
+    longest = max(len(image.patches) for image in images)
+    values = np.zeros((len(images), longest, images[0].patches.shape[1]), np.float32)
+    positions = np.full((len(images), longest, 2), -1, np.int64)
+    for index, image in enumerate(images):
+        values[index, : len(image.patches)] = image.patches
+        positions[index, : len(image.patches)] = image.positions[:, ::-1]
+    return {"pixel_values": torch.tensor(values), "image_position_ids": torch.tensor(positions)}
 
 
 def pixels_of(spec: ImageSpec, images: Sequence[PreparedImage], *, tiles: bool) -> dict[str, Any]:
@@ -191,21 +284,10 @@ def greedy_answer(
     assert spec is not None
     config = transformers.AutoConfig.from_pretrained(folder, attn_implementation="eager")
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, config=config, dtype=torch.float32).eval()
-    inputs = (
-        {}
-        if not pictures
-        else pixels_of(
-            spec, [prepare_image(spec, picture) for picture in pictures], tiles=config.model_type == "lfm2_vl"
-        )
-    )
-    ids = torch.tensor([list(token_ids)])
+    inputs = arguments_of(model, spec, [prepare_image(spec, each) for each in pictures]) if pictures else {}
+    found = list(token_ids)
     with torch.no_grad():
-        found = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=count,
-            min_new_tokens=count,
-            do_sample=False,
-            **inputs,
-        )
-    return [int(token) for token in found[0, len(token_ids) :]]
+        for _ in range(count):
+            logits = model(input_ids=torch.tensor([found]), **inputs, **masks_of(model, found)).logits
+            found.append(int(logits[0, -1].argmax()))
+    return found[len(token_ids) :]

@@ -259,6 +259,9 @@ class Layer:
             v = self._clipped("v", self._values(self._head_projection("v", x)))
             graph.add("append_kv", {"k": k, "v": v, "kv": kv, "slots": "slots"})
         rows = {**sequences_of(graph, x), "page_ids": "page_ids"}
+        if self._sees_pictures():
+            graph.inputs["reach"] = Value("reach", ("S",), "int32")
+            rows["reach"] = "reach"
         window = spec.window(self._layer)
         # A window as long as the context has no effect.
         window = None if window is None or window >= self._context else window
@@ -274,6 +277,11 @@ class Layer:
     def _pages(self) -> tuple[str, str]:
         """The state with the keys and values that the layer reads, and the dim of its pages."""
         return f"layers.{self._spec.kv_layer(self._layer)}.kv", PAGES
+
+    def _sees_pictures(self) -> bool:
+        """Whether tokens of a picture see all of it, and not only those before them."""
+        vision, window = self._spec.vision, self._spec.window(self._layer)
+        return vision is not None and (vision.both_ways == "all" or (vision.both_ways == "windows" and bool(window)))
 
     def _sinks(self) -> str | None:
         name = f"{self._module}.self_attn.sinks"

@@ -13,7 +13,7 @@ from typing import Any
 from ..formats.config import ConfigReader
 from ..ir.graph import Graph, Parameter, Source
 from ..ir.spec import ExpertSpec, ModelSpec, RopeSpec
-from .decoder import DecoderLayout, Layer, embedding, finish, matrix, new_graph, take_sampled, vector
+from .decoder import DecoderLayout, Layer, embedding, finish, matrix, new_graph, place_features, take_sampled, vector
 from .decoder_config import (
     even_head_dim,
     read_activation,
@@ -200,6 +200,8 @@ def forward(
     """
     graph = new_graph(embeds=embeds)
     x = embedding(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size, spec.embedding_scale, "embedded")
+    if spec.vision is not None:
+        x = place_features(graph, x, spec.hidden_size)
     of_model, of_layer = modules
     per_layer = _per_layer_inputs(graph, spec, x, of_model) if spec.per_layer_size else None
     for layer in range(spec.num_layers):

@@ -35,6 +35,31 @@ class FlatMatrix:
 
 
 @dataclass(frozen=True, slots=True)
+class TransposedMatrix:
+    """A tensor with its dimensions in the order ``axes``, all but the last one joined."""
+
+    stored: Tensor
+    axes: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *rows, columns = (self.stored.shape[axis] for axis in self.axes)
+        return math.prod(rows), columns
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        complete = self.stored.rows(0, self.stored.shape[0]).transpose(self.axes)
+        return np.ascontiguousarray(complete.reshape(self.shape)[start:stop])
+
+
+@dataclass(frozen=True, slots=True)
 class ConvolutionMatrix:
     """The weights of a convolution (outputs, inputs, size) as the matrix of a projection of the ``size`` rows that a
     filter reads, one behind the other (`near_rows` in `ir/ops/encoders.py`). A projection can apply the filter at

@@ -123,7 +123,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
     tensors = decoder_tensors(tensors, spec)
     tower = read_tower(path, tensors, notes, ignore_keys) if makes_text and not text_only else None
     if tower is not None:
-        spec, tensors = replace(spec, vision=tower.spec), tower.others
+        spec, tensors = tower.joined(spec), tower.others
     tensors, left_out = text_tensors(tensors)
     activation_scales = text_modules(activation_scales)
     notes += left_out

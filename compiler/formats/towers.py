@@ -15,17 +15,23 @@ from ..arch.gemma4_assistant import ASSISTANT
 from ..arch.vision import TOWERS, tower_of
 from ..arch.vision.siglip import CHANNELS
 from ..ir.images import AreaBounds, EvenTiles, FixedSize, ImageSpec, LargestArea, LongestEdge
-from ..ir.spec import VisionSpec
+from ..ir.spec import ModelSpec, VisionSpec
 from ..runtime.errors import CheckpointError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from .checkpoint import Checkpoint, Tensor
 from .config import ConfigReader
-from .convolutions import FlatMatrix
+from .convolutions import FlatMatrix, TransposedMatrix
 from .images import PREPROCESSOR_FILE, PROCESSOR_FILE, read_images
 from .json_file import read_json_object
 
 # The option with which the tower is left out.
 TEXT_ONLY = "--text-only"
+# How the dimensions of tensors become those of matrices: Gemma 3 multiplies by (inputs, outputs), and the table of
+# Gemma 4 has the embeddings of a column and of a row side by side.
+TRANSPOSED = {
+    "multi_modal_projector.mm_input_projection_weight": (1, 0),
+    "vision_embedder.pos_embedding": (1, 0, 2),
+}
 # A head for vectors of complete pictures, and buffers with the numbers from 0 on.
 UNUSED = re.compile(r"(?:model\.)?(?:vision_tower\.(?:vision_model\.)?head\..*|.*\.position_ids)")
 
@@ -41,6 +47,20 @@ class StoredTower:
     tensors: Mapping[str, Tensor]
     others: Mapping[str, Tensor]
     config: Mapping[str, Any]
+
+    def joined(self, text: ModelSpec) -> ModelSpec:
+        """The text model with its tower. Raises UnsupportedModel, which names `TEXT_ONLY`."""
+        wrong = {"num_kv_shared_layers": text.num_kv_shared_layers if self.spec.both_ways != "none" else 0}
+        wrong["hidden_size_per_layer_input"] = text.per_layer_size
+        for key, value in wrong.items():
+            if value:
+                raise UnsupportedModel(
+                    f"{self.path / 'config.json'}: {key!r} is {value}, which is not supported in a model whose "
+                    f"'model_type' is {self.spec.model_type!r} and which sees pictures; add {TEXT_ONLY} to compile the "
+                    "text model alone",
+                    key=key,
+                )
+        return replace(text, vision=self.spec)
 
     def read_images(self, tokenizer: Tokenizer) -> tuple[ImageSpec, VisionSpec]:
         """How pictures are prepared, and the complete spec of the tower. Raises CheckpointError, and UnsupportedModel,
@@ -90,7 +110,7 @@ def read_tower(
             others[name] = tensor
         elif not UNUSED.fullmatch(name):
             renamed = tower.PARTS[prefix] + short.removeprefix(prefix)
-            own[renamed] = flat(tensor, name, path) if len(tensor.shape) == 4 else tensor
+            own[renamed] = arranged(tensor, renamed, path)
     if spec.num_layers > len(own):
         raise CheckpointError(
             f"{config_path}: 'num_hidden_layers' of the tower is {spec.num_layers}, but it has {len(own)} tensors; the "
@@ -131,6 +151,13 @@ def decoder_alone(checkpoint: Checkpoint) -> Checkpoint:
     return replace(
         checkpoint, spec=replace(spec, vision=None, draft_layers=0), images=None, assistant=None, tensors=tensors
     )
+
+
+def arranged(tensor: Tensor, name: str, path: Path) -> Tensor:
+    """A tensor as the matrix that its graph reads."""
+    if name in TRANSPOSED and len(tensor.shape) == len(TRANSPOSED[name]):
+        return TransposedMatrix(tensor, TRANSPOSED[name])
+    return flat(tensor, name, path) if len(tensor.shape) == 4 else tensor
 
 
 def flat(tensor: Tensor, name: str, path: Path) -> FlatMatrix:

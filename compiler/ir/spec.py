@@ -123,12 +123,13 @@ class VisionSpec:
     a picture has at most ``tile_patches``. The tower has a table of ``positions``. ``projector_size``: the elements
     between the projector's two projections, which pass through ``projector_activation``; None if it has only one.
     ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases.
-    `images.ImageSpec` says how pictures become patches.
+    ``both_ways``: the layers of the text model in which the tokens of a picture see all of it, and not only those
+    before them; "windows" are those with a window. `images.ImageSpec` says how pictures become patches.
     """
 
     model_type: str
     hidden_size: Count
-    num_layers: Count
+    num_layers: Natural
     num_heads: Count
     intermediate_size: Count
     activation: str
@@ -142,6 +143,7 @@ class VisionSpec:
     projector_bias: bool = False
     projector_norm: bool = False
     projector_eps: Positive = 1e-5
+    both_ways: Literal["none", "windows", "all"] = "none"
 
     @property
     def head_dim(self) -> int:
@@ -288,7 +290,7 @@ class ModelSpec:
     def kinds_of_heads(self) -> set[tuple[int, int]]:
         """The numbers and sizes of kv heads of all layers, including those of towers and of the encoder of sound."""
         kinds = {self.heads_of(layer) for layer in range(self.num_layers)}
-        if self.vision is not None:
+        if self.vision is not None and self.vision.num_layers:
             kinds.add((self.vision.num_heads, self.vision.head_dim))
         if self.audio is not None:
             kinds.add((self.audio.num_heads, self.hidden_size // self.audio.num_heads))

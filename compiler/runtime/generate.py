@@ -129,11 +129,37 @@ def prefill(
     """Run the tokens of a sequence after its first ``cached`` ones, in chunks. Every row is sampled, or only the last
     one. ``placed``: see `batch.features_between`.
     """
-    for start in range(cached, len(token_ids), chunk):
-        stop = min(start + chunk, len(token_ids))
+    vision, stop = runner.manifest.spec.vision, cached
+    whole = vision is not None and vision.both_ways != "none"
+    while stop < len(token_ids):
+        start, stop = stop, min(stop + chunk, len(token_ids))
+        if whole:
+            stop = end_outside_pictures(placed, start, stop, runner.limits.tokens)
         rows = range(stop - start) if sample_all else [stop - start - 1] if stop == len(token_ids) else []
         own = features_between(placed, start, stop)
         yield append(runner, token_ids[start:stop], start, rows, settings, own)
+
+
+def end_outside_pictures(placed: Sequence[tuple[int, FloatArray]], start: int, stop: int, most: int) -> int:
+    """The end of a chunk that does not end inside a picture: before it, or behind one that is longer than the chunk.
+    Raises RequestError for pictures that need more than ``most`` tokens.
+    """
+    runs: list[tuple[int, int]] = []
+    for position, features in placed:
+        first = runs.pop()[0] if runs and runs[-1][1] == position else position
+        runs.append((first, position + len(features)))
+    cut = next(((first, end) for first, end in runs if first < stop < end), None)
+    if cut is None:
+        return stop
+    if cut[0] > start:
+        return cut[0]
+    if cut[1] - start > most:
+        raise RequestError(
+            f"a picture has {cut[1] - start} tokens, and the runner computes at most {most} at once; this model reads "
+            "a picture as a whole: open the runner with larger Limits.tokens",
+            tokens=cut[1] - start,
+        )
+    return cut[1]
 
 
 def append(

@@ -15,20 +15,17 @@ from .runner import Limits
 
 def complete_limits(manifest: Description, limits: Limits) -> Limits:
     """The limits with numbers of pages and of slots of states, and without adapters and pages of heads if the bundle
-    has none. Without pages, a batch holds at least one text as long as the context.
+    has none. A batch holds at least `tokens_at_once`.
     """
     takes_adapters = isinstance(manifest, Manifest) and manifest.lora is not None
+    tokens = max(limits.tokens, tokens_at_once(manifest))
     pages, windows = limits.pages or manifest.pages_for(manifest.context), group_windows(manifest)
     window_pages = 0
     if len(windows) > 1:
-        one = pages_of_sequence(windows[1], manifest.context, manifest.page_size, limits.tokens)
+        one = pages_of_sequence(windows[1], manifest.context, manifest.page_size, tokens)
         # No sequence holds more pages of the second group than of the first one.
         window_pages = min(pages, limits.window_pages or limits.sequences * one)
     adapters = limits.adapters if takes_adapters else 0
-    tokens = limits.tokens if manifest.paged else max(limits.tokens, manifest.context)
-    audio = manifest.spec.audio
-    # A window of sound is read at once.
-    tokens = tokens if audio is None else max(tokens, audio.positions)
     states = (limits.states or limits.sequences) if manifest.keeps_states else 0
     draft_pages = limits.draft_pages if DRAFT in manifest.plan_names else 0
     tile = 0 if manifest.spec.vision is None else manifest.spec.vision.tile_patches
@@ -42,6 +39,18 @@ def complete_limits(manifest: Description, limits: Limits) -> Limits:
         states=states,
         draft_pages=draft_pages,
         patches=patches if VISION in manifest.plan_names else 0,
+    )
+
+
+def tokens_at_once(manifest: Description) -> int:
+    """The most tokens that a model computes in one batch: without pages, those of a text as long as the context; those
+    of a window of sound; and those of a picture that is seen both ways.
+    """
+    audio, vision = manifest.spec.audio, manifest.spec.vision
+    return max(
+        0 if manifest.paged else manifest.context,
+        0 if audio is None else audio.positions,
+        0 if vision is None or vision.both_ways == "none" else vision.tile_patches // vision.block**2,
     )
 
 

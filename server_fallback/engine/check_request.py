@@ -20,9 +20,11 @@ MIN_TOKENS = "an integer from 0 to max_tokens"
 KEY = re.compile("[0-9a-f]{64}")
 
 
-def check_request(request: TokenRequest, model: TokenModel, adapters: Collection[str] = ()) -> None:
-    """``adapters`` are the names of the loaded ones. Raises RequestError, whose details name the parameter
-    ("param").
+def check_request(
+    request: TokenRequest, model: TokenModel, adapters: Collection[str] = (), most_tokens: float = math.inf
+) -> None:
+    """``adapters`` are the names of the loaded ones, ``most_tokens`` those of a step. Raises RequestError, whose
+    details name the parameter ("param").
     """
     if request.adapter is not None and request.adapter not in adapters:
         raise not_loaded(request.adapter)
@@ -62,7 +64,7 @@ def check_request(request: TokenRequest, model: TokenModel, adapters: Collection
                 "'stop'",
                 param="when_full",
             )
-    check_images(request, model)
+    check_images(request, model, most_tokens)
     check_drafts(request, model)
     check_prompt_logprobs(request)
     sampling = request.sampling
@@ -87,8 +89,10 @@ def check_prompt(request: TokenRequest, model: TokenModel) -> None:
     check_ids("the prompt", prompt, model.vocab_size, param="prompt_ids")
 
 
-def check_images(request: TokenRequest, model: TokenModel) -> None:
-    """Each placeholder of the prompt is one of an image, and the other way round."""
+def check_images(request: TokenRequest, model: TokenModel, most_tokens: float) -> None:
+    """Each placeholder of the prompt is one of an image, and the other way round. Images that must be whole fit a step
+    of ``most_tokens``.
+    """
     images, token_id = request.images, model.image_token_id
     if token_id is None and not images:
         return
@@ -126,6 +130,33 @@ def check_images(request: TokenRequest, model: TokenModel) -> None:
             "their places; send images where the prompt has image tokens",
             param="images" if images else "prompt_ids",
         )
+    if model.whole_images:
+        check_whole_images(request, most_tokens)
+
+
+def check_whole_images(request: TokenRequest, most_tokens: float) -> None:
+    """Each token of an image sees all of it: it fits a step of ``most_tokens``, and nothing else belongs to it."""
+    images = request.images
+    if images and request.prompt_logprobs > 0:
+        raise RequestError(
+            "prompt_logprobs cannot be combined with images that this model reads as a whole; leave it out",
+            param="prompt_logprobs",
+        )
+    for index, image in enumerate(images):
+        if image.length > most_tokens:
+            raise RequestError(
+                f"an image takes {image.length} tokens, and a step of the engine computes at most {most_tokens}; this "
+                "model reads an image in one step: send a smaller image, or open the engine with more tokens a step",
+                param="images",
+                tokens=image.length,
+            )
+        # Both would be one image to the model, and the prefix cache would take the first one for the same without it.
+        if index > 0 and images[index - 1].end == image.offset:
+            raise RequestError(
+                f"there is no token of text between image {index - 1} and image {index}; this model reads an image as "
+                "a whole, and needs a token that separates them",
+                param="images",
+            )
 
 
 def check_drafts(request: TokenRequest, model: TokenModel) -> None:

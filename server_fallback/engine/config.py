@@ -24,7 +24,7 @@ class SchedulerConfig:
     with None it waits.
 
     ``states``: the slots for states of recurrent layers, 0 if the model has none. Those beyond ``max_sequences`` are
-    for snapshots.
+    for snapshots. ``whole_images``: no step ends inside an image, because each of its tokens sees all of it.
     """
 
     page_size: int
@@ -35,6 +35,7 @@ class SchedulerConfig:
     max_rows: int | None = None
     patience_steps: int | None = None
     states: int = 0
+    whole_images: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def scheduler_config(
         max_rows=limits.rows,
         patience_steps=patience_steps,
         states=limits.states or 0,
+        whole_images=model.whole_images,
     )
 
 

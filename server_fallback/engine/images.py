@@ -72,6 +72,15 @@ def placeholder_key(key: str, index: int) -> int:
     return -1 - index - int(key[start : start + HEX_DIGITS], 16)
 
 
+def end_outside_images(keys: Sequence[int], start: int, end: int) -> int:
+    """The last position from ``start`` to ``end`` before which a step may end without cutting an image. ``keys`` are
+    those of `prompt_keys`, and images are not adjacent.
+    """
+    while start < end < len(keys) and keys[end - 1] < 0 and keys[end] < 0:
+        end -= 1
+    return end
+
+
 def prompt_keys(tokens: Sequence[int], images: Iterable[PromptImage]) -> list[int]:
     """The tokens of a prompt as the prefix cache compares them."""
     keys = list(tokens)

@@ -15,7 +15,7 @@ class TokenModel:
     ``gathers``: a step needs the ids of its tokens on the host, so no step starts before the previous one was read.
     ``is_recurrent``: layers have states of all tokens so far, from which no token can be taken away.
     ``image_token_id``: the placeholder of an image's features, of ``feature_size`` numbers each; None if the model
-    reads text only.
+    reads text only. ``whole_images``: each token of an image sees all of it.
     """
 
     vocab_size: int
@@ -26,6 +26,7 @@ class TokenModel:
     is_recurrent: bool = False
     image_token_id: int | None = None
     feature_size: int = 0
+    whole_images: bool = False
 
     @staticmethod
     def of(manifest: Description) -> TokenModel:
@@ -39,4 +40,5 @@ class TokenModel:
             is_recurrent=manifest.keeps_states,
             image_token_id=None if images is None else images.prompt.placeholder_id,
             feature_size=spec.hidden_size,
+            whole_images=images is not None and spec.vision is not None and spec.vision.both_ways != "none",
         )

@@ -16,6 +16,7 @@ from collections.abc import Sequence as Items
 from itertools import chain
 
 from .config import SchedulerConfig
+from .images import end_outside_images
 from .kv_cache import KvCache
 from .request import FinishReason
 from .sequence import FINISHED, RUNNING, Sequence, by_rank, by_turn
@@ -45,6 +46,8 @@ class Scheduler:
         self._preempted: list[Sequence] = []
         # A sequence must be preempted, but steps are open: no further step is built until they are committed.
         self._draining = False
+        # A sequence whose next image did not fit the last step: the next one begins with it.
+        self._cramped: Sequence | None = None
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its tokens must fit the context, unless it has a context shift."""
@@ -135,6 +138,9 @@ class Scheduler:
                 self._shift_context(sequence)
             if sequence.missing == 1:
                 decoding.append(sequence)
+        cramped, self._cramped = self._cramped, None
+        if cramped is not None:
+            self._schedule(step, cramped)
         for sequence in decoding:
             self._schedule(step, sequence)
 
@@ -173,6 +179,10 @@ class Scheduler:
             count = min(count, unsampled + 1 + self._free_rows(step))
         if count > 1 and self.kv.keeps_states:
             count = self.kv.row_end(sequence, start + count) - start
+        if self.config.whole_images and count > 0:
+            count = end_outside_images(sequence.keys, start, start + count) - start
+            if count == 0:
+                self._cramped = sequence
         if count <= 0 or not self._reserve(step, sequence, start + count):
             return
         sample, num_sampled = count == missing, max(0, count - unsampled)

@@ -105,7 +105,7 @@ class TokenEngine:
 
     def begin(self, request: TokenRequest, put: Callable[[Item], None]) -> Answer:
         """Begin an answer; the running event loop calls ``put`` with its items. Raises what `batches` raises first."""
-        check_request(request, self.model, self._loop.adapters.names)
+        check_request(request, self.model, self._loop.adapters.names, self._loop.scheduler.config.max_tokens)
         sampling = resolve_sampling(request.sampling, request.answered)
         arrival = self.arrive() if request.arrival is None else request.arrival
         image_bytes = sum(image.size_bytes(self.model.feature_size) for image in request.images)

@@ -19,6 +19,7 @@ from nearfar.compiler.formats.ignored_keys import IgnoredKeys
 from nearfar.compiler.pipeline.options import CompileOptions, ModelOptions
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.runtime.inputs import require_known_inputs
+from nearfar.compiler.runtime.limits import tokens_at_once
 
 from ..engine.config import EngineConfig
 from ..engine.encoder_engine import EncoderEngine
@@ -180,7 +181,7 @@ class LocalOpener:
             )
         sequences = options.max_sequences or DEFAULT_SEQUENCES.get(manifest.target, 8)
         extra_rows = sequences * guesses + options.remote_drafts if checks else 0
-        tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences + extra_rows)
+        tokens = max(STEP_TOKENS.get(manifest.target, 64), sequences + extra_rows, tokens_at_once(manifest))
         if not manifest.generates:
             batching = options.batching
             sequences = batching.max_texts or BATCH_TEXTS

@@ -17,10 +17,11 @@ from page_looks import fact
 from PIL import Image
 from playwright.sync_api import Browser, Page
 from site_pages import TIMEOUT_MS, engine_page
-from vision_families import make_vision, pixels_of
+from vision_families import greedy_answer, make_vision
 
 from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.images.patches import prepare_image
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
@@ -74,7 +75,7 @@ def bundle(checkpoint: Path) -> Bundle:
 
 @pytest.fixture(scope="module")
 def expected(bundle: Bundle, checkpoint: Path) -> Expected:
-    return generated(bundle, checkpoint, "SmolVLM")
+    return generated(bundle, checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,9 @@ def page(
 def checkpoint_of(family: str, folder: Path) -> Path:
     checkpoint = folder / "checkpoint"
     make_vision(family, checkpoint)
-    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
+    spec = load(str(checkpoint)).images
+    assert spec is not None
+    (checkpoint / "chat_template.jinja").write_text(TEMPLATE.replace("<image>", spec.prompt.mark))
     return checkpoint
 
 
@@ -104,30 +107,17 @@ def bundle_of(checkpoint: Path) -> Bundle:
     return open_bundle(output)
 
 
-def generated(bundle: Bundle, checkpoint: Path, name: str) -> Expected:
+def generated(bundle: Bundle, checkpoint: Path) -> Expected:
     """For each question, the prompt's tokens and those that transformers generates greedily."""
-    import torch
-    import transformers
-
     spec = bundle.manifest.images
     assert spec is not None
-    kind = getattr(transformers, f"{name}ForConditionalGeneration")
-    model = kind.from_pretrained(checkpoint, dtype=torch.float32).eval()
     tokenizer = Tokenizer(TokenizerFiles.at(checkpoint / "tokenizer.json"))
     found = []
     for picture, text in QUESTIONS:
-        image = prepare_image(spec, np.ascontiguousarray(PICTURES[picture]))
-        prompt = tokenizer.encode(f"user: {image.text}{text}\nassistant:", False, split_special_tokens=False)
-        ids = torch.tensor([prompt])
-        with torch.no_grad():
-            answer = model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                **pixels_of(spec, [image], tiles=name.startswith("Lfm2")),
-                max_new_tokens=MAX_TOKENS,
-                do_sample=False,
-            )
-        found.append((prompt, answer[0, len(prompt) :].tolist()))
+        pixels = np.ascontiguousarray(PICTURES[picture])
+        written = f"user: {prepare_image(spec, pixels).text}{text}\nassistant:"
+        prompt = tokenizer.encode(written, False, split_special_tokens=False)
+        found.append((prompt, greedy_answer(checkpoint, prompt, [pixels], MAX_TOKENS)))
     assert len({tuple(answer) for _, answer in found}) == len(QUESTIONS)
     return found
 
@@ -179,17 +169,21 @@ def test_answers_are_those_of_transformers_and_a_tower_computes_a_picture_once(p
     require_seen_once(page, answers_of(page), expected)
 
 
-@pytest.mark.exhaustive
-def test_a_model_with_states_and_tiles_of_many_sizes_answers_as_transformers(
+@pytest.mark.parametrize(
+    "family",
+    ["gemma3", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("gemma4_unified", "lfm2_vl"))],
+)
+def test_models_that_see_both_ways_and_models_with_states_answer_as_transformers(
+    family: str,
     browser: Browser,
     chromium: str,  # noqa: ARG001
     tmp_path: Path,
 ) -> None:
-    checkpoint = checkpoint_of("lfm2_vl", tmp_path)
+    checkpoint = checkpoint_of(family, tmp_path)
     bundle = bundle_of(checkpoint)
     (tmp_path / "site").mkdir()
     with page_with(browser, bundle, tmp_path / "site") as page:
-        require_seen_once(page, answers_of(page), generated(bundle, checkpoint, "Lfm2Vl"))
+        require_seen_once(page, answers_of(page), generated(bundle, checkpoint))
 
 
 def test_pictures_that_a_page_has_are_the_same_as_their_addresses(page: Page, expected: Expected) -> None:

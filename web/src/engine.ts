@@ -102,10 +102,9 @@ export class Engine implements EngineWithSessions {
       gate: this.#gate,
     });
     this.#encoder = opened?.encoder ?? null;
-    const columns = manifest.spec.hidden_size;
     const features: PictureParts["features"] = (batch) => this.#tokens.features(batch);
     const spec = manifest.images;
-    const pictures = spec === null ? undefined : loaded.images?.open({ spec, columns, features });
+    const pictures = spec === null ? undefined : loaded.images?.open({ spec, model: manifest.spec, features });
     this.#pictures = pictures ?? null;
     this.#tokens = new TokenEngine(
       runner,
@@ -113,7 +112,7 @@ export class Engine implements EngineWithSessions {
         vocabSize,
         endTokenIds,
         generates: opened === undefined && manifest.speech === null,
-        place: pictures && ((request) => pictures.place(request)),
+        place: pictures && ((request, maxTokens) => pictures.place(request, maxTokens)),
       },
       () => this.#replaceRunner(),
       this.#gate,

@@ -82,6 +82,7 @@ export const VISION: VisionSpec = {
   projector_bias: false,
   projector_norm: false,
   projector_eps: 1e-6,
+  both_ways: "none",
 };
 
 /** Expects each feature of the test's patches to be as the kernel computes it. */

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from ...ir.spec import ModelSpec, VisionSpec
 
 # The module of each model_type.
-TOWERS = {"idefics3": "idefics3", "lfm2_vl": "lfm2_vl", "smolvlm": "idefics3"}
+TOWERS = {
+    "gemma3": "gemma3",
+    "gemma4_unified": "gemma4_unified",
+    "idefics3": "idefics3",
+    "lfm2_vl": "lfm2_vl",
+    "smolvlm": "idefics3",
+}
 
 
 class Tower(Protocol):

@@ -60,12 +60,16 @@ class TowerGraph(GraphParts):
         """The rows of the patches behind the last layer, normed: (V, hidden_size)."""
         spec, prefix = self.spec, self._prefix
         x = self.linear([(f"{prefix}embeddings.patch_embedding", spec.hidden_size)], "patches")
-        table = self.matrix(f"{prefix}embeddings.position_embedding.weight", spec.positions, spec.hidden_size)
-        places = {name: name for name in ("patch_rows", "patch_weights")}
-        x = self.graph.add("mix_rows", {"x": x, "table": table, **places}, name=f"{prefix}placed")
+        x = self.placed(x, "embeddings.position_embedding.weight")
         for layer in range(spec.num_layers):
             x = self._layer(f"{prefix}encoder.layers.{layer}", x)
         return self.norm(f"{prefix}post_layernorm", x)
+
+    def placed(self, x: str, name: str) -> str:
+        """The rows with the embeddings of their places, from the table of that name."""
+        table = self.matrix(f"{self._prefix}{name}", self.spec.positions, self.spec.hidden_size)
+        places = {name: name for name in ("patch_rows", "patch_weights")}
+        return self.graph.add("mix_rows", {"x": x, "table": table, **places}, name=f"{self._prefix}placed")
 
     def _layer(self, here: str, x: str) -> str:
         size, head_dim = self.spec.hidden_size, self.spec.head_dim

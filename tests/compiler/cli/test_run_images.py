@@ -6,17 +6,15 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from image_families import pattern
 from image_files import saved
 from light_bundle import few_kernels, one_compilation
 from PIL import Image
-from vision_families import FAMILIES, IMAGE, make_vision, pixels_of
+from vision_families import FAMILIES, IMAGE, greedy_answer, make_vision
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.images.patches import prepare_image
 
 COUNT = 12
 
@@ -43,25 +41,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return int(code or 0), captured.out, captured.err
 
 
-def answer_of_transformers(folder: Path, token_ids: list[int]) -> list[int]:
-    import torch
-    import transformers
-
-    from nearfar.compiler.formats import load
-
-    spec = load(str(folder / "checkpoint")).images
-    assert spec is not None
-    images = [prepare_image(spec, pattern(*size)) for size in FAMILIES["smolvlm"].sizes]
-    model = transformers.SmolVLMForConditionalGeneration.from_pretrained(folder / "checkpoint").float().eval()
-    pixels = pixels_of(spec, images, tiles=False)
-    found = list(token_ids)
-    with torch.no_grad():
-        for _ in range(COUNT):
-            logits = model(input_ids=torch.tensor([found]), **pixels).logits[0, -1].numpy()
-            found.append(int(np.argmax(logits)))
-    return found[len(token_ids) :]
-
-
 def test_an_answer_about_two_pictures_is_that_of_transformers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pictures = ["--image", str(folder / "wide.png"), "--image", str(folder / "square.png")]
     given = [str(folder / "bundle"), "Which is <image> larger?", *pictures, "--max-tokens", str(COUNT), "--json"]
@@ -71,7 +50,8 @@ def test_an_answer_about_two_pictures_is_that_of_transformers(folder: Path, caps
     prompt = answer["prompt_token_ids"]
     # 5 tiles of 4 features each. The mark in the message is text.
     assert prompt.count(IMAGE) == 2 * 5 * 4
-    assert answer["token_ids"] == answer_of_transformers(folder, prompt)
+    pixels = [pattern(*size) for size in FAMILIES["smolvlm"].sizes]
+    assert answer["token_ids"] == greedy_answer(folder / "checkpoint", prompt, pixels, COUNT)
 
 
 @pytest.mark.parametrize(

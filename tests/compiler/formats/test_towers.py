@@ -91,3 +91,25 @@ def test_patches_in_the_order_of_mlx_are_refused(changed: Callable[..., Path]) -
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"patch_embedding.weight has shape \[36, 7, 7, 3\], which is not"):
         load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_kv_shared_layers": 2}, "'num_kv_shared_layers' is 2, .* add --text-only to compile"),
+        (
+            {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 500},
+            "'hidden_size_per_layer_input' is 8, .* add --text-only to compile",
+        ),
+    ],
+)
+def test_text_models_to_which_a_tower_is_not_joined_are_refused_by_name(
+    values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    make_vision("gemma4_unified", tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["text_config"] |= values
+    path.write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=message):
+        load(str(tmp_path))

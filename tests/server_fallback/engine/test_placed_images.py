@@ -95,6 +95,39 @@ def answered(
     return run(work())
 
 
+def test_no_step_ends_inside_an_image_that_is_read_as_a_whole() -> None:
+    requests = [
+        with_images([3, 1, picture(seed, 6), 5, picture(seed + 1, 6), 2], max_tokens=5) for seed in range(10, 16, 2)
+    ]
+
+    async def placed(engine: TokenEngine, runner: HashRunner) -> list[list[int]]:
+        """The rows of features of each batch that has some."""
+        found = await asyncio.gather(*(answer(engine, request) for request in requests))
+        assert [tokens for tokens, _ in found] == [expected(request)[0] for request in requests]
+        rows = [batch.feature_rows.tolist() for batch in runner.batches if batch.feature_rows is not None]
+        return [each for each in rows if each]
+
+    async def work() -> None:
+        runner = HashRunner(LIMITS)
+        engine = TokenEngine(runner, replace(SEEING, whole_images=True), tower=HashTower())
+        # Each of the six images in a step of 8 tokens, even while others decode.
+        assert [(len(rows), rows[-1] - rows[0]) for rows in await placed(engine, runner)] == [(6, 5)] * 6
+        with pytest.raises(RequestError, match="an image takes 9 tokens, and a step of the engine computes at most 8"):
+            await answer(engine, with_images([3, picture(20, 9), 1], max_tokens=2))
+        with pytest.raises(RequestError, match="no token of text between image 0 and image 1"):
+            await answer(engine, with_images([3, picture(21, 3), picture(22, 3), 1], max_tokens=2))
+        with pytest.raises(RequestError, match="prompt_logprobs cannot be combined with images"):
+            await answer(engine, replace(requests[0], prompt_logprobs=1))
+        await engine.close()
+        # Other models read parts of images.
+        runner = HashRunner(LIMITS)
+        engine = TokenEngine(runner, SEEING, tower=HashTower())
+        assert min(map(len, await placed(engine, runner))) < 6
+        await engine.close()
+
+    run(work())
+
+
 @pytest.mark.parametrize("case", KEYS["prompts"])
 def test_keys_of_prompts_are_those_of_every_runtime(case: dict[str, Any]) -> None:
     images = [PromptImage(**image) for image in case["images"]]

@@ -14,9 +14,10 @@ from asgi import ask_app, run
 from image_families import pattern
 from light_bundle import few_kernels, one_compilation
 from PIL import Image
-from vision_families import IMAGE, greedy_answer, make_vision
+from vision_families import greedy_answer, make_vision
 
 from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.images.patches import cut_image
 from nearfar.server_fallback.api.app import create_app
@@ -31,6 +32,8 @@ TEMPLATE = (
     "{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
 )
 NUM_TOKENS = 8
+# With states, and with pictures that are seen both ways.
+OTHERS = ("lfm2_vl", "gemma3", "gemma4_unified")
 Picture = tuple[int, int]
 
 
@@ -62,12 +65,20 @@ def count(metrics: str, name: str) -> float:
     return next(float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line.startswith(f"{name}_total{{"))
 
 
-@pytest.mark.parametrize("name", ["smolvlm", pytest.param("lfm2_vl", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "smolvlm",
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("gemma3", "gemma4_unified", "lfm2_vl")),
+    ],
+)
 def test_questions_about_images_are_answered_as_transformers_answers_them(name: str, tmp_path: Path) -> None:
-    """By an engine in a process of its own, alone and beside each other; with keys and values, and with states."""
+    """By an engine in a process of its own, alone and beside each other."""
     checkpoint = tmp_path / "checkpoint"
     make_vision(name, checkpoint)
-    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
+    loaded = load(str(checkpoint)).images
+    assert loaded is not None
+    (checkpoint / "chat_template.jinja").write_text(TEMPLATE.replace("<image>", loaded.prompt.mark))
     options = CompileOptions(target="cpu", quantization="f32", context=256, activations=("float32",))
     with one_compilation(), few_kernels():
         bundle = compile_model(str(checkpoint), tmp_path / "bundle", options).path
@@ -82,6 +93,7 @@ def test_questions_about_images_are_answered_as_transformers_answers_them(name: 
 
     spec = open_bundle(bundle).manifest.images
     assert spec is not None
+    placeholder = spec.prompt.placeholder_id
     num_tiles = sum(len(cut_image(spec, pattern(*size)).tiles) for size in (large, small))
 
     async def work() -> tuple[list[Any], list[Any]]:
@@ -124,7 +136,9 @@ def test_questions_about_images_are_answered_as_transformers_answers_them(name: 
         answer = alone[index]
         pictures = [pattern(*size) for size in sizes_of(chat, (large, small))]
         prompt = answer["prompt_token_ids"]
-        assert prompt.count(IMAGE) == answer["usage"]["prompt_tokens"] - sum(token != IMAGE for token in prompt)
+        assert prompt.count(placeholder) == answer["usage"]["prompt_tokens"] - sum(
+            token != placeholder for token in prompt
+        )
         expected = greedy_answer(checkpoint, prompt, pictures, NUM_TOKENS)
         for same in (answer, together[index], together[index + len(chats)]):
             assert same["choices"][0]["token_ids"] == expected
@@ -132,4 +146,4 @@ def test_questions_about_images_are_answered_as_transformers_answers_them(name: 
     assert alone[0]["choices"][0]["token_ids"] != alone[4]["choices"][0]["token_ids"]
     # The fourth question begins with the picture of the first one.
     cached = alone[3]["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached >= alone[0]["prompt_token_ids"].count(IMAGE)
+    assert cached >= alone[0]["prompt_token_ids"].count(placeholder)

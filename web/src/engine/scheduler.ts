@@ -51,6 +51,8 @@ export class Scheduler {
   readonly #preempted: Sequence[] = [];
   // A sequence must be preempted, but steps are open: no further step is built until they are committed.
   #draining = false;
+  // At most one sequence, whose next image did not fit the last step: the next one begins with it.
+  #cramped: Sequence[] = [];
 
   constructor(readonly config: SchedulerConfig) {
     const { maxSequences, maxTokens, maxRows = maxSequences } = config;
@@ -121,7 +123,8 @@ export class Scheduler {
   /** Give a row to each sequence whose prompt is computed. */
   #decode(step: OpenStep): void {
     for (const sequence of this.running) this.#shiftContext(sequence);
-    for (const sequence of this.running.filter(({ missing }) => missing === 1)) this.#schedule(step, sequence);
+    const decoding = this.running.filter(({ missing }) => missing === 1);
+    for (const sequence of [...this.#cramped.splice(0), ...decoding]) this.#schedule(step, sequence);
   }
 
   /** Start waiting sequences, in their order, while there is room. */
@@ -154,7 +157,9 @@ export class Scheduler {
     // Positions before the first one that is sampled: for log-probabilities of the prompt, or for the next token.
     const unsampled = missing - 1 - promptLogprobs.pending;
     const most = Math.min(missing, step.budget, this.config.context - start, unsampled + 1 + this.#freeRows(step));
-    const length = this.kv.rowEnd(sequence, start + most) - start;
+    const end = this.kv.rowEnd(sequence, start + most);
+    const length = (sequence.params.images?.end(start, end) ?? end) - start;
+    if (length === 0 && end > start) this.#cramped = [sequence];
     if (length <= 0 || !this.#reserve(step, sequence, start + length)) return;
     const sample = length === missing ? 1 : 0;
     const numSampled = Math.max(0, length - unsampled);

@@ -40,6 +40,8 @@ export function forkOf(retained: RetainedSequence): RetainedSequence {
 export interface PlacedImages {
   /** The tokens of the prompt as the prefix cache compares them: placeholders of different images differ. */
   readonly keys: readonly number[];
+  /** The last position from ``start`` to ``stop`` before which a step may end. */
+  end(start: number, stop: number): number;
   /** The features (n, E) of the positions from ``start`` until before ``stop``, and the first position of each. */
   between(
     start: number,

@@ -38,14 +38,13 @@ export function stepBatch(
 ): Batch {
   const batch = emptyBatch();
   const features: Float32Array[] = [];
-  const feature_rows: number[] = [];
+  const placed: [row: number, length: number][] = [];
   for (const { sequence, start, length, numSampled, promptLogprobs, drafts } of step.rows) {
     const { tokens, slot } = sequence;
     const known = [...tokens.slice(start, start + length), ...drafts];
     const tokenIds = Array.from({ length }, (_, index) => known[index] ?? -1 - slot);
     for (const [position, count, own] of sequence.params.images?.between(start, start + length) ?? []) {
-      const first = batch.token_ids.length + position - start;
-      feature_rows.push(...Array.from({ length: count }, (_, index) => first + index));
+      placed.push([batch.token_ids.length + position - start, count]);
       features.push(own);
     }
     const pages = pageTables(sequence).map((table) => table.pages);
@@ -72,7 +71,11 @@ export function stepBatch(
       batch.sample_settings.push(...settingsRow({ ...sampling, draw }));
     }
   }
-  return features.length === 0 ? batch : { ...batch, features: joined(features), feature_rows };
+  if (features.length === 0) return batch;
+  const reach = [...batch.positions];
+  for (const [row, length] of placed) reach.fill(reach[row + length - 1] ?? 0, row, row + length);
+  const feature_rows = placed.flatMap(([row, length]) => Array.from({ length }, (_, index) => row + index));
+  return { ...batch, features: joined(features), feature_rows, reach };
 }
 
 function joined(parts: readonly Float32Array[]): Float32Array {

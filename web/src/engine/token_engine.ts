@@ -53,10 +53,10 @@ export interface TokenModel {
   /** Whether the model generates text, as most do; otherwise it makes vectors or scores. */
   readonly generates?: boolean;
   /**
-   * Places the images of a request in its prompt; null for a prompt without any. Not defined if the model sees none.
-   * Throws RequestError.
+   * Places the images of a request in its prompt, of which a step computes at most ``maxTokens``; null for a prompt
+   * without any. Not defined if the model sees none. Throws RequestError.
    */
-  readonly place?: ((request: TokenRequest) => PlacedImages | null) | undefined;
+  readonly place?: ((request: TokenRequest, maxTokens: number) => PlacedImages | null) | undefined;
 }
 
 /** Another runner after a device failure, on a new device; throws if there is none. */
@@ -138,7 +138,7 @@ export class TokenEngine implements TokenSource {
             "transcribe",
         );
       checkRequest(request, this.model.vocabSize, this.#scheduler.config);
-      images = this.model.place?.(request) ?? null;
+      images = this.model.place?.(request, this.#scheduler.config.maxTokens) ?? null;
       if (images === null && (request.images ?? []).length > 0)
         throw new RequestError("This model reads texts only; leave the images out", { param: "images" });
       request.signal?.throwIfAborted();

@@ -5,7 +5,7 @@ import type { PromptImage, TokenRequest } from "../engine/request.js";
 import type { PlacedImages } from "../engine/sequence.js";
 import { BundleError, NearfarError, RequestError } from "../errors.js";
 import type { PatchBatch } from "../runtime/batch.js";
-import type { ImageSpec } from "../runtime/manifest.js";
+import type { ImageSpec, ModelSpec } from "../runtime/manifest.js";
 import type { ControlTokens } from "../text/control_tokens.js";
 import { imageLayout } from "../shared/images/layout.js";
 import { decodeImage } from "./decode.js";
@@ -21,10 +21,10 @@ const MAX_PICTURES = 16;
 /** Of the features that are retained. A picture has about 3 MB of them. */
 const CAPACITY_BYTES = 64 * 2 ** 20;
 
-/** A model that sees. ``columns``: the numbers of a feature. ``features`` computes those of one tile. */
+/** A model that sees. ``features`` computes those of one tile. */
 export interface PictureParts {
   readonly spec: ImageSpec;
-  readonly columns: number;
+  readonly model: Pick<ModelSpec, "hidden_size" | "vision">;
   readonly features: (batch: PatchBatch) => Promise<Float32Array>;
   readonly capacityBytes?: number;
 }
@@ -65,9 +65,10 @@ export class Pictures {
   readonly stored = storedMessages;
 
   /** See `TokenModel.place`. */
-  place(request: TokenRequest): PlacedImages | null {
-    const { spec, columns } = this.#parts;
-    return placeImages(request, spec.prompt.placeholder_id, columns);
+  place(request: TokenRequest, maxTokens: number): PlacedImages | null {
+    const { spec, model } = this.#parts;
+    const isWhole = (model.vision?.both_ways ?? "none") !== "none";
+    return placeImages(request, spec.prompt.placeholder_id, model.hidden_size, isWhole ? maxTokens : null);
   }
 
   /**

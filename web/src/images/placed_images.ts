@@ -36,8 +36,14 @@ export function promptKeys(
 /**
  * The images of a request in its prompt; null for a prompt without any. Throws RequestError unless each ``placeholder`` of
  * the prompt is one of an image, and the other way round, and each image has features of ``columns`` numbers.
+ * ``wholeTokens``: the most tokens of a step, if each token of an image sees all of it; null for other models.
  */
-export function placeImages(request: TokenRequest, placeholder: number, columns: number): PlacedImages | null {
+export function placeImages(
+  request: TokenRequest,
+  placeholder: number,
+  columns: number,
+  wholeTokens: number | null = null,
+): PlacedImages | null {
   const { promptIds, images = [], whenFull } = request;
   if (images.length > 0 && typeof whenFull === "object")
     throw new RequestError("whenFull drops old tokens, but images cannot be dropped in part; use 'stop'", {
@@ -65,8 +71,16 @@ export function placeImages(request: TokenRequest, placeholder: number, columns:
         "prompt has image tokens",
     );
   if (images.length === 0) return null;
+  if (wholeTokens !== null) checkWholeImages(request, images, wholeTokens);
+  const keys = promptKeys(promptIds, images);
+  const isPlaced = (position: number): boolean => (keys[position] ?? 0) < 0;
   return {
-    keys: promptKeys(promptIds, images),
+    keys,
+    end: (start, stop) => {
+      let end = stop;
+      if (wholeTokens !== null) while (end > start && isPlaced(end - 1) && isPlaced(end)) end--;
+      return end;
+    },
     between: (start, stop) =>
       images.flatMap(({ offset, length, features }) => {
         const [first, last] = [Math.max(start, offset), Math.min(stop, offset + length)];
@@ -74,6 +88,29 @@ export function placeImages(request: TokenRequest, placeholder: number, columns:
         return first < last ? [[first, last - first, part] as const] : [];
       }),
   };
+}
+
+/** Each token of an image sees all of it: it fits a step of ``most`` tokens, and nothing else belongs to it. */
+function checkWholeImages({ promptLogprobs = 0 }: TokenRequest, images: readonly PromptImage[], most: number): void {
+  if (promptLogprobs > 0)
+    throw new RequestError(
+      "promptLogprobs cannot be combined with images that this model reads as a whole; leave it out",
+      { param: "promptLogprobs" },
+    );
+  for (const [index, { offset, length }] of images.entries()) {
+    if (length > most)
+      throw wrong(
+        `an image takes ${length} tokens, and a step computes at most ${most}; this model reads an image in one step: ` +
+          "open it with more tokens a step",
+      );
+    const { offset: before = 0, length: taken = 0 } = images[index - 1] ?? {};
+    // Both would be one image to the model, and the prefix cache would take the first one for the same without it.
+    if (index > 0 && before + taken === offset)
+      throw wrong(
+        `there is no token of text between image ${index - 1} and image ${index}; this model reads an image as a ` +
+          "whole, and needs a token that separates them",
+      );
+  }
 }
 
 const wrong = (message: string): RequestError => new RequestError(message, { param: "images" });

@@ -70,7 +70,10 @@ export class Arena {
   /** ``entries`` are those of a plan. Throws RequestError if an input does not have the size that it declares. */
   putInputs(batch: Batch | PatchBatch, dims: Dims, entries: PlanEntry["inputs"]): void {
     const sampled = SAMPLED_INPUTS.some((name) => Object.hasOwn(entries, name));
-    const inputs: Partial<BatchInputs> = sampled ? { ...batch, ...sampledRows(batch as Batch) } : batch;
+    const own = { reach: (batch as Partial<Batch>).positions, ...batch };
+    const inputs: { [Name in keyof BatchInputs]?: BatchInputs[Name] | undefined } = sampled
+      ? { ...own, ...sampledRows(batch as Batch) }
+      : own;
     this.#end = this.#least;
     for (const [name, { shape, dtype }] of Object.entries(entries)) {
       const { offset = 0 } = this.input(name) ?? {};

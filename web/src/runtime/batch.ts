@@ -18,7 +18,8 @@ import type { PagesByGroup } from "./page_groups.js";
  * none. token_types (S,): the type of each token of an encoder, 0 or 1. state_slots (B, 2): the slots from which the
  * states of a sequence's recurrent layers are read, and into which they are written. kept_rows (S,): for a model's own
  * heads, the slot of the row of the model's last layer that each token follows, or -1 - the slot of the heads' own row.
- * features (F, E) are those of pictures, and feature_rows (F,) the rows of the batch whose embeddings they replace.
+ * features (F, E) are those of pictures, and feature_rows (F,) the rows of the batch whose embeddings they replace. reach
+ * (S,): the last position that each row sees if tokens see all of their picture; by default its own.
  * source_positions (S,): the last row of the sound that each token attends to; source_page_indptr (B + 1,) and
  * source_page_ids (LS,): the pages that hold its keys and values. For the plan "audio", source_slots (S,): those for the
  * keys and values of each row; frames (S, 4 * mel bins): what it reads.
@@ -42,6 +43,7 @@ export interface Batch {
   readonly kept_rows?: readonly number[];
   readonly features?: Float32Array;
   readonly feature_rows?: readonly number[];
+  readonly reach?: readonly number[];
   readonly source_positions?: readonly number[];
   readonly source_page_indptr?: readonly number[];
   readonly source_page_ids?: readonly number[];
@@ -83,6 +85,7 @@ export type BatchInputs = Batch & SampledRows & PatchBatch;
 
 /** The inputs that only sound and pictures have, those of many numbers last. */
 export const MEDIA_INPUTS = [
+  "reach",
   "source_positions",
   "source_page_indptr",
   "source_page_ids",

@@ -103,8 +103,10 @@ export function limitsOf(
   const maxSequences = sequences ?? (isPaged ? MAX_SEQUENCES : MAX_TEXTS);
   // The start of a transcript and the end of its prompt are sampled together.
   const rows = Math.max(maxSequences * (1 + draftTokens), spec.audio === null ? 0 : 2);
-  // A window of sound is read at once.
-  const least = isPaged ? (spec.audio?.positions ?? 0) : Math.max(context, maxBatchTokens);
+  // A window of sound is read at once, and so is a picture that is seen both ways.
+  const { both_ways: bothWays = "none", tile_patches: patches = 0, block = 1 } = spec.vision ?? {};
+  const seen = bothWays === "none" ? 0 : patches / block ** 2;
+  const least = isPaged ? Math.max(spec.audio?.positions ?? 0, seen) : Math.max(context, maxBatchTokens);
   const tokens = Math.max(PREFILL_CHUNK, rows, least);
   const sizes = { context, pageSize, maxTokens: tokens };
   const groups = isPaged ? pageGroups(manifest, sizes, maxSequences, pages) : [];
@@ -121,22 +123,23 @@ export function limitsOf(
     // While drafts are checked, the state before them is retained.
     states: isRecurrent ? maxSequences * (draftTokens > 0 ? 2 : 1) + stateSnapshots : 0,
     draftPages: manifest.plans.draft === undefined ? 0 : (groups[0]?.pages ?? 0),
-    patches: manifest.plans.vision === undefined ? 0 : (spec.vision?.tile_patches ?? 0),
+    patches: manifest.plans.vision === undefined ? 0 : patches,
   };
 }
 
 /** The dims of the largest batch. */
 export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
+  const { context, page_size: pageSize, spec } = manifest;
   const limits = limitsOf(manifest, options);
   const { tokens: S, sequences: B, rows: R = B, groups, adapters: M = 0, states: Z = 0, draftPages: PD = 0 } = limits;
   const V = limits.patches ?? 0;
   // Each tile has at least one block, which becomes one feature.
-  const I = V / (manifest.images?.block ?? 1) ** 2;
-  const heard = manifest.spec.audio?.positions ?? 0;
-  const T = Math.max(manifest.context, heard);
-  const PS = Math.ceil(heard / manifest.page_size);
+  const I = Math.floor(V / (spec.vision?.block ?? 1) ** 2);
+  const heard = spec.audio?.positions ?? 0;
+  const T = Math.max(context, heard);
+  const PS = Math.ceil(heard / pageSize);
   // A page that sequences share is listed for each of them.
-  const L = Math.ceil(T / manifest.page_size) * B;
+  const L = Math.ceil(T / pageSize) * B;
   const [P = 0, PW] = groups.map(({ pages }) => pages);
   return {
     S,
@@ -159,8 +162,8 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
     H: PD > 0 ? S : 0,
     G: M > 0 ? S : 0,
     V,
-    I: Math.floor(I),
-    F: V > 0 ? Math.max(S, Math.floor(I)) : 0,
+    I,
+    F: V > 0 ? Math.max(S, I) : 0,
   };
 }
 

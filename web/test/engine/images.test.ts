@@ -59,8 +59,13 @@ const readOf = (parts: readonly Part[]): readonly number[] =>
 const expected = (parts: readonly Part[], maxTokens = 6): readonly number[] =>
   answerOf(readOf(parts), maxTokens, LIMITS.context).tokens;
 
-function seeingOn(runner: StepRunner, replace: (() => Promise<StepRunner>) | null = null): TokenEngine {
-  const place = (request: TokenRequest) => placeImages(request, PLACEHOLDER, COLUMNS);
+function seeingOn(
+  runner: StepRunner,
+  replace: (() => Promise<StepRunner>) | null = null,
+  wholeImages = false,
+): TokenEngine {
+  const place = (request: TokenRequest, maxTokens: number) =>
+    placeImages(request, PLACEHOLDER, COLUMNS, wholeImages ? maxTokens : null);
   return new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP], place }, replace);
 }
 
@@ -89,6 +94,35 @@ test("features of chunks that begin and end inside images replace their embeddin
   const placed = runner.batches.map(({ feature_rows: rows = [] }) => rows.length);
   expect(placed.slice(0, 5)).toEqual([7, 6, 8, 2, 0]);
   expect(runner.batches[4]).not.toHaveProperty("features");
+});
+
+test("no step ends inside an image that is read as a whole", async () => {
+  const runner = new FakeRunner(LIMITS);
+  const engine = seeingOn(runner, null, true);
+  const parts = [3, 1, 2, { seed: 4, length: 7 }, 5, { seed: 5, length: 3 }, 2, { seed: 6, length: 4 }, 1];
+  expect((await answer(engine, requestOf(parts))).ids).toEqual(expected(parts));
+  const placed = runner.batches.map(({ feature_rows: rows = [] }) => rows.length);
+  expect(placed.slice(0, 4)).toEqual([0, 7, 7, 0]);
+  // Each token of an image sees its last one.
+  expect(runner.batches[2]?.reach).toEqual([13, 13, 13, 14, 18, 18, 18, 18]);
+  const others = Array.from({ length: 3 }, (_, index) => [
+    ...[index, 1, { seed: 10 + index, length: 6 }, 5],
+    { seed: 20 + index, length: 6 },
+  ]);
+  const found = await Promise.all(others.map((own) => answer(engine, requestOf(own))));
+  expect(found.map(({ ids }) => ids)).toEqual(others.map((own) => expected(own)));
+  for (const { feature_rows: rows = [] } of runner.batches.slice(placed.length)) expect([0, 6]).toContain(rows.length);
+  await expect(answer(engine, requestOf([3, { seed: 7, length: 9 }]))).rejects.toThrow("an image takes 9 tokens");
+  await expect(
+    answer(
+      engine,
+      requestOf([
+        { seed: 5, length: 3 },
+        { seed: 6, length: 4 },
+      ]),
+    ),
+  ).rejects.toThrow("no token of text between image 0 and image 1");
+  await expect(answer(engine, { ...requestOf(parts), promptLogprobs: 1 })).rejects.toThrow("promptLogprobs cannot be");
 });
 
 test("another question about a picture computes only its new tokens, and another picture has its own pages", async () => {

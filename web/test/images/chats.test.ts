@@ -103,7 +103,11 @@ withEngine("messages cannot spell the place of a picture", async () => {
 });
 
 test("the bytes of an address of data: are read without fetching it", async () => {
-  const pictures = images.open({ spec: SEEING, columns: 8, features: () => Promise.reject(new Error("not here")) });
+  const pictures = images.open({
+    spec: SEEING,
+    model: { hidden_size: 8, vision: null },
+    features: () => Promise.reject(new Error("not here")),
+  });
   const refused = async (source: string): Promise<string> =>
     pictures.read([{ source, param: "p" }]).then(
       () => "",

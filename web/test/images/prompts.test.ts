@@ -44,7 +44,11 @@ test.each(CASES)(
     const { spec } = SPECS[family] ?? {};
     if (spec === undefined) throw new Error(`images.json has no ${family}`);
     const { mark, placeholder } = spec.prompt;
-    const pictures = new Pictures({ spec, columns: 1, features: () => Promise.reject(new Error("not computed")) });
+    const pictures = new Pictures({
+      spec,
+      model: { hidden_size: 1, vision: null },
+      features: () => Promise.reject(new Error("not computed")),
+    });
     const controls = new ControlTokens([mark, placeholder], [mark, placeholder]);
     const renderer = new ChatTemplate(template.source, template.tree, { bos_token: "" });
     let prompt = "";

@@ -3,6 +3,7 @@
 import { expect, test } from "vitest";
 
 import type { BufferEntry, Manifest } from "../../src/runtime/manifest.js";
+import { seeingBundle } from "../seeing_letters.js";
 import { capacityOf, limitsOf } from "../../src/runtime/memory.js";
 import { planMemory, poolWithin } from "../../src/runtime/memory_plan.js";
 import { pagesOfSequence } from "../../src/runtime/page_groups.js";
@@ -86,6 +87,18 @@ test("only layers with a window within the context have fewer pages", () => {
     ],
   });
   expect(capacityOf(manifest, { maxSequences: 1, pages: 5 })).toMatchObject({ P: 5, PW: 5, L: 16, LW: 16 });
+});
+
+test("a batch holds a picture that is seen both ways", () => {
+  const { manifest } = seeingBundle();
+  const { vision } = manifest.spec;
+  if (vision === null) throw new Error("the bundle sees no pictures");
+  const seen = (both_ways: "none" | "windows"): number =>
+    limitsOf(
+      { ...manifest, spec: { ...manifest.spec, vision: { ...vision, both_ways, block: 2, tile_patches: 400 } } },
+      { maxSequences: 1 },
+    ).tokens;
+  expect([seen("none"), seen("windows")]).toEqual([64, 100]);
 });
 
 test("layers with windows need no more pages for a longer context", () => {
