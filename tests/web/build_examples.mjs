@@ -27,6 +27,8 @@ for (const name of examples) {
     external: ["module", "fs", "path", "url", "crypto"],
     logLevel: "warning",
   });
+  // An address beside the file with audio.js, which Vite and webpack copy by themselves.
+  await copyFile(join(web, "dist/microphone_worklet.js"), join(out, name, "microphone_worklet.js"));
   const page = await readFile(join(web, "examples", name, "index.html"), "utf8");
   await writeFile(join(out, name, "index.html"), page.replace(/main\.tsx?"/, 'main.js"'));
 }

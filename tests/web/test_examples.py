@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from page_whisper import page_whisper
 from playwright.sync_api import Browser, BrowserContext, Page, expect
+from sounds import chirp, wav
 from static_site import serve
+from voice_stand_ins import STAND_INS
 
 from nearfar.compiler.browser.chromium import FLAGS
 from nearfar.compiler.bundle.folder import chat_tree_entry
@@ -39,6 +43,8 @@ def site(node: str, chromium: str, light_demo: Path, tmp_path_factory: pytest.Te
             shutil.copytree(bundle, example / "bundle")
         else:
             (example / "bundle").symlink_to(bundle)
+        if example.name in ("transcripts", "voice"):
+            (example / "whisper").symlink_to(page_whisper())
     return site
 
 
@@ -125,6 +131,41 @@ def test_the_ai_sdk_streams_text_and_makes_an_object(page: Page, url: str) -> No
         "room": "kitchen",
         "level": 30,
     }
+
+
+def test_a_recording_becomes_lines_with_times(page: Page, url: str) -> None:
+    page.goto(f"{url}transcripts/")
+    expect(page.locator("#status")).to_have_text("ready")
+    data = wav((chirp(42_000) * 32767).astype("<i2").tobytes(), 1, 16).replace(b"LIST\x03\0\0\0abc\0", b"")
+    page.set_input_files("#file", {"name": "talk.wav", "mimeType": "audio/wav", "buffer": data})
+    expect(page.locator("#status")).to_have_text(re.compile("[0-9]+ segments"))
+    assert page.locator("#segments li").count() == int((page.text_content("#status") or "").split()[0]) > 1
+    page.locator("#segments button").first.click()
+    page.wait_for_function("() => document.querySelector('#player').ended")
+    start = float((page.locator("#segments button").first.text_content() or "").split()[0])
+    page.evaluate("(seconds) => { document.querySelector('#player').currentTime = seconds; }", start + 0.1)
+    page.wait_for_function("() => document.querySelector('li').style.fontWeight === 'bold'")
+
+
+def test_what_is_said_is_answered_by_voice(context: BrowserContext, url: str) -> None:
+    page = context.new_page()
+    page.add_init_script(STAND_INS)
+    page.goto(f"{url}voice/")
+    expect(page.locator("#status")).to_have_text("ready")
+    page.get_by_role("button", name="Talk").click()
+    expect(page.locator("#status")).to_have_text("listening")
+    page.wait_for_timeout(500)
+    page.evaluate("() => talk(true)")
+    expect(page.locator("#status")).to_have_text("hearing")
+    page.wait_for_timeout(500)
+    page.evaluate("() => talk(false)")
+    expect(page.locator("#status")).to_have_text("speaking")
+    assert page.text_content("#said")
+    assert page.evaluate("() => spoken.length") == 1
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#status")).to_have_text("off")
+    assert "first sound after" in (page.text_content("#time") or "")
+    page.close()
 
 
 @pytest.mark.exhaustive

@@ -21,42 +21,10 @@ from page_model import page_bundle
 from page_whisper import page_whisper
 from playwright.sync_api import Browser, Page
 from sounds import chirp, wav
+from voice_stand_ins import STAND_INS
 
 from nearfar.compiler.browser.page_server import PageServer
 
-# A microphone that hears a voice of four syllables a second while `talk(true)`, and voices of the browser that speak
-# until `finish`.
-STAND_INS = """
-window.spoken = [];
-window.cancelled = 0;
-navigator.mediaDevices.getUserMedia = async () => {
-    const context = new AudioContext();
-    await context.resume();
-    const tone = new OscillatorNode(context, { type: "sawtooth", frequency: 150 });
-    const syllables = new OscillatorNode(context, { frequency: 4 });
-    const depth = new GainNode(context, { gain: 0.1 });
-    const level = new GainNode(context, { gain: 0.15 });
-    const gate = new GainNode(context, { gain: 0 });
-    const into = context.createMediaStreamDestination();
-    tone.connect(level).connect(gate).connect(into);
-    syllables.connect(depth).connect(level.gain);
-    tone.start();
-    syllables.start();
-    window.talk = (on) => { gate.gain.value = on ? 1 : 0; };
-    return into.stream;
-};
-let current = null;
-Object.defineProperty(window, "speechSynthesis", { value: {
-    getVoices: () => [],
-    speak: (utterance) => {
-        window.spoken.push(utterance.text);
-        current = utterance;
-        utterance.dispatchEvent(new Event("start"));
-    },
-    cancel: () => { window.cancelled++; },
-} });
-window.finish = () => { current.dispatchEvent(new Event("end")); };
-"""
 # The tiny Whisper writes letters; the page shows these words instead.
 HEARS = """(texts) => {
     const { transcribe } = window.nearfarTranscriber;

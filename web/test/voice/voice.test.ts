@@ -165,6 +165,10 @@ describe("a conversation by voice", () => {
       expect(speaker.spoken).toEqual(["The sky is blue."]);
     });
     // The next one is made meanwhile, and no more.
+    await vi.waitFor(() => {
+      expect(speaker.prepared).toHaveLength(2);
+    });
+    await new Promise((resolve) => setTimeout(resolve, 20));
     expect(speaker.prepared).toEqual(["The sky is blue.", "It scatters light."]);
     speaker.finish();
     await vi.waitFor(() => {
