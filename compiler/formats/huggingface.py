@@ -124,7 +124,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
     tower = read_tower(path, tensors, notes, ignore_keys) if makes_text and not text_only else None
     if tower is not None:
         spec, tensors = tower.joined(spec), tower.others
-    tensors, left_out = text_tensors(tensors)
+    tensors, left_out = text_tensors(tensors, sees=tower is not None)
     activation_scales = text_modules(activation_scales)
     notes += left_out
     if not makes_text and "embed_tokens.weight" in tensors:

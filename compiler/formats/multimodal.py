@@ -111,9 +111,9 @@ def _one_position(rope: Any) -> Any:
     return plain | {key: "default" for key in ("rope_type", "type") if plain.get(key) == "mrope"}
 
 
-def text_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+def text_tensors(tensors: Mapping[str, Tensor], *, sees: bool = False) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors of the text model under the names of a text-only checkpoint, and a note on those that are left
-    out.
+    out. ``sees``: those of the tower are compiled too.
     """
     renamed: dict[str, Tensor] = {}
     left_out: Counter[str] = Counter()
@@ -126,7 +126,8 @@ def text_tensors(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list
     if not left_out:
         return renamed, []
     parts = ", ".join(f"{part} ({count} tensor{'s' * (count > 1)})" for part, count in sorted(left_out.items()))
-    return renamed, [f"only the text model is compiled; left out: {parts}"]
+    compiled = "the text model and its tower are" if sees else "only the text model is"
+    return renamed, [f"{compiled} compiled; left out: {parts}"]
 
 
 def text_modules(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -128,6 +128,43 @@ def test_no_step_ends_inside_an_image_that_is_read_as_a_whole() -> None:
     run(work())
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    prompts=st.lists(
+        st.tuples(st.lists(st.one_of(st.integers(0, 12), st.just("image")), min_size=1, max_size=6), st.integers(1, 8)),
+        min_size=1,
+        max_size=9,
+    ),
+    pages=st.sampled_from([14, 17, 40]),
+)
+def test_images_are_whole_after_preemptions_and_prompts_that_begin_alike(
+    prompts: list[tuple[list[int | str], int]], pages: int
+) -> None:
+    """Their first pages may be cached, and forks of a prompt share them."""
+    same = picture(3, 5)
+    requests = []
+    for parts, most in prompts:
+        written: list[Any] = []
+        for each in parts:
+            written += [1, same, 2] if each == "image" else [each]
+        requests.append(with_images(written, max_tokens=most))
+
+    async def work() -> None:
+        runner = HashRunner(replace(LIMITS, pages=pages))
+        engine = TokenEngine(runner, replace(SEEING, whole_images=True), tower=HashTower())
+        found = await asyncio.gather(*(answer(engine, request) for request in requests * 2))
+        assert [tokens for tokens, _ in found] == [expected(request)[0] for request in requests * 2]
+        for batch in runner.batches:
+            if batch.feature_rows is None or batch.features is None:
+                continue
+            for row, index in zip(batch.feature_rows.tolist(), batch.features[:, 1].tolist(), strict=True):
+                # The next token of the same image is the next row of the same sequence.
+                assert index == 4 or (row + 1 in batch.feature_rows and row + 1 not in batch.seq_starts)
+        await engine.close()
+
+    run(work())
+
+
 @pytest.mark.parametrize("case", KEYS["prompts"])
 def test_keys_of_prompts_are_those_of_every_runtime(case: dict[str, Any]) -> None:
     images = [PromptImage(**image) for image in case["images"]]
