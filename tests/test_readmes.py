@@ -29,7 +29,7 @@ MAKE = re.compile(r"\bmake ([a-z][a-z0-9-]+)")
 
 # The readers' and other projects' files, and options of vLLM, mlx-lm, esbuild, and this repository's scripts.
 OTHERS = {
-    *("bundle/", "ort-wasm-simd-threaded.mjs", "ort.wasm.min.mjs"),
+    *("bundle/", "whisper/", "./transcriber/", "ort-wasm-simd-threaded.mjs", "ort.wasm.min.mjs"),
     *("--distributed-executor-backend", "--enable-auto-tool-choice", "--enable-prompt-tokens-details", "--nnodes"),
     *("--tool-call-parser", "--kv-bits", "--splitting", "--examples", "--resume", "--source-maps", "--llama-bench"),
 }
