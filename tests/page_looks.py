@@ -72,3 +72,16 @@ def fact(page: Page, answer: int, term: str) -> str:
         .locator("dd")
     )
     return found.text_content() or ""
+
+
+def require_accessible(page: Page) -> None:
+    """Asserts that axe finds no violation of WCAG 2.2 (A and AA), on a desk and on a phone, and that controls have
+    names.
+    """
+    page.evaluate(AXE.read_text())
+    for width, height in (DESK, PHONE):
+        page.set_viewport_size({"width": width, "height": height})
+        tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+        found = page.evaluate("(tags) => window.axe.run(document, { runOnly: tags })", tags)
+        assert [(rule["id"], [node["html"][-90:] for node in rule["nodes"]]) for rule in found["violations"]] == []
+    assert page.evaluate(NAMELESS) == []

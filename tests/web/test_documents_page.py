@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from chat_pages import open_page
 from light_bundle import lighten
-from page_looks import AXE, DESK, NAMELESS, PHONE, SCREENSHOTS, look
+from page_looks import SCREENSHOTS, look, require_accessible
 from page_model import page_bundle, page_encoder
 from pdf_files import pdf_of
 from playwright.sync_api import Browser, Page
@@ -371,13 +371,7 @@ def test_every_part_is_legible_and_large_enough_to_touch(opened: Opened) -> None
     ask(page, "Where does Ana live?")
     for shown in look(page):
         page.screenshot(path=SCREENSHOTS / f"documents-{shown}.png", full_page=True)
-    page.evaluate(AXE.read_text())
-    for width, height in (DESK, PHONE):
-        page.set_viewport_size({"width": width, "height": height})
-        tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
-        found = page.evaluate("(tags) => window.axe.run(document, { runOnly: tags })", tags)
-        assert [(rule["id"], [node["html"][-90:] for node in rule["nodes"]]) for rule in found["violations"]] == []
-    assert page.evaluate(NAMELESS) == []
+    require_accessible(page)
 
 
 def test_without_a_network_documents_stay_until_they_are_removed_and_pdfs_are_read(opened: Opened) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from chat_pages import open_page
 from light_bundle import lighten
-from page_looks import DESK, NAMELESS, SCREENSHOTS, look
+from page_looks import DESK, SCREENSHOTS, look, require_accessible
 from page_model import page_bundle
 from page_whisper import page_whisper
 from playwright.sync_api import Browser, Page
@@ -128,7 +128,7 @@ def test_the_page_reads_well_in_light_and_dark_on_a_desk_and_a_phone(page: Page)
     for shown in look(page):
         page.screenshot(path=SCREENSHOTS / f"transcripts-{shown}.png")
     page.emulate_media(color_scheme="light")
-    assert page.evaluate(NAMELESS) == []
+    require_accessible(page)
 
 
 def test_what_is_said_to_the_chat_becomes_its_message(browser: Browser, chromium: str, tmp_path: Path) -> None:  # noqa: ARG001

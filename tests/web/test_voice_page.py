@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from chat_pages import open_page, script
 from light_bundle import lighten
-from page_looks import DESK, NAMELESS, SCREENSHOTS, look
+from page_looks import DESK, SCREENSHOTS, look, require_accessible
 from page_model import page_bundle
 from page_whisper import page_whisper
 from playwright.sync_api import Browser, Page
@@ -188,6 +188,6 @@ def test_the_page_reads_well_in_light_and_dark_on_a_desk_and_a_phone(page: Page)
     for shown in look(page):
         page.screenshot(path=SCREENSHOTS / f"voice-{shown}.png", full_page=True)
     page.emulate_media(color_scheme="light")
-    assert page.evaluate(NAMELESS) == []
+    require_accessible(page)
     page.evaluate("() => finish()")
     state(page, "listening")
