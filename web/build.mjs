@@ -40,11 +40,12 @@ const laterFiles = (folder) => [
   outside("audio-outside", /\/audio\/index\.js$/, `${folder}/audio.js`),
   outside("images-outside", /\/images\/index\.js$/, `${folder}/images.js`),
 ];
-// A page that passes an engine to Hybrid does not need another one, and few use speculation or embeddings.
+// A page that passes an engine to Hybrid does not need another one, and few use speculation, embeddings or descriptions.
 const hybridOutside = [
   outside("engine-outside", /^\.\.\/index\.js$/, "./nearfar.js"),
   outside("speculation-outside", /^\.\/speculation\.js$/, "./speculation.js"),
   outside("encoding-outside", /^\.\/hybrid_encoding\.js$/, "./hybrid_encoding.js"),
+  outside("describer-outside", /^\.\/describer\.js$/, "./describer.js"),
 ];
 
 // Bundlers would look for the modules of `import(address)` among their own files. These comments prevent it, and only a
@@ -146,6 +147,7 @@ const built = await Promise.all([
   }),
   build({ ...browser, entryPoints: { speculation: "src/router/speculation.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { hybrid_encoding: "src/router/hybrid_encoding.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { describer: "src/router/describer.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { adapters: "src/adapters/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { drafts: "src/drafts/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { images: "src/images/index.ts" }, outdir: "dist" }),

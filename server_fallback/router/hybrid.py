@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from nearfar.compiler.runtime.errors import RequestError
 
-from ..executors.executor import Call, Executor
+from ..executors.executor import Call, Executor, Transcribes
 from ..executors.registry import default_name
 from ..schema.chat import ChatCompletion, ChatCompletionChunk
 from ..schema.fold import ChatFold
@@ -55,12 +55,14 @@ class Hybrid:
         ledger: Ledger | None = None,
         hints: Callable[[], DeviceHints] = DeviceHints,
         embedder: Embedder | None = None,
+        transcriber: Transcribes | None = None,
     ) -> Hybrid:
         """``near``: a bundle, a Hugging Face folder or name, "demo", or an executor, which `close` closes too.
 
         ``ledger`` None: a file in the cache folder, one for each far server, counts what the policy's budget allows.
         ``hints`` returns this machine's battery and temperature before each decision. ``embedder`` is required by a
-        policy whose predictor reads embeddings. Raises RequestError with the code
+        policy whose predictor reads embeddings. ``transcriber`` writes down sound on this machine for a policy whose
+        ``private.media`` is "describe", and stays the caller's to close. Raises RequestError with the code
         "bad_policy", "api_version", "wrong_key" or "unknown_model", and the errors of opening the near model. An
         offline far side is not an error if near may answer.
         """
@@ -78,7 +80,7 @@ class Hybrid:
             return await opening.open()
 
         opened_near = None if near is None else open_near
-        executor = await open_hybrid(name, opened_near, far, Policy.read(policy), ledger, hints, embedder)
+        executor = await open_hybrid(name, opened_near, far, Policy.read(policy), ledger, hints, embedder, transcriber)
         return cls(executor, name)
 
     @property

@@ -11,7 +11,7 @@ from nearfar.compiler.pipeline.kernel_cache import cache_folder
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.shared.script import SharedScript
 
-from ..executors.executor import Executor, Opener, Opening
+from ..executors.executor import Executor, Opener, Opening, Transcribes
 from .decision.budget import FileLedger, Ledger
 from .decision.policy import Policy
 from .hybrid_executor import HybridExecutor
@@ -52,6 +52,7 @@ async def open_hybrid(
     ledger: Ledger | None = None,
     hints: Callable[[], DeviceHints] = DeviceHints,
     embedder: Embedder | None = None,
+    transcriber: Transcribes | None = None,
 ) -> HybridExecutor:
     """As `Hybrid.create`; ``near`` opens the near model. If anything fails, nothing stays open."""
     require_sides(policy, near=near is not None, far=far)
@@ -62,7 +63,7 @@ async def open_hybrid(
             opened.push_async_callback(far_side.close)
         if far is not None and ledger is None and has_budget(policy):
             ledger = FileLedger(ledger_path(far))
-        sides = Sides(None, far_side, policy, ledger, hints, embedder)
+        sides = Sides(None, far_side, policy, ledger, hints, embedder, transcriber)
         # Errors of the far side are reported before the near model spends time on loading.
         await sides.check(near_may_answer=near is not None)
         if near is not None:

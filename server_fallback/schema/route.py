@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .common import Reply
+from .common import LeftOut, Reply
 
 Side = Literal["near", "far"]
+
+
+class Description(Reply):
+    """The ``text`` that stands for a picture or sound, whose place in the request is ``path``, such as
+    "messages[0].content[1]".
+    """
+
+    path: str
+    kind: Literal["picture", "sound", "file"]
+    text: str
 
 
 class Route(Reply):
@@ -21,3 +31,5 @@ class Route(Reply):
     reason: str
     scores: dict[str, float | None]
     switched_at: int | None = None
+    described: LeftOut[list[Description]] = None
+    """What far receives of the request's media, word for word, if the policy lets only such texts leave."""

@@ -58,7 +58,7 @@ from .completions import (
 )
 from .encoding import EncodingUsage
 from .rerank import RerankResponse, RerankResult
-from .route import Route
+from .route import Description, Route
 from .score import Classification, ClassifyResponse, ScoreResponse, SpanClass, TokenClass
 from .verify import VerifyAccepted, VerifyError, VerifyOpened
 
@@ -90,6 +90,7 @@ REPLIES: dict[type[Reply], str] = {
     TopLogprob: "TopLogprob",
     TokenLogprob: "ChatCompletionTokenLogprob",
     ChatLogprobs: "ChatCompletionLogprobs",
+    Description: "Description",
     Route: "Route",
     AnswerToolCall: "ChatCompletionMessageToolCall",
     AnswerMessage: "ChatCompletionMessage",

@@ -22,7 +22,7 @@ from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest
 from ...schema.common import TokenLogprob
 from ...schema.completions import CompletionRequest
-from ...schema.route import Route, Side
+from ...schema.route import Description, Route, Side
 from ..decision.decide import Choice
 from ..decision.policy import Escalation
 from ..decision.situation import Message, Situation
@@ -33,6 +33,7 @@ from ..sides.texts import conversation_of
 from .answer_machine import AnswerMachine, Effect, Event, WatchedToken
 from .attempt import Attempt
 from .continuation import far_continuation
+from .described import choose_with_descriptions
 from .failures import side_error, side_fault
 from .shown import Shown
 from .signals import SIGNAL_TOKENS, near_signals
@@ -74,6 +75,8 @@ class RunningAnswer:
         self._errors: dict[Side, NearfarError] = {}
         self._waits: dict[Side, float] = {}
         self._shown = Shown()
+        # What the request has in place of media.
+        self._descriptions: Sequence[Description] = ()
         self._over = False
         # How near failed before the decision; TimeoutError: its first token was late.
         self._early_failure: NearfarError | TimeoutError | None = None
@@ -101,6 +104,10 @@ class RunningAnswer:
         sides = self._sides
         situation = self._situation = await sides.situation(self._situation, self._request)
         choice = await sides.choose(situation, private=await sides.is_private(situation))
+        if choice.describes:
+            described = await choose_with_descriptions(sides, self._request, situation, self._call)
+            self._request, self._descriptions, choice = described.request, described.descriptions, described.choice
+            situation = self._situation = described.situation
         if choice.wants_signals:
             near = self._start_attempt("near", 0, None)
             self._early_failure = await self._hold_first_tokens()
@@ -367,7 +374,13 @@ class RunningAnswer:
     def _route(self) -> Route:
         machine, scores = self._running, dict(self._choice.decision.scores)
         assert machine.side is not None
-        return Route(side=machine.side, reason=machine.reason, scores=scores, switched_at=machine.switched_at)
+        return Route(
+            side=machine.side,
+            reason=machine.reason,
+            scores=scores,
+            switched_at=machine.switched_at,
+            described=list(self._descriptions) or None,
+        )
 
     def _conversation(self) -> tuple[Message, ...]:
         return conversation_of(self._request, self._situation.messages)

@@ -35,13 +35,15 @@ class Choice:
     """A decision, and what else follows from the same rules.
 
     ``standby``: the other side may be asked if necessary. ``wants_signals``: near's first tokens could change the
-    decision. ``may_guess``: near may guess tokens for far's answer.
+    decision. ``may_guess``: near may guess tokens for far's answer. ``describes``: nobody may answer before near has
+    turned the media into texts, with which `choose_described` decides again.
     """
 
     decision: Decision
     standby: bool
     wants_signals: bool
     may_guess: bool
+    describes: bool
 
 
 def decide(policy: Policy, situation: Situation) -> Decision:
@@ -58,6 +60,18 @@ def choose(policy: Policy, situation: Situation, *, private: bool, embeds: bool 
     """
     answer = policy.ask("choose", situation.to_json(), private, embeds)
     return Choice(Decision(**answer.pop("decision")), **answer)
+
+
+def choose_described(
+    policy: Policy, original: Situation, described: Situation, *, private: bool
+) -> tuple[Choice, bool]:
+    """The choice with texts in place of the media of ``original``, and whether near reads the media themselves instead.
+
+    ``private``: whether the request with the texts has a private label or text. Raises as `choose`.
+    """
+    answer = policy.ask("chooseDescribed", original.to_json(), described.to_json(), private)
+    reads_media: bool = answer.pop("reads_media")
+    return Choice(Decision(**answer.pop("decision")), **answer), reads_media
 
 
 def refusal(decision: Decision, situation: Situation, policy: Policy, near: str | None = None) -> NearfarError:

@@ -26,7 +26,7 @@ from .situation import Thermal
 POLICY_VERSION = 1
 
 Mode = Literal["near-only", "far-only", "prefer-near", "prefer-far", "auto"]
-Media = Literal["near", "far"]
+Media = Literal["near", "far", "describe"]
 Label = Annotated[str, Field(min_length=1, max_length=100)]
 Labels = Annotated[tuple[Label, ...], Field(max_length=100)]
 # The first part of a BCP 47 tag, such as "en".
@@ -42,7 +42,8 @@ class PrivateRules(PolicyPart):
     """The rules that make a request private. ``patterns`` are searched in all its texts; see `privacy`.
 
     ``media``: where pictures, recordings and files may go, in which no pattern can be searched: "near" keeps a request
-    with one on the device. The default is "far" if the policy lists no labels and no patterns here.
+    with one on the device, and "describe" lets a text that near makes of it leave. The default is "far" if the policy
+    lists no labels and no patterns here.
     """
 
     labels: Labels = ("private",)

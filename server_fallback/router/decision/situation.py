@@ -15,6 +15,7 @@ from ...schema.route import Side
 
 # "half-open": one request is let through; meanwhile the state for any other request is "open".
 CircuitState = Literal["closed", "open", "half-open"]
+MediaKind = Literal["picture", "sound", "file"]
 Thermal = Literal["nominal", "fair", "serious", "critical"]
 
 # The near model's own view of the prompt by the names of `near_signals.ts`, in nats.
@@ -41,7 +42,7 @@ class Media:
     `web/src/shared/decision/media.ts`.
     """
 
-    kind: Literal["picture", "sound", "file"]
+    kind: MediaKind
     message: int | None
     part: int | None
 
@@ -70,9 +71,10 @@ class SideState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearState(SideState):
-    """``battery`` is from 0 to 1."""
+    """``battery`` is from 0 to 1. ``describes``: the kinds of media that it can turn into texts."""
 
     available: bool
+    describes: tuple[MediaKind, ...] = ()
     battery: float | None = None
     charging: bool | None = None
     thermal: Thermal | None = None

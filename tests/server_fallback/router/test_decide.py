@@ -9,7 +9,7 @@ import pytest
 from router_cases import VECTORS, situation_of
 
 from nearfar.compiler.runtime.errors import RequestError
-from nearfar.server_fallback.router.decision.decide import choose, decide
+from nearfar.server_fallback.router.decision.decide import choose, choose_described, decide
 from nearfar.server_fallback.router.decision.policy import Policy
 
 
@@ -30,10 +30,28 @@ def test_decisions_match_the_conformance_cases(case: dict[str, Any]) -> None:
             decide(Policy.read(case["policy"]), situation_of(case["situation"]))
         assert {key: caught.value.details[key] for key in ("code", "param")} == case["error"]
         return
-    decision = asdict(decide(Policy.read(case["policy"]), situation_of(case["situation"])))
+    policy, situation = Policy.read(case["policy"]), situation_of(case["situation"])
+    decision = asdict(decide(policy, situation))
     expected = {"scores": {}, **case["decision"]}
+    describes = expected.pop("describes", False)
+    assert choose(policy, situation, private=policy.private_check.is_private(situation)).describes is describes
     assert {**decision, "scores": {}} == {**expected, "scores": {}}
     assert decision["scores"] == Numbers(expected["scores"])
+
+
+@pytest.mark.parametrize("case", VECTORS["described"], ids=lambda case: case["name"])
+def test_choices_with_descriptions_match_the_conformance_cases(case: dict[str, Any]) -> None:
+    policy, private = Policy.read(case["policy"]), case["is_private"]
+    situations = situation_of(case["situation"]), situation_of(case["described"])
+    choice, reads_media = choose_described(policy, *situations, private=private)
+    decided = choice.decision
+    assert {
+        "side": decided.side,
+        "reason": decided.reason,
+        "private": decided.private,
+        "standby": choice.standby,
+        "reads_media": reads_media,
+    } == case["choice"]
 
 
 def test_more_policies_than_the_script_keeps_are_used_in_turns() -> None:

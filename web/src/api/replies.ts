@@ -35,12 +35,21 @@ export interface ChatCompletionLogprobs {
   refusal: null;
 }
 
+/** The ``text`` that stands for a picture or sound, whose place in the request is ``path``, such as "messages[0].content[1]". */
+export interface Description {
+  path: string;
+  kind: "picture" | "sound" | "file";
+  text: string;
+}
+
 /** ``side`` wrote the end of the answer, for ``reason``. ``scores`` are the values that the decision compared, null if unknown. ``switched_at`` is null, or the number of characters (code points) of the answer before the last switch: 0 if the earlier text is withdrawn. In a stream the first chunk has a route, the first after a switch, and the last. */
 export interface Route {
   side: "near" | "far";
   reason: string;
   scores: Record<string, number | null>;
   switched_at: number | null;
+  /** What far receives of the request's media, word for word, if the policy lets only such texts leave. */
+  described?: Description[];
 }
 
 export interface ChatCompletionMessageToolCall {

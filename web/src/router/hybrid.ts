@@ -15,6 +15,7 @@ import { platformDevice } from "./device_hints.js";
 import type { FarModel, FarOptions } from "./sides/far.js";
 import { FarSide } from "./sides/far.js";
 import type { Fetch } from "./sides/far_http.js";
+import type { SoundTranscriber } from "./describer.js";
 import type { Embedder } from "./hybrid_completions.js";
 import { HybridCompletions } from "./hybrid_completions.js";
 import type {
@@ -56,6 +57,8 @@ export interface HybridOptions {
   readonly clock?: Clock | undefined;
   /** For a policy whose predictor reads embeddings. */
   readonly embedder?: Embedder | undefined;
+  /** For a policy whose `private.media` is "describe": writes down sound on this device, such as an engine with Whisper. */
+  readonly transcriber?: SoundTranscriber | undefined;
 }
 
 export class Hybrid {
@@ -102,11 +105,13 @@ export class Hybrid {
       const isReached = far === null || (await reach(far, near, policy, clock));
       if (far === null) await near.settled;
       if (far === null && near.state === "failed") throw near.error;
-      const routing = new Routing({ policy, near, far, ledger, device, clock });
+      const { transcriber = null } = options;
+      const routing = new Routing({ policy, near, far, ledger, device, clock, transcribes: transcriber !== null });
       if (!isReached) routing.records.far.circuit.failed(true);
       const speculating = far === null ? null : await speculatingFar(far, routing, options);
       const { embedder = null } = options;
-      return new Hybrid(routing, speculating, new HybridCompletions({ routing, speculating, embedder }));
+      const completions = new HybridCompletions({ routing, speculating, embedder, transcriber });
+      return new Hybrid(routing, speculating, completions);
     } catch (error) {
       near.close();
       throw error;

@@ -10,6 +10,7 @@ import { rulesOf } from "../shared/router/answer_machine.js";
 import { withTimeout } from "./sides/clock.js";
 import { choose } from "../shared/decision/decide.js";
 import { lastUserText } from "../shared/decision/features.js";
+import type { DescribedRequest, Describer, SoundTranscriber } from "./describer.js";
 import { HeldAnswer } from "./answer/held_answer.js";
 import type { NearSide } from "./sides/near.js";
 import type { PrefixMessage } from "../shared/decision/prefix_memory.js";
@@ -30,6 +31,7 @@ export interface ChatWiring {
   /** Far with near's guesses; null if the policy has no speculation. */
   readonly speculating: AnsweringSide | null;
   readonly embedder: Embedder | null;
+  readonly transcriber: SoundTranscriber | null;
 }
 
 /** The embedding model of a policy whose predictor reads embeddings. */
@@ -50,6 +52,7 @@ const BYTES_PER_TOKEN = 4;
 
 export class HybridCompletions {
   readonly #routing: Routing;
+  #describer: Describer | null = null;
 
   constructor(private readonly wiring: ChatWiring) {
     this.#routing = wiring.routing;
@@ -73,27 +76,24 @@ export class HybridCompletions {
     const request = readRequest(params);
     const signal = anySignal(options.signal, request.signal);
     signal.throwIfAborted();
-    const choice = await this.#choose(request, signal);
-    if (request.streamed) return new Stream((left) => this.#stream(request, choice, anySignal(signal, left)));
-    return this.#completion(request, choice, signal);
+    const answered = await this.#described(request, await this.#choose(request, signal), signal);
+    if (request.streamed) return new Stream((left) => this.#stream(answered, anySignal(signal, left)));
+    return this.#completion(answered, signal);
   }
 
-  async #completion(request: HybridRequest, choice: SituatedChoice, signal: AbortSignal): Promise<ChatCompletion> {
+  async #completion(answer: DescribedRequest, signal: AbortSignal): Promise<ChatCompletion> {
     const chunks: ChatCompletionChunk[] = [];
-    for await (const item of this.#run(request, choice, signal)) {
-      if (item.type === "chunk") chunks.push(request.answered(item.chunk));
+    for await (const item of this.#run(answer, signal)) {
+      if (item.type === "chunk") chunks.push(answer.request.answered(item.chunk));
       else chunks.length = 0;
     }
     const route = chunks.findLast((chunk) => chunk.route !== undefined)?.route;
     return { ...(await foldChat(chunks)), ...(route === undefined ? {} : { route }) };
   }
 
-  async *#stream(
-    request: HybridRequest,
-    choice: SituatedChoice,
-    signal: AbortSignal,
-  ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-    for await (const item of this.#run(request, choice, signal)) {
+  async *#stream(answer: DescribedRequest, signal: AbortSignal): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+    const { request } = answer;
+    for await (const item of this.#run(answer, signal)) {
       // The next chunk's route reports that the text was withdrawn.
       if (item.type === "withdraw") continue;
       const { usage, ...chunk } = request.answered(item.chunk);
@@ -103,8 +103,7 @@ export class HybridCompletions {
   }
 
   async *#run(
-    request: HybridRequest,
-    first: SituatedChoice,
+    { request, choice: first, descriptions }: DescribedRequest,
     signal: AbortSignal,
   ): AsyncGenerator<AnswerItem, void, undefined> {
     const { policy, near } = this.#routing.wiring;
@@ -127,6 +126,7 @@ export class HybridCompletions {
       params,
       rules: this.#rules(request, decision.private),
       earlyFailure,
+      descriptions,
       sides,
       warm: (until) => this.#warm(request, until),
       watch: isWatched
@@ -164,6 +164,14 @@ export class HybridCompletions {
       }
       yield item;
     }
+  }
+
+  /** What is answered: near may have to describe the request's media first, whose code is loaded then. */
+  async #described(request: HybridRequest, choice: SituatedChoice, signal: AbortSignal): Promise<DescribedRequest> {
+    if (!choice.describes) return { request, choice, descriptions: [] };
+    const { Describer } = await import("./describer.js");
+    this.#describer ??= new Describer(this.#routing, this.wiring.transcriber);
+    return this.#describer.decide(request, choice, (described) => this.#situation(described, signal), signal);
   }
 
   #choose(request: HybridRequest, signal: AbortSignal): Promise<SituatedChoice> {

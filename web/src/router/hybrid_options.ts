@@ -19,6 +19,7 @@ export const HYBRID_OPTIONS: Checks = {
   device: "object",
   clock: "object",
   embedder: "object",
+  transcriber: "any",
 } satisfies Record<keyof HybridOptions, Check>;
 
 /** The options of `far`; FarSide checks the address and the dialect. */

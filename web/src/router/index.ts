@@ -17,6 +17,7 @@ export type { Ledger, LedgerStore } from "./budget.js";
 export type { Spent } from "../shared/decision/costs.js";
 export type { Clock } from "./sides/clock.js";
 export type { DeviceHints, DeviceSource } from "./device_hints.js";
+export type { SoundTranscriber } from "./describer.js";
 export type { Dialect } from "./sides/dialect.js";
 export type { FarModel, FarOptions } from "./sides/far.js";
 export type { Fetch } from "./sides/far_http.js";

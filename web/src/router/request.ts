@@ -100,31 +100,48 @@ export function readRequest(raw: HybridParams): HybridRequest {
       `messages[${own}] has an image of the page, which a server cannot receive; pass an image_url with a data: address`,
       { param: "messages" },
     );
-  const contents = messages.map(textOf);
-  const { parts, texts, media } = requestTexts({ ...rest, messages }, contents);
+  const params = { ...rest, messages };
   const properties = {
     labels,
     pin,
-    messages: messages.map((message, index) => ({
-      role: message.role,
-      content: contents[index] ?? "",
-      labels: read[index]?.labels ?? [],
-      parts: parts[index] ?? [],
-    })),
-    texts,
-    media,
+    ...textsOf(
+      params,
+      read.map((each) => each.labels),
+    ),
     max_tokens: rest.max_tokens ?? rest.max_completion_tokens ?? null,
     tools: (rest.tools ?? []).length > 0 && rest.tool_choice !== "none",
     language,
   };
   return {
-    params: { ...rest, messages },
+    params,
     answered,
     streamed: stream,
     includeUsage: streamOptions?.include_usage === true,
     signal,
     properties,
   };
+}
+
+/** The request with other messages, which have the labels of its own. */
+export function withMessages(request: HybridRequest, messages: PlainParams["messages"]): HybridRequest {
+  const params = { ...request.params, messages };
+  const labels = request.properties.messages.map((message) => message.labels);
+  return { ...request, params, properties: { ...request.properties, ...textsOf(params, labels) } };
+}
+
+function textsOf(
+  params: PlainParams,
+  labels: readonly (readonly string[])[],
+): Pick<Situation, "messages" | "texts" | "media"> {
+  const contents = params.messages.map(textOf);
+  const { parts, texts, media } = requestTexts({ ...params }, contents);
+  const messages = params.messages.map(({ role }, index) => ({
+    role,
+    content: contents[index] ?? "",
+    labels: labels[index] ?? [],
+    parts: parts[index] ?? [],
+  }));
+  return { messages, texts, media };
 }
 
 /** A message without its labels and as `asSent`, and the labels. */

@@ -32,6 +32,8 @@ export interface Wiring {
   readonly ledger: Ledger;
   readonly device: DeviceSource;
   readonly clock: Clock;
+  /** Whether there is a transcriber. */
+  readonly transcribes: boolean;
 }
 
 /** What is known about a request besides its properties; null if it is not known. */
@@ -58,7 +60,7 @@ export class Routing {
   }
 
   /**
-   * Chooses a side by a policy. If only near may answer and it is still loading, it waits. ``isPrivate`` null: by the
+   * Chooses a side by a policy, or finds that the media must be described first. If only near may answer and it is still loading, it waits. ``isPrivate`` null: by the
    * policy. Throws RequestError or Unavailable if no side may or can answer, or the signal's reason.
    */
   async choose(
@@ -76,9 +78,14 @@ export class Routing {
       situation = await situate();
       choice = choose(policy, situation, staysNear);
     }
-    if (choice.decision.side === null)
-      throw refusal(choice.decision, situation, policy, near.state === "ready" ? null : whyNoEngine(near));
+    if (choice.decision.side === null && !choice.describes) throw this.refusal(choice.decision, situation, policy);
     return { ...choice, situation };
+  }
+
+  /** The error of a decision without a side. */
+  refusal(decision: Decision, situation: Situation, policy: Policy = this.wiring.policy): Error {
+    const { near } = this.wiring;
+    return refusal(decision, situation, policy, near.state === "ready" ? null : whyNoEngine(near));
   }
 
   /** A request with what is known about both sides now. */
@@ -86,7 +93,7 @@ export class Routing {
     { properties }: Pick<HybridRequest, "properties">,
     { tokens, conversation, embedding }: Prompt,
   ): Promise<Situation> {
-    const { policy, near, far, ledger, device } = this.wiring;
+    const { policy, near, far, ledger, device, transcribes } = this.wiring;
     const { usd, requests } = ledger.today();
     const { online, ...hints } = await device.read();
     const known = (side: Side, model: { readonly context: number | null; readonly tools: boolean } | null) => {
@@ -109,6 +116,7 @@ export class Routing {
         ...hints,
         vision: near.info?.images ?? false,
         available: near.state === "ready",
+        describes: [...(near.info?.images ? (["picture"] as const) : []), ...(transcribes ? (["sound"] as const) : [])],
       },
       far: {
         ...known("far", far?.model ?? null),
@@ -159,6 +167,7 @@ export class Routing {
 /** Whether near could answer if its model were loaded. */
 function waitsForNear(policy: Policy, decision: Decision, situation: Situation): boolean {
   if (decision.side !== null || situation.near.available) return false;
-  const loaded = { ...situation, near: { ...situation.near, available: true } };
+  // Whether its model sees is known once it has loaded.
+  const loaded = { ...situation, near: { ...situation.near, available: true, vision: true } };
   return choose(policy, loaded, decision.private).decision.side === "near";
 }

@@ -7,11 +7,12 @@ import { renderChat } from "./chat.js";
 import { checkSides } from "./decision/contradictions.js";
 import { isSpent, paidUsd, spentOn } from "./decision/costs.js";
 import { refusal } from "./decision/decision.js";
+import { DESCRIBING, describedText, undescribed } from "./decision/description.js";
 import { textFeatures, textTerms } from "./decision/features.js";
 import type { NearSignals } from "./decision/near_signals.js";
 import { nearSignals } from "./decision/near_signals.js";
 import { patternSource } from "./decision/pattern.js";
-import { chooseBy, keepPolicy, rulesBy } from "./decision/policies.js";
+import { chooseBy, chooseDescribedBy, keepPolicy, rulesBy } from "./decision/policies.js";
 import { parsePolicy } from "./decision/policy.js";
 import type { Predictor } from "./decision/policy_schema.js";
 import { featureNames, predictRights } from "./decision/predictor.js";
@@ -122,6 +123,11 @@ function refused(...decided: Parameters<typeof refusal>): never {
   throw refusal(...decided);
 }
 
+/** The error of media without a description, likewise. */
+function failedDescription(...failed: Parameters<typeof undescribed>): never {
+  throw undescribed(...failed);
+}
+
 /** The rights of several texts, each with its signals and vector. */
 function rightsOf(
   predictor: Predictor,
@@ -139,6 +145,10 @@ Object.assign(globalThis, {
     readPolicy: overJson(parsePolicy),
     keepPolicy: overJson(keepPolicy),
     choose: overJson(chooseBy),
+    chooseDescribed: overJson(chooseDescribedBy),
+    describing: overJson(() => DESCRIBING),
+    describedText: overJson(describedText),
+    undescribed: overJson(failedDescription),
     rulesOf: overJson(rulesBy),
     checkSides: overJson(checkSides),
     refusal: overJson(refused),

@@ -20,13 +20,21 @@ export interface Case {
   readonly name: string;
   readonly policy: unknown;
   readonly situation: Changes;
-  readonly decision?: Omit<Decision, "scores"> & { readonly scores?: Partial<Scores> };
+  readonly decision?: Omit<Decision, "scores"> & { readonly scores?: Partial<Scores>; readonly describes?: boolean };
   readonly error?: { readonly code: string; readonly param: string };
 }
 
 interface Vectors {
   readonly situation: Situation;
   readonly cases: readonly Case[];
+  readonly described: readonly {
+    readonly name: string;
+    readonly policy: unknown;
+    readonly situation: Changes;
+    readonly described: Changes;
+    readonly is_private: boolean;
+    readonly choice: object;
+  }[];
   readonly features: readonly {
     readonly text: string;
     readonly features: Readonly<Record<string, number>>;

@@ -5,9 +5,10 @@ import { expect, test } from "vitest";
 
 import { RequestError } from "../../src/errors.js";
 import { paidUsd } from "../../src/shared/decision/costs.js";
-import { decide } from "../../src/shared/decision/decide.js";
+import { choose, chooseDescribed, decide } from "../../src/shared/decision/decide.js";
 import { textTerms, textFeatures } from "../../src/shared/decision/features.js";
 import { parsePolicy } from "../../src/shared/decision/policy.js";
+import { PrivateCheck } from "../../src/shared/decision/privacy.js";
 import type { Situation } from "../../src/shared/decision/situation.js";
 import { UNKNOWN_SPEED, speedAfter } from "../../src/shared/decision/speed.js";
 import { VECTORS, situationOf } from "./cases.js";
@@ -41,9 +42,24 @@ test.each(VECTORS.cases)("conformance: $name", ({ policy, situation, decision, e
     return;
   }
   const { scores, ...decided } = decide(parsePolicy(policy), situationOf(situation));
-  const { scores: expectedScores = {}, ...expected } = decision ?? {};
+  const { scores: expectedScores = {}, describes = false, ...expected } = decision ?? {};
   expect(decided).toEqual(expected);
+  const parsed = parsePolicy(policy);
+  const isPrivate = PrivateCheck.of(parsed.private).isPrivate(situationOf(situation));
+  expect(choose(parsed, situationOf(situation), isPrivate).describes).toBe(describes);
   expectNumbers({ ...scores }, expectedScores);
+});
+
+test.each(VECTORS.described)("described: $name", ({ policy, situation, described, is_private: isPrivate, choice }) => {
+  const sides = [situationOf(situation), situationOf(described)] as const;
+  const { decision, standby, reads_media } = chooseDescribed(parsePolicy(policy), ...sides, isPrivate);
+  expect({
+    side: decision.side,
+    reason: decision.reason,
+    private: decision.private,
+    standby,
+    reads_media,
+  }).toEqual(choice);
 });
 
 test.each(VECTORS.features)("features of '$text'", ({ text, features, terms }) => {
@@ -75,6 +91,7 @@ const POLICIES = [
   { mode: "prefer-near", private: { patterns: ["[0-9]{3}"] } },
   { mode: "prefer-far", budget: { far_requests_per_day: 10 } },
   { mode: "auto", private: { patterns: ["[0-9]{3}"] }, costs: { usd_per_second: 0.01, max_total_seconds: 3 } },
+  { mode: "prefer-far", private: { media: "describe" } },
   { mode: "auto", device: { min_battery: 0.2, max_thermal: "fair" }, quality: { threshold: -1 } },
 ].map((rest) => parsePolicy({ version: 1, labels: ["public"], ...rest }));
 const seconds = fc.option(fc.double({ min: 0, max: 1e6, noNaN: true }));
@@ -101,6 +118,7 @@ const situations: fc.Arbitrary<Situation> = fc.record({
   near: fc.record({
     ...bothSides,
     available: fc.boolean(),
+    describes: fc.subarray(["picture" as const, "sound" as const]),
     battery: fc.option(fc.double({ min: 0, max: 1, noNaN: true })),
     charging: fc.option(fc.boolean()),
     thermal: fc.option(fc.constantFrom("nominal" as const, "fair" as const, "serious" as const, "critical" as const)),
@@ -143,7 +161,7 @@ test("every situation is decided, and private requests never go far", () => {
       const allTexts = [...situation.messages.map(({ content }) => content), ...situation.texts.flat()];
       const found = policy.private.patterns.length > 0 && allTexts.some((part) => /[0-9]{3}/.test(part));
       if (found || bears.some((label) => policy.private.labels.includes(label))) expect(isPrivate).toBe(true);
-      if (situation.media.length > 0 && policy.private.patterns.length > 0) expect(isPrivate).toBe(true);
+      if (situation.media.length > 0 && policy.private.media !== "far") expect(isPrivate).toBe(true);
       if (isPrivate || policy.mode === "near-only") expect(side).not.toBe("far");
       if (side === "near") expect(situation.near.available && situation.near.circuit !== "open").toBe(true);
       if (side === "far") expect(situation.far.online && situation.far.circuit !== "open").toBe(true);

@@ -6,6 +6,7 @@ import type {
   ChatCompletionTokenLogprob,
   ChatFinishReason,
   CompletionUsage,
+  Description,
   Route,
 } from "../../api/types.js";
 import { NearfarError } from "../../errors.js";
@@ -53,6 +54,8 @@ export interface AnswerJob {
   readonly rules: Rules;
   /** How near failed before the decision; "late": it sent no token in its time. */
   readonly earlyFailure?: { readonly error: unknown } | "late" | null;
+  /** What the request has in place of media. */
+  readonly descriptions?: readonly Description[];
   readonly sides: Readonly<Record<Side, AnsweringSide>>;
   /** Lets far compute the prompt. It never rejects. */
   readonly warm: (signal: AbortSignal) => Promise<void>;
@@ -339,8 +342,14 @@ class RunningAnswer {
 
   #route(): Route {
     const { side, reason, switchedAt } = this.#state;
-    const { decision } = this.job;
-    return { side: side ?? "near", reason, scores: { ...decision.scores }, switched_at: switchedAt };
+    const { decision, descriptions = [] } = this.job;
+    return {
+      side: side ?? "near",
+      reason,
+      scores: { ...decision.scores },
+      switched_at: switchedAt,
+      ...(descriptions.length > 0 && { described: descriptions.map((each) => ({ ...each })) }),
+    };
   }
 
   #errorOf(fail: Fail): unknown {

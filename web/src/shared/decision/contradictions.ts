@@ -16,6 +16,7 @@ export function* contradictions(policy: Policy): Contradictions {
       yield ["private.media", "in mode far-only a request with media could never be answered"];
   }
   if (policy.mode === "near-only") {
+    if (policy.private.media === "describe") yield ["private.media", "in mode near-only nothing is described for far"];
     if (policy.budget.far_usd_per_day !== null)
       yield ["budget.far_usd_per_day", "in mode near-only nothing is spent on the far side"];
     if (policy.budget.far_requests_per_day !== null)

@@ -8,7 +8,7 @@ import { RequestError } from "../../errors.js";
 import { farTimes, farUsd, isSpent, nearTimes } from "./costs.js";
 import type { Decision, DecisionReason, Lack, Scores, Side } from "./decision.js";
 import { lastUserText } from "./features.js";
-import { isKept, needs } from "./media.js";
+import { canDescribe, isKept, needs } from "./media.js";
 import type { Costs, Policy } from "./policy_schema.js";
 import { predictRights, readsSignals } from "./predictor.js";
 import { PrivateCheck } from "./privacy.js";
@@ -23,6 +23,13 @@ export interface Choice {
   readonly wants_signals: boolean;
   /** Near may guess tokens for far's answer: it could answer itself, and its device need not be spared. */
   readonly may_guess: boolean;
+  /** Nobody may answer yet: near must turn the media into texts, with which `chooseDescribed` decides again. */
+  readonly describes: boolean;
+}
+
+export interface DescribedChoice extends Choice {
+  /** Near reads the media themselves, so the answer stays near; otherwise the texts stand in their place. */
+  readonly reads_media: boolean;
 }
 
 interface Answering {
@@ -50,7 +57,11 @@ export function choose(policy: Policy, situation: Situation, isPrivate: boolean)
   checkLabels(policy, situation);
   const { pin, near_signals: signals, media } = situation;
   const kept = isPrivate ? "private" : isKept(policy.private, media) ? "media" : null;
+  const isDescribable = canDescribe(policy.private, media, situation.near.describes);
   const lacks = { near: nearLack(policy, situation), far: kept ?? farLack(policy, situation) };
+  // Of describable media, far needs to read only the texts, which have other tokens.
+  if (kept === "media" && isDescribable)
+    lacks.far = farLack(policy, { ...situation, media: [], far: { ...situation.far, prompt_tokens: null } });
   const scores = score(policy, situation);
   const hint = hinted(policy, situation.near);
   const { side, reason } =
@@ -59,12 +70,37 @@ export function choose(policy: Policy, situation: Situation, isPrivate: boolean)
     hint ??
     inTime(policy.costs, scores) ??
     byGain(policy, scores);
+  const nearCannotRead = lacks.near === "vision" || lacks.near === "sound";
+  const describes = isDescribable && (side === "far" || (side === null && pin !== "far" && nearCannotRead));
+  if (describes) {
+    const decision = { side: null, reason: "media", private: true, scores } as const;
+    return { decision, standby: false, wants_signals: false, may_guess: false, describes };
+  }
   return {
     decision: { side, reason, private: kept !== null, scores },
-    standby: side !== null && pin === null && lacks[side === "near" ? "far" : "near"] === null,
-    wants_signals: (reason === "quality" || reason === "cost") && signals === null && readsSignals(policy.quality),
+    standby: side !== null && pin === null && kept === null && lacks[side === "near" ? "far" : "near"] === null,
+    wants_signals:
+      kept === null && (reason === "quality" || reason === "cost") && signals === null && readsSignals(policy.quality),
     may_guess: lacks.near === null && hint === null,
+    describes,
   };
+}
+
+/**
+ * The choice with the descriptions: ``described`` is the situation with them in place of the media of ``original``, and
+ * ``isPrivate`` is true of a private label or text, also of a description. Throws as `choose`.
+ */
+export function chooseDescribed(
+  policy: Policy,
+  original: Situation,
+  described: Situation,
+  isPrivate: boolean,
+): DescribedChoice {
+  const choice = choose(policy, described, isPrivate);
+  const readsMedia = choice.decision.side === "near" && nearLack(policy, original) === null;
+  if (!readsMedia) return { ...choice, reads_media: false };
+  const decision = { ...choice.decision, private: true };
+  return { ...choice, decision, standby: false, wants_signals: false, reads_media: true };
 }
 
 /**

@@ -76,7 +76,8 @@ const WHY: Readonly<Record<Exclude<Lack, Kept>, string>> = {
 const PASSING: readonly Lack[] = ["near_unavailable", "offline", "circuit_open", "budget"];
 /** What a near model lacks that cannot read the media which the policy keeps from far. */
 const MEDIA_LACKS: readonly Lack[] = ["vision", "sound"];
-const MEDIA_ADVICE = ', use a near model that reads them, or let them leave: private.media "far"';
+const MEDIA_ADVICE =
+  ', use a near model that reads them, or let them leave: private.media "far", or "describe" for their texts alone';
 
 /**
  * The error of a decision without a side. ``near`` says why near's model cannot answer, if it is not available. A

@@ -57,10 +57,25 @@ export function isKept({ media: rule }: Pick<PrivateRules, "media">, media: read
   return rule !== "far" && media.length > 0;
 }
 
+/** Whether near can turn all media into texts, and the policy lets only such texts leave. */
+export function canDescribe(
+  { media: rule }: Pick<PrivateRules, "media">,
+  media: readonly Media[],
+  kinds: readonly MediaKind[],
+): boolean {
+  return (
+    rule === "describe" && media.length > 0 && media.every(({ kind, part }) => part !== null && kinds.includes(kind))
+  );
+}
+
 /** Names the first one and where it is: "a picture (messages[0].content[1])". */
 export function mediaWords(media: readonly Media[]): string {
   const [first] = media;
   if (first === undefined) return "nothing";
   const { kind, message, part } = first;
-  return `${WORDS[kind]} (${message === null ? "in one of its texts or inputs" : `messages[${message}].content[${String(part)}]`})`;
+  return `${WORDS[kind]} (${message === null ? "in one of its texts or inputs" : mediaPath({ message, part })})`;
+}
+
+export function mediaPath({ message, part }: Pick<Media, "message" | "part">): string {
+  return `messages[${String(message)}].content[${String(part)}]`;
 }

@@ -2,8 +2,8 @@
 
 import type { AnswerFacts, Rules } from "../router/answer_machine.js";
 import { rulesOf } from "../router/answer_machine.js";
-import type { Choice } from "./decide.js";
-import { choose, encodingPolicy } from "./decide.js";
+import type { Choice, DescribedChoice } from "./decide.js";
+import { choose, chooseDescribed, encodingPolicy } from "./decide.js";
 import type { Policy } from "./policy_schema.js";
 import type { Situation } from "./situation.js";
 
@@ -23,6 +23,17 @@ export function chooseBy(key: string, situation: Situation, isPrivate: boolean, 
   const policy = policies.get(key);
   if (policy === undefined) return null;
   return choose(embeds ? encodingPolicy(policy) : policy, situation, isPrivate);
+}
+
+/** As `chooseDescribed`, and null as `chooseBy`. */
+export function chooseDescribedBy(
+  key: string,
+  original: Situation,
+  described: Situation,
+  isPrivate: boolean,
+): DescribedChoice | null {
+  const policy = policies.get(key);
+  return policy === undefined ? null : chooseDescribed(policy, original, described, isPrivate);
 }
 
 /** As `rulesOf`, and null as `chooseBy`. */

@@ -4,7 +4,7 @@
 // Unknown numbers are null, and no rule depends on them.
 
 import type { Side } from "./decision.js";
-import type { Media } from "./media.js";
+import type { Media, MediaKind } from "./media.js";
 import type { NearSignals } from "./near_signals.js";
 
 /** "half-open": one request is let through; meanwhile the state for any other request is "open". */
@@ -43,6 +43,8 @@ interface SideState {
 
 export interface NearState extends SideState {
   readonly available: boolean;
+  /** The kinds of media that it can turn into texts: pictures if its model sees, sound if there is a transcriber. */
+  readonly describes: readonly MediaKind[];
   /** From 0 to 1. */
   readonly battery: number | null;
   readonly charging: boolean | null;

@@ -1,0 +1,62 @@
+"""The choice of a side for a request whose media near must turn into texts first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError
+
+from ...executors.executor import Call
+from ...schema.chat import ChatCompletionRequest
+from ...schema.completions import CompletionRequest
+from ...schema.route import Description
+from ..decision.decide import Choice, choose_described
+from ..decision.situation import Situation
+from ..sides.describer import with_descriptions
+from ..sides.sides import Sides
+from ..sides.texts import texts_of
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """The request that is answered: with texts in place of its media, or as it was."""
+
+    request: ChatCompletionRequest | CompletionRequest
+    situation: Situation
+    choice: Choice
+    descriptions: Sequence[Description] = ()
+
+
+async def choose_with_descriptions(
+    sides: Sides, request: ChatCompletionRequest | CompletionRequest, situation: Situation, call: Call
+) -> Described:
+    """``situation`` is that of a choice that ``describes``. If near cannot describe the media, it answers itself, if
+    the policy's `fallback.near_continues` allows it.
+
+    Raises RequestError or Unavailable if near may not do that either, and the errors of `Sides.choose`.
+    """
+    assert isinstance(request, ChatCompletionRequest), "only chats have media that are described"
+    assert sides.describer is not None
+    try:
+        descriptions = await sides.describer.describe(request, situation.media, call)
+    except DeadlineExceeded:
+        raise
+    except NearfarError:
+        situation = replace(situation, near=replace(situation.near, describes=()))
+        choice = await sides.choose(situation, private=await sides.is_private(situation))
+        if not sides.policy.fallback.near_continues or choice.decision.side is None:
+            raise
+        return Described(request, situation, choice)
+    written = with_descriptions(request, descriptions)
+    messages, texts, media = await asyncio.to_thread(texts_of, written)
+    labelled = tuple(
+        replace(message, labels=before.labels) for message, before in zip(messages, situation.messages, strict=True)
+    )
+    again = await sides.situation(replace(situation, messages=labelled, texts=texts, media=media), written)
+    private = await sides.is_private(again)
+    choice, reads_media = choose_described(sides.policy, situation, again, private=private)
+    if reads_media:
+        return Described(request, situation, choice)
+    return Described(written, again, choice, descriptions)

@@ -1,0 +1,155 @@
+"""Describer: texts that near makes of a request's media, for policies that let only such texts leave the device.
+
+`web/src/shared/decision/description.ts` has how near is asked and what far receives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, NearfarError, RequestError, Unavailable
+from nearfar.compiler.shared.script import SharedScript
+
+from ...executors.circuit import Circuit
+from ...executors.executor import Call, Transcribes
+from ...schema.chat import ChatCompletionRequest, Message, TextPart
+from ...schema.route import Description
+from ...schema.transcription import TranscriptionRequest
+from ..decision.situation import Media, MediaKind
+from .near import NearSide
+
+# Texts that are retained, so that a conversation's next turn does not make them again.
+MAX_TEXTS = 256
+
+
+class Describer:
+    """``transcriber`` writes down sound; it stays the caller's to close. A text takes at most ``max_seconds``."""
+
+    def __init__(
+        self, near: NearSide, circuit: Circuit, transcriber: Transcribes | None, *, max_seconds: float
+    ) -> None:
+        self._near, self._circuit, self._transcriber, self._max_seconds = near, circuit, transcriber, max_seconds
+        self._texts: OrderedDict[str, str] = OrderedDict()
+
+    @property
+    def kinds(self) -> tuple[MediaKind, ...]:
+        """The kinds of media that become texts."""
+        pictures: tuple[MediaKind, ...] = ("picture",) if self._near.reads_images else ()
+        return (*pictures, "sound") if self._transcriber is not None else pictures
+
+    async def describe(self, request: ChatCompletionRequest, media: Sequence[Media], call: Call) -> list[Description]:
+        """Raises RequestError or Unavailable with the code "undescribed", or DeadlineExceeded."""
+        described = []
+        for each in media:
+            assert each.message is not None
+            assert each.part is not None
+            content = request.messages[each.message].content
+            assert isinstance(content, list)
+            part = content[each.part].model_dump(mode="json", exclude_none=True)
+            try:
+                async with asyncio.timeout(self._max_seconds):
+                    text = await self._text(each.kind, part, call)
+            except DeadlineExceeded:
+                raise
+            except (NearfarError, TimeoutError) as error:
+                raise undescribed(each, error) from error
+            path = f"messages[{each.message}].content[{each.part}]"
+            marked = SharedScript.of_thread().ask("describedText", each.kind, text)
+            described.append(Description(path=path, kind=each.kind, text=marked))
+        return described
+
+    async def _text(self, kind: MediaKind, part: Mapping[str, Any], call: Call) -> str:
+        key = key_of(part)
+        if key is not None and key in self._texts:
+            self._texts.move_to_end(key)
+            return self._texts[key]
+        text = await (self._transcript(part, call) if kind == "sound" else self._description(part, call))
+        if key is not None:
+            self._texts[key] = text
+            if len(self._texts) > MAX_TEXTS:
+                self._texts.popitem(last=False)
+        return text
+
+    async def _transcript(self, part: Mapping[str, Any], call: Call) -> str:
+        assert self._transcriber is not None
+        try:
+            data = base64.b64decode(part["input_audio"]["data"], validate=True)
+        except (KeyError, TypeError, binascii.Error):
+            raise RequestError("its data are not base64; send {data, format} in base64", param="messages") from None
+        transcript = await self._transcriber.transcribe(
+            data, "the recording", TranscriptionRequest(model=self._near.name), own(call), translate=False
+        )
+        return transcript.text
+
+    async def _description(self, part: Mapping[str, Any], call: Call) -> str:
+        rules = SharedScript.of_thread().ask("describing")
+        prompt = {"type": "text", "text": rules["prompt"]}
+        request = ChatCompletionRequest(
+            model=self._near.name,
+            messages=[Message.model_validate({"role": "user", "content": [part, prompt]})],
+            temperature=0.0,
+            max_tokens=rules["max_tokens"],
+            reasoning_effort="none",
+        )
+        self._circuit.begin()
+        text = ""
+        try:
+            async with aclosing(self._near.answer(request, own(call), None)) as pieces:
+                async for piece in pieces:
+                    text += piece.text
+            if not text.strip():
+                raise Unavailable("its model wrote no description")
+        except (DeviceError, Unavailable):
+            self._circuit.failed()
+            raise
+        finally:
+            self._circuit.ended()
+        self._circuit.succeeded()
+        return text
+
+
+def with_descriptions(request: ChatCompletionRequest, described: Sequence[Description]) -> ChatCompletionRequest:
+    """The request with the texts in place of its media."""
+    texts = {each.path: each.text for each in described}
+
+    def written(message: Message, index: int) -> Message:
+        if not isinstance(message.content, list):
+            return message
+        paths = [f"messages[{index}].content[{part}]" for part in range(len(message.content))]
+        content = [
+            TextPart(type="text", text=texts[path]) if path in texts else part
+            for path, part in zip(paths, message.content, strict=True)
+        ]
+        return message.model_copy(update={"content": content})
+
+    messages = [written(message, index) for index, message in enumerate(request.messages)]
+    return request.model_copy(update={"messages": messages})
+
+
+def own(call: Call) -> Call:
+    """A call of the router's own, whose tokens are not the answer's."""
+    return replace(call, observe_queue=None, observe_token=None, observe_prompt_logprobs=None)
+
+
+def key_of(part: Mapping[str, Any]) -> str | None:
+    """The name of a part that contains its bytes; None for an address, whose picture may change."""
+    url = part.get("image_url", {}).get("url", "data:")
+    return sha256(repr(sorted(part.items())).encode()).hexdigest() if url.startswith("data:") else None
+
+
+def undescribed(media: Media, error: NearfarError | TimeoutError) -> NearfarError:
+    why = error.message if isinstance(error, NearfarError) else "it took too long"
+    place = {"kind": media.kind, "message": media.message, "part": media.part}
+    try:
+        SharedScript.of_thread().ask("undescribed", place, why, isinstance(error, RequestError))
+    except NearfarError as raised:
+        return raised
+    raise AssertionError("media that are not described are an error")

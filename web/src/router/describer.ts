@@ -1,0 +1,167 @@
+// Describes the media of requests on this device, for policies that let only such texts leave. hybrid.js loads this file
+// with the first request that needs it.
+
+import type { SoundSource } from "../audio/index.js";
+import { NearfarError, RequestError, Unavailable, messageOf } from "../errors.js";
+import { unlessAborted } from "../runtime/abort.js";
+import { anySignal } from "../api/stream.js";
+import type { Description } from "../api/types.js";
+import { choose, chooseDescribed } from "../shared/decision/decide.js";
+import { DESCRIBING, describedText, undescribed } from "../shared/decision/description.js";
+import type { Media } from "../shared/decision/media.js";
+import { mediaPath } from "../shared/decision/media.js";
+import type { Situation } from "../shared/decision/situation.js";
+import type { HybridRequest } from "./request.js";
+import { withMessages } from "./request.js";
+import type { Routing, SituatedChoice } from "./routing.js";
+import { withTimeout } from "./sides/clock.js";
+
+/** A model on this device that writes down what is said: an `Engine` with Whisper is one. The sound may be private. */
+export interface SoundTranscriber {
+  transcribe(source: SoundSource, options?: { readonly signal?: AbortSignal }): PromiseLike<{ readonly text: string }>;
+}
+
+/** The request that is answered: with texts in the place of its media, or as it was. */
+export interface DescribedRequest {
+  readonly request: HybridRequest;
+  readonly choice: SituatedChoice;
+  readonly descriptions: readonly Description[];
+}
+
+type Part = Readonly<Record<string, unknown>>;
+
+/** Texts that are retained, so that a conversation's next turn does not make them again. */
+const MOST = 256;
+
+export class Describer {
+  readonly #texts = new Map<string, string>();
+
+  constructor(
+    private readonly routing: Routing,
+    private readonly transcriber: SoundTranscriber | null,
+  ) {}
+
+  /**
+   * Decides a request whose choice ``first`` needs descriptions. If near cannot make them, it answers itself, if
+   * `fallback.near_continues` allows it. Throws RequestError or Unavailable (``details.code``: undescribed, or that of a
+   * refusal), or the signal's reason.
+   */
+  async decide(
+    request: HybridRequest,
+    first: SituatedChoice,
+    situate: (request: HybridRequest) => Promise<Situation>,
+    signal: AbortSignal,
+  ): Promise<DescribedRequest> {
+    const { policy } = this.routing.wiring;
+    let descriptions: readonly Description[];
+    try {
+      descriptions = await this.#describe(request, signal);
+    } catch (error) {
+      signal.throwIfAborted();
+      const { near } = first.situation;
+      const situation = { ...first.situation, near: { ...near, describes: [] } };
+      const choice = choose(policy, situation, this.routing.privacy.isPrivate(situation));
+      if (!policy.fallback.near_continues || choice.decision.side === null) throw error;
+      return { request, choice: { ...choice, situation }, descriptions: [] };
+    }
+    const texts = new Map(descriptions.map(({ path, text }) => [path, text]));
+    const messages = request.params.messages.map((message, index) => ({
+      ...message,
+      ...(Array.isArray(message.content) && {
+        content: message.content.map((part: unknown, at) => {
+          const text = texts.get(mediaPath({ message: index, part: at }));
+          return text === undefined ? part : { type: "text", text };
+        }) as typeof message.content,
+      }),
+    }));
+    const described = withMessages(request, messages);
+    const situation = await situate(described);
+    const isPrivate = this.routing.privacy.isPrivate(situation);
+    const { reads_media: readsMedia, ...choice } = chooseDescribed(policy, first.situation, situation, isPrivate);
+    if (choice.decision.side === null) throw this.routing.refusal(choice.decision, situation);
+    return readsMedia
+      ? { request, choice: { ...choice, situation: first.situation }, descriptions: [] }
+      : { request: described, choice: { ...choice, situation }, descriptions };
+  }
+
+  /** Throws RequestError or Unavailable with the code "undescribed", or the signal's reason. */
+  async #describe({ params, properties }: HybridRequest, signal: AbortSignal): Promise<readonly Description[]> {
+    const found: Description[] = [];
+    for (const media of properties.media) {
+      const { kind, message, part: at } = media;
+      const { content } = params.messages[message ?? -1] ?? {};
+      const part = ((content ?? []) as unknown as readonly Part[])[at ?? -1] ?? {};
+      const key = await keyOf(part);
+      try {
+        const text = this.#texts.get(key ?? "") ?? (await this.#text(media, part, signal));
+        this.#retain(key, text);
+        found.push({ path: mediaPath(media), kind, text: describedText(kind, text) });
+      } catch (error) {
+        signal.throwIfAborted();
+        throw undescribed(media, messageOf(error), error instanceof RequestError);
+      }
+    }
+    return found;
+  }
+
+  async #text({ kind }: Media, part: Part, signal: AbortSignal): Promise<string> {
+    const { clock, policy } = this.routing.wiring;
+    const { near_first_token_ms, between_tokens_ms } = policy.timeouts;
+    return withTimeout(clock, near_first_token_ms + between_tokens_ms, (late) => {
+      const until = anySignal(signal, late);
+      return unlessAborted(kind === "sound" ? this.#transcript(part, until) : this.#description(part, until), until);
+    });
+  }
+
+  async #transcript({ input_audio: sound }: Part, signal: AbortSignal): Promise<string> {
+    const { data } = Object(sound) as { readonly data?: unknown };
+    if (this.transcriber === null || typeof data !== "string")
+      throw new RequestError(
+        "there is no transcriber, or no sound; set transcriber, and send {data, format} in base64",
+      );
+    const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
+    return (await this.transcriber.transcribe(bytes, { signal })).text;
+  }
+
+  async #description(part: Part, signal: AbortSignal): Promise<string> {
+    const { near } = this.routing.wiring;
+    const { circuit } = this.routing.records.near;
+    const content = [part, { type: "text", text: DESCRIBING.prompt }];
+    const params = {
+      messages: [{ role: "user" as const, content: content as never }],
+      temperature: 0,
+      max_tokens: DESCRIBING.max_tokens,
+      reasoning_effort: "none" as const,
+    };
+    circuit.begin();
+    try {
+      let text = "";
+      for await (const { choices } of near.answer({ params, from: null, logprobs: null, signal }))
+        text += choices[0]?.delta.content ?? "";
+      if (text.trim() === "") throw new Unavailable("its model wrote no description");
+      circuit.succeeded();
+      return text;
+    } catch (error) {
+      if (error instanceof NearfarError && !(error instanceof RequestError)) circuit.failed();
+      throw error;
+    } finally {
+      circuit.ended();
+    }
+  }
+
+  #retain(key: string | null, text: string): void {
+    if (key === null) return;
+    this.#texts.delete(key);
+    this.#texts.set(key, text);
+    const [oldest] = this.#texts.keys();
+    if (this.#texts.size > MOST && oldest !== undefined) this.#texts.delete(oldest);
+  }
+}
+
+/** The name of a part that contains its bytes; null for an address, whose picture may change. */
+async function keyOf(part: Part): Promise<string | null> {
+  const { url = "data:" } = Object(part.image_url) as { readonly url?: unknown };
+  if (typeof url !== "string" || !url.startsWith("data:")) return null;
+  const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(JSON.stringify(part)));
+  return String.fromCharCode(...new Uint8Array(digest));
+}

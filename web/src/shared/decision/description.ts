@@ -1,0 +1,32 @@
+// Descriptions: the texts that stand for a request's media where the policy lets only such texts leave the device.
+
+import type { NearfarError } from "../../errors.js";
+import { RequestError, Unavailable } from "../../errors.js";
+import type { Media, MediaKind } from "./media.js";
+import { mediaWords } from "./media.js";
+
+/** How near is asked for the description of a picture: greedily, so that a picture has one description. */
+export const DESCRIBING = {
+  prompt:
+    "Describe this picture for someone who cannot see it, in at most three sentences. Quote any text in it word for word.",
+  max_tokens: 160,
+};
+
+const MARKS: Readonly<Record<MediaKind, string>> = {
+  picture: "Picture, described on the user's device",
+  sound: "Sound, transcribed on the user's device",
+  file: "File, read on the user's device",
+};
+
+/** What far receives instead of the picture or sound. */
+export function describedText(kind: MediaKind, text: string): string {
+  return `[${MARKS[kind]}: ${text.trim()}]`;
+}
+
+/** The error of media that could not be described. ``isRequest``: the same request would fail again. */
+export function undescribed(media: Media, why: string, isRequest: boolean): NearfarError {
+  return new (isRequest ? RequestError : Unavailable)(
+    `the request has ${mediaWords([media])}, which was not described on this device, so it was not sent far: ${why}`,
+    { code: "undescribed" },
+  );
+}
