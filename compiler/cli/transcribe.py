@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ..bundle.folder import open_any
+from ..bundle.folder import ExportBundle, open_any
 from ..bundle.manifest import AUDIO
 from ..bundle.signature import read_trusted_keys
+from ..pipeline.target import check_machine
 from ..runtime.audio.formats import write_transcript
 from ..runtime.audio.sound import read_sound_file
 from ..runtime.audio.transcribe import LIMITS, Transcriber, TranscriptionOptions
@@ -25,6 +26,9 @@ def run(options: Transcribe) -> None:
     trusted = read_trusted_keys(options.trust)
     path, from_cache = bundle_of(options.bundle, options.ignore_keys, quiet=quiet)
     bundle = open_any(path, () if from_cache else trusted)
+    if isinstance(bundle, ExportBundle) and bundle.manifest.speech is not None:
+        # Raises an error that names the tools for the bundle.
+        check_machine(bundle)
     require_plan(bundle.manifest, AUDIO)
     task = TranscriptionOptions(
         language=options.language,

@@ -18,7 +18,7 @@ from .. import quant
 from ..arch.families import LARGE_ACTIVATIONS
 from ..bundle.entries import FileEntry
 from ..bundle.folder import ExportBundle, file_entry, tokenizer_entry
-from ..bundle.manifest import EMBED, FORMAT_VERSION, MANIFEST_FILE, VISION, ExportManifest
+from ..bundle.manifest import AUDIO, EMBED, FORMAT_VERSION, MANIFEST_FILE, VISION, ExportManifest
 from ..bundle.new_folder import new_folder
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
@@ -104,7 +104,7 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
     progress("read", 1, 1)
     spec = checkpoint.spec
     if checkpoint.task is not None:
-        check_texts(model, target, checkpoint, kv, generates_only=EMBED not in exporter.PLANS)
+        check_task(model, target, checkpoint, kv, exporter.PLANS)
     fmt, keeps_forms = choose_quantization(
         options.quantization, checkpoint, note, requantize=options.requantize, group=options.group_size
     )
@@ -131,7 +131,11 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
     # No framework has heads that draft tokens.
     made = graphs_of(checkpoint, chosen.context, page_size=chosen.context)
     graphs = {name: graph for name, graph in made.items() if name in exporter.PLANS}
-    if checkpoint.task is not None and any("page_ids" in graph.inputs for graph in graphs.values()):
+    if (
+        checkpoint.task is not None
+        and checkpoint.speech is None
+        and any("page_ids" in graph.inputs for graph in graphs.values())
+    ):
         raise UnsupportedModel(
             f"{model}: its layers need pages of keys and values, which {target} bundles of embeddings do not have; use "
             "--target webgpu, cpu or cuda"
@@ -152,15 +156,21 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
     return ExportJob(model, target, exporter, checkpoint, graphs, chosen)
 
 
-def check_texts(model: str, target: str, checkpoint: Checkpoint, kv: str, *, generates_only: bool) -> None:
-    """Raises UnsupportedModel for a target whose bundles only generate text, and RequestError for keys and values of
-    integers, which a model that makes embeddings or scores does not keep.
+def check_task(model: str, target: str, checkpoint: Checkpoint, kv: str, plans: tuple[str, ...]) -> None:
+    """Raises UnsupportedModel for a target whose bundles have no such ``plans``, and RequestError for keys and values
+    of integers, which a model that makes embeddings or scores does not keep, and one of sound only as computed.
     """
     if checkpoint.speech is not None:
-        raise UnsupportedModel(
-            f"{model}: transcribes sound, but {target} bundles read text; use --target webgpu, cpu or cuda"
-        )
-    if generates_only:
+        if AUDIO not in plans:
+            raise UnsupportedModel(
+                f"{model}: transcribes sound, but {target} bundles read text; use --target webgpu, cpu, cuda or onnx"
+            )
+        if kv != "activation":
+            raise RequestError(
+                f"--kv {kv}: not supported for {model} on {target}, which reads sound; remove the option"
+            )
+        return
+    if EMBED not in plans:
         makes = "embeddings" if checkpoint.embedding is not None else "scores"
         raise UnsupportedModel(
             f"{model}: makes {makes}, but {target} bundles generate text; use --target webgpu, cpu, cuda or onnx"

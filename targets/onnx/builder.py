@@ -45,7 +45,7 @@ class Builder:
 
     def constant(self, name: str, values: Array) -> str:
         """An array that is part of the graph's file."""
-        self.constants[name] = numpy_helper.from_array(np.ascontiguousarray(values), name)
+        self.constants[name] = numpy_helper.from_array(np.asarray(values, order="C"), name)
         return name
 
     def integers(self, *values: int) -> str:

@@ -6,7 +6,8 @@ genai_config.json        the configuration for ONNX Runtime GenAI, if it can all
 config.json and others   as in the checkpoint, with the options for Transformers.js
 
 A model that sees pictures has three graphs instead of model.onnx: decoder_model_merged.onnx reads the rows of
-embed_tokens.onnx (`embeddings.py`), among which the consumer places those of vision_encoder.onnx (`vision.py`).
+embed_tokens.onnx (`embeddings.py`), among which the consumer places those of vision_encoder.onnx (`vision.py`). A model
+of sound has two (`speech.py`): encoder_model.onnx, to whose rows decoder_model_merged.onnx attends.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nearfar.compiler.bundle.manifest import CLASSIFY, EMBED, GENERATE, VISION
+from nearfar.compiler.bundle.manifest import AUDIO, CLASSIFY, EMBED, GENERATE, VISION
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
     from .emitter import Emitter
 
 DEVICES = devices.NAMES
-PLANS = (GENERATE, EMBED, CLASSIFY, VISION)
+PLANS = (GENERATE, EMBED, CLASSIFY, VISION, AUDIO)
 FOLDER, ENDING = "onnx", ".onnx"
 # The names that optimum and Transformers.js give to graphs.
 MODEL, DECODER, TABLE, TOWER = "model", "decoder_model_merged", "embed_tokens", "vision_encoder"
+LISTENER = "encoder_model"
 
 
 def activations(device: str | None) -> tuple[str, ...]:
@@ -141,6 +143,7 @@ def emit(
     from .embeddings import build_embeddings, without_embeddings
     from .emitter import Emitter
     from .encoder import build_encoder
+    from .speech import build_listener, build_speech_decoder, without_keys
     from .vision import build_vision
 
     name, spec, task = options.device or DEVICES[0], checkpoint.spec, checkpoint.task
@@ -153,8 +156,15 @@ def emit(
             graph = stack_siblings(stack_gates(graph))
         return Emitter(graph, spec, device, options.quantization, options.activation, scales or {})
 
+    if AUDIO in graphs:
+        encoder, sources = without_keys(graphs[AUDIO])
+        listener = started(encoder)
+        build_listener(listener)
+        decoder = started(with_every_row(graphs[GENERATE]))
+        build_speech_decoder(decoder, graphs[AUDIO], sources)
+        return {LISTENER: listener, DECODER: decoder}
+    assert not isinstance(task, SpeechSpec), "a model of sound has a graph that reads it"
     if task is not None:
-        assert not isinstance(task, SpeechSpec), "models of sound are refused earlier"
         model = started(graphs[EMBED if isinstance(task, EmbeddingSpec) else CLASSIFY])
         build_encoder(model, task)
         return {MODEL: model}

@@ -16,6 +16,7 @@ from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.formats.images import PREPROCESSOR_FILE, PROCESSOR_FILE
 from nearfar.compiler.formats.sentence_transformers import LENGTH_FILES, MODULES_FILE, PROMPTS_FILE, read_modules
 from nearfar.compiler.ir.images import EvenTiles
+from nearfar.compiler.ir.speech import FRAME, HOP, SAMPLE_RATE
 
 from .genai_config import LAYER_TYPES
 
@@ -61,12 +62,14 @@ def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, d
     if device != "cpu":
         config["transformers.js_config"]["device"] = device
     write_json(folder / "config.json", config)
-    if checkpoint.task is None:
+    if checkpoint.task is None or checkpoint.speech is not None:
         write_json(folder / "generation_config.json", generation_config(checkpoint))
     else:
         copy_modules(folder, checkpoint.path)
     if sees:
         write_processor(folder, checkpoint)
+    if checkpoint.speech is not None:
+        write_feature_extractor(folder, checkpoint)
     write_json(folder / "tokenizer_config.json", tokenizer_config(checkpoint))
     (folder / "tokenizer.json").write_bytes(checkpoint.tokenizer.content)
     for name in OPTIONAL_FILES:
@@ -90,6 +93,29 @@ def write_processor(folder: Path, checkpoint: Checkpoint) -> None:
     if isinstance(images.tiles, EvenTiles):
         features["image_seq_len"] = (images.tiles.side // images.patch // images.block) ** 2
     write_json(folder / PROCESSOR_FILE, {"processor_class": known["processor_class"], **features, **processor})
+
+
+def write_feature_extractor(folder: Path, checkpoint: Checkpoint) -> None:
+    """The file that says how sound becomes frames, which the checkpoint may leave out."""
+    audio, speech = checkpoint.spec.audio, checkpoint.speech
+    assert audio is not None
+    assert speech is not None
+    section = read_json(checkpoint.path / PROCESSOR_FILE).get("feature_extractor")
+    own = section if isinstance(section, dict) else read_json(checkpoint.path / PREPROCESSOR_FILE)
+    known = {
+        "processor_class": "WhisperProcessor",
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "chunk_length": speech.seconds,
+        "feature_size": audio.mel_bins,
+        "hop_length": HOP,
+        "n_fft": FRAME,
+        "n_samples": speech.seconds * SAMPLE_RATE,
+        "nb_max_frames": 2 * audio.positions,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "sampling_rate": SAMPLE_RATE,
+    }
+    write_json(folder / PREPROCESSOR_FILE, {**known, **own})
 
 
 def copy_modules(folder: Path, source: Path) -> None:

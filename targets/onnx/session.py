@@ -77,6 +77,12 @@ def require_runnable(bundle: ExportBundle) -> None:
             "Transformers.js or ONNX Runtime, or compile with --target webgpu, cpu or cuda, or with --text-only",
             model_type=spec.vision.model_type,
         )
+    if spec.audio is not None:
+        raise UnsupportedModel(
+            f"{bundle.path}: reads sound, which nearfar's runner of ONNX bundles does not; load the folder with "
+            "Transformers.js or ONNX Runtime, or compile with --target webgpu, cpu or cuda",
+            model_type=spec.model_type,
+        )
     if device != "cpu":
         raise DeviceError(
             f"{bundle.path}: its graph was made for {device}, and this runner uses only ONNX Runtime's CPU provider; "

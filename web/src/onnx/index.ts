@@ -64,11 +64,11 @@ export function onnxBackend(runner: OnnxRunner, manifest: ExportManifest, plan: 
   };
 }
 
-/** Throws DeviceError for a graph of another device, and for pictures and states, which this runner does not read or hold. */
+/** Throws DeviceError for a graph of another device, and for pictures, sound and states, which this runner does not read or hold. */
 export function requireDevice({ model, device, spec }: ExportManifest): void {
-  if (spec.vision !== null)
+  if (spec.vision !== null || spec.audio !== null)
     throw new DeviceError(
-      `${model}: sees pictures, which this runner of ONNX bundles does not; ` +
+      `${model}: ${spec.audio === null ? "sees pictures" : "reads sound"}, which this runner of ONNX bundles does not; ` +
         "compile with --target webgpu, or load the folder with Transformers.js",
     );
   if (spec.states !== null)

@@ -122,6 +122,8 @@ test("a graph for another device is refused, and so are weights that WebAssembly
   await expect(load({ spec: { ...manifest.spec, vision: VISION } }, {})).rejects.toThrow(
     "sees pictures, which this runner",
   );
+  const audio = { mel_bins: 8, positions: 4, num_layers: 1, num_heads: 1, intermediate_size: 8 };
+  await expect(load({ spec: { ...manifest.spec, audio } }, {})).rejects.toThrow("reads sound, which this runner");
   const large = manifest.files.map((entry) => (entry.file.endsWith("_data") ? { ...entry, size: 5e9 } : entry));
   await expect(load({ files: large }, { web: "1" })).rejects.toThrow("WebAssembly's memory holds 4.29 GB");
 });

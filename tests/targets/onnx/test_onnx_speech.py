@@ -1,0 +1,180 @@
+"""Whisper in ONNX Runtime and Transformers.js, as their users run it: the rows of the encoder's graph, from which the
+decoder's graph computes keys and values once.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import wave
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from onnx_cases import check_graph
+from onnx_session import open_graph, present_of
+from tiny_whisper import END, LANGUAGES, MELS, NO_TIMESTAMPS, ROWS, START, TRANSCRIBE, VOCABULARY, log_mel, make_whisper
+from tolerances import F32, INT8, relative_error
+
+from nearfar.compiler.bundle.folder import ExportBundle, open_any
+from nearfar.compiler.cli import transcribe
+from nearfar.compiler.cli.options import Transcribe
+from nearfar.compiler.cli.trial import find_trial
+from nearfar.compiler.measure.dry_run import dry_run
+from nearfar.compiler.pipeline.compile import CompileOptions
+from nearfar.compiler.pipeline.export import export_model
+from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
+from nearfar.compiler.runtime.runner import Limits
+from nearfar.targets.onnx.runner import check_machine, open_runner
+
+SCRIPT = Path(__file__).parent / "transformers_js_sound.mjs"
+PROMPT = [START, LANGUAGES["<|de|>"], TRANSCRIBE, NO_TIMESTAMPS]
+COUNT = 20
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    checkpoint: Path
+    bundle: Path
+    model: Any
+
+
+class SpeechSession:
+    """The graphs of a folder, with the cache of one window or of several."""
+
+    def __init__(self, folder: Path, frames: Floats) -> None:
+        (self.rows,) = open_graph(folder, "encoder_model").run(["last_hidden_state"], {"input_features": frames})
+        self.session = open_graph(folder, "decoder_model_merged")
+        self.outputs = [each.name for each in self.session.get_outputs()]
+        sizes = {"batch_size": len(frames)}
+        self.cache = {
+            each.name: np.zeros(
+                [sizes.get(size, 0) if isinstance(size, str) else size for size in each.shape], np.float32
+            )
+            for each in self.session.get_inputs()
+            if each.name.startswith("past_key_values.")
+        }
+        self.cached = False
+
+    def run(self, token_ids: Sequence[Sequence[int]]) -> Floats:
+        """The logits (batch, V) after new tokens."""
+        feeds = {
+            "input_ids": np.array(token_ids),
+            # Once there is a cache, it is not read.
+            "encoder_hidden_states": np.full_like(self.rows, np.nan) if self.cached else self.rows,
+            "use_cache_branch": np.array([self.cached]),
+            **self.cache,
+        }
+        found: dict[str, Any] = dict(zip(self.outputs, self.session.run(None, feeds), strict=True))
+        self.cache, self.cached = {name: found[present_of(name)] for name in self.cache}, True
+        logits: Floats = found["logits"][:, 0]
+        return logits
+
+
+def export(checkpoint: Path, output: Path, **options: Any) -> None:
+    export_model(str(checkpoint), output, CompileOptions(target="onnx", **options))
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("whisper")
+    # ONNX Runtime's attention needs heads of a multiple of 8 elements. With these weights, tokens differ.
+    model = make_whisper(folder / "checkpoint", seed=1, scale=0.5, d_model=48)
+    # Without timestamps, transformers reads a window once, and nothing ends the text.
+    model.generation_config.suppress_tokens += [END, *range(NO_TIMESTAMPS, VOCABULARY)]
+    model.generation_config.save_pretrained(folder / "checkpoint")
+    export(folder / "checkpoint", folder / "bundle", quantization="f32")
+    return Case(folder / "checkpoint", folder / "bundle", model)
+
+
+def test_rows_and_logits_are_those_of_transformers(whisper: Case) -> None:
+    import torch
+
+    frames = np.stack([log_mel(0), log_mel(1)])
+    tokens = [[*PROMPT, 5, 6, 9], [START, LANGUAGES["<|en|>"], TRANSCRIBE, NO_TIMESTAMPS, 7, 8, 30]]
+    with torch.no_grad():
+        inputs = {"input_features": torch.tensor(frames), "decoder_input_ids": torch.tensor(tokens)}
+        logits = whisper.model(**inputs).logits.numpy()
+        rows = whisper.model.model.encoder(inputs["input_features"]).last_hidden_state.numpy()
+    session = SpeechSession(whisper.bundle, frames)
+    assert relative_error(session.rows, rows) < F32
+    assert relative_error(session.run([each[:4] for each in tokens]), logits[:, 3]) < F32
+    for index in range(4, 7):
+        assert relative_error(session.run([each[index : index + 1] for each in tokens]), logits[:, index]) < F32
+    check_graph(whisper.bundle / "onnx/encoder_model.onnx")
+
+
+def greedy_answer(case: Case, frames: Floats) -> list[int]:
+    """The tokens that transformers writes behind the prompt."""
+    import torch
+
+    options = {"language": "de", "task": "transcribe", "max_new_tokens": COUNT, "do_sample": False}
+    with torch.no_grad():
+        found: list[int] = case.model.generate(torch.tensor(frames), **options)[0].tolist()
+    # Versions differ in whether the prompt precedes the answer.
+    return found[len(PROMPT) :] if found[: len(PROMPT)] == PROMPT else found
+
+
+def test_greedy_tokens_are_those_of_transformers(whisper: Case) -> None:
+    frames = log_mel(3)[None]
+    session = SpeechSession(whisper.bundle, frames)
+    found: list[int] = []
+    suppressed = whisper.model.generation_config.suppress_tokens
+    first = whisper.model.generation_config.begin_suppress_tokens
+    tokens = PROMPT
+    while len(found) < COUNT:
+        logits = session.run([tokens])[0]
+        logits[[*suppressed, *(first if not found else [])]] = -np.inf
+        tokens = [int(logits.argmax())]
+        found += tokens
+    assert found == greedy_answer(whisper, frames)
+    assert len(set(found)) > 5
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_transformers_js_loads_the_folder_and_writes_the_same_tokens(
+    node: str, whisper: Case, seed: int, tmp_path: Path
+) -> None:
+    frames = log_mel(seed)[None]
+    (tmp_path / "frames.json").write_text(json.dumps({"dims": frames.shape, "data": frames.ravel().tolist()}))
+    command = [node, str(SCRIPT), str(whisper.bundle), str(tmp_path / "frames.json"), str(COUNT), "de"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["tokens"] == PROMPT + greedy_answer(whisper, frames)
+    assert answer["frames"] == [1, MELS, 2 * ROWS]
+
+
+def test_quantized_graphs_and_a_dry_run(whisper: Case, tmp_path: Path) -> None:
+    make_whisper(tmp_path / "checkpoint", d_model=48)
+    for quantization in ("f32", "q8f16"):
+        export(tmp_path / "checkpoint", tmp_path / quantization, quantization=quantization)
+    exact, found = (SpeechSession(tmp_path / each, log_mel(0)[None]) for each in ("f32", "q8f16"))
+    assert relative_error(found.rows, exact.rows) < INT8
+    assert relative_error(found.run([PROMPT]), exact.run([PROMPT])) < INT8
+    sizes = dry_run(str(whisper.checkpoint), CompileOptions(target="onnx", quantization="f32")).sizes
+    written = [path for path in whisper.bundle.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    assert {name: size for name, size in sizes.items() if name != "manifest.json"} == {
+        str(path.relative_to(whisper.bundle)): path.stat().st_size for path in written
+    }
+
+
+def test_our_runner_and_8_bit_caches_refuse_sound_by_name(whisper: Case, tmp_path: Path) -> None:
+    bundle = open_any(whisper.bundle)
+    assert isinstance(bundle, ExportBundle)
+    for refused in (lambda: check_machine(bundle), lambda: open_runner(bundle, Limits())):
+        with pytest.raises(UnsupportedModel, match="reads sound, which nearfar's runner of ONNX bundles does not"):
+            refused()
+    assert " inspect " in find_trial(bundle).command
+    with wave.open(str(tmp_path / "sound.wav"), "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(bytes(3200))
+    with pytest.raises(UnsupportedModel, match="reads sound, which nearfar's runner of ONNX bundles does not"):
+        transcribe.run(Transcribe(sound=tmp_path / "sound.wav", bundle=whisper.bundle))
+    with pytest.raises(RequestError, match=r"--kv q8: not supported for .* on onnx, which reads sound"):
+        export(whisper.checkpoint, tmp_path / "kv", kv="q8")
