@@ -133,6 +133,7 @@ def test_the_ai_sdk_streams_text_and_makes_an_object(page: Page, url: str) -> No
     }
 
 
+@pytest.mark.exhaustive
 def test_a_recording_becomes_lines_with_times(page: Page, url: str) -> None:
     page.goto(f"{url}transcripts/")
     expect(page.locator("#status")).to_have_text("ready")
@@ -147,6 +148,7 @@ def test_a_recording_becomes_lines_with_times(page: Page, url: str) -> None:
     page.wait_for_function("() => document.querySelector('li').style.fontWeight === 'bold'")
 
 
+@pytest.mark.exhaustive
 def test_what_is_said_is_answered_by_voice(context: BrowserContext, url: str) -> None:
     page = context.new_page()
     page.add_init_script(STAND_INS)

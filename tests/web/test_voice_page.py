@@ -144,6 +144,7 @@ def test_what_is_said_is_answered_from_the_first_sentence_on(page: Page) -> None
         assert part in timings
 
 
+@pytest.mark.exhaustive
 def test_who_speaks_stops_the_answer(page: Page) -> None:
     page.evaluate(HEARS, ["count", "never mind"])
     script(page, "One. ", "Two. ", "Three. ")
@@ -159,6 +160,7 @@ def test_who_speaks_stops_the_answer(page: Page) -> None:
     state(page, "listening")
 
 
+@pytest.mark.exhaustive
 def test_a_server_speaks(page: Page, speech: Speech) -> None:
     page.evaluate(HEARS, ["hello", "hello"])
     script(page, "Hello to you. ", "How are you?")
