@@ -29,7 +29,7 @@ from nearfar.compiler.kernels.embed import embed
 from nearfar.compiler.kernels.encoder_rows import embed_positions, near_rows, pool_rows
 from nearfar.compiler.kernels.experts import combine, group_pairs, route
 from nearfar.compiler.kernels.fold import operands_of
-from nearfar.compiler.kernels.image_rows import fold_rows, mix_rows, place_rows
+from nearfar.compiler.kernels.image_rows import fold_rows, mix_rows, place_rows, rope_rows
 from nearfar.compiler.kernels.keep_rows import keep_rows
 from nearfar.compiler.kernels.kept_rows import join_kept
 from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
@@ -371,6 +371,7 @@ TEMPLATES: dict[str, Template] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     "fold_rows": fold_rows,
     "place_rows": place_rows,
+    "rope_rows": rope_rows,
     "near_rows": near_rows,
     "pool_rows": pool_rows,
     "rope": rope,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from decoder_families import randomize
+from decoder_families import HYBRIDS, randomize
 from image_families import HALF, MARKERS, Family, marker_id, pattern, write_family
 from tiny_models import SIZES
 
@@ -57,6 +57,12 @@ TEMPLATE = (
     "{% else %}{% for part in message.content %}{% if part.type == 'image' %}{{ '<image>' }}{% else %}{{ part.text }}"
     "{% endif %}{% endfor %}{% endif %}{{ '<end_of_utterance>' }}{% endfor %}"
 )
+
+
+def mrope(*section: int) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 500.0, "mrope_section": list(section), "mrope_interleaved": True}
+
+
 LFM2_VL = {
     "vision_config": {**VISION, "model_type": "siglip2_vision_model", "num_patches": 36, "patch_size": 4},
     "projector_hidden_size": 44,
@@ -74,9 +80,29 @@ AREAS = {
 }
 
 
+QWEN = ("qwen3_5", "qwen3_vl")
+QWEN_VISION = {
+    "depth": 3,
+    "hidden_size": 48,
+    "intermediate_size": 52,
+    "num_heads": 3,
+    "out_hidden_size": SIZES["hidden_size"],
+    "num_position_embeddings": 36,
+    "patch_size": 4,
+}
+QWEN_AREAS = {
+    **HALF,
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "patch_size": 4,
+    "size": {"shortest_edge": 8 * 64, "longest_edge": 20 * 64},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """transformers' class without its ending, its configuration, the processor's files, and the pictures' sizes."""
+    """transformers' class without its ending, its configuration, the processor's files, the pictures' sizes, and the
+    token that stands for a feature.
+    """
 
     name: str
     config: dict[str, Any]
@@ -143,6 +169,31 @@ FAMILIES: dict[str, VisionFamily] = {
         ((60, 45), (20, 70)),
         "<|image|>",
     ),
+    # Wide and high pictures, whose rotations are by other axes; features for two further layers, made in another order.
+    "qwen3_vl": VisionFamily(
+        "Qwen3VL",
+        {
+            "text_config": {**TEXT, "head_dim": 24, "rope_parameters": mrope(5, 4, 3)},
+            "vision_config": {**QWEN_VISION, "deepstack_visual_indexes": [1, 0]},
+        },
+        QWEN_AREAS,
+        ((70, 24), (20, 51)),
+        "<|image_pad|>",
+    ),
+    "qwen3_5": VisionFamily(
+        "Qwen3_5",
+        {
+            "text_config": {
+                **TEXT,
+                **HYBRIDS["qwen3_5_text"][1],
+                "rope_parameters": {**mrope(2, 2, 2), "partial_rotary_factor": 0.5},
+            },
+            "vision_config": QWEN_VISION,
+        },
+        QWEN_AREAS,
+        ((70, 24), (20, 51)),
+        "<|image_pad|>",
+    ),
 }  # fmt: skip
 
 
@@ -191,9 +242,12 @@ def make_vision(name: str, folder: Path, **text: Any) -> Expected:
     token_ids += [11, 12, 13]
     inputs = arguments_of(model, spec, images)
     with torch.no_grad():
-        found = model.model.get_image_features(**inputs).pooler_output
+        made = model.model.get_image_features(**inputs)
         logits = model(input_ids=torch.tensor([token_ids]), **inputs, **masks_of(model, token_ids)).logits[0].numpy()
+    found = made.pooler_output
     rows = torch.cat(list(found)) if isinstance(found, list | tuple) else found
+    further = getattr(made, "deepstack_features", None) or []
+    rows = torch.cat([rows, *(torch.cat(list(each)) for each in further)], dim=-1)
     stops = np.cumsum([sum(image.features) for image in images])[:-1]
     features = np.split(rows.reshape(-1, rows.shape[-1]).numpy(), stops)
     return Expected(images, token_ids, tuple(places), tuple(features), logits)
@@ -203,6 +257,8 @@ def arguments_of(model: Any, spec: ImageSpec, images: Sequence[PreparedImage]) -
     """The arguments of transformers' model for the pictures of a prompt."""
     if model.config.model_type == "gemma4_unified":
         return positioned(images)
+    if model.config.model_type in QWEN:
+        return grids_of(images)
     arguments = pixels_of(spec, images, tiles=model.config.model_type == "lfm2_vl")
     if model.config.model_type == "gemma3":
         arguments["pixel_values"] = arguments["pixel_values"][0]
@@ -210,13 +266,15 @@ def arguments_of(model: Any, spec: ImageSpec, images: Sequence[PreparedImage]) -
 
 
 def masks_of(model: Any, token_ids: Sequence[int]) -> dict[str, Any]:
-    """The arguments that let the tokens of a picture see all of it."""
+    """The arguments that let the tokens of a picture see all of it, or that say which these tokens are."""
     import torch
 
     config, ids = model.config, torch.tensor([list(token_ids)])
     is_image = (ids == config.image_token_id).long()
     if config.model_type == "gemma3":
         return {"token_type_ids": is_image}
+    if config.model_type in QWEN:
+        return {"mm_token_type_ids": is_image}
     if config.model_type != "gemma4_unified":
         return {}
     # Its forward() without these masks sees both ways in the other layers, too.
@@ -237,6 +295,17 @@ def positioned(images: Sequence[PreparedImage]) -> dict[str, Any]:
         values[index, : len(image.patches)] = image.patches
         positions[index, : len(image.patches)] = image.positions[:, ::-1]
     return {"pixel_values": torch.tensor(values), "image_position_ids": torch.tensor(positions)}
+
+
+def grids_of(images: Sequence[PreparedImage]) -> dict[str, Any]:
+    """The arguments of transformers' models of Qwen: patches block by block, each of two equal frames."""
+    import torch
+
+    patches = np.concatenate([image.patches for image in images])
+    by_channel = patches.reshape(len(patches), 3, 1, -1)
+    grids = [[1, *(int(each) + 1 for each in image.positions.max(axis=0))] for image in images]
+    frames = np.repeat(by_channel, 2, axis=2).reshape(len(patches), -1)
+    return {"pixel_values": torch.tensor(frames), "image_grid_thw": torch.tensor(grids)}
 
 
 def pixels_of(spec: ImageSpec, images: Sequence[PreparedImage], *, tiles: bool) -> dict[str, Any]:

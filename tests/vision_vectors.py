@@ -13,7 +13,7 @@ from typing import Any
 
 from image_families import FAMILIES, spec_of, write_family
 
-from nearfar.compiler.formats.towers import largest_tile
+from nearfar.compiler.formats.towers import largest_tile, longest_side
 from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.ir.spec import VisionSpec
 from nearfar.compiler.runtime.vision_test import test_patches as patches_of_test
@@ -36,6 +36,7 @@ def tower_of(spec: ImageSpec) -> VisionSpec:
         positions=positions,
         block=spec.block,
         tile_patches=largest_tile(spec),
+        tile_side=longest_side(spec),
     )
 
 
@@ -47,9 +48,14 @@ def vectors() -> dict[str, Any]:
             spec = spec_of(write_family(family, Path(folder)))
         tower = tower_of(spec)
         batch = patches_of_test(tower, spec)
-        names = ("patches", "patch_rows", "patch_weights", "patch_starts")
+        names = ("patches", "patch_rows", "patch_weights", "patch_starts", "patch_positions")
         hashes = {each: hashlib.sha256(getattr(batch, each).tobytes()).hexdigest() for each in names}
-        found[name] = {"tile_patches": tower.tile_patches, "count": len(batch.patches), **hashes}
+        found[name] = {
+            "tile_patches": tower.tile_patches,
+            "tile_side": tower.tile_side,
+            "count": len(batch.patches),
+            **hashes,
+        }
     return found
 
 

@@ -81,7 +81,7 @@ def forward(
     graph = new_graph(embeds=embeds)
     x = embedding(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size, spec.embedding_scale, "embedded")
     if spec.vision is not None:
-        x = place_features(graph, x, spec.hidden_size)
+        x = place_features(graph, spec, x)
     if layout.positions is not None:
         table = matrix(graph, layout.positions, spec.max_position_embeddings, spec.hidden_size)
         inputs = {"x": x, "positions": "positions", "position_table": table}
@@ -90,6 +90,8 @@ def forward(
         block = (layers or Layer)(graph, spec, layer, layout, context)
         x = block.attention(x, page_size)
         x = block.feed_forward(x)
+        if spec.vision is not None and layer < len(spec.vision.deepstack_layers):
+            x = add_features(graph, spec, x, layer)
     finish(graph, spec, layout, x, embeds=embeds)
     return graph
 
@@ -120,11 +122,20 @@ def embedding(
     return graph.add("embed", inputs, name=name, scale=scale)
 
 
-def place_features(graph: Graph, x: str, columns: int) -> str:
+FEATURES = {name: name for name in ("features", "feature_rows")}
+
+
+def place_features(graph: Graph, spec: ModelSpec, x: str) -> str:
     """Replace the embeddings of the tokens that stand for pictures."""
-    features: dict[str, Type] = {"features": (("F", columns), "float32"), "feature_rows": (("F",), "int32")}
-    graph.inputs |= {name: Value(name, shape, dtype) for name, (shape, dtype) in features.items()}
-    return graph.add("place_rows", {"into": x, **{name: name for name in features}}, name="placed_features")
+    types: list[Type] = [(("F", spec.feature_size), "float32"), (("F",), "int32")]
+    graph.inputs |= {name: Value(name, *each) for name, each in zip(FEATURES, types, strict=True)}
+    return graph.add("place_rows", {"into": x, **FEATURES}, name="placed_features")
+
+
+def add_features(graph: Graph, spec: ModelSpec, x: str, layer: int) -> str:
+    """Add the features for a layer to what it makes of the tokens that stand for pictures."""
+    first = (layer + 1) * spec.hidden_size
+    return graph.add("place_rows", {"into": x, **FEATURES}, name=f"layers.{layer}.features", first=first, adds=True)
 
 
 def finish(graph: Graph, spec: ModelSpec, layout: DecoderLayout, x: str, *, embeds: bool) -> None:
@@ -157,6 +168,8 @@ SAMPLED_INPUTS: dict[str, Type] = {
     "sample_starts": ((["add", "R", 1],), "int32"),
     "sample_page_indptr": ((["add", "R", 1],), "int32"),
 }
+# The position of each token on each axis, in models that rotate by several.
+ROPE_POSITIONS = "rope_positions"
 # The inputs that an embedding model does not need.
 SAMPLING_INPUTS = ("sample_slots", "sample_settings")
 
@@ -346,12 +359,29 @@ class Layer:
         if rope is None:
             return x
         positions = sequences_of(self._graph, x)["positions"]
-        inputs = {"x": x, "positions": positions, "table": self._rope_table(rope)}
+        inputs = {"x": x, "positions": positions, "table": self._turns(self._rope_table(rope), positions)}
         attrs = {"head_dim": self._head_dim, "dtype": "activation"}
         # Within the original length, the factor of every position is 1.
         if name == "q" and rope.query_beta and self._context > rope.original_max_position_embeddings:
             attrs["position_scale"] = [rope.query_beta, rope.original_max_position_embeddings]
         return self._graph.add("rope", inputs, name=f"{self._here}.{name}_rotated", **attrs)
+
+    def _turns(self, table: str, positions: str) -> str:
+        """The table, or if tokens have several positions, the rows of this batch's tokens."""
+        graph, vision = self._graph, self._spec.vision
+        if vision is None or not vision.mrope_section:
+            return table
+        assert positions == "positions", "the layers of sampled rows alone have no rotation by several axes"
+        name = f"{table}.turns"
+        if name not in graph.makers():
+            _, rows, columns = vision.mrope_section
+            half = graph.constants[table].shape[1]
+            # Every third pair, from the first or the second on, while the section lasts.
+            axes = [[axis, axis, min(3 * count, half), 3] for axis, count in ((1, rows), (2, columns))]
+            axes = [each for each in axes if each[1] < each[2]]
+            graph.inputs[ROPE_POSITIONS] = Value(ROPE_POSITIONS, ("S", 3), "int32")
+            graph.add("rope_rows", {"table": table, "axis_positions": ROPE_POSITIONS}, name=name, axes=axes)
+        return name
 
     def _rope_table(self, rope: RopeSpec) -> str:
         spec, context = self._spec, self._context

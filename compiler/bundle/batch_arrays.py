@@ -14,6 +14,8 @@ TOKENS: Shape = ("S",)
 STARTS: Shape = (["add", "B", 1],)
 # The first patch of each tile of a picture, and the number of patches.
 PATCH_STARTS = "patch_starts"
+# The row and the column of each patch in its tile.
+PATCH_POSITIONS = "patch_positions"
 # The inputs of a batch that an engine makes. Code that indexes arrays by their values relies on these shapes.
 INPUTS: Mapping[str, tuple[Shape, str]] = {
     "token_ids": (TOKENS, "int32"),
@@ -41,6 +43,7 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     "sample_slots": (("R", 2), "int32"),
     "feature_rows": (("F",), "int32"),
     "reach": (TOKENS, "int32"),
+    "rope_positions": (("S", 3), "int32"),
     PATCH_STARTS: ((["add", "I", 1],), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }

@@ -166,7 +166,7 @@ def check_experts(experts: ExpertSpec, num_layers: int) -> None:
     require(math.isfinite(experts.shift), where, f"has the shift {experts.shift}")
 
 
-def check_vision_spec(vision: VisionSpec, images: ImageSpec | None) -> None:
+def check_vision_spec(vision: VisionSpec, images: ImageSpec | None, num_layers: int) -> None:
     where = "spec.vision"
     require(images is not None, "images", "is null, but the model sees pictures")
     assert images is not None
@@ -174,6 +174,11 @@ def check_vision_spec(vision: VisionSpec, images: ImageSpec | None) -> None:
     require(vision.tile_patches <= MAX_LENGTH, where, f"has tiles of {vision.tile_patches} patches")
     require(vision.hidden_size % vision.num_heads == 0, where, f"has {vision.num_heads} heads in {vision.hidden_size}")
     tables = 2 * images.positions.side if images.positions.rule == "axes" else images.positions.side**2
+    # Its table of angles has a row for each.
+    require(vision.tile_side <= MAX_LENGTH, where, f"has tiles of {vision.tile_side} patches a side")
+    own = all(layer < vision.num_layers for layer in vision.deepstack_layers)
+    require(own and len(vision.deepstack_layers) <= num_layers, where, "has features for layers that do not exist")
+    require(len(vision.mrope_section) in (0, 3), where, f"rotates by {len(vision.mrope_section)} axes")
     expected = (images.block, 3 * images.patch**2, tables)
     found = (vision.block, vision.patch_elements, vision.positions)
     require(found == expected, where, f"has blocks, patches and positions of {found}, but images has {expected}")
@@ -198,7 +203,7 @@ def check_description(manifest: Description) -> None:
         require(length <= MAX_LENGTH, name, f"is {length}; the maximum is {MAX_LENGTH}")
     require(manifest.context <= spec.max_position_embeddings, "context", "is longer than the model's positions")
     if spec.vision is not None:
-        check_vision_spec(spec.vision, manifest.images)
+        check_vision_spec(spec.vision, manifest.images, spec.num_layers)
     require(
         len(spec.windows) in (0, spec.num_layers),
         "spec.windows",

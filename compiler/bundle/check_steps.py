@@ -27,7 +27,7 @@ from ..ir.pages import (
 from ..ir.sampling import ALTERNATIVES
 from ..ir.spec import ModelSpec
 from ..ir.speech import FRAMES, FRAMES_OF_ROW
-from .batch_arrays import INPUTS, NAMES, PATCH_STARTS, SAMPLED_NAMES, Shape, is_on_sampled_rows
+from .batch_arrays import INPUTS, NAMES, PATCH_POSITIONS, PATCH_STARTS, SAMPLED_NAMES, Shape, is_on_sampled_rows
 from .check_kernels import check_names, check_variants
 from .entries import PlanEntry, StepEntry
 from .fault import Fault, require
@@ -90,7 +90,7 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         },
     }
     expected[DRAFT] = expected[GENERATE]
-    expected[VISION] = {"features": (("F", manifest.spec.hidden_size), "float32")}
+    expected[VISION] = {"features": (("F", manifest.spec.feature_size), "float32")}
     if manifest.embedding is not None:
         rows = "R" if any(state.shape[0] in PAGE_DIMS for state in plan.states.values()) else "B"
         expected[EMBED] = {"embeddings": ((rows, manifest.embedding.size), "float32")}
@@ -167,6 +167,8 @@ def check_vision(where: str, plan: PlanEntry, manifest: Manifest) -> None:
         "patch_weights": (taps, "float32"),
         PATCH_STARTS: ([["add", "I", 1]], "int32"),
     }
+    if vision.tile_side:
+        declared[PATCH_POSITIONS] = (["V", 2], "int32")
     found = {name: (entry.shape, entry.dtype) for name, entry in plan.inputs.items()}
     require(found == declared, f"{where}.inputs", f"must be {', '.join(declared)} of the sizes of the tower")
 
@@ -244,6 +246,8 @@ def check_roles(where: str, step: StepEntry, use: Use, plan: PlanEntry) -> None:
         names = {role: f"{WINDOW}{name}" if name in PAGE_INPUTS else name for role, name in names.items()}
     if "qkv" in shapes and shapes["qkv"][0] == "V":
         names["seq_starts"] = PATCH_STARTS
+    if "axis_positions" in shapes and shapes["axis_positions"][0] == "V":
+        names["axis_positions"] = PATCH_POSITIONS
     if "kv" in shapes and shapes["kv"][0] == SOURCE_PAGES:
         names = {role: f"{SOURCE}{name}" if name in SOURCE_INPUTS else name for role, name in names.items()}
     for role, name in step.inputs.items():

@@ -55,7 +55,7 @@ def check_vision_test(test: VisionTestEntry, manifest: Manifest) -> None:
     assert vision is not None
     assert manifest.images is not None
     count = len(test_patches(vision, manifest.images).patches) // vision.block**2
-    require_values(where, test.rows, count, manifest.spec.hidden_size)
+    require_values(where, test.rows, count, manifest.spec.feature_size)
     check_tolerances(test.tolerances, where)
 
 

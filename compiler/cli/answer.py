@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..ir.sampling import Sampler
-from ..runtime.batch import FloatArray
+from ..runtime.batch import PlacedFeatures
 from ..runtime.generate import Timings, generate
 from ..runtime.runner import Runner
 from ..runtime.text.stop_strings import StopAutomaton, StopStrings
@@ -46,7 +46,7 @@ class Answerer:
         *,
         cached: int = 0,
         cancelled: Callable[[], bool] = lambda: False,
-        features: Callable[[], Sequence[tuple[int, FloatArray]]] = tuple,
+        features: Callable[[], Sequence[PlacedFeatures]] = tuple,
     ) -> Answer:
         """``write`` receives the text piece by piece. See `generate` for the other arguments and for the errors."""
         timings, stream, stops = Timings(), TextStream(self.tokenizer), StopStrings(self.stops)

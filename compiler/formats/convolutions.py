@@ -60,6 +60,32 @@ class TransposedMatrix:
 
 
 @dataclass(frozen=True, slots=True)
+class FrameSum:
+    """The weights of a convolution (outputs, channels, frames, height, width) for a picture that is all of its frames,
+    as those of a convolution without frames.
+    """
+
+    stored: Tensor
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        outputs, channels, _, *sides = self.stored.shape
+        return outputs, channels, *sides
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        summed: npt.NDArray[np.float32] = self.stored.rows(start, stop).sum(axis=2)
+        return summed
+
+
+@dataclass(frozen=True, slots=True)
 class ConvolutionMatrix:
     """The weights of a convolution (outputs, inputs, size) as the matrix of a projection of the ``size`` rows that a
     filter reads, one behind the other (`near_rows` in `ir/ops/encoders.py`). A projection can apply the filter at

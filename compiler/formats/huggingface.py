@@ -144,7 +144,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
     images = None
     if tower is not None:
         tensors = {**tensors, **tower.tensors}
-        images, vision = tower.read_images(Tokenizer(tokenizer))
+        images, vision = tower.read_images(Tokenizer(tokenizer), notes)
         spec = replace(spec, vision=vision)
     if classifier is not None and classifier.relevance is not None:
         classifier = replace(classifier, template=template_of_pairs(path, Tokenizer(tokenizer)))

@@ -4,6 +4,7 @@ are prepared for it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -20,10 +21,15 @@ from ..runtime.errors import CheckpointError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from .checkpoint import Checkpoint, Tensor
 from .config import ConfigReader
-from .convolutions import FlatMatrix, TransposedMatrix
+from .convolutions import FlatMatrix, FrameSum, TransposedMatrix
 from .images import PREPROCESSOR_FILE, PROCESSOR_FILE, read_images
 from .json_file import read_json_object
 
+# Of a picture that is one tile, as patches of 16 x 16 pixels 4,096: a layer's largest activations of these fit a WebGPU
+# buffer of 128 MiB.
+MOST_PIXELS = 2**20
+# Models whose towers rotate by row and column.
+ROTATING = ("qwen3_5", "qwen3_vl")
 # The option with which the tower is left out.
 TEXT_ONLY = "--text-only"
 # How the dimensions of tensors become those of matrices: Gemma 3 multiplies by (inputs, outputs), and the table of
@@ -62,9 +68,9 @@ class StoredTower:
                 )
         return replace(text, vision=self.spec)
 
-    def read_images(self, tokenizer: Tokenizer) -> tuple[ImageSpec, VisionSpec]:
-        """How pictures are prepared, and the complete spec of the tower. Raises CheckpointError, and UnsupportedModel,
-        which names `TEXT_ONLY`.
+    def read_images(self, tokenizer: Tokenizer, notes: list[str]) -> tuple[ImageSpec, VisionSpec]:
+        """How pictures are prepared, and the complete spec of the tower. A note says if pictures become smaller than
+        the processor makes them. Raises CheckpointError, and UnsupportedModel, which names `TEXT_ONLY`.
         """
         try:
             images = read_images(self.path, self.config, tokenizer)
@@ -79,7 +85,15 @@ class StoredTower:
                 f"the tower reads {self.spec.block} x {self.spec.block} of {self.spec.patch_elements}; the files "
                 "belong to different models"
             )
-        return images, replace(self.spec, tile_patches=largest_tile(images))
+        if isinstance(images.size, AreaBounds) and images.size.most > MOST_PIXELS:
+            notes.append(
+                f"{self.path}: pictures are reduced to {MOST_PIXELS} pixels; the processor allows {images.size.most}, "
+                "for which a tower needs gigabytes of memory"
+            )
+            images = replace(images, size=replace(images.size, most=max(MOST_PIXELS, images.size.least)))
+        patches = largest_tile(images)
+        rotates = self.spec.model_type in ROTATING
+        return images, replace(self.spec, tile_patches=patches, tile_side=longest_side(images) if rotates else 0)
 
 
 def read_tower(
@@ -135,6 +149,12 @@ def largest_area(size: FixedSize | LongestEdge | AreaBounds | LargestArea) -> in
     return size.pixels**2 if isinstance(size, LongestEdge) else size.most
 
 
+def longest_side(images: ImageSpec) -> int:
+    """The most patches of a side of a tile."""
+    patches, aspect = largest_tile(images), images.size.max_aspect if isinstance(images.size, AreaBounds) else None
+    return min(patches // images.block, math.ceil(math.sqrt(patches * (aspect or patches))) + images.block)
+
+
 def decoder_alone(checkpoint: Checkpoint) -> Checkpoint:
     """What computes the next token of a text: a checkpoint without a tower, and without the heads or the assistant that
     draft tokens.
@@ -157,11 +177,13 @@ def arranged(tensor: Tensor, name: str, path: Path) -> Tensor:
     """A tensor as the matrix that its graph reads."""
     if name in TRANSPOSED and len(tensor.shape) == len(TRANSPOSED[name]):
         return TransposedMatrix(tensor, TRANSPOSED[name])
-    return flat(tensor, name, path) if len(tensor.shape) == 4 else tensor
+    return flat(tensor, name, path) if len(tensor.shape) in (4, 5) else tensor
 
 
 def flat(tensor: Tensor, name: str, path: Path) -> FlatMatrix:
     """Raises CheckpointError for another order of the dimensions, such as MLX's, which would give other numbers."""
+    if len(tensor.shape) == 5:
+        tensor = FrameSum(tensor)
     _, channels, height, width = tensor.shape
     if channels != CHANNELS or height != width:
         raise CheckpointError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .expr import Expr
 from .kv_format import KvFormat, kv_format
 
 # The scratch buffer of an attention's result, if a projection reads it in the same step.
@@ -81,14 +82,15 @@ class Preparation:
     """The preparation of q and k before attention: a norm of each head if ``eps`` is given, then the rotation of
     ``rotary_dim`` elements.
 
-    ``positions`` is the length of the rotation table; both are 0 without a rotation. With ``norms_values``, heads of v
+    ``positions`` is the length of the rotation table; both are 0 without a rotation. If it is the dim of the step's
+    rows, the table has a row for each of them. With ``norms_values``, heads of v
     are normalized too, without factors. Without ``appends``, a step has new queries only, and reads the keys and values
     of another. ``norm_wide``: the norms are over all heads of q and over all of k, each with weights of its own.
     ``norm_after``: the weights follow the rotation. Since a rotation does not change a head's length, the norm's factor
     may be computed before it. ``position_scale``: that of rotated queries; see `op.POSITION_SCALE`.
     """
 
-    positions: int
+    positions: Expr
     rotary_dim: int
     eps: float | None
     norms_values: bool = False
@@ -96,6 +98,11 @@ class Preparation:
     norm_wide: bool = False
     norm_after: bool = False
     position_scale: tuple[float, int] | None = None
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the table has a row for each row of the step."""
+        return not isinstance(self.positions, int)
 
     @property
     def prepares(self) -> bool:

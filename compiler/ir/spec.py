@@ -124,7 +124,11 @@ class VisionSpec:
     between the projector's two projections, which pass through ``projector_activation``; None if it has only one.
     ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases.
     ``both_ways``: the layers of the text model in which the tokens of a picture see all of it, and not only those
-    before them; "windows" are those with a window. `images.ImageSpec` says how pictures become patches.
+    before them; "windows" are those with a window. Towers rotate by row and column if ``tile_side``, the most patches
+    of a tile's side, is not 0. The rows behind each of ``deepstack_layers`` become as many more features, which are
+    added behind the first layers of the text model (DeepStack). ``mrope_section``: of the pairs that the text model's
+    rotation has, those that turn by each of a token's three positions, interleaved (M-RoPE); empty if tokens have one
+    position. `images.ImageSpec` says how pictures become patches.
     """
 
     model_type: str
@@ -144,6 +148,9 @@ class VisionSpec:
     projector_norm: bool = False
     projector_eps: Positive = 1e-5
     both_ways: Literal["none", "windows", "all"] = "none"
+    tile_side: Natural = 0
+    deepstack_layers: tuple[Natural, ...] = ()
+    mrope_section: tuple[Natural, ...] = ()
 
     @property
     def head_dim(self) -> int:
@@ -305,6 +312,11 @@ class ModelSpec:
     def row_size(self) -> int:
         """The elements of a token's row, of which vectors are made."""
         return self.projected_size or self.hidden_size
+
+    @property
+    def feature_size(self) -> int:
+        """The elements of a feature of pictures, with those for further layers."""
+        return self.hidden_size * (1 + (0 if self.vision is None else len(self.vision.deepstack_layers)))
 
     @property
     def largest_head_dim(self) -> int:

@@ -1,9 +1,13 @@
-"""The ops of `ir/ops/images.py`: mix_rows on GPUs; fold_rows and place_rows on GPUs and, with ``isa``, on CPUs."""
+"""The ops of `ir/ops/images.py`: mix_rows on GPUs; fold_rows, place_rows and rope_rows on GPUs and, with ``isa``, on
+CPUs.
+"""
 
 from __future__ import annotations
 
-from .builder import Kernel, KernelBuilder, Scalar, number
-from .cpu.builder import Isa
+from collections.abc import Sequence
+
+from .builder import Kernel, KernelBuilder, Scalar, all_of, number, select
+from .cpu.builder import CpuKernelBuilder, Isa
 from .elementwise import builder, filled
 from .packed import PackedMatrix, WeightFormat
 from .vectors import floats, lane_of, ramp, splat
@@ -60,15 +64,55 @@ def fold_rows(name: str, columns: int, size: int, mode: str, isa: Isa | None = N
     return filled(kernel, y, "F", columns, mean)
 
 
-def place_rows(name: str, columns: int, isa: Isa | None = None) -> Kernel:
-    """Copy each feature into its row of y, which holds the batch's embeddings."""
+def place_rows(
+    name: str, columns: int, width: int, first: int = 0, adds: bool = False, isa: Isa | None = None
+) -> Kernel:
+    """Copy ``columns`` of the ``width`` of each feature, from ``first`` on, into its row of y, which holds the batch's
+    embeddings, or add them.
+    """
     kernel = builder(name, isa)
-    features = kernel.buffer("features", ("F", columns), "float32")
+    features = kernel.buffer("features", ("F", width), "float32")
     rows = kernel.buffer("feature_rows", ("F",), "int32")
     y = kernel.buffer("y", ("S", columns), "float32", write=True)
 
     def store(feature: Scalar, column: Scalar, lanes: int) -> None:
-        y[rows[feature], ramp(column, lanes)] = features[feature, ramp(column, lanes)]
+        own = features[feature, ramp(first + column, lanes)]
+        place = rows[feature], ramp(column, lanes)
+        y[place] = y[place] + own if adds else own
 
     kernel.each("F", columns, store, 64)
+    return kernel.finish()
+
+
+def rope_rows(
+    name: str,
+    batch: str,
+    positions: int,
+    half: int,
+    num_axes: int,
+    axes: Sequence[Sequence[int]],
+    isa: Isa | None = None,
+) -> Kernel:
+    """The cosines and sines of each row, of which each pair turns by its axis. One thread, or one step of a task: one
+    pair of one row.
+    """
+    kernel = builder(name, isa)
+    table = kernel.buffer("table", (positions, half, 2), "float32")
+    turns = kernel.buffer("axis_positions", (batch, num_axes), "int32")
+    y = kernel.buffer("y", (batch, half, 2), "float32", write=True)
+
+    def store(row: Scalar, pair: Scalar) -> None:
+        turn = turns[row, 0]
+        for axis, first, stop, step in axes:
+            own = all_of(pair >= first, pair < stop, (pair - first) % step == 0 if step > 1 else True)
+            turn = select(own, turns[row, axis], turn)
+        turn = kernel.let("turn", turn)
+        for lane in range(2):
+            y[row, pair, lane] = table[turn, pair, lane]
+
+    if isinstance(kernel, CpuKernelBuilder):
+        with kernel.tasks("row", batch) as row, kernel.loop("pair", half) as pair:
+            store(row, pair)
+    else:
+        kernel.each(batch, half, lambda row, pair, _: store(row, pair), 64)
     return kernel.finish()

@@ -19,23 +19,26 @@ def query_rows(kernel: KernelBuilder, heads: Heads, *, scratch: bool, write: boo
 
 
 class RotationTable:
-    """The argument "table" of a kernel: cosine and sine for each position and pair of elements. Su et al. 2021."""
+    """The argument "table" of a kernel: cosine and sine for each position, or each row of the step, and pair of
+    elements. Su et al. 2021.
+    """
 
     def __init__(self, kernel: KernelBuilder, preparation: Preparation, head_dim: int) -> None:
-        self._half, self._head_dim = preparation.rotary_dim // 2, head_dim
+        self._half, self._head_dim, self._by_row = preparation.rotary_dim // 2, head_dim, preparation.by_row
         self._table = kernel.buffer("table", (preparation.positions, self._half, 2), "float32")
 
     def partner(self, element: Scalar) -> Scalar:
         """The element that an element is rotated with; an arbitrary element of the head for one that is not rotated."""
         return select(element < self._half, element + self._half, element - self._half)
 
-    def rotated(self, position: Scalar, element: Scalar, value: Scalar, partner: Scalar) -> Scalar:
-        """An element after the rotation, from its own value and its partner's."""
+    def rotated(self, row: Scalar, position: Scalar, element: Scalar, value: Scalar, partner: Scalar) -> Scalar:
+        """An element of a row after the rotation, from its own value and its partner's."""
         half = self._half
         low = element < half
         rotates_all = 2 * half == self._head_dim
         pair = select(low, element, element - half if rotates_all else minimum(element - half, half - 1))
-        cosine, sine = self._table[position, pair, 0], self._table[position, pair, 1]
+        turn = row if self._by_row else position
+        cosine, sine = self._table[turn, pair, 0], self._table[turn, pair, 1]
         rotated = value * cosine + select(low, -partner, partner) * sine
         return rotated if rotates_all else select(element < 2 * half, rotated, value)
 
@@ -112,7 +115,7 @@ class NewHeads:
             value = read(row, head, element, factor)
             if self._table is not None:
                 partner = read(row, head, self._table.partner(element), factor)
-                value = self._table.rotated(position, element, value, partner)
+                value = self._table.rotated(row, position, element, value, partner)
             if norm_after:
                 value = value * factor * self._weight(head, element)
             if of_query is not None:

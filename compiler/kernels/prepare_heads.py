@@ -86,7 +86,8 @@ def rope_heads(name: str, *, heads: Heads, preparation: Preparation) -> Kernel:
     """Normalize and rotate q and k of a joint q/k/v projection, and copy v."""
     kernel = KernelBuilder(name)
     new = NewHeads(kernel, heads, preparation)
-    positions = kernel.buffer("positions", (heads.rows,), "int32") if preparation.rotary_dim else None
+    by_position = preparation.rotary_dim and not preparation.by_row
+    positions = kernel.buffer("positions", (heads.rows,), "int32") if by_position else None
     all_heads = heads.num_heads + 2 * heads.num_kv_heads
     y = kernel.buffer("y", (heads.rows, all_heads, heads.vectors), heads.stored_dtype, write=True)
     head, row = kernel.grid(all_heads, heads.rows)

@@ -71,7 +71,7 @@ def rope(
                 def normed(of_head: Scalar) -> Scalar:
                     return stored(first + of_head) * factor * norm[first + of_head]
 
-                rotated = table.rotated(positions[row], element, normed(element), normed(table.partner(element)))
+                rotated = table.rotated(row, positions[row], element, normed(element), normed(table.partner(element)))
                 y[row, group * norm_width + index] = cast(scaled(rotated, row), y_dtype)
         return kernel.finish()
 
@@ -83,6 +83,6 @@ def rope(
         def value_at(index: Scalar) -> Scalar:
             return cast(x[row, column - element + index], "float32")
 
-        rotated = table.rotated(positions[row], element, value_at(element), value_at(table.partner(element)))
+        rotated = table.rotated(row, positions[row], element, value_at(element), value_at(table.partner(element)))
         y[row, column] = cast(scaled(rotated, row), y_dtype)
     return kernel.finish()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +63,9 @@ class Batch:
     if all are of type 0. ``state_slots`` (B, 2) are the slots from which the sequences' states are read and into which
     they are written; None if a chunk names none. ``kept_rows`` (S,) are the kept rows that a model's heads read
     beside its tokens; None for other plans. ``features`` (F, E) are those of pictures, and ``feature_rows`` (F,) the
-    rows of the batch whose embeddings they replace; None if no chunk has any. ``source``: None if a chunk names none.
+    rows of the batch whose embeddings they replace; None if no chunk has any. ``rope_positions`` (S, 3) are the
+    positions in time, rows and columns by which tokens rotate; None if all three are ``positions``. ``source``: None if
+    a chunk names none.
     ``extra`` holds further inputs of a plan, by name.
     """
 
@@ -87,6 +89,7 @@ class Batch:
     kept_rows: IntArray | None = None
     features: FloatArray | None = None
     feature_rows: IntArray | None = None
+    rope_positions: IntArray | None = None
     source: SourceTables | None = None
     extra: Mapping[str, Array] = field(default_factory=dict)
 
@@ -108,6 +111,9 @@ class Batch:
             arrays[FEATURE_ROWS] = np.zeros(0, np.int32) if self.feature_rows is None else self.feature_rows
         if REACH in declared:
             arrays[REACH] = self.reach()
+        if ROPE_POSITIONS in declared:
+            own = self.rope_positions
+            arrays[ROPE_POSITIONS] = on_all_axes(self.positions) if own is None else own
         if self.source is not None:
             arrays |= {f"{SOURCE}{name}": getattr(self.source, name) for name in SOURCE_INPUTS}
         return arrays | self.sampled_rows() if not SAMPLED_INPUTS.isdisjoint(declared) else arrays
@@ -195,10 +201,14 @@ TABLES = tuple(each.name for each in fields(PageTables))
 WINDOW_INPUTS = frozenset(f"{WINDOW}{name}" for name in TABLES)
 # The inputs that a batch has only if the plan declares them.
 TOKEN_TYPES = "token_types"
-FEATURES, FEATURE_ROWS, REACH = "features", "feature_rows", "reach"
+FEATURES, FEATURE_ROWS = "features", "feature_rows"
+REACH, ROPE_POSITIONS = "reach", "rope_positions"
 SOURCES = frozenset(f"{SOURCE}{name}" for name in SOURCE_INPUTS)
 DERIVED_INPUTS = (
-    SAMPLED_INPUTS | WINDOW_INPUTS | SOURCES | {TOKEN_TYPES, STATE_SLOTS, KEPT_ROWS, FEATURES, FEATURE_ROWS, REACH}
+    SAMPLED_INPUTS
+    | WINDOW_INPUTS
+    | SOURCES
+    | {TOKEN_TYPES, STATE_SLOTS, KEPT_ROWS, FEATURES, FEATURE_ROWS, REACH, ROPE_POSITIONS}
 )
 # The inputs of every batch.
 KNOWN_INPUTS = tuple(
@@ -225,8 +235,9 @@ class Chunk:
     slot of the sequence's LoRA adapter, -1 for the unmodified model. ``settings`` determine the next token of a sampled
     row, which is stored in ``slot`` unless that is -1; ``flags`` are those of `sampling.py`. ``state`` are the
     slots from which the sequence's states are read and into which they are written; models without states need none.
-    ``kept_rows``: see `Batch`. ``features`` are those of pictures, each with the offset in the chunk of the first token
-    whose embedding they replace; see `features_between`. ``source`` is None for models that read no sound.
+    ``kept_rows`` and ``rope_positions``: see `Batch`. ``features`` are those of pictures, each with the offset in the
+    chunk of the first token whose embedding they replace; see `features_between`. ``source`` is None for models that
+    read no sound.
     """
 
     token_ids: Sequence[int]
@@ -241,7 +252,23 @@ class Chunk:
     state: tuple[int, int] | None = None
     kept_rows: Sequence[int] | None = None
     features: Sequence[tuple[int, FloatArray]] | None = None
+    rope_positions: IntArray | None = None
     source: Source | None = None
+
+
+class PlacedFeatures(NamedTuple):
+    """The features (n, E) of a picture, or of a tile of one, the position of the first token that they replace, and how
+    many of them are side by side.
+    """
+
+    first: int
+    features: FloatArray
+    columns: int
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """As `rope_positions_between` reads it."""
+        return self.first, len(self.features), self.columns
 
 
 def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False, logprobs: bool = False) -> Batch:
@@ -286,6 +313,7 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
         window=tables(second) if any(chunk.window_pages is not None for chunk in chunks) else None,
         state_slots=np.array(states, np.int32).reshape(-1, 2) if len(states) == len(chunks) else None,
         kept_rows=join(kept_rows) if len(kept_rows) == len(chunks) else None,
+        rope_positions=joined_rope_positions(chunks, positions),
         source=source,
         **joined_features(chunks, starts.tolist()),
     )
@@ -315,6 +343,44 @@ def joined_features(chunks: Sequence[Chunk], starts: Sequence[int]) -> dict[str,
             features.append(own)
             rows.append(np.arange(start + offset, start + offset + len(own)))
     return {FEATURES: np.concatenate(features, dtype=np.float32), FEATURE_ROWS: join(rows)} if features else {}
+
+
+def joined_rope_positions(chunks: Sequence[Chunk], positions: Sequence[npt.NDArray[np.int_]]) -> IntArray | None:
+    """The positions (S, 3) of all chunks; None if none of them has its own."""
+    if all(chunk.rope_positions is None for chunk in chunks):
+        return None
+    own = [chunk.rope_positions for chunk in chunks]
+    parts = [on_all_axes(plain) if each is None else each for each, plain in zip(own, positions, strict=True)]
+    return np.concatenate(parts, dtype=np.int32)
+
+
+def on_all_axes(positions: npt.NDArray[np.integer[Any]]) -> IntArray:
+    """Positions (S,) of text, which are the same on each axis: (S, 3)."""
+    return np.repeat(positions[:, None].astype(np.int32), 3, axis=1)
+
+
+def rope_positions_between(pictures: Iterable[tuple[int, int, int]], start: int, stop: int) -> IntArray:
+    """The positions (stop - start, 3) in time, rows and columns by which tokens [start, stop) of a prompt rotate, in
+    models with M-RoPE. ``pictures``: the position of the first token of each, in order, its tokens, and how many are
+    side by side, 0 for all of them.
+
+    A picture is at one time; its rows and columns count from there. What follows begins at one more than the largest
+    position, so it is nearer than its place in the sequence. Bai et al. 2025 (Qwen3-VL).
+    """
+    tokens, saved = np.arange(start, stop, dtype=np.int32), 0
+    found = on_all_axes(tokens)
+    for first, length, columns in pictures:
+        if first >= stop:
+            break
+        end, columns = first + length, columns or length
+        if end > start:
+            inside = (tokens >= first) & (tokens < end)
+            index = tokens[inside] - first
+            found[inside] = first - saved + np.stack([np.zeros_like(index), index // columns, index % columns], -1)
+        saved += length - max(length // columns, columns)
+        # Those of further pictures are overwritten.
+        found[max(end - start, 0) :] = (tokens[max(end - start, 0) :] - saved)[:, None]
+    return found
 
 
 def features_between(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..bundle.manifest import GENERATE
 from ..ir.sampling import GREEDY, Sampler, Settings
-from .batch import Chunk, FloatArray, features_between, make_batch
+from .batch import Chunk, FloatArray, PlacedFeatures, features_between, make_batch, rope_positions_between
 from .errors import DeviceError, RequestError
 from .page_groups import rings
 from .runner import Output, Runner, require_plan
@@ -50,15 +50,14 @@ def generate(
     *,
     cached: int = 0,
     cancelled: Callable[[], bool] = lambda: False,
-    features: Callable[[], Sequence[tuple[int, FloatArray]]] = tuple,
+    features: Callable[[], Sequence[PlacedFeatures]] = tuple,
 ) -> Iterator[int]:
     """Yield token ids until the model ends (the end token is not yielded), ``max_tokens`` were yielded, or
     ``cancelled`` returns true.
 
     The runner's pages already hold keys and values of the first ``cached`` tokens of the prompt, from an earlier call;
     ``cached`` must be less than the length of the prompt. ``cancelled`` is called before each forward pass.
-    ``features`` is called once, before the first: it returns the features of pictures, and the position of the first
-    token that each replaces.
+    ``features`` is called once, before the first: it returns the features of pictures.
 
     Raises RequestError for an empty prompt, ids outside the vocabulary, or more tokens than the bundle's context.
     """
@@ -90,15 +89,15 @@ def generate(
         if cancelled():
             return
         if count < max_tokens:
-            output = append(runner, [token], length, [0], sampler.next())
+            output = append(runner, [token], length, [0], sampler.next(), placed)
             length += 1
 
 
 def score(
-    runner: Runner, token_ids: Sequence[int], rows_at_once: int, placed: Sequence[tuple[int, FloatArray]] = ()
+    runner: Runner, token_ids: Sequence[int], rows_at_once: int, placed: Sequence[PlacedFeatures] = ()
 ) -> Iterator[npt.NDArray[np.float32]]:
-    """Forced decoding: blocks of logits, (n, V) in all for n tokens, where row i predicts token i + 1. ``placed``: see
-    `batch.features_between`.
+    """Forced decoding: blocks of logits, (n, V) in all for n tokens, where row i predicts token i + 1. ``placed`` are
+    the features of pictures.
 
     Raises RequestError as `generate`, and DeviceError for logits that are not finite.
     """
@@ -124,20 +123,19 @@ def prefill(
     chunk: int = PREFILL_CHUNK,
     settings: Settings = GREEDY,
     cached: int = 0,
-    placed: Sequence[tuple[int, FloatArray]] = (),
+    placed: Sequence[PlacedFeatures] = (),
 ) -> Iterator[Output]:
     """Run the tokens of a sequence after its first ``cached`` ones, in chunks. Every row is sampled, or only the last
-    one. ``placed``: see `batch.features_between`.
+    one. ``placed`` are the features of the sequence's pictures.
     """
     vision, stop = runner.manifest.spec.vision, cached
-    whole = vision is not None and vision.both_ways != "none"
+    whole, most = vision is not None and vision.both_ways != "none", runner.limits.tokens
     while stop < len(token_ids):
         start, stop = stop, min(stop + chunk, len(token_ids))
         if whole:
-            stop = end_outside_pictures(placed, start, stop, runner.limits.tokens)
+            stop = end_outside_pictures([(each.first, each.features) for each in placed], start, stop, most)
         rows = range(stop - start) if sample_all else [stop - start - 1] if stop == len(token_ids) else []
-        own = features_between(placed, start, stop)
-        yield append(runner, token_ids[start:stop], start, rows, settings, own)
+        yield append(runner, token_ids[start:stop], start, rows, settings, placed)
 
 
 def end_outside_pictures(placed: Sequence[tuple[int, FloatArray]], start: int, stop: int, most: int) -> int:
@@ -168,11 +166,12 @@ def append(
     start: int,
     rows: Sequence[int],
     settings: Settings,
-    features: Sequence[tuple[int, FloatArray]] = (),
+    placed: Sequence[PlacedFeatures] = (),
 ) -> Output:
-    """Run tokens that follow the first ``start`` of the only sequence, which owns the pools' first pages; ``rows`` of
-    them are sampled, and ``features`` are those of their chunk.
+    """Run tokens that follow the first ``start`` of the only sequence, which owns the pools' first pages and has the
+    features ``placed``; ``rows`` of them are sampled.
     """
+    stop = start + len(token_ids)
     pages, *window = rings(runner.groups, runner.manifest.pages_for(start + len(token_ids)))
     chunk = Chunk(
         token_ids,
@@ -182,7 +181,8 @@ def append(
         settings,
         window_pages=window[0] if window else None,
         state=ONLY_STATE,
-        features=features,
+        features=features_between(((each.first, each.features) for each in placed), start, stop),
+        rope_positions=rope_positions_between((each.grid for each in placed), start, stop) if placed else None,
     )
     return runner.forward(make_batch([chunk], runner.manifest.page_size))
 

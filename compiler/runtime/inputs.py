@@ -13,7 +13,17 @@ from ..bundle.manifest import VISION, Description, Manifest
 from ..ir.expr import evaluate
 from ..ir.pages import KEPT_PAGES, KEPT_ROWS, SOURCE_PAGES, STATE_SLOTS
 from ..ir.speech import FRAMES
-from .batch import DERIVED_INPUTS, FEATURE_ROWS, FEATURES, KNOWN_INPUTS, SOURCES, Array, Batch, SourceTables
+from .batch import (
+    DERIVED_INPUTS,
+    FEATURE_ROWS,
+    FEATURES,
+    KNOWN_INPUTS,
+    ROPE_POSITIONS,
+    SOURCES,
+    Array,
+    Batch,
+    SourceTables,
+)
 from .errors import BundleError, RequestError
 from .patches import PATCH_INPUTS
 
@@ -57,6 +67,8 @@ def require_inputs(batch: Batch, declared: Mapping[str, InputEntry], dims: Mappi
         require_states(arrays[STATE_SLOTS], dims["Z"])
     if FEATURE_ROWS in declared:
         require_places(arrays[FEATURE_ROWS], dims["S"])
+    if ROPE_POSITIONS in declared:
+        require_turns(arrays[ROPE_POSITIONS], dims["T"])
 
 
 def require_places(rows: Array, count: int) -> None:
@@ -65,6 +77,15 @@ def require_places(rows: Array, count: int) -> None:
         raise RequestError(
             f"the batch has features for rows {rows.min()} to {rows.max()} of {count}; each must replace a row of its "
             "own"
+        )
+
+
+def require_turns(positions: Array, count: int) -> None:
+    """Raise RequestError unless tokens rotate by positions that the batch has, because tables have rows for these."""
+    if positions.size and not 0 <= positions.min() <= positions.max() < count:
+        raise RequestError(
+            f"the batch has tokens that rotate by positions {positions.min()} to {positions.max()}; they must be 0 to "
+            f"{count - 1}"
         )
 
 

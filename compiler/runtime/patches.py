@@ -19,13 +19,15 @@ from .runner import Runner
 class PatchBatch:
     """The V patches of I complete tiles, one tile after the other. ``patches`` (V, elements) are normalized pixels.
     ``patch_rows`` and ``patch_weights`` (V, taps) are the rows of the tower's table of positions that each patch mixes;
-    unused ones have the weight 0. ``patch_starts`` (I + 1,): the first patch of each tile, then V.
+    unused ones have the weight 0. ``patch_starts`` (I + 1,): the first patch of each tile, then V. ``patch_positions``
+    (V, 2): the row and the column of each patch in its tile.
     """
 
     patches: FloatArray
     patch_rows: IntArray
     patch_weights: FloatArray
     patch_starts: IntArray
+    patch_positions: IntArray
 
     def arrays(self, declared: Collection[str] = ()) -> dict[str, Array]:
         """The inputs that a plan declares."""
@@ -53,8 +55,14 @@ def image_features(runner: Runner, image: PreparedImage) -> FloatArray:
         while last + 1 < len(starts) and starts[last + 1] - starts[first] <= most:
             last += 1
         own = slice(starts[first], starts[last])
-        arrays = image.patches[own], image.rows[own], image.weights[own], image.starts[first : last + 1] - starts[first]
-        found.append(runner.features(PatchBatch(*arrays)))
+        batch = PatchBatch(
+            image.patches[own],
+            image.rows[own],
+            image.weights[own],
+            image.starts[first : last + 1] - starts[first],
+            image.positions[own],
+        )
+        found.append(runner.features(batch))
         first = last
     return np.concatenate(found)
 
@@ -67,6 +75,7 @@ def require_patches(batch: PatchBatch, spec: VisionSpec, taps: int) -> None:
         "patch_rows": ((count, taps), "int32"),
         "patch_weights": ((count, taps), "float32"),
         "patch_starts": ((len(starts),), "int32"),
+        "patch_positions": ((count, 2), "int32"),
     }
     for name, (shape, dtype) in expected.items():
         array = getattr(batch, name)
@@ -82,3 +91,6 @@ def require_patches(batch: PatchBatch, spec: VisionSpec, taps: int) -> None:
         )
     if not 0 <= batch.patch_rows.min() <= batch.patch_rows.max() < spec.positions:
         raise RequestError(f"a patch names a position beyond the {spec.positions} of the tower's table")
+    places = batch.patch_positions
+    if spec.tile_side and not 0 <= places.min() <= places.max() < spec.tile_side:
+        raise RequestError(f"a patch is at row or column {places.max()}; a tile has at most {spec.tile_side} of them")

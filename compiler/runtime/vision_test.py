@@ -31,6 +31,7 @@ def test_patches(vision: VisionSpec, images: ImageSpec) -> PatchBatch:
         patch_rows=((7 * patch + 3 * tap) % vision.positions).astype(np.int32),
         patch_weights=weights.astype(np.float32),
         patch_starts=np.array(starts, np.int32),
+        patch_positions=np.concatenate([5 * patch, 3 * patch + 1], axis=1).astype(np.int32) % max(1, vision.tile_side),
     )
 
 

@@ -120,6 +120,12 @@ def check_images(request: TokenRequest, model: TokenModel, most_tokens: float) -
                 f"image {index} needs either pixels, or {image.length} features of {model.feature_size} numbers",
                 param="images",
             )
+        if model.rotates_by_columns and (image.columns < 1 or image.length % image.columns):
+            raise RequestError(
+                f"image {index} has {image.length} features, {image.columns} side by side; this model needs complete "
+                "rows of features (columns)",
+                param="images",
+            )
     placed = np.zeros(len(request.prompt_ids), bool)
     for image in images:
         placed[image.offset : image.end] = True

@@ -37,6 +37,7 @@ class ImageTower:
                 np.concatenate([tile.rows for tile in tiles]),
                 np.concatenate([tile.weights for tile in tiles]),
                 np.cumsum([0, *lengths], dtype=np.int32),
+                np.concatenate([tile.positions for tile in tiles]),
             )
         )
         ends = np.cumsum([length // self._spec.block**2 for length in lengths])

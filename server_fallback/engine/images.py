@@ -30,7 +30,8 @@ class PromptImage:
     ``key`` is the SHA-256 of its picture and of how the model reads that, in hexadecimal digits, and ``first`` the
     number of features of the picture's tiles before it. Images with the same two have the same features. ``pixels``
     (height, width, 3) are what the tower reads, not yet normalized; ``features`` (length, E) what it has made of them.
-    A request has one of the two.
+    A request has one of the two. ``columns`` of the features are side by side, which models that rotate by row and
+    column need to know.
     """
 
     offset: int
@@ -39,6 +40,7 @@ class PromptImage:
     first: int = 0
     pixels: npt.NDArray[np.uint8] | None = None
     features: FloatArray | None = None
+    columns: int = 0
 
     @property
     def name(self) -> ImageName:
@@ -53,6 +55,11 @@ class PromptImage:
         """The most memory that it needs: of its pixels, or of features of ``feature_size`` numbers."""
         pixel_bytes = 0 if self.pixels is None else self.pixels.nbytes
         return max(pixel_bytes, self.length * feature_size * np.dtype(np.float32).itemsize)
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """As `rope_positions_between` reads it."""
+        return self.offset, self.length, self.columns
 
     @property
     def placed(self) -> tuple[int, FloatArray]:

@@ -15,7 +15,8 @@ class TokenModel:
     ``gathers``: a step needs the ids of its tokens on the host, so no step starts before the previous one was read.
     ``is_recurrent``: layers have states of all tokens so far, from which no token can be taken away.
     ``image_token_id``: the placeholder of an image's features, of ``feature_size`` numbers each; None if the model
-    reads text only. ``whole_images``: each token of an image sees all of it.
+    reads text only. ``whole_images``: each token of an image sees all of it. ``rotates_by_columns``: tokens of an image
+    have positions by row and column.
     """
 
     vocab_size: int
@@ -27,6 +28,7 @@ class TokenModel:
     image_token_id: int | None = None
     feature_size: int = 0
     whole_images: bool = False
+    rotates_by_columns: bool = False
 
     @staticmethod
     def of(manifest: Description) -> TokenModel:
@@ -39,6 +41,7 @@ class TokenModel:
             gathers=gathers(manifest),
             is_recurrent=manifest.keeps_states,
             image_token_id=None if images is None else images.prompt.placeholder_id,
-            feature_size=spec.hidden_size,
+            feature_size=spec.feature_size,
             whole_images=images is not None and spec.vision is not None and spec.vision.both_ways != "none",
+            rotates_by_columns=spec.vision is not None and bool(spec.vision.mrope_section),
         )

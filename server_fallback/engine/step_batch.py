@@ -8,7 +8,14 @@ from itertools import accumulate
 
 import numpy as np
 
-from nearfar.compiler.runtime.batch import Batch, FloatArray, IntArray, PageTables, features_between
+from nearfar.compiler.runtime.batch import (
+    Batch,
+    FloatArray,
+    IntArray,
+    PageTables,
+    features_between,
+    rope_positions_between,
+)
 
 from .pages import PageTable
 from .slot_sampling import SlotSampling
@@ -64,6 +71,7 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
         state_slots=None if states is None else np.array(states, np.int32),
         features=features,
         feature_rows=feature_rows,
+        rope_positions=rope_positions_of(step),
     )
 
 
@@ -79,6 +87,18 @@ def features_of(step: Step, seq_starts: IntArray) -> tuple[FloatArray, IntArray]
         return None, None
     rows = [np.arange(first, first + len(features), dtype=np.int32) for first, features in placed]
     return np.concatenate([features for _, features in placed]), np.concatenate(rows)
+
+
+def rope_positions_of(step: Step) -> IntArray | None:
+    """The positions (S, 3) by which the step's tokens rotate; None if no sequence has images."""
+    if not any(row.sequence.images for row in step.rows):
+        return None
+    return np.concatenate(
+        [
+            rope_positions_between((each.grid for each in row.sequence.images), row.start, row.start + row.length)
+            for row in step.rows
+        ]
+    )
 
 
 def page_tables(

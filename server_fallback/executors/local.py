@@ -201,7 +201,7 @@ class LocalExecutor:
                 text = tokenizer.with_pictures(text, spec.prompt.mark, [picture.text for picture in pictures])
             begun = [text, chat.begun, chat.begun_reasoning]
             prompt = await run(begun, client, lambda: encode_rendered(tokenizer, marked, text, self.context, reasoning))
-            return prompt if spec is None else prompt._replace(images=placed_images(prompt.ids, spec.prompt, pictures))
+            return prompt if spec is None else prompt._replace(images=placed_images(prompt.ids, spec, pictures))
         except RequestError as error:
             raise RequestError(error.message, **{"param": "messages", **error.details}) from error
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nearfar.compiler.ir.images import ImagePrompt
+from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.runtime.images.patches import CutImage
 from nearfar.compiler.runtime.images.prompt import tile_places
 
 from ..engine.images import PromptImage
 
 
-def placed_images(ids: Sequence[int], prompt: ImagePrompt, pictures: Sequence[CutImage]) -> list[PromptImage]:
+def placed_images(ids: Sequence[int], spec: ImageSpec, pictures: Sequence[CutImage]) -> list[PromptImage]:
     """The tiles of all pictures, at the placeholders of a prompt. Raises CheckpointError if their numbers differ."""
-    places = iter(tile_places(prompt, ids, [count for picture in pictures for count in picture.features]))
+    places = iter(tile_places(spec.prompt, ids, [count for picture in pictures for count in picture.features]))
     images = list[PromptImage]()
     for picture in pictures:
         first = 0
         for tile, count in zip(picture.tiles, picture.features, strict=True):
-            images.append(PromptImage(next(places), count, picture.key, first, pixels=tile))
+            columns = tile.shape[1] // (spec.patch * spec.block)
+            images.append(PromptImage(next(places), count, picture.key, first, pixels=tile, columns=columns))
             first += count
     return images

@@ -38,7 +38,7 @@ from nearfar.compiler.kernels.cpu.states import causal_conv, gated_delta, ssm_sc
 from nearfar.compiler.kernels.cpu.top_logprobs import top_logprobs
 from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows
 from nearfar.compiler.kernels.experts import combine
-from nearfar.compiler.kernels.image_rows import fold_rows, place_rows
+from nearfar.compiler.kernels.image_rows import fold_rows, place_rows, rope_rows
 from nearfar.compiler.kernels.kept_rows import join_kept
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.context import Context, attr, position_tables, sizes
@@ -324,10 +324,10 @@ def convolved_delta_variants(step: Step, context: CpuContext, activation: str) -
 
 def may_see_more_than(keys: int, preparation: Preparation, scores: Scores) -> bool:
     """Whether a row may see more than ``keys`` keys: the window limits them, and the length of the rotation table,
-    which is the context.
+    which is the context, if it has a row for each position.
     """
     limits = [] if scores.window is None else [scores.window]
-    limits += [preparation.positions] if preparation.rotary_dim else []
+    limits += [preparation.positions] if preparation.rotary_dim and isinstance(preparation.positions, int) else []
     return all(limit > keys for limit in limits)
 
 
@@ -336,6 +336,7 @@ TEMPLATES: dict[str, Template] = {
     **dict.fromkeys(ELEMENTWISE, elementwise),
     "fold_rows": fold_rows,
     "place_rows": place_rows,
+    "rope_rows": rope_rows,
     "near_rows": near_rows,
     "pool_rows": pool_rows,
     "rope": rope,

@@ -109,7 +109,7 @@ def pad_batch(batch: Batch, size: int, pages: Sequence[int], page_size: int, sta
             page_ids=with_zeros(tables.page_ids),
         )
 
-    states = batch.state_slots
+    states, turns = batch.state_slots, batch.rope_positions
     first, *second = (padded(batch.window or batch if group else batch, page) for group, page in enumerate(pages))
     return Batch(
         token_ids=with_zeros(batch.token_ids),
@@ -125,5 +125,6 @@ def pad_batch(batch: Batch, size: int, pages: Sequence[int], page_size: int, sta
         alternatives=batch.alternatives,
         window=second[0] if second else None,
         source=None if batch.source is None else with_first_page(batch.source),
+        rope_positions=None if turns is None else np.concatenate([turns, np.zeros((more, 3), np.int32)]),
         state_slots=None if states is None else np.concatenate([states, np.full((more, 2), state, np.int32)]),
     )

@@ -24,6 +24,8 @@ def text_graphs() -> Iterator[tuple[str, str, Build]]:
     yield "rope_heads", "partial", partial(over_texts, "rope_heads", rotary_dim=8)
     yield "rope_heads", "normed", partial(over_texts, "rope_heads", rotary_dim=HEAD_DIM, eps=1e-5)
     yield "rope_heads", "values", partial(over_texts, "rope_heads", rotary_dim=HEAD_DIM, eps=1e-5, norms_values=True)
+    yield "rope_heads", "by_row", partial(over_texts, "rope_heads", rotary_dim=HEAD_DIM, by_row=True)
+    yield "rope_heads", "patches", partial(over_texts, "rope_heads", rotary_dim=8, rows="V", by_row=True)
     yield "ragged_attention", "plain", partial(over_texts, "ragged_attention", causal=False)
     bent: dict[str, Any] = {"window": 5, "softcap": 30.0, "scale": 0.2}
     yield "ragged_attention", "window", partial(over_texts, "ragged_attention", causal=False, **bent)
@@ -61,6 +63,9 @@ def page_graphs() -> Iterator[tuple[str, str, Build]]:
     growth = (0.5, 20)
     yield "rope", "scaled", partial(over_pages, "rope", position_scale=growth)
     yield "attention", "new_scaled", partial(over_pages, "attention", position_scale=growth, **new)
+    yield "rope", "by_row", partial(over_pages, "rope", norm_width=3 * HEAD_DIM, by_row=True)
+    yield "attention", "by_row", partial(over_pages, "attention", rotary_dim=8, by_row=True)
+    yield "attention", "new_by_row", partial(over_pages, "attention", by_row=True, **new)
     yield "attention", "new_window", partial(over_pages, "attention", window=5, rotary_dim=8, **new)
     yield "attention", "new_reach", partial(over_pages, "attention", window=5, rotary_dim=8, reach=True, **new)
     yield "attention", "new_sinks", partial(over_pages, "attention", rotary_dim=0, sinks=True, **new)
@@ -75,11 +80,13 @@ def over_texts(
     more: bool = False,
     distance_rows: int = 0,
     rows: str = "S",
+    by_row: bool = False,
     **attrs: Any,
 ) -> Graph:
     """An op on the joint projection of queries, keys and values of complete texts. ``output``: the outputs of an op
     that projects, which has a bias then. ``more``: scores have sinks, and biases of distances. ``distance_rows``: the
     number of heads for distances; each query head has its own keys then. ``rows``: "V" for the patches of pictures.
+    ``by_row``: the rotation table has a row for each row.
     """
     graph = Builder()
     kv_heads = HEADS if distance_rows else KV_HEADS
@@ -100,7 +107,7 @@ def over_texts(
     if residual:
         inputs["store0_b"], attrs["store"] = graph.value("residual", (rows, output)), [{"op": "add"}]
     if rotary_dim:
-        inputs["table"] = rope_table(graph, rotary_dim)
+        inputs["table"] = rope_table(graph, rotary_dim, rows if by_row else None)
     if "eps" in attrs:
         inputs["qk_norm"] = graph.vector("qk_norm", 2 * HEAD_DIM)
     return graph.ends(graph.add(op, inputs, name="y", head_dim=HEAD_DIM, num_kv_heads=kv_heads, **attrs))
@@ -114,9 +121,12 @@ def over_pages(
     norm_width: int = 0,
     sinks: bool = False,
     reach: bool = False,
+    by_row: bool = False,
     **attrs: Any,
 ) -> Graph:
-    """An op of the attention family; ``attrs`` are its own. ``joint``: on a joint projection, which it appends."""
+    """An op of the attention family; ``attrs`` are its own. ``joint``: on a joint projection, which it appends.
+    ``by_row``: the rotation table has a row for each row.
+    """
     graph = Builder()
     form, each = kv_format(attrs.get("kv", "activation")), ("S", KV_HEADS * HEAD_DIM)
     row = HEAD_DIM if form is None else form.words(HEAD_DIM)
@@ -128,7 +138,7 @@ def over_pages(
         "v": partial(graph.value, "v", each, "activation"),
         "qkv": partial(graph.value, "qkv", ("S", (HEADS + 2 * KV_HEADS) * HEAD_DIM), "activation"),
         "kv": partial(graph.state, "kv", ("P", 2, KV_HEADS, PAGE, row), "activation" if form is None else "uint32"),
-        "table": partial(rope_table, graph, rotary_dim),
+        "table": partial(rope_table, graph, rotary_dim, "S" if by_row else None),
         "sinks": partial(graph.vector, "sinks", HEADS),
         **{role: partial(graph.vector, role, norm_width) for role in ("norm", "qk_norm")},
     }
@@ -151,7 +161,10 @@ INTEGER_SHAPES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def rope_table(graph: Graph, rotary_dim: int) -> str:
+def rope_table(graph: Builder, rotary_dim: int, rows: str | None = None) -> str:
+    """Of 64 positions, or of ``rows``."""
+    if rows is not None:
+        return graph.value("table", (rows, rotary_dim))
     attrs = {"inverse_frequencies": [0.5**i for i in range(rotary_dim // 2)], "scale": 1.0}
     graph.constants["table"] = Constant("table", "rope", (64, rotary_dim // 2, 2), attrs)
     return "table"

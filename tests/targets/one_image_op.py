@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from graph_builder import Build, Builder
+from one_attention_op import rope_table
 
 from nearfar.compiler.ir.graph import Graph
 
@@ -20,6 +22,9 @@ def image_graphs() -> Iterator[tuple[str, str, Build]]:
     for mode in ("join", "mean"):
         yield "fold_rows", mode, partial(fold_rows, mode)
     yield "place_rows", "", place_rows
+    yield "place_rows", "adds", partial(place_rows, width=3 * COLUMNS, first=COLUMNS, adds=True)
+    yield "rope_rows", "tokens", partial(rope_rows, "S", 3, [[1, 1, 11, 3], [2, 2, 8, 3]])
+    yield "rope_rows", "patches", partial(rope_rows, "V", 2, [[1, 6, 12, 1]])
 
 
 def mix_rows(taps: int) -> Graph:
@@ -38,12 +43,21 @@ def fold_rows(mode: str) -> Graph:
     return graph.ends(graph.add("fold_rows", {"x": graph.value("x", ("V", COLUMNS))}, name="y", size=4, mode=mode))
 
 
-def place_rows() -> Graph:
+def rope_rows(rows: str, num_axes: int, axes: list[list[int]]) -> Graph:
+    graph = Builder()
+    inputs = {
+        "table": rope_table(graph, 24),
+        "axis_positions": graph.value("axis_positions", (rows, num_axes), "int32"),
+    }
+    return graph.ends(graph.add("rope_rows", inputs, name="y", axes=axes))
+
+
+def place_rows(width: int = COLUMNS, **attrs: Any) -> Graph:
     graph = Builder()
     x = {"a": graph.value("a", ("S", COLUMNS)), "b": graph.value("b", ("S", COLUMNS))}
     inputs = {
         "into": graph.add("add", x, name="z"),
-        "features": graph.value("features", ("F", COLUMNS)),
+        "features": graph.value("features", ("F", width)),
         "feature_rows": graph.value("feature_rows", ("F",), "int32"),
     }
-    return graph.ends(graph.add("place_rows", inputs, name="y"))
+    return graph.ends(graph.add("place_rows", inputs, name="y", **attrs))

@@ -4,6 +4,7 @@ in one piece, in chunks that begin and end inside a picture, and token by token.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,9 +21,10 @@ from vision_families import FAMILIES, Expected, make_vision
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import VISION
 from nearfar.compiler.export.bundle_tensors import bundle_tensors
+from nearfar.compiler.formats import load
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
-from nearfar.compiler.runtime.batch import Chunk, features_between, make_batch
+from nearfar.compiler.runtime.batch import Chunk, features_between, make_batch, rope_positions_between
 from nearfar.compiler.runtime.errors import DeviceError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.generate import end_outside_pictures
 from nearfar.compiler.runtime.images.patches import PreparedImage
@@ -55,7 +57,19 @@ def batch_of(*images: PreparedImage) -> PatchBatch:
         np.concatenate([image.rows for image in images]),
         np.concatenate([image.weights for image in images]),
         np.cumsum([0, *np.concatenate(counts)]).astype(np.int32),
+        np.concatenate([image.positions for image in images]),
     )
+
+
+def pictures_of(expected: Expected) -> list[tuple[int, int, int]]:
+    """The first token of each picture, its tokens, and how many are side by side, if it is not cut into tiles."""
+    found = []
+    # Without places, the prompt is read as text.
+    for place, image in zip(expected.places, expected.images, strict=False):
+        patches, (_, across) = len(image.patches), image.positions.max(axis=0) + 1
+        block = round((patches / sum(image.features)) ** 0.5)
+        found.append((place, sum(image.features), int(across) // block))
+    return found
 
 
 def logits_of(runner: PlanRunner, expected: Expected, features: Sequence[Floats], size: int, length: int) -> Floats:
@@ -70,7 +84,8 @@ def logits_of(runner: PlanRunner, expected: Expected, features: Sequence[Floats]
         tokens = expected.token_ids[start:stop]
         pages = range(runner.manifest.pages_for(start + len(tokens)))
         own = features_between(placed, start, start + len(tokens))
-        chunk = Chunk(tokens, start, pages, range(len(tokens)), state=(0, 0), features=own)
+        turns = rope_positions_between(pictures_of(expected), start, start + len(tokens))
+        chunk = Chunk(tokens, start, pages, range(len(tokens)), state=(0, 0), features=own, rope_positions=turns)
         found.append(runner.forward(make_batch([chunk], runner.manifest.page_size)).logits)
     return np.concatenate(found)
 
@@ -83,7 +98,9 @@ def require_a_text_beside(runner: PlanRunner, expected: Expected, features: Sequ
     for slot, tokens in enumerate((text, expected.token_ids)):
         pages = range(first_page, first_page := first_page + manifest.pages_for(len(tokens)))
         own = features_between(placed, 0, len(tokens))
-        chunks.append(Chunk(tokens, 0, pages, range(len(tokens)), state=(slot, slot), features=own))
+        turns = rope_positions_between(pictures_of(expected), 0, len(tokens)) if slot else None
+        chunk = Chunk(tokens, 0, pages, range(len(tokens)), state=(slot, slot), features=own, rope_positions=turns)
+        chunks.append(chunk)
     found = runner.forward(make_batch(chunks, manifest.page_size)).logits
     wanted = expected.logits[[*range(len(text)), *range(length)]]
     assert relative_error(found, wanted) < F32
@@ -91,6 +108,7 @@ def require_a_text_beside(runner: PlanRunner, expected: Expected, features: Sequ
 
 USUAL = {("gemma3", "webgpu"), ("gemma4_unified", "numpy"), ("gemma4_unified", "cpu")}
 USUAL |= {("smolvlm", "numpy"), ("smolvlm", "webgpu"), ("smolvlm", "cuda"), ("lfm2_vl", "cpu")}
+USUAL |= {("qwen3_vl", "webgpu"), ("qwen3_5", "cpu")}
 
 
 @pytest.mark.parametrize(
@@ -263,3 +281,36 @@ def test_mlx_refuses_a_tower_by_name(smolvlm: tuple[Bundle, Expected], tmp_path:
 def test_a_model_with_a_tower_is_not_exported(smolvlm: tuple[Bundle, Expected]) -> None:
     with pytest.raises(UnsupportedModel, match=r"sees pictures, which exported models do not; compile .* --text-only"):
         bundle_tensors(smolvlm[0])
+
+
+def test_a_tower_that_rotates_is_refused_for_onnx_by_name(tmp_path: Path) -> None:
+    make_vision("qwen3_vl", tmp_path / "checkpoint")
+    with pytest.raises(UnsupportedModel, match="the tower of qwen3_vl has no form in --target onnx"):
+        compile_any(str(tmp_path / "checkpoint"), tmp_path / "onnx", CompileOptions(target="onnx"))
+
+
+def test_patches_beyond_the_largest_side_and_tokens_beyond_the_batch_are_refused(tmp_path: Path) -> None:
+    expected = make_vision("qwen3_vl", tmp_path / "checkpoint")
+    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", self_test=False)
+    runner = open_on("numpy", bundle, LIMITS, "float32", None)
+    assert isinstance(runner, PlanRunner)
+    batch = batch_of(expected.images[0])
+    with pytest.raises(RequestError, match="a patch is at row or column 1013; a tile has at most 40"):
+        runner.features(replace(batch, patch_positions=batch.patch_positions + 1000 - batch.patch_positions.min()))
+    turned = make_batch([Chunk([1, 2], 0, [0], rope_positions=np.array([[0, 0, 0], [1, 1, 2]], np.int32))], 16)
+    with pytest.raises(RequestError, match="rotate by positions 0 to 2; they must be 0 to 1"):
+        runner.forward(turned)
+
+
+def test_large_pictures_are_reduced_and_a_note_says_so(tmp_path: Path) -> None:
+    make_vision("qwen3_vl", tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps(values | {"size": {"shortest_edge": 512, "longest_edge": 2**24}}))
+    checkpoint = load(str(tmp_path))
+    assert checkpoint.images is not None
+    assert checkpoint.spec.vision is not None
+    assert checkpoint.spec.vision.tile_patches == 2**20 // 16
+    assert any(
+        "pictures are reduced to 1048576 pixels; the processor allows 16777216" in each for each in checkpoint.notes
+    )

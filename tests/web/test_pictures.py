@@ -171,9 +171,13 @@ def test_answers_are_those_of_transformers_and_a_tower_computes_a_picture_once(p
 
 @pytest.mark.parametrize(
     "family",
-    ["gemma3", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("gemma4_unified", "lfm2_vl"))],
+    [
+        "gemma3",
+        "qwen3_vl",
+        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("gemma4_unified", "lfm2_vl")),
+    ],
 )
-def test_models_that_see_both_ways_and_models_with_states_answer_as_transformers(
+def test_models_that_see_both_ways_rotate_by_rows_or_have_states_answer_as_transformers(
     family: str,
     browser: Browser,
     chromium: str,  # noqa: ARG001

@@ -83,6 +83,9 @@ export const VISION: VisionSpec = {
   projector_norm: false,
   projector_eps: 1e-6,
   both_ways: "none",
+  tile_side: 0,
+  deepstack_layers: [],
+  mrope_section: [],
 };
 
 /** Expects each feature of the test's patches to be as the kernel computes it. */

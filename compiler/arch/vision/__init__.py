@@ -19,6 +19,8 @@ TOWERS = {
     "gemma4_unified": "gemma4_unified",
     "idefics3": "idefics3",
     "lfm2_vl": "lfm2_vl",
+    "qwen3_5": "qwen_vl",
+    "qwen3_vl": "qwen_vl",
     "smolvlm": "idefics3",
 }
 

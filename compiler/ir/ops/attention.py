@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..expr import Expr
 from ..heads import Preparation, Scores
 from .kv_pages import append_kv, check_pages, head_dim_of, page_facts, read_pages
 from .norms import rms_norm
@@ -25,7 +26,7 @@ from .op import (
     NORM_EPS,
     PAGES,
     POSITION_SCALE,
-    ROPE,
+    ROTATION,
     VECTOR,
     Array,
     Attrs,
@@ -46,12 +47,8 @@ from .op import (
 
 
 def infer_rope(shapes: Shapes, attrs: Attrs) -> Type:
-    columns, head_dim, rotated = shapes["x"][1], attrs["head_dim"], shapes["table"][1]
-    require(
-        isinstance(columns, int) and isinstance(rotated, int) and columns % head_dim == 0 and 2 * rotated <= head_dim,
-        "rope",
-        shapes,
-    )
+    columns, head_dim, half = shapes["x"][1], attrs["head_dim"], rotation_sizes("rope", shapes)[1]
+    require(isinstance(columns, int) and columns % head_dim == 0 and 2 * half <= head_dim, "rope", shapes)
     require(("norm" in shapes) == (attrs["eps"] is not None), "rope", shapes)
     if "norm" in shapes:
         (width,) = shapes["norm"]
@@ -64,11 +61,12 @@ def rope(inputs: Inputs, attrs: Attrs) -> Array:
     """Rotate the first R elements of each head by position, as pairs (i, i + R/2); the rest of the head is unchanged.
     Su et al. 2021.
 
-    x (S, n * D), positions (S,), table (positions, R/2, 2), attrs head_dim D -> like x. With ``norm`` (E,) and the
-    attribute eps, x is normalized first, in groups of E columns. With ``position_scale``, the result is multiplied by
-    the factor of its position.
+    x (S, n * D), positions (S,), table (positions, R/2, 2), attrs head_dim D -> like x. A table (S, R) has the row of
+    each row instead; see `images.rope_rows`. With ``norm`` (E,) and the attribute eps, x is normalized first, in groups
+    of E columns. With ``position_scale``, the result is multiplied by the factor of its position.
     """
-    table = inputs["table"][inputs["positions"]]
+    table = inputs["table"]
+    table = table[inputs["positions"]] if table.ndim == 3 else table.reshape(len(table), -1, 2)
     x = rms_norm({"x": inputs["x"], "weight": inputs["norm"]}, attrs) if "norm" in inputs else inputs["x"]
     x = x.astype(np.float32)
     cosine, sine = table[:, None, :, 0], table[:, None, :, 1]
@@ -76,17 +74,28 @@ def rope(inputs: Inputs, attrs: Attrs) -> Array:
     heads = x.reshape(len(x), x.shape[1] // attrs["head_dim"], attrs["head_dim"])
     low, high, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     y = np.concatenate([low * cosine - high * sine, high * cosine + low * sine, rest], axis=-1).reshape(x.shape)
-    return y * position_factors(inputs["positions"], attrs)[:, None]
+    return y if attrs["position_scale"] is None else y * position_factors(inputs["positions"], attrs)[:, None]
 
 
 def check_rotation(use: Use, sizes: Sizes) -> None:
-    """The table has a row for every position of the bundle's context."""
+    """The table has a row for every position of the bundle's context, or one for each row of the step."""
     if "table" not in use.shapes:
         return
-    positions, half, _ = use.shapes["table"]
-    enough = isinstance(positions, int) and positions >= sizes.context
-    fits = isinstance(half, int) and 2 * half <= sizes.spec.largest_head_dim
-    require_use(enough and fits, f"rotation table has {positions} positions of {half} pairs")
+    positions, half = rotation_sizes("rotation", use.shapes)
+    if use.kinds["table"] == "rope":
+        enough = isinstance(positions, int) and positions >= sizes.context
+    else:
+        enough = positions == next(use.shapes[role] for role in ("x", "q", "qkv") if role in use.shapes)[0]
+    vision = sizes.spec.vision
+    largest = max(sizes.spec.largest_head_dim, 0 if vision is None else vision.head_dim)
+    require_use(enough and 2 * half <= largest, f"rotation table has {positions} positions of {half} pairs")
+
+
+def rotation_sizes(op: str, shapes: Shapes) -> tuple[Expr, int]:
+    """The rows of a step's rotation table, and the pairs of each."""
+    rows, columns, *lanes = shapes["table"]
+    require(isinstance(columns, int) and (lanes == [2] or (not lanes and columns % 2 == 0)), op, shapes)
+    return rows, int(columns) if lanes else int(columns) // 2  # type: ignore[arg-type]
 
 
 def rope_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
@@ -103,21 +112,21 @@ def position_factors(positions: Array, attrs: Attrs) -> Array:
 
 def preparation_facts(use: Use, head_dim: int) -> Mapping[str, Any]:
     """The preparation of a step's queries, and of the keys and values that it has beside them."""
-    positions, half = use.shapes["table"][:2] if "table" in use.shapes else (0, 0)
+    positions, half = rotation_sizes("rotation", use.shapes) if "table" in use.shapes else (0, 0)
     joint = "qkv" in use.shapes
     wide = joint and "qk_norm" in use.shapes and use.shapes["qk_norm"] != (2 * head_dim,)
     given = {name: use.attrs[name] for name in PREPARATION if name in use.attrs}
     if given.get("position_scale") is not None:
         beta, length = given["position_scale"]
         given["position_scale"] = (float(beta), length)
-    return {"preparation": Preparation(positions, 2 * half, appends=joint, norm_wide=wide, **given)}  # type: ignore
+    return {"preparation": Preparation(positions, 2 * half, appends=joint, norm_wide=wide, **given)}
 
 
 def require_preparation(op: str, shapes: Shapes, attrs: Attrs, head_dim: int, q_width: int, kv_width: int) -> None:
     """Require what prepares q, or q, k and v of a joint projection, to fit these widths."""
     joint, normed, rotated = "qkv" in shapes, "qk_norm" in shapes, "table" in shapes
     require(normed == (attrs["eps"] is not None), op, shapes)
-    require(not rotated or 2 * shapes["table"][1] <= head_dim, op, shapes)  # type: ignore[operator]
+    require(not rotated or 2 * rotation_sizes(op, shapes)[1] <= head_dim, op, shapes)
     own = [name for name in PREPARATION if name != "eps" and attrs.get(name)]
     if not joint:
         require(not own and (rotated or not normed), op, shapes)
@@ -155,7 +164,7 @@ def prepare(inputs: Inputs, attrs: Attrs, head_dim: int, kv_width: int) -> list[
             if step == "norm" and weights:
                 part = rms_norm({"x": part, "weight": weights[index]}, attrs)
             if step == "rotate" and "table" in inputs:
-                rotation = {"x": part, "positions": inputs["positions"], "table": inputs["table"]}
+                rotation = {"x": part, **{role: inputs[role] for role in ("positions", "table") if role in inputs}}
                 scale = None if index else attrs.get("position_scale")
                 part = rope(rotation, {"head_dim": head_dim, "position_scale": scale})
         parts[index] = part
@@ -351,13 +360,13 @@ PREPARATION = {
     "norm_after": choice(False, False, True),
     "position_scale": POSITION_SCALE,
 }
-PREPARING = {"table": ROPE, "qk_norm": VECTOR}
+PREPARING = {"table": ROTATION, "qk_norm": VECTOR}
 ROWS = {"positions": INTEGERS, "seq_starts": INTEGERS}
 OPS = {
     "rope": Op(
         infer_rope,
         rope,
-        inputs={"x": FLOATS, "positions": INTEGERS, "table": ROPE},
+        inputs={"x": FLOATS, "positions": INTEGERS, "table": ROTATION},
         optional={"norm": VECTOR},
         attrs={"head_dim": count(least=2), "dtype": DTYPE, "eps": NORM_EPS, "position_scale": POSITION_SCALE},
         facts=rope_facts,

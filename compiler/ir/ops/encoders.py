@@ -92,6 +92,8 @@ def infer_rope_heads(shapes: Shapes, attrs: Attrs) -> Type:
     head_dim, kv_width = attrs["head_dim"], attrs["head_dim"] * attrs["num_kv_heads"]
     q_width = require_joint("rope_heads", shapes, attrs) * head_dim
     require("table" in shapes or "qk_norm" in shapes, "rope_heads", shapes)
+    # A table with a row for each row of the step needs no positions.
+    require("positions" in shapes or len(shapes.get("table", ())) == 2, "rope_heads", shapes)
     require_preparation("rope_heads", shapes, attrs, head_dim, q_width, kv_width)
     require("qk_norm" not in shapes or shapes["qk_norm"] == (2 * head_dim,), "rope_heads", shapes)
     return shapes["qkv"], "activation"
@@ -255,8 +257,8 @@ OPS = {
     "rope_heads": Op(
         infer_rope_heads,
         rope_heads,
-        inputs={"qkv": ACTIVATION, "positions": INTEGERS},
-        optional=PREPARING,
+        inputs={"qkv": ACTIVATION},
+        optional={"positions": INTEGERS, **PREPARING},
         attrs={**HEADS, "eps": NORM_EPS, "norms_values": PREPARATION["norms_values"]},
         facts=rope_heads_facts,
         checks=(check_joint, check_rotation),

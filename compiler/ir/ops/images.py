@@ -1,5 +1,5 @@
-"""Ops of models that see pictures: mix_rows and fold_rows, which make features of patches, and place_rows, which puts
-features in the places of tokens.
+"""Ops of models that see pictures: mix_rows and fold_rows, which make features of patches, place_rows, which puts
+features in the places of tokens, and rope_rows, for rotations by several axes.
 
 The V patches of a batch are those of its I tiles, one tile after the other, and inside a tile block after block. A
 block of patches becomes one of F features; its patches are consecutive rows.
@@ -7,14 +7,18 @@ block of patches becomes one of F features; its patches are consecutive rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from .op import (
     FLOAT32,
     INTEGERS,
     MATRIX,
+    ROPE,
     Array,
+    Attr,
     Attrs,
     Bound,
     Inputs,
@@ -91,18 +95,20 @@ def check_fold_rows(use: Use, sizes: Sizes) -> None:
 
 
 def infer_place_rows(shapes: Shapes, attrs: Attrs) -> Type:
-    count, columns = shapes["features"]
-    require(shapes["feature_rows"] == (count,) and shapes["into"][1] == columns, "place_rows", shapes)
+    (rows, width), columns = shapes["features"], shapes["into"][1]
+    whole = isinstance(width, int) and isinstance(columns, int) and attrs["first"] + columns <= width
+    require(shapes["feature_rows"] == (rows,) and whole, "place_rows", shapes)
     return shapes["into"], "float32"
 
 
 def place_rows(inputs: Inputs, attrs: Attrs) -> Array:
-    """Rows of a batch, of which some are replaced by features. into (S, E), features (F, E), feature_rows (F,) ->
-    (S, E). No two features have the same row.
+    """Rows of a batch, of which some are replaced by E columns of features, from ``first`` on; or with ``adds``, these
+    are added to them. into (S, E), features (F, N), feature_rows (F,) -> (S, E). No two features have the same row.
     """
-    y = inputs["into"]
-    if len(inputs["feature_rows"]):
-        y[inputs["feature_rows"]] = inputs["features"]
+    y, rows = inputs["into"], inputs["feature_rows"]
+    if len(rows):
+        own = inputs["features"][:, attrs["first"] : attrs["first"] + y.shape[1]]
+        y[rows] = y[rows] + own if attrs["adds"] else own
     return y
 
 
@@ -111,11 +117,70 @@ def check_place_rows(use: Use, sizes: Sizes) -> None:
     require_use(
         vision is not None and columns == sizes.spec.hidden_size, "is for embeddings of models that see pictures"
     )
-    require_use(rows == "S" and use.shapes["features"] == ("F", columns), "must place features in rows of tokens")
+    features = ("F", sizes.spec.feature_size)
+    require_use(rows == "S" and use.shapes["features"] == features, "must place features in rows of tokens")
 
 
 def place_rows_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
-    return {"columns": use.shapes["into"][1]}
+    return {**use.attrs, "columns": use.shapes["into"][1], "width": use.shapes["features"][1]}
+
+
+def infer_rope_rows(shapes: Shapes, attrs: Attrs) -> Type:
+    half, (rows, axes) = shapes["table"][1], shapes["axis_positions"]
+    require(isinstance(half, int) and isinstance(axes, int), "rope_rows", shapes)
+    fits = all(axis < axes and stop <= half for axis, _, stop, _ in attrs["axes"])
+    require(fits, "rope_rows", shapes)
+    return (rows, 2 * half), "float32"
+
+
+def rope_rows(inputs: Inputs, attrs: Attrs) -> Array:
+    """The rotation of rows that have a position on each of several axes: each pair of elements turns by that on its
+    axis. Wang et al. 2024 (M-RoPE).
+
+    table (positions, R/2, 2), axis_positions (S, A) -> (S, R), a row of cosines and sines for each row. ``axes`` has
+    lists [axis, first, stop, step]: the pairs from ``first`` to before ``stop``, each ``step``-th of them, turn by
+    that axis. The others turn by axis 0.
+    """
+    axis_of = pair_axes(inputs["table"].shape[1], attrs["axes"])
+    turned: Array = inputs["table"][inputs["axis_positions"][:, axis_of], np.arange(len(axis_of))[None]]
+    return turned.reshape(len(turned), -1)
+
+
+def pair_axes(pairs: int, axes: Sequence[Sequence[int]]) -> Array:
+    """The axis by which each pair turns."""
+    axis_of: Array = np.zeros(pairs, np.int64)
+    for axis, first, stop, step in axes:
+        axis_of[first:stop:step] = axis
+    return axis_of
+
+
+def check_rope_rows(use: Use, sizes: Sizes) -> None:
+    """The table has a row for every position of the context, or for each patch of a side of the largest tile."""
+    vision, (rows, axes) = sizes.spec.vision, use.shapes["axis_positions"]
+    require_use(vision is not None, "is for models that see pictures")
+    assert vision is not None
+    needed, expected = (vision.tile_side, 2) if rows == "V" else (sizes.context, 3)
+    positions = use.shapes["table"][0]
+    enough = isinstance(positions, int) and positions >= needed > 0
+    require_use(rows in ("S", "V") and axes == expected and enough, f"has a table of {positions} positions")
+
+
+def rope_rows_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
+    positions, half, _ = use.shapes["table"]
+    rows, num_axes = use.shapes["axis_positions"]
+    return {"batch": rows, "positions": positions, "half": half, "num_axes": num_axes, "axes": use.attrs["axes"]}
+
+
+def are_axes(value: Any) -> bool:
+    """Whether these are lists [axis, first, stop, step] of numbers."""
+    return isinstance(value, list | tuple) and all(
+        isinstance(each, list | tuple)
+        and len(each) == 4
+        and all(type(number) is int and number >= 0 for number in each)
+        and each[1] < each[2]
+        and each[3] > 0
+        for each in value
+    )
 
 
 OPS = {
@@ -138,8 +203,18 @@ OPS = {
         infer_place_rows,
         place_rows,
         inputs={"into": FLOAT32, "features": FLOAT32, "feature_rows": INTEGERS},
+        attrs={"first": count(0), "adds": choice(False, False, True)},
         facts=place_rows_facts,
         checks=(check_place_rows,),
         names={"features": "features", "feature_rows": "feature_rows"},
+    ),
+    "rope_rows": Op(
+        infer_rope_rows,
+        rope_rows,
+        inputs={"table": ROPE, "axis_positions": INTEGERS},
+        attrs={"axes": Attr([], "lists of axis, first pair, end and step", are_axes)},
+        facts=rope_rows_facts,
+        checks=(check_rope_rows,),
+        names={"axis_positions": "rope_positions"},
     ),
 }

@@ -41,6 +41,8 @@ INTEGERS: Final[Kinds] = ("int32",)
 MATRIX: Final[Kinds] = ("matrix",)
 VECTOR: Final[Kinds] = ("vector",)
 ROPE: Final[Kinds] = ("rope",)
+# A table with a row for each position, or one for each row of a batch, which `rope_rows` makes.
+ROTATION: Final[Kinds] = ("rope", "float32")
 # Pages of keys and values, as computed or as integers.
 PAGES: Final[Kinds] = ("activation", "uint32")
 

@@ -37,12 +37,13 @@ class NewHeads:
             "qkv" if appends else "q", (heads.rows, self._heads_of_row, heads.head_dim), heads.activation
         )
         rotated = preparation.rotary_dim > 0
-        self._rotation = Rotation(kernel, isa, preparation.positions, preparation.rotary_dim) if rotated else None
+        self._rotation = Rotation(kernel, isa, preparation) if rotated else None
         assert appends or not (preparation.norm_wide or preparation.norm_after), preparation
         rows = heads.num_heads + heads.num_kv_heads if preparation.norm_wide else 2 if appends else 1
         normed = preparation.eps is not None
         self._norm = kernel.buffer("qk_norm", (rows, heads.head_dim), "float32") if normed else None
-        self.positions = kernel.buffer("positions", (heads.rows,), "int32")
+        by_position = stores or not preparation.by_row
+        self.positions = kernel.buffer("positions", (heads.rows,), "int32") if by_position else None
         self._slots = kernel.buffer("slots", (heads.rows,), "int32") if appends and stores else None
 
     def process(self, pages: Pages, store_query: Callable[[Scalar, Scalar, Array], None]) -> None:
@@ -117,7 +118,7 @@ class NewHeads:
         def load(start: int, lanes: int) -> Scalar:
             return raw(start, lanes) if norm_after else normed(start, lanes, raw(start, lanes))
 
-        position = self._kernel.let("position", self.positions[row])
+        position = row if self.positions is None else self._kernel.let("position", self.positions[row])
         scale = self._preparation.position_scale if of_q else None
         of_position = None if scale is None else self._kernel.let("of_position", position_factor(scale, position))
 
@@ -127,7 +128,7 @@ class NewHeads:
 
         rotated = self._preparation.rotary_dim
         if self._rotation is not None:
-            self._rotation.apply(position, load, store)
+            self._rotation.apply(row, position, load, store)
         for start, lanes in pieces(head_dim - rotated, self._isa.lanes):
             store(rotated + start, lanes, load(rotated + start, lanes))
 

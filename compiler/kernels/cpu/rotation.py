@@ -15,29 +15,34 @@ from .rows import rms_factor
 
 class Rotation:
     """The argument "table" (positions, R/2, 2) of a kernel: the cosine and sine of each pair (i, i + R/2) of a head's
-    first R elements.
+    first R elements, at each position, or of each row of the step.
     """
 
-    def __init__(self, kernel: KernelBuilder, isa: Isa, positions: int, rotary_dim: int) -> None:
-        self._kernel, self._isa, self._rotary_dim = kernel, isa, rotary_dim
-        self._table = kernel.buffer("table", (positions, rotary_dim), "float32")
+    def __init__(self, kernel: KernelBuilder, isa: Isa, preparation: Preparation) -> None:
+        self._kernel, self._isa, self._rotary_dim = kernel, isa, preparation.rotary_dim
+        self._by_row = preparation.by_row
+        self._table = kernel.buffer("table", (preparation.positions, self._rotary_dim), "float32")
 
     def apply(
-        self, position: Scalar, load: Callable[[int, int], Scalar], store: Callable[[int, int, Scalar], None]
+        self,
+        row: Scalar,
+        position: Scalar,
+        load: Callable[[int, int], Scalar],
+        store: Callable[[int, int, Scalar], None],
     ) -> None:
-        """Load R elements of a head by start and lanes, and store them rotated."""
+        """Load R elements of a head of a row by start and lanes, and store them rotated."""
         kernel, half = self._kernel, self._rotary_dim // 2
         for start, lanes in pieces(half, self._isa.lanes):
-            cosine, sine = self._angles(position, start, lanes)
+            cosine, sine = self._angles(row if self._by_row else position, start, lanes)
             low, high = kernel.let("low", load(start, lanes)), kernel.let("high", load(half + start, lanes))
             store(start, lanes, fused(low, cosine, -(high * sine)))
             store(half + start, lanes, fused(high, cosine, low * sine))
 
-    def _angles(self, position: Scalar, start: int, lanes: int) -> tuple[Scalar, Scalar]:
+    def _angles(self, turn: Scalar, start: int, lanes: int) -> tuple[Scalar, Scalar]:
         """Cosines and sines, which alternate in the table."""
         if lanes == 1:
-            return self._table[position, 2 * start], self._table[position, 2 * start + 1]
-        first, second = (self._table[position, ramp(2 * start + lanes * part, lanes)] for part in range(2))
+            return self._table[turn, 2 * start], self._table[turn, 2 * start + 1]
+        first, second = (self._table[turn, ramp(2 * start + lanes * part, lanes)] for part in range(2))
         cosines, sines = (join(first, second, lanes=list(range(odd, 2 * lanes, 2))) for odd in range(2))
         return self._kernel.let("cosine", cosines), self._kernel.let("sine", sines)
 
@@ -61,7 +66,7 @@ def rope(
     kernel, scale = CpuKernelBuilder(name), preparation.position_scale
     x: Array = kernel.buffer("x", (batch, num_heads, head_dim), x_dtype)
     row_positions = kernel.buffer("positions", (batch,), "int32")
-    rotation = Rotation(kernel, isa, preparation.positions, rotary_dim)
+    rotation = Rotation(kernel, isa, preparation)
     y = kernel.buffer("y", (batch, num_heads, head_dim), y_dtype, write=True)
     norm = kernel.buffer("norm", (norm_width,), "float32") if eps is not None else None
     heads = norm_width // head_dim or 1
@@ -92,7 +97,7 @@ def rope(
                     value = value * splat(of_position, lanes)
                 y[row, head, ramp(start, lanes)] = cast(value, with_lanes(y_dtype, lanes))
 
-            rotation.apply(position, load, store)
+            rotation.apply(row, position, load, store)
             for start, lanes in pieces(head_dim - rotary_dim, isa.lanes):
                 store(rotary_dim + start, lanes, load(rotary_dim + start, lanes))
     return kernel.finish()

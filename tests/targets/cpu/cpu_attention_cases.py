@@ -5,7 +5,7 @@ blocks and windows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -56,6 +56,8 @@ class Layer:
     sinks: bool = False
     reach: bool = False
     exhaustive: bool = False
+    # The rotation table has a row for each row.
+    by_row: bool = field(default=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -65,6 +67,7 @@ class Layer:
         flags = {"qk_norm": self.norm, "wide": self.norm_wide, "after": self.norm_after}
         flags |= {"scaled": self.position_scale is not None, "bidirectional": not self.causal, "sinks": self.sinks}
         flags["reach"] = self.reach
+        flags |= {"by_row": self.by_row}
         found = [f"{key}{value:g}" for key, value in facts.items() if value] + [
             key for key, value in flags.items() if value
         ]
@@ -86,6 +89,7 @@ class Layer:
 ROPE_ATTENTION: tuple[tuple[Layer, tuple[Sequences, ...], tuple[str, ...]], ...] = (
     (Layer(6, 3, 24, rotary_dim=24, norm=True), (*SMALL, *LONG), ("avx512", "neon")),
     (Layer(6, 3, 24, kv="q8", rotary_dim=24, norm=True, norm_wide=True), (*SMALL, *LONG), ("neon",)),
+    (Layer(4, 2, 24, rotary_dim=18, by_row=True), SMALL, ()),
     (Layer(3, 1, 66, 32, "float16", rotary_dim=66, exhaustive=True), (*SMALL, *LONG), ("avx512",)),
     (Layer(7, 1, 80, 16, "float16", rotary_dim=32, window=5), (*SMALL, *LONG), ("avx512",)),
     (Layer(2, 2, 256, 32, kv="q4", rotary_dim=256, norm=True, window=300, exhaustive=True), FAR, ()),
@@ -175,7 +179,9 @@ def new_heads(layer: Layer) -> dict[str, tuple[object, ...]]:
         "positions": ("int32", "S"),
         "slots": ("int32", "S"),
     }
-    inputs |= {"table": ("rope", POSITIONS, layer.rotary_dim // 2, 2)} if layer.rotary_dim else {}
+    if layer.rotary_dim:
+        by_position, by_row = ("rope", POSITIONS, layer.rotary_dim // 2, 2), ("float32", "S", layer.rotary_dim)
+        inputs["table"] = by_row if layer.by_row else by_position
     count = layer.num_heads + layer.num_kv_heads if layer.norm_wide else 2
     inputs |= {"qk_norm": ("vector", count * layer.head_dim)} if layer.norm else {}
     return {**inputs, "kv": layer.pages}
@@ -239,7 +245,7 @@ def page_batch(layer: Layer, sequences: Sequences, *, stored: bool = False) -> B
     if unseen:
         poison["kv"] = kv.copy()
         poison["kv"][unseen] = unwritten
-    if layer.rotary_dim:
+    if layer.rotary_dim and not layer.by_row:
         arrays["table"] = rope_table([0.5**pair for pair in range(layer.rotary_dim // 2)], POSITIONS)
     dims = batch.dims(len(pages))
     # A runtime may pass more than the longest context, here enough for the variants that split long ones.

@@ -377,6 +377,8 @@ def rope_cases() -> Iterator[StepCase]:
         attrs = {"head_dim": head_dim, "dtype": y, "position_scale": scale, **({"eps": EPS} if norm else {})}
         name = f"rope_{num_heads}_{head_dim}_{rotary_dim}_{norm}"
         yield StepCase(name, "rope", inputs, attrs, batches, "float16")
+        by_row = {**inputs, "table": ("float32", "S", rotary_dim)}
+        yield StepCase(f"{name}_by_row", "rope", by_row, attrs, batches, "float16")
 
 
 def sampling_cases() -> Iterator[StepCase]:

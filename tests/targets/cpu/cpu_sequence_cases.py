@@ -79,6 +79,11 @@ def text_cases() -> Iterator[StepCase]:
         inputs = {**qkv, "table": ("rope", 280, head_dim // 4, 2), "qk_norm": ("vector", 2 * head_dim)}
         prepared: dict[str, Any] = {**heads, "eps": EPS, "norms_values": head_dim == 64}
         yield StepCase(f"rope_heads_{head_dim}", "rope_heads", inputs, prepared, given(texts, inputs), activation)
+        # With a table that has a row for each row, positions are not read.
+        by_row: Inputs = {**inputs, "table": ("float32", "S", head_dim // 2)}
+        del by_row["positions"]
+        name = f"rope_heads_by_row_{head_dim}"
+        yield StepCase(name, "rope_heads", by_row, prepared, given(texts, by_row), activation)
 
 
 def state_cases() -> Iterator[StepCase]:
@@ -171,3 +176,12 @@ def image_cases() -> Iterator[StepCase]:
         inputs["feature_rows"] = ("int32", "F")
         batches = [Batch({"S": 3, "F": len(rows)}, {"feature_rows": np.array(rows, np.int32)}) for rows in ([2, 0], [])]
         yield StepCase(f"place_rows_{columns}", "place_rows", inputs, {}, batches)
+        inputs = {**inputs, "features": ("float32", "F", 2 * columns)}
+        attrs = {"first": columns, "adds": True}
+        yield StepCase(f"place_rows_adds_{columns}", "place_rows", inputs, attrs, batches)
+    for pairs in (1, 12, 33):
+        axes = [[axis, axis, pairs, 3] for axis in (1, 2) if axis < pairs]
+        positions = np.array([[0, 7, 3], [9, 1, 1], [2, 2, 19]], np.int32)
+        inputs = {"table": ("rope", 20, pairs, 2), "axis_positions": ("int32", "S", 3)}
+        batch = Batch({"S": 3}, {"axis_positions": positions})
+        yield StepCase(f"rope_rows_{pairs}", "rope_rows", inputs, {"axes": axes}, [batch])

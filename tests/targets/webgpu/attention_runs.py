@@ -183,6 +183,7 @@ def new_heads(rng: np.random.Generator, heads: Heads, preparation: Preparation, 
 
 
 def rotations(preparation: Preparation) -> Array:
+    assert isinstance(preparation.positions, int), preparation
     return rope_table([0.5**pair for pair in range(preparation.rotary_dim // 2)], preparation.positions)
 
 

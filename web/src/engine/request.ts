@@ -38,12 +38,14 @@ export type LogitProcessor = (logitsOrToken: Float32Array | number) => void;
  *
  * ``key`` is the SHA-256 of its picture and of how the model reads that, in hexadecimal digits, and ``first`` the number
  * of features of the picture's tiles before it, 0 by default. Images with the same two have the same features.
+ * ``columns`` of its features are side by side, which models that rotate by row and column (M-RoPE) need to know.
  */
 export interface PromptImage {
   readonly offset: number;
   readonly length: number;
   readonly key: string;
   readonly first?: number | undefined;
+  readonly columns?: number | undefined;
   readonly features: Float32Array;
 }
 

@@ -47,6 +47,8 @@ export interface PlacedImages {
     start: number,
     stop: number,
   ): readonly (readonly [position: number, length: number, features: Float32Array])[];
+  /** The positions (n, 3) by which tokens rotate, in models whose tokens have positions by row and column. */
+  readonly ropePositions?: (start: number, stop: number) => readonly number[];
 }
 
 /** The parameters of a request that the scheduler needs. */

@@ -49,6 +49,8 @@ export function stepBatch(
     }
     const pages = pageTables(sequence).map((table) => table.pages);
     addTokens(batch, tokenIds, start, pages, pageSize, sequence.params.adapter?.slot);
+    const turns = sequence.params.images?.ropePositions?.(start, start + length) ?? [];
+    batch.rope_positions.splice(batch.rope_positions.length - turns.length, turns.length, ...turns);
     const state = sequence.tables.at(-1);
     if (state instanceof StateTable) batch.state_slots.push(...state.pair(start));
     // The last rows are sampled, first those for the prompt.

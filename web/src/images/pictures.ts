@@ -5,6 +5,7 @@ import type { PromptImage, TokenRequest } from "../engine/request.js";
 import type { PlacedImages } from "../engine/sequence.js";
 import { BundleError, NearfarError, RequestError } from "../errors.js";
 import type { PatchBatch } from "../runtime/batch.js";
+import { featureSize } from "../runtime/batch.js";
 import type { ImageSpec, ModelSpec } from "../runtime/manifest.js";
 import type { ControlTokens } from "../text/control_tokens.js";
 import { imageLayout } from "../shared/images/layout.js";
@@ -38,6 +39,8 @@ interface KnownPicture {
   readonly text: string;
   /** The number of features of each tile. */
   readonly lengths: readonly number[];
+  /** How many of them are side by side. */
+  readonly columns: readonly number[];
 }
 
 interface Picture extends KnownPicture {
@@ -68,7 +71,9 @@ export class Pictures {
   place(request: TokenRequest, maxTokens: number): PlacedImages | null {
     const { spec, model } = this.#parts;
     const isWhole = (model.vision?.both_ways ?? "none") !== "none";
-    return placeImages(request, spec.prompt.placeholder_id, model.hidden_size, isWhole ? maxTokens : null);
+    const rotates = (model.vision?.mrope_section ?? []).length > 0;
+    const columns = featureSize(model);
+    return placeImages(request, spec.prompt.placeholder_id, columns, isWhole ? maxTokens : null, rotates);
   }
 
   /**
@@ -101,8 +106,9 @@ export class Pictures {
     if (known !== undefined) return { ...known, pixels: () => decodeImage(source) };
     try {
       const pixels = await decodeImage(source, { signal });
-      const { text, features } = imageLayout(spec, pixels.width, pixels.height);
-      const found = { key: await imageKey(spec, pixels), text, lengths: features };
+      const { text, features, tiles } = imageLayout(spec, pixels.width, pixels.height);
+      const columns = tiles.map(({ width }) => Math.floor(width / (spec.patch * spec.block)));
+      const found = { key: await imageKey(spec, pixels), text, lengths: features, columns };
       if (source instanceof Blob) this.#blobs.set(source, found);
       else if (typeof source === "string" && /^data:/i.test(source)) this.#remember(source, found);
       return { ...found, pixels: () => Promise.resolve(pixels) };
@@ -157,11 +163,12 @@ export class Pictures {
       );
     const images: PromptImage[] = [];
     let place = 0;
-    for (const { pixels, key, lengths } of pictures) {
+    for (const { pixels, key, lengths, columns } of pictures) {
       const tiles = await this.#cache.get(key, async (until) => this.#features(await pixels(), until), signal);
       let first = 0;
       for (const [index, length] of lengths.entries()) {
-        images.push({ offset: places[place] ?? 0, length, key, first, features: tiles[index] ?? new Float32Array() });
+        const [offset, own] = [places[place] ?? 0, tiles[index] ?? new Float32Array()];
+        images.push({ offset, length, key, first, columns: columns[index], features: own });
         first += length;
         place += length;
       }
@@ -172,7 +179,7 @@ export class Pictures {
   /** Tile after tile, so that other answers continue between them. */
   async #features(pixels: Pixels, signal: AbortSignal): Promise<TileFeatures> {
     const { spec, features } = this.#parts;
-    const { patches, rows, weights, starts } = imagePatches(spec, pixels);
+    const { patches, rows, weights, positions, starts } = imagePatches(spec, pixels);
     const count = starts.at(-1) ?? 0;
     const tiles: Float32Array[] = [];
     for (const [index, start] of starts.subarray(0, -1).entries()) {
@@ -182,8 +189,8 @@ export class Pictures {
         const columns = array.length / count;
         return array.subarray(start * columns, end * columns) as A;
       };
-      const batch = { patches: part(patches), patch_rows: part(rows), patch_weights: part(weights) };
-      tiles.push(await features({ ...batch, patch_starts: [0, end - start] }));
+      const table = { patch_rows: part(rows), patch_weights: part(weights), patch_positions: part(positions) };
+      tiles.push(await features({ patches: part(patches), ...table, patch_starts: [0, end - start] }));
     }
     return tiles;
   }

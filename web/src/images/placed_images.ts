@@ -37,12 +37,14 @@ export function promptKeys(
  * The images of a request in its prompt; null for a prompt without any. Throws RequestError unless each ``placeholder`` of
  * the prompt is one of an image, and the other way round, and each image has features of ``columns`` numbers.
  * ``wholeTokens``: the most tokens of a step, if each token of an image sees all of it; null for other models.
+ * ``rotates``: tokens have positions by row and column.
  */
 export function placeImages(
   request: TokenRequest,
   placeholder: number,
   columns: number,
   wholeTokens: number | null = null,
+  rotates = false,
 ): PlacedImages | null {
   const { promptIds, images = [], whenFull } = request;
   if (images.length > 0 && typeof whenFull === "object")
@@ -50,7 +52,7 @@ export function placeImages(
       param: "whenFull",
     });
   let end = 0;
-  for (const [index, { offset, length, key, features }] of images.entries()) {
+  for (const [index, { offset, length, key, features, columns: across = 0 }] of images.entries()) {
     if (!(offset >= end && length > 0 && offset + length <= promptIds.length))
       throw wrong(
         `image ${index} takes ${length} tokens from token ${offset} on; images must be in order, and within the ` +
@@ -60,6 +62,8 @@ export function placeImages(
     if (!/^[0-9a-f]{64}$/.test(key)) throw wrong(`the key of image ${index} is not a SHA-256 in hexadecimal digits`);
     if (features.length !== length * columns)
       throw wrong(`image ${index} has ${features.length} numbers; it needs ${length} features of ${columns}`);
+    if (rotates && !(across > 0 && length % across === 0))
+      throw wrong(`image ${index} has ${length} features, ${across} side by side; this model needs complete rows`);
     if (promptIds.slice(offset, end).some((id) => id !== placeholder))
       throw wrong(`image ${index} takes tokens that are not the image token ${placeholder}`);
   }
@@ -87,6 +91,7 @@ export function placeImages(
         const part = features.subarray((first - offset) * columns, (last - offset) * columns);
         return first < last ? [[first, last - first, part] as const] : [];
       }),
+    ...(rotates && { ropePositions: (start, stop) => ropePositions(images, start, stop) }),
   };
 }
 
@@ -111,6 +116,45 @@ function checkWholeImages({ promptLogprobs = 0 }: TokenRequest, images: readonly
           "whole, and needs a token that separates them",
       );
   }
+}
+
+/**
+ * The positions (stop - start, 3) in time, rows and columns by which tokens [start, stop) of a prompt rotate, in models
+ * with M-RoPE (Qwen3-VL). A picture is at one time; its rows and columns count from there. What follows begins at one more
+ * than the largest position. `rope_positions_between` of compiler/runtime/batch.py does the same.
+ */
+export function ropePositions(
+  images: readonly Pick<PromptImage, "offset" | "length" | "columns">[],
+  start: number,
+  stop: number,
+): readonly number[] {
+  const found: number[] = [];
+  let saved = 0;
+  let next = 0;
+  const skip = (position: number): PromptSpan | undefined => {
+    for (;;) {
+      const image = images[next];
+      if (image === undefined || position < image.offset) return undefined;
+      const { offset, length, columns = length } = image;
+      if (position < offset + length) return { offset, columns };
+      saved += length - Math.max(length / columns, columns);
+      next++;
+    }
+  };
+  for (let position = start; position < stop; position++) {
+    const inside = skip(position);
+    if (inside === undefined) found.push(position - saved, position - saved, position - saved);
+    else {
+      const [time, index] = [inside.offset - saved, position - inside.offset];
+      found.push(time, time + Math.floor(index / inside.columns), time + (index % inside.columns));
+    }
+  }
+  return found;
+}
+
+interface PromptSpan {
+  readonly offset: number;
+  readonly columns: number;
 }
 
 const wrong = (message: string): RequestError => new RequestError(message, { param: "images" });

@@ -2,13 +2,17 @@
 // `compiler/runtime/vision_test.py` makes the same patches.
 
 import type { PatchBatch } from "../runtime/batch.js";
-import type { ImageSpec, VisionTestEntry } from "../runtime/manifest.js";
+import { featureSize } from "../runtime/batch.js";
+import type { ImageSpec, ModelSpec, VisionTestEntry } from "../runtime/manifest.js";
 
 // The most patches of the test: several tiles of keys.
 const PATCHES = 160;
 
-/** ``tilePatches``: those of the largest tile. All blocks but one are a tile, and the last one is another. */
-export function testPatches({ patch, block, positions }: ImageSpec, tilePatches: number): PatchBatch {
+/**
+ * ``tilePatches``: those of the largest tile, ``tileSide`` those of the longest side if the tower rotates. All blocks but
+ * one are a tile, and the last one is another.
+ */
+export function testPatches({ patch, block, positions }: ImageSpec, tilePatches: number, tileSide = 0): PatchBatch {
   const size = block ** 2;
   const blocks = Math.max(1, Math.floor(Math.min(PATCHES, tilePatches) / size));
   const count = blocks * size;
@@ -22,6 +26,9 @@ export function testPatches({ patch, block, positions }: ImageSpec, tilePatches:
     patches: Float32Array.from(filled(3 * patch ** 2, number)),
     patch_rows: Int32Array.from(filled(taps, (row, tap) => (7 * row + 3 * tap) % table)),
     patch_weights: Float32Array.from(filled(taps, (_, tap) => 0.5 ** Math.min(tap + 1, 8))),
+    patch_positions: Int32Array.from(
+      filled(2, (row, axis) => (axis === 0 ? 5 * row : 3 * row + 1) % Math.max(1, tileSide)),
+    ),
     patch_starts: blocks === 1 ? [0, count] : [0, count - size, count],
   };
 }
@@ -33,8 +40,9 @@ export function testPatches({ patch, block, positions }: ImageSpec, tilePatches:
 export function visionDeviation(
   { rows }: Pick<VisionTestEntry, "rows">,
   features: Float32Array,
-  columns: number,
+  model: Pick<ModelSpec, "hidden_size" | "vision">,
 ): number {
+  const columns = featureSize(model);
   if (!features.every(Number.isFinite)) return Infinity;
   const longest = Math.max(...rows.map(({ values }) => Math.hypot(...values)));
   const lengths = rows.map(({ row, elements, values }) =>

@@ -3,6 +3,7 @@
 import { RequestError } from "../errors.js";
 import { COLUMNS, SAMPLING } from "../shared/sampling.js";
 import type { Dims } from "./expr.js";
+import type { ModelSpec } from "./manifest.js";
 import type { PagesByGroup } from "./page_groups.js";
 
 /**
@@ -20,6 +21,7 @@ import type { PagesByGroup } from "./page_groups.js";
  * heads, the slot of the row of the model's last layer that each token follows, or -1 - the slot of the heads' own row.
  * features (F, E) are those of pictures, and feature_rows (F,) the rows of the batch whose embeddings they replace. reach
  * (S,): the last position that each row sees if tokens see all of their picture; by default its own.
+ * rope_positions (S, 3): the positions in time, rows and columns by which tokens rotate.
  * source_positions (S,): the last row of the sound that each token attends to; source_page_indptr (B + 1,) and
  * source_page_ids (LS,): the pages that hold its keys and values. For the plan "audio", source_slots (S,): those for the
  * keys and values of each row; frames (S, 4 * mel bins): what it reads.
@@ -44,6 +46,7 @@ export interface Batch {
   readonly features?: Float32Array;
   readonly feature_rows?: readonly number[];
   readonly reach?: readonly number[];
+  readonly rope_positions?: readonly number[];
   readonly source_positions?: readonly number[];
   readonly source_page_indptr?: readonly number[];
   readonly source_page_ids?: readonly number[];
@@ -54,13 +57,15 @@ export interface Batch {
 /**
  * The V patches of I complete tiles of pictures, one tile after the other: patches (V, elements), normalized;
  * patch_rows and patch_weights (V, taps), the rows of the tower's table of positions that each patch mixes, unused ones
- * with the weight 0; patch_starts (I + 1,), the first patch of each tile, then V.
+ * with the weight 0; patch_starts (I + 1,), the first patch of each tile, then V; patch_positions (V, 2), the row and the
+ * column of each patch in its tile.
  */
 export interface PatchBatch {
   readonly patches: Float32Array;
   readonly patch_rows: Int32Array;
   readonly patch_weights: Float32Array;
   readonly patch_starts: readonly number[];
+  readonly patch_positions?: Int32Array;
 }
 
 /**
@@ -94,10 +99,16 @@ export const MEDIA_INPUTS = [
   "feature_rows",
   "features",
   "patch_starts",
+  "patch_positions",
   "patch_rows",
   "patch_weights",
   "patches",
 ] as const satisfies readonly (keyof BatchInputs)[];
+
+/** The numbers of a feature of pictures, with those for further layers of the text model. */
+export function featureSize({ hidden_size, vision }: Pick<ModelSpec, "hidden_size" | "vision">): number {
+  return hidden_size * (1 + (vision?.deepstack_layers.length ?? 0));
+}
 
 export function sampledRows(batch: Batch): SampledRows {
   const { sample_rows, positions, seq_starts } = batch;
@@ -136,6 +147,7 @@ export function emptyBatch(): OpenBatch {
     token_types: [],
     state_slots: [],
     kept_rows: [],
+    rope_positions: [],
   };
 }
 
@@ -154,6 +166,7 @@ export function addTokens(
   const positions = tokenIds.map((_, index) => start + index);
   batch.token_ids.push(...tokenIds);
   batch.positions.push(...positions);
+  batch.rope_positions.push(...positions.flatMap((own) => [own, own, own]));
   batch.adapters.push(...tokenIds.map(() => adapter));
   batch.token_types.push(...tokenIds.map(() => 0));
   batch.seq_starts.push(batch.token_ids.length);

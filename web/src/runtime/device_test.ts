@@ -98,9 +98,9 @@ async function towerDeviation(
   const { vision_test: test, images: spec, spec: model } = runner.manifest;
   if (test === null || spec === null || (runner.limits.patches ?? 0) === 0) return undefined;
   const { testPatches, visionDeviation } = given ?? (await importImages());
-  const patches = testPatches(spec, runner.limits.patches ?? 0);
+  const patches = testPatches(spec, runner.limits.patches ?? 0, model.vision?.tile_side);
   const allowed = toleranceOf(test, activation);
-  return async () => visionDeviation(test, await runner.features(patches), model.hidden_size) / allowed;
+  return async () => visionDeviation(test, await runner.features(patches), model) / allowed;
 }
 
 function optionsOf(

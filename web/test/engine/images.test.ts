@@ -10,7 +10,7 @@ import { forkOf, newConversation } from "../../src/engine/sequence.js";
 import type { StepRunner } from "../../src/engine/step_runner.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
 import { DeviceError, RequestError } from "../../src/errors.js";
-import { placeImages, placeholderKey, promptKeys } from "../../src/images/placed_images.js";
+import { placeImages, placeholderKey, promptKeys, ropePositions } from "../../src/images/placed_images.js";
 import type { PatchBatch } from "../../src/runtime/batch.js";
 import { answer, engineOn, LIMITS, onePool } from "./engine_set_up.js";
 import { STOP, VOCAB, answerOf } from "./fake_model.js";
@@ -27,6 +27,12 @@ interface Vector {
 const { prompts } = JSON.parse(readFileSync("../tests/conformance/image_keys.json", "utf8")) as {
   readonly prompts: readonly Vector[];
 };
+
+type Picture = Pick<PromptImage, "offset" | "length" | "columns">;
+const TURNS = JSON.parse(readFileSync("../tests/conformance/rope_positions.json", "utf8")) as Record<
+  string,
+  { readonly images: readonly Picture[]; readonly positions: readonly (readonly number[])[] }
+>;
 
 const keyOf = (seed: number): string => seed.toString(16).padStart(2, "0").repeat(32);
 
@@ -75,6 +81,31 @@ const DOG = { seed: 2, length: 6 };
 test.each(prompts)("keys of prompts are those of every runtime", ({ tokens, images, keys }) => {
   expect(promptKeys(tokens, images)).toEqual(keys);
   for (const key of keys) expect(Number.isSafeInteger(key)).toBe(true);
+});
+
+test.each(Object.entries(TURNS))("a chunk has the positions of its tokens: %s", (_, { images, positions }) => {
+  for (let start = 0; start < positions.length; start++)
+    for (let stop = start + 1; stop <= positions.length; stop++)
+      expect(ropePositions(images, start, stop)).toEqual(positions.slice(start, stop).flat());
+});
+
+test("only models that rotate by row and column have positions of several axes, and these need whole rows", async () => {
+  const runner = new FakeRunner(LIMITS);
+  const parts = [3, { seed: 4, length: 6 }, 5];
+  await answer(seeingOn(runner), { ...requestOf(parts), maxTokens: 2 });
+  expect(runner.batches[1]?.rope_positions).toEqual([8, 8, 8]);
+  const place = (request: TokenRequest) => placeImages(request, PLACEHOLDER, COLUMNS, null, true);
+  const engine = new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP], place }, null);
+  const request = { ...requestOf(parts), maxTokens: 2 };
+  await expect(answer(engine, request)).rejects.toThrow("image 0 has 6 features, 0 side by side");
+  const before = runner.batches.length;
+  const images = (request.images ?? []).map((image) => ({ ...image, columns: 3 }));
+  await answer(engine, { ...request, images });
+  const found = runner.batches.slice(before).map(({ rope_positions: own }) => own);
+  expect(found).toEqual([
+    [0, 0, 0, 1, 1, 1, 1, 1, 2, 1, 1, 3, 1, 2, 1, 1, 2, 2, 1, 2, 3, 4, 4, 4],
+    [5, 5, 5],
+  ]);
 });
 
 test("images that agree in one window of their keys differ in every page of placeholders", () => {

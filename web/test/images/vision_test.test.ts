@@ -14,6 +14,8 @@ interface Recorded {
   readonly patch_rows: string;
   readonly patch_weights: string;
   readonly patch_starts: string;
+  readonly patch_positions: string;
+  readonly tile_side: number;
 }
 
 const read = (name: string): unknown => JSON.parse(readFileSync(`../tests/conformance/${name}.json`, "utf8"));
@@ -30,7 +32,9 @@ test.each(Object.entries(RECORDED))("the page makes the patches of %s as Python 
     patch_rows: rows,
     patch_weights: weights,
     patch_starts: starts,
-  } = testPatches(spec, recorded.tile_patches);
+    patch_positions: positions = new Int32Array(),
+  } = testPatches(spec, recorded.tile_patches, recorded.tile_side);
+  expect(hashOf(positions)).toBe(recorded.patch_positions);
   expect([hashOf(Float32Array.from(patches)), hashOf(Int32Array.from(rows))]).toEqual([
     recorded.patches,
     recorded.patch_rows,
