@@ -47,6 +47,7 @@
 # make bench-best-bits  compare --quality best with other tools' quantizations of both demo models
 # make demo-model   train the demo model again (about 30 minutes on one core)
 # make demo-encoder  train the demo encoder again (about two minutes on one core)
+# make demo-eyes    train the demo model that sees again (about half an hour on a busy core)
 # make recall       recall@5 of the demo encoder in the browser's index, on held-out questions
 # make router-eval  fit and evaluate the demo's router policy; FAR is a folder, a bundle or a server's address
 
@@ -76,7 +77,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -308,6 +309,10 @@ kserve-proto: .venv/.dev
 
 demo-encoder: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python -m demo_encoder.train
+
+demo-eyes: .venv/.dev
+	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --output build/demo-eyes-first
+	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --plan mixed --start build/demo-eyes-first
 
 recall: .venv/.dev web/dist/.built
 	PYTHONPATH=tests $(BIN)/python -m demo_encoder.recall

@@ -103,6 +103,12 @@ def recall_percent(mode: str) -> str:
     return str(int(float(row[1].split("|")[columns.index(mode)]) + 0.5))
 
 
+def eyes(argument: str) -> str:
+    """What the demo model that sees answered when it was trained: a task, and "percent" or "questions"."""
+    task, key = argument.split()
+    return f"{recorded('compiler/demo/nearfar-demo-eyes/accuracy.json')[task][key]:,}"
+
+
 def encoder_loss(argument: str) -> str:
     """What `make bench-encoder-loss` measured: the name of a format, and the key of its figure."""
     name, _, key = argument.rpartition(" ")
@@ -158,6 +164,7 @@ KINDS: Mapping[str, Callable[[str], str]] = {
     "size_kb": size_kb,
     "installed_mb": installed_mb,
     "recall_percent": recall_percent,
+    "eyes": eyes,
     "soak": soak,
     "encoder_loss": encoder_loss,
     "web_experts": web_experts,

@@ -1,12 +1,12 @@
-"""Drives the page in headless Chromium: waits for a bundle to load, sends prompts, reads streamed answers, takes
-screenshots.
+"""Drives the page in headless Chromium: waits for a bundle to load, sends prompts and pictures, reads streamed
+answers, takes screenshots.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -106,8 +106,13 @@ class Page:
             time.sleep(POLL_SECONDS)
         raise BundleError(f"the page did not load the bundle within {LOAD_SECONDS} s")
 
-    def ask(self, prompt: str, on_text: Callable[[str], None] = lambda _: None) -> Answer:
-        """Type a prompt, send it, pass new text to ``on_text``, and wait for the end."""
+    def ask(
+        self, prompt: str, on_text: Callable[[str], None] = lambda _: None, *, pictures: Sequence[Path] = ()
+    ) -> Answer:
+        """Attach pictures, type a prompt, send it, pass new text to ``on_text``, and wait for the end."""
+        if pictures:
+            self._page.set_input_files("#attach-file", [str(each) for each in pictures])
+            self._page.locator("#attachments > li").nth(len(pictures) - 1).wait_for(state="attached")
         self._page.fill("#prompt", prompt)
         count = self._page.locator(".answer").count()
         self._page.click("#send")
@@ -123,6 +128,10 @@ class Page:
                 return Answer(answer["text"], answer["ttft"], answer["speed"])
             time.sleep(POLL_SECONDS)
         raise BundleError(f"the page did not finish its answer within {ANSWER_SECONDS} s")
+
+    def start_new_chat(self) -> None:
+        """So that the model does not read what was said before."""
+        self._page.click("#new-chat")
 
     def screenshot(self, path: Path) -> None:
         self._page.screenshot(path=path)

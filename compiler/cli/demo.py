@@ -1,9 +1,9 @@
 """nearfar demo: run a bundle in a real browser, from the terminal.
 
 The command compiles the demo model (or uses a bundle), serves the page on this machine, types the prompts in headless
-Chromium, prints the streamed answers with their speed and saves a screenshot. With --document it also visits the
-documents page, adds the files and prints the passages that it finds. With --serve it only serves the pages, for the
-user's own browser.
+Chromium, prints the streamed answers with their speed and saves a screenshot. Unless it got a bundle or prompts, it
+asks the demo model that sees about three pictures. With --document it also visits the documents page, adds the files
+and prints the passages that it finds. With --serve it only serves the pages, for the user's own browser.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from ..browser.page_server import PageServer, require_page
 from ..bundle.folder import Bundle, open_bundle
-from ..demo import CHECKPOINT, ENCODER_CHECKPOINT
+from ..demo import CHECKPOINT, ENCODER_CHECKPOINT, EYES_CHECKPOINT, PICTURES
 from ..pipeline.compile import compile_model
 from ..pipeline.options import CompileOptions
 from ..runtime.errors import BundleError, RequestError
@@ -47,7 +47,7 @@ def run(options: Demo) -> None:
     transcriber = None if options.transcriber is None else open_page_bundle(options.transcriber)
     if transcriber is not None and transcriber.manifest.speech is None:
         raise RequestError(f"--transcriber {options.transcriber}: transcribes no sound; give the bundle of a Whisper")
-    # Before the demo models are compiled, which takes 20 seconds.
+    # Before the demo models are compiled, which takes 20 seconds each.
     require_page()
     # Addresses and paths are not wrapped.
     console = Console(soft_wrap=True)
@@ -69,7 +69,9 @@ def run(options: Demo) -> None:
             device = show(server, options.prompt or PROMPTS, options.screenshot, console)
             if documents:
                 show_documents(server, documents, options.question or QUESTION, options.screenshot, console)
-            show_hints(device, console)
+        if options.bundle is None and not options.prompt:
+            show_pictures(Path(folder) / "eyes", options.screenshot, console)
+        show_hints(device, console)
 
 
 def require_documents(options: Demo) -> None:
@@ -104,6 +106,10 @@ def compile_demo(output: Path, console: Console) -> Bundle:
 def compile_encoder(output: Path, console: Console) -> Bundle:
     """With 8-bit weights, which keep the vectors (tests/demo_encoder/README.md)."""
     return compile_checkpoint(ENCODER_CHECKPOINT, "encoder", output, CompileOptions(quantization="q8f16"), console)
+
+
+def compile_eyes(output: Path, console: Console) -> Bundle:
+    return compile_checkpoint(EYES_CHECKPOINT, "model that sees", output, CompileOptions(), console)
 
 
 def compile_checkpoint(checkpoint: Path, kind: str, output: Path, options: CompileOptions, console: Console) -> Bundle:
@@ -171,6 +177,27 @@ def show_documents(
         for number, found in enumerate(page.search(question), 1):
             console.print(f"[bold]{number}[/] {escape(found.place)}", highlight=False)
             console.print(f"  [dim]{escape(' '.join(found.text.split())[:PASSAGE_SHOWN])}[/]", highlight=False)
+        page.screenshot(screenshot)
+    console.print(f"screenshot: {escape(str(screenshot))}", highlight=False)
+
+
+def show_pictures(folder: Path, screenshot: Path, console: Console) -> None:
+    """Ask the demo model that sees about its pictures, on a page of its own. It was trained on conversations about one
+    picture, so each has a chat of its own.
+    """
+    from ..browser.chromium import Page
+
+    console.print()
+    screenshot = screenshot.with_stem(f"{screenshot.stem}-pictures")
+    bundle = compile_eyes(folder, console)
+    with PageServer(bundle.path) as server, Page(server.chat_url) as page:
+        page.wait_until_ready()
+        for number, (picture, question) in enumerate(PICTURES):
+            if number > 0:
+                page.start_new_chat()
+            answer = page.ask(question, pictures=[picture])
+            console.print(f"[bold cyan]>[/] [dim]{escape(str(picture))}[/] {escape(question)}", highlight=False)
+            console.print(escape(answer.text), highlight=False)
         page.screenshot(screenshot)
     console.print(f"screenshot: {escape(str(screenshot))}", highlight=False)
 
