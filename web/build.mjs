@@ -37,6 +37,7 @@ const laterFiles = (folder) => [
   outside("experts-outside", /\/experts\/index\.js$/, `${folder}/experts.js`),
   outside("adapters-outside", /\/adapters\/index\.js$/, `${folder}/adapters.js`),
   outside("drafts-outside", /\/drafts\/index\.js$/, `${folder}/drafts.js`),
+  outside("attachments-outside", /\/attachments\/index\.js$/, `${folder}/attachments.js`),
   outside("audio-outside", /\/audio\/index\.js$/, `${folder}/audio.js`),
   outside("images-outside", /\/images\/index\.js$/, `${folder}/images.js`),
 ];
@@ -152,6 +153,7 @@ const built = await Promise.all([
   build({ ...browser, entryPoints: { drafts: "src/drafts/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { images: "src/images/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { audio: "src/audio/index.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { attachments: "src/attachments/index.ts" }, outdir: "dist" }),
   // An address of audio.js.
   build({ ...browser, entryPoints: { microphone_worklet: "src/audio/microphone_worklet.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { experts: "src/experts/index.ts" }, outdir: "dist" }),

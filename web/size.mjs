@@ -7,7 +7,7 @@ import { gzipSync } from "node:zlib";
 // For each name in the JSON: the file, and its limit in bytes.
 const FILES = {
   core_gzip_bytes: ["dist/runtime.js", 40_000],
-  full_gzip_bytes: ["dist/nearfar.js", 95_600],
+  full_gzip_bytes: ["dist/nearfar.js", 95_700],
   client_gzip_bytes: ["dist/client.js", 10_000],
   onnx_gzip_bytes: ["dist/onnx.js", 10_000],
   adapters_gzip_bytes: ["dist/adapters.js", 6_000],
@@ -16,6 +16,7 @@ const FILES = {
   audio_gzip_bytes: ["dist/audio.js", 11_500],
   // Without audio.js, which it imports.
   voice_gzip_bytes: ["dist/voice.js", 5_500],
+  attachments_gzip_bytes: ["dist/attachments.js", 3_500],
   experts_gzip_bytes: ["dist/experts.js", 3_000],
   encoders_gzip_bytes: ["dist/encoders.js", 20_800],
   choose_encoder_gzip_bytes: ["dist/choose-encoder.js", 5_500],

@@ -23,7 +23,8 @@ class ApiConfig:
     it. ``body_timeout_seconds`` is the time for a body to arrive, ``write_timeout_seconds`` how long a client may read
     nothing, ``header_timeout_seconds`` how long a connection may be silent before and between requests, and
     ``draft_timeout_seconds`` the time for a client that drafts tokens to send its next drafts. ``max_choices`` bounds n
-    times the number of prompts, and ``max_inputs`` the texts of one embedding request.
+    times the number of prompts, and ``max_inputs`` the texts of one embedding request. ``transcriber`` names the model
+    that writes down the recordings of chats.
     """
 
     keys: Keys = field(default_factory=Keys)
@@ -50,6 +51,7 @@ class ApiConfig:
     """time for requests to finish after SIGTERM or SIGHUP"""
     hang_seconds: Seconds = HANG_SECONDS
     """an engine, front end or vLLM that does not respond for this time is started again"""
+    transcriber: str | None = None
     max_choices: int = MAX_CHOICES
     max_stops: int = MAX_STOPS
     max_inputs: int = 2048

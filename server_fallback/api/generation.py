@@ -28,6 +28,7 @@ from .errors import ApiError, WriteError, openai_error
 from .exchange import Exchange, exchange_of
 from .json_body import printable
 from .lenient import IGNORED_HEADER
+from .recordings import reporting, written_down
 from .route import WITH_BODY, Responses, keyed_router, post
 from .service import Service
 from .sse import OPENAI_EVENTS, EventForm, EventStream, data_event
@@ -86,7 +87,11 @@ async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: B
     async def answering(output: Output[Any]) -> None:
         if isinstance(asked, ChatCompletionRequest) and asked.functions is not None:
             output = Changed(output, with_function_calls)
-        await executor.answer(asked, _call(service, asked, exchange), output)
+        call, request = _call(service, asked, exchange), asked
+        if isinstance(request, ChatCompletionRequest):
+            request, transcripts = await written_down(service, request, call)
+            output = reporting(output, transcripts) if transcripts else output
+        await executor.answer(request, call, output)
 
     def report_queue() -> None:
         """Just before the answer's headers are sent, so that they report the queue at that time."""

@@ -78,6 +78,8 @@ class Serve(Listening):
     """also serve the Open Inference Protocol (KServe v2, Triton) over gRPC; 0 selects a free port"""
     alias: Annotated[tuple[str, ...], Flag(metavar="NAME=MODEL")] = ()
     """another name for a model; may be given several times"""
+    transcriber: ModelName | None = None
+    """a Whisper, served like the other models, that writes down the recordings in chats (input_audio)"""
     executor: Literal["local", "vllm", "upstream"] = "local"
     """the program that runs the models (default: this process)"""
     memory: SizeBytes | None = None

@@ -22,7 +22,7 @@ from ..api.traces import open_traces
 from ..executors.devices import default_target, models_memory_bytes
 from ..executors.executor import Models
 from ..executors.local_opener import LocalOpener
-from ..executors.registry import Registry
+from ..executors.registry import Registry, default_name
 from ..front_ends.front_ends import run_front_ends
 from ..kserve.grpc_server import GrpcServer, require_grpc
 from ..pipelines.opener import PipelineOpener
@@ -44,9 +44,13 @@ def run(options: Serve) -> None:
             raise RequestError("--grpc-port: gRPC is served by one process; leave --front-ends at 1")
         if options.pipeline:
             raise RequestError("--pipeline: pipelines are served by one process; leave --front-ends at 1")
+        if options.transcriber is not None:
+            raise RequestError("--transcriber: recordings are written down by one process; leave --front-ends at 1")
     announcement = Announcement()
     inner = make_opener(options, os.environ, announcement.progress)
     config = api_config(options, os.environ)
+    if options.transcriber is not None:
+        config = replace(config, transcriber=default_name(options.transcriber))
     traces = open_traces(os.environ)
     requests = load_requests(options, os.environ)
     # Bind before any slow work.

@@ -83,6 +83,8 @@ def load_requests(options: Serve, environment: Mapping[str, str]) -> list[LoadRe
     if not models and not of_pipelines:
         raise RequestError("nearfar serve needs a model: a bundle, a folder, a name on the Hugging Face Hub, or demo")
     by_name = {name: model for model in models for name in (model, default_name(model))}
+    if options.transcriber is not None and options.transcriber not in models:
+        models.append(options.transcriber)
     aliases: dict[str, list[str]] = {model: [] for model in models}
     for text in options.alias:
         alias, equals, name = text.partition("=")

@@ -209,9 +209,18 @@ class Transcribes(Protocol):
     """
 
     async def transcribe(
-        self, data: bytes, name: str, request: TranscriptionRequest, call: Call, *, translate: bool
+        self,
+        data: bytes,
+        name: str,
+        request: TranscriptionRequest,
+        call: Call,
+        *,
+        translate: bool,
+        max_seconds: float | None = None,
     ) -> Transcript:
-        """The transcript of a file's content; ``name`` is used in errors. ``translate``: into English."""
+        """The transcript of a file's content; ``name`` is used in errors. ``translate``: into English. Longer sound
+        than ``max_seconds`` is refused.
+        """
 
 
 # --- opening and naming executors ---

@@ -11,6 +11,7 @@ from typing import Any
 
 from nearfar.compiler.runtime.audio.sound import read_sound
 from nearfar.compiler.runtime.audio.transcribe import Transcriber, Transcript, TranscriptionOptions
+from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
 from nearfar.compiler.runtime.runner import Runner
 
@@ -47,7 +48,14 @@ class SpeechExecutor:
         return self._runner.manifest.context
 
     async def transcribe(
-        self, data: bytes, name: str, request: TranscriptionRequest, call: Call, *, translate: bool
+        self,
+        data: bytes,
+        name: str,
+        request: TranscriptionRequest,
+        call: Call,
+        *,
+        translate: bool,
+        max_seconds: float | None = None,
     ) -> Transcript:
         """Cancelling this ends the transcript at the next token."""
         options = TranscriptionOptions(
@@ -67,7 +75,9 @@ class SpeechExecutor:
             return gone.is_set() or self._closed.is_set() or time.monotonic() > (call.deadline or float("inf"))
 
         self._count += 1
-        work = asyncio.get_running_loop().run_in_executor(self._thread, self._run, data, name, options, ended)
+        work = asyncio.get_running_loop().run_in_executor(
+            self._thread, self._run, lambda: read_sound(data, name, max_seconds or MAX_SECONDS), options, ended
+        )
         work.add_done_callback(self._done)
         try:
             transcript = await asyncio.shield(work)
@@ -81,14 +91,13 @@ class SpeechExecutor:
         return transcript
 
     def _run(
-        self, data: bytes, name: str, options: TranscriptionOptions, ended: Callable[[], bool]
+        self, read: Callable[[], FloatArray], options: TranscriptionOptions, ended: Callable[[], bool]
     ) -> Transcript | None:
         """On the thread: the transcript, None if it ended early."""
         if ended():
             return None
         self._transcriber.check(options)
-        samples = read_sound(data, name, MAX_SECONDS)
-        transcript = self._transcriber.transcribe(samples, options, cancelled=ended)
+        transcript = self._transcriber.transcribe(read(), options, cancelled=ended)
         return None if ended() else transcript
 
     def _done(self, work: asyncio.Future[Transcript | None]) -> None:

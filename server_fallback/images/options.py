@@ -28,7 +28,7 @@ HostPattern = Annotated[str, Flag(metavar="HOST", parse=host_pattern)]
 @options
 class ImageOptions:
     """Only public addresses are fetched from, whatever the names. ``fetch_seconds`` and ``max_fetched_bytes`` bound one
-    image, ``max_pixels`` its width times its height, ``max_images`` those of a request.
+    image, ``max_pixels`` its width times its height (None: as in pages), ``max_images`` those of a request.
     """
 
     allow_image_urls: tuple[HostPattern, ...] = ()
@@ -41,7 +41,7 @@ class ImageOptions:
     """images of one request"""
     fetch_seconds: Seconds = 10.0
     max_fetched_bytes: int = 16 << 20
-    max_pixels: int = 4096 * 4096
+    max_pixels: int | None = None
 
     @property
     def fetches(self) -> bool:

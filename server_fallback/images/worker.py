@@ -19,7 +19,7 @@ class ReadJob:
 
     data: bytes
     spec: ImageSpec
-    max_pixels: int
+    max_pixels: int | None
 
 
 def main() -> None:

@@ -72,7 +72,32 @@ class RefusalPart(Request):
     refusal: str
 
 
-Part = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type")]
+class InputAudio(Request):
+    """``data`` is base64."""
+
+    data: str
+    format: Literal["wav", "mp3"]
+
+
+class SoundPart(Request):
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class FileData(Request):
+    """``file_data`` is a data URL, or base64. Files that were sent before, by ``file_id``, are for a far side alone."""
+
+    filename: str | None = None
+    file_data: str | None = None
+    file_id: str | None = None
+
+
+class FilePart(Request):
+    type: Literal["file"]
+    file: FileData
+
+
+Part = Annotated[TextPart | ImagePart | SoundPart | FilePart | RefusalPart, Field(discriminator="type")]
 
 
 def require_few_parts(messages: object) -> object:
@@ -90,8 +115,8 @@ def require_few_parts(messages: object) -> object:
 
 
 class Message(Request):
-    """``content`` is text, or parts: texts, and images for servers whose models accept them. The fields after
-    ``refusal`` appear in messages that clients send back.
+    """``content`` is text, or parts: texts, files of text, and images and sound for servers that read them. The fields
+    after ``refusal`` appear in messages that clients send back.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -260,6 +285,17 @@ class ChunkChoice(Reply):
         )
 
 
+class SoundTranscript(Reply):
+    """What a transcriber wrote down of a recording: ``param`` is the part that has it, ``seconds`` its length, and
+    ``language`` null for transcribers of one language.
+    """
+
+    param: str
+    text: str
+    language: str | None
+    seconds: float
+
+
 class ChatCompletionChunk(Reply):
     """With stream_options.include_usage, ``usage`` is null except in the last chunk, which has no choices. The answer
     of a pair of sides has the route in its first chunk, the first after a switch, and the last.
@@ -275,6 +311,8 @@ class ChatCompletionChunk(Reply):
     """Extension, if requested."""
     prompt_logprobs: LeftOut[PromptLogprobs] = None
     """Extension, if requested."""
+    transcripts: LeftOut[list[SoundTranscript]] = None
+    """Extension: the texts that took the places of the prompt's recordings."""
     route: LeftOut[Route] = None
     """Extension, for answers that either of two sides could write."""
     nearfar: LeftOut[PipelineTrace] = None
@@ -323,6 +361,8 @@ class ChatCompletion(Reply):
     """Extension, if requested."""
     prompt_logprobs: LeftOut[PromptLogprobs] = None
     """Extension, if requested: by token id, for each token of the prompt; the first has none."""
+    transcripts: LeftOut[list[SoundTranscript]] = None
+    """Extension: the texts that took the places of the prompt's recordings."""
     route: LeftOut[Route] = None
     """Extension, for answers that either of two sides could write."""
     nearfar: LeftOut[PipelineTrace] = None

@@ -33,6 +33,7 @@ from .chat import (
     ChatLogprobs,
     ChunkChoice,
     Delta,
+    SoundTranscript,
     ToolCallDelta,
 )
 from .common import (
@@ -95,6 +96,7 @@ REPLIES: dict[type[Reply], str] = {
     AnswerToolCall: "ChatCompletionMessageToolCall",
     AnswerMessage: "ChatCompletionMessage",
     ChatChoice: "ChatCompletionChoice",
+    SoundTranscript: "SoundTranscript",
     ChatCompletion: "ChatCompletion",
     ToolCallDelta: "ChatCompletionToolCallDelta",
     Delta: "ChatCompletionDelta",

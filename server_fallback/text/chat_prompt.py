@@ -12,6 +12,7 @@ from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from ..engine.images import PromptImage
 from ..schema.chat import ImagePart, Message, Part, RefusalPart, TextPart
 from ..schema.functions import Tool
+from .attachments import require_heard, with_files
 from .reasoning import Reasoning, State
 from .requests import check_length
 
@@ -60,6 +61,7 @@ def read_chat(
 
     Raises RequestError, also for an image unless the model ``sees``.
     """
+    messages = with_files(messages)
     read = [_read(message, f"messages[{index}]", sees=sees) for index, message in enumerate(messages)]
     images = [image for index, message in enumerate(messages) for image in _images(message, f"messages[{index}]")]
     described = None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
@@ -153,6 +155,7 @@ def _read(message: Message, where: str, *, sees: bool) -> Mapping[str, Any]:
             f"{where}.content has a part of type 'refusal'; this model reads parts of type 'text' only",
             param=f"{where}.content",
         )
+    require_heard(message, where)
     content = message.content
     reasoning = message.reasoning_content or message.reasoning
     if content is None and not (message.role == "assistant" and (message.tool_calls or reasoning)):

@@ -127,7 +127,7 @@ def page_with(browser: Browser, bundle: Bundle, site: Path) -> Iterator[Page]:
     """A page with an engine that has loaded a bundle."""
     for name, pixels in PICTURES.items():
         (site / f"{name}.png").write_bytes(png_of(pixels))
-    scripts = ("nearfar.js", "client.js", "worker.js", "images.js", "language-model.js", "webllm.js")
+    scripts = ("nearfar.js", "client.js", "worker.js", "images.js", "attachments.js", "language-model.js", "webllm.js")
     files = {"index.html": HTML, "start.js": START, "engine_worker.js": WORKER}
     with engine_page(browser, bundle, site, scripts, files) as opened:
         yield opened
@@ -376,3 +376,17 @@ def test_webllms_engine_answers_about_a_picture(page: Page, expected: Expected) 
         return ids;
     }""")
     assert answer == expected[0][1]
+
+
+def test_a_file_of_text_takes_its_place_and_a_recording_needs_a_transcriber(page: Page, bundle: Bundle) -> None:
+    file = {"filename": "a.md", "file_data": "data:text/markdown;base64," + base64.b64encode(b"# hi").decode()}
+    prompt, refused = page.evaluate(
+        """async (file) => [
+            (await ask(engine, { type: "file", file }, "what?")).prompt,
+            await ask(engine, { type: "input_audio", input_audio: { data: "", format: "wav" } }, "what?").catch(String),
+        ]""",
+        file,
+    )
+    text = "user: [File: a.md]\n# hi\n[End of file: a.md]\nwhat?\nassistant:"
+    assert prompt == Tokenizer(bundle.tokenizer_files()).encode(text, False)
+    assert "is a recording, and this model hears nothing" in refused

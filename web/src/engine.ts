@@ -135,6 +135,7 @@ export class Engine implements EngineWithSessions {
               grammar: (tools, choice) => toolGrammar(format, tools, choice as ToolChoice),
             },
       readPictures: pictures && ((...args) => pictures.read(...args)),
+      transcribe: loaded.transcriber?.transcribe.bind(loaded.transcriber),
       adapters: () => this.#tokens.adapters?.names ?? [],
     };
     this.#model = model;

@@ -11,6 +11,7 @@ import type { Planner } from "./drafts/memory.js";
 import { DeviceError, RequestError, messageOf } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
 import type { ImagesModule } from "./images/index.js";
+import type { EngineApi } from "./api/engine_api.js";
 import type { AudioModule } from "./audio/index.js";
 import { openOnnx, planOnnx } from "./onnx_backend.js";
 import type { OnnxOptions } from "./onnx/options.js";
@@ -100,6 +101,8 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
   readonly grammar?: GrammarModule | undefined;
   /** `images` of "@nearfar/web/images". Needed by scripts that cannot import it later, such as service workers. */
   readonly images?: ImagesModule | undefined;
+  /** An engine of a Whisper, here or in a worker, that writes down the recordings of chats. */
+  readonly transcriber?: Pick<EngineApi, "transcribe"> | undefined;
 }
 
 /** An unknown option, or a value of the wrong type, is refused before anything is done. */
@@ -117,6 +120,7 @@ const LOAD_OPTIONS: Checks = {
   encoders: "object",
   grammar: "object",
   images: "object",
+  transcriber: "object",
   gpu: "object",
   adapter: "object",
   selfTest: "=first-load|always|never",
@@ -149,6 +153,7 @@ export interface Loaded {
   readonly images?: ImagesModule | null | undefined;
   /** Null for a model that transcribes no sound. */
   readonly audio?: AudioModule | null | undefined;
+  readonly transcriber?: LoadOptions["transcriber"];
   /** The size of the weights and the tokenizer. */
   readonly totalBytes: number;
   /**
@@ -283,7 +288,8 @@ async function loadCandidate(
       await again?.close().catch(() => undefined);
     }
   };
-  return { ...loaded, grammar: options.grammar, encoders, images, audio, reason, reopen };
+  const { grammar, transcriber } = options;
+  return { ...loaded, grammar, transcriber, encoders, images, audio, reason, reopen };
 }
 
 /**

@@ -23,8 +23,6 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 # Formats that browsers decode, too. Pillow's other decoders are of no use here, and some run other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF")
-# A photo of 12 megapixels takes 36 MB as bytes.
-MAX_PIXELS = 50_000_000
 # What Pillow's decoders raise for damaged files.
 DAMAGED = (
     EOFError, IndexError, KeyError, OSError, OverflowError, RuntimeError, SyntaxError, TypeError, ValueError,
@@ -32,19 +30,22 @@ DAMAGED = (
 )  # fmt: skip
 
 
-def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Bytes:
+def decode_image(data: bytes, max_pixels: int | None = None) -> Bytes:
     """The pixels (H, W, 3) of a file's bytes, RGB.
 
-    Raises RequestError for files of other formats, damaged and animated ones, and pictures of more than ``max_pixels``,
-    which are not decoded; ToolError without Pillow.
+    Raises RequestError for files of other formats, damaged and animated ones, and pictures of more than ``max_pixels``
+    (None: as many as pages decode), which are not decoded; ToolError without Pillow.
     """
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise ToolError("pictures need Pillow; run pip install 'nearfar[images]'") from error
-    reason = SharedScript.of_thread().ask("unreadablePicture", data[:1024].decode("latin-1"))
+    script = SharedScript.of_thread()
+    reason = script.ask("unreadablePicture", data[:1024].decode("latin-1"))
     if reason is not None:
         raise RequestError(f"images: the picture {reason}")
+    if max_pixels is None:
+        max_pixels = int(script.ask("attachmentBounds")["picture_pixels"])
     try:
         # Reads the header only.
         opened = Image.open(io.BytesIO(data), formats=FORMATS)

@@ -120,3 +120,10 @@ def test_the_only_model_of_an_upstream_needs_no_name() -> None:
             await executor.close()
 
     asyncio.run(check())
+
+
+def test_a_transcriber_is_one_of_the_models() -> None:
+    given = options("demo", "--transcriber", "whisper-cpu")
+    assert [each.model for each in load_requests(given, {})] == ["demo", "whisper-cpu"]
+    again = options("demo", "whisper-cpu", "--transcriber", "whisper-cpu")
+    assert [each.model for each in load_requests(again, {})] == ["demo", "whisper-cpu"]

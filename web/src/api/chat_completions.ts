@@ -85,7 +85,7 @@ export class ChatCompletions {
     const { variables, budget } = readThinking(request, model.text.thinking);
     const until = anySignal(options.signal, request.signal);
     const chat = { tools: calls?.tools, continueFinalMessage: request.continue_final_message, variables };
-    const { ids: promptIds, state, images: placed } = await encodeChat(model, messages, chat, until);
+    const { ids: promptIds, state, images: placed, report } = await encodeChat(model, messages, chat, until);
     const starts = reasoning === null || state === "content" ? undefined : { reasoning, state, budget };
     const constrain = constrainer(model, grammar, starts);
     const logprobs = request.logprobs === true ? (request.top_logprobs ?? 0) : undefined;
@@ -109,16 +109,18 @@ export class ChatCompletions {
     return async function* (cancelled, withUsage) {
       const signal = anySignal(options.signal, request.signal, cancelled);
       const requests = await constrained(planned, constrain);
-      yield* chatChunks(model, requests, {
-        form,
-        parsers: requests.map(() => calls?.format.parser(calls.tools)),
-        oneCall: request.parallel_tool_calls === false,
-        promptAlternatives,
-        listsIds: request.return_token_ids === true,
-        signal,
-        interrupt: options.interrupt ?? undefined,
-        withUsage,
-      });
+      yield* report(
+        chatChunks(model, requests, {
+          form,
+          parsers: requests.map(() => calls?.format.parser(calls.tools)),
+          oneCall: request.parallel_tool_calls === false,
+          promptAlternatives,
+          listsIds: request.return_token_ids === true,
+          signal,
+          interrupt: options.interrupt ?? undefined,
+          withUsage,
+        }),
+      );
     };
   }
 }
@@ -286,6 +288,7 @@ export async function foldChat(
   for await (const chunk of chunks) {
     head = foldHead(head, chunk);
     Object.assign(head, promptFields(chunk));
+    if (chunk.transcripts) head.transcripts = chunk.transcripts;
     for (const { index, delta, logprobs, finish_reason: finishReason, token_ids: ids } of chunk.choices) {
       const choice = (choices[index] ??= {
         index,

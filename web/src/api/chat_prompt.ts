@@ -3,6 +3,7 @@
 import { RequestError } from "../errors.js";
 import type { PromptImage } from "../engine/request.js";
 import type { ImageSource } from "../images/index.js";
+import { importAttachments } from "../runtime/import_later.js";
 import type { MessagePart, RenderedMessage } from "../text/chat_template.js";
 import type { State } from "../text/reasoning.js";
 import { asToolMessages } from "./functions.js";
@@ -35,18 +36,23 @@ export interface ChatPrompt {
   readonly state: State;
   /** The images of the prompt, whose features the model computes. Throws DeviceError, or the signal's reason. */
   readonly images: (signal?: AbortSignal) => Promise<readonly PromptImage[]>;
+  /** Adds the texts in the places of recordings to the chunks of the answer. */
+  readonly report: <T extends object>(chunks: AsyncIterable<T>) => AsyncIterable<T>;
 }
 
 /** What a chat's prompt depends on. */
-export type ChatModel = Pick<Model, "text" | "context" | "readPictures">;
+export type ChatModel = Pick<Model, "text" | "context" | "readPictures" | "transcribe">;
 
 /** Throws RequestError, which names the wrong message, or the signal's reason. */
 export async function encodeChat(
-  { text, context, readPictures }: ChatModel,
-  messages: readonly ChatCompletionMessageParam[],
+  { text, context, readPictures, transcribe }: ChatModel,
+  given: readonly ChatCompletionMessageParam[],
   options: ChatPromptOptions = {},
   signal?: AbortSignal,
 ): Promise<ChatPrompt> {
+  const { messages, report } = given.some(hasAttachments)
+    ? await (await importAttachments()).attachmentsAsText(given, transcribe, signal)
+    : { messages: given, report: <T>(chunks: T): T => chunks };
   if (messages.length === 0)
     throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
   const found: ChatPicture[] = [];
@@ -62,6 +68,7 @@ export async function encodeChat(
       state: reasoning?.stateAfter(ids) ?? "content",
       // The engine refuses a prompt that is too long; nothing is computed for it.
       images: async (until) => (ids.length > context ? [] : (pictures?.place(ids, until) ?? [])),
+      report,
     };
   };
   if (options.continueFinalMessage !== true) return prompt(parsed);
@@ -75,8 +82,15 @@ export async function encodeChat(
     ids: text.encode(content, false),
     state,
   };
-  return { ids: [...ids, ...begun.ids], state: begun.state, images };
+  return { ids: [...ids, ...begun.ids], state: begun.state, images, report };
 }
+
+const ATTACHED = /^(?:file|(?:input_)?audio)$/;
+
+/** Whether its content has files or recordings. */
+const hasAttachments = ({ content }: ChatCompletionMessageParam): boolean =>
+  Array.isArray(content) &&
+  content.some((part: unknown) => ATTACHED.test(String((Object(part) as { type?: unknown }).type)));
 
 /** ``pictures`` receives those of the message; null if the model reads text only. */
 function readMessage(

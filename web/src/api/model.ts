@@ -1,5 +1,6 @@
 // The API's interface to an engine: a source of tokens and a text codec, and optionally grammars and tool calls.
 
+import type { Transcribe } from "../audio/index.js";
 import type { Constraint, PromptImage, TokenSource } from "../engine/request.js";
 import type { ReasoningStart } from "../grammar/reasoning_constraint.js";
 import type { GrammarSource } from "../shared/grammar/source.js";
@@ -91,6 +92,8 @@ export interface Model {
   readonly readPictures?:
     | ((pictures: readonly ChatPicture[], signal?: AbortSignal) => Promise<ReadPictures>)
     | undefined;
+  /** Writes down what is said in recordings of a chat; not defined if nothing does. */
+  readonly transcribe?: Transcribe | undefined;
   /** The names of the loaded LoRA adapters. */
   readonly adapters?: (() => readonly string[]) | undefined;
 }

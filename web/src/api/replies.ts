@@ -78,6 +78,14 @@ export interface ChatCompletionChoice {
   token_ids?: number[];
 }
 
+/** What a transcriber wrote down of a recording: ``param`` is the part that has it, ``seconds`` its length, and ``language`` null for transcribers of one language. */
+export interface SoundTranscript {
+  param: string;
+  text: string;
+  language: string | null;
+  seconds: number;
+}
+
 export interface ChatCompletion {
   id: string;
   object: "chat.completion";
@@ -89,6 +97,8 @@ export interface ChatCompletion {
   prompt_token_ids?: number[];
   /** Extension, if requested: by token id, for each token of the prompt; the first has none. */
   prompt_logprobs?: (Record<string, { logprob: number; rank: number | null; decoded_token: string | null }> | null)[];
+  /** Extension: the texts that took the places of the prompt's recordings. */
+  transcripts?: SoundTranscript[];
   /** Extension, for answers that either of two sides could write. */
   route?: Route;
   timings: CompletionTimings;
@@ -132,6 +142,8 @@ export interface ChatCompletionChunk {
   prompt_token_ids?: number[];
   /** Extension, if requested. */
   prompt_logprobs?: (Record<string, { logprob: number; rank: number | null; decoded_token: string | null }> | null)[];
+  /** Extension: the texts that took the places of the prompt's recordings. */
+  transcripts?: SoundTranscript[];
   /** Extension, for answers that either of two sides could write. */
   route?: Route;
   timings?: CompletionTimings;

@@ -2,6 +2,7 @@
 // and the answers (replies.ts). Names and meanings are those of OpenAI's API reference; nearfar's own fields are marked
 // as extensions. test/api/openai_client.test.ts compares them with the types of the openai package.
 
+import type { SoundSource } from "../audio/index.js";
 import type { LogitProcessor } from "../engine/request.js";
 import type { ImageSource } from "../images/index.js";
 import type { InputType, TruncationParams } from "./encoder_types.js";
@@ -62,6 +63,16 @@ export interface ChatCompletionContentPart {
   readonly text?: string;
   readonly image_url?: { readonly url: string; readonly detail?: string | undefined };
   readonly image?: Exclude<ImageSource, string | URL>;
+  /** Of a part of the type "input_audio": a recording in base64, of which a transcriber writes down what is said. */
+  readonly input_audio?: { readonly data: string; readonly format: "wav" | "mp3" };
+  /** Extension, of a part of the type "audio": a recording that the page has. */
+  readonly audio?: Exclude<SoundSource, string | URL>;
+  /** Of a part of the type "file": text, Markdown, JSON or CSV as an address of `data:`, or as base64. */
+  readonly file?: {
+    readonly filename?: string | undefined;
+    readonly file_data?: string | undefined;
+    readonly file_id?: string | undefined;
+  };
   /** Of a part of the type "refusal" in an assistant's message, which only a far side may accept. */
   readonly refusal?: string;
 }

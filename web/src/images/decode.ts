@@ -5,11 +5,11 @@
 // print (CMYK); the pixels of PNG, GIF, BMP and lossless WebP files are the same.
 
 import { DeviceError, RequestError, messageOf } from "../errors.js";
+import { BOUNDS } from "../shared/attachments.js";
 import { damaged, readHeader } from "./header.js";
 import type { Pixels } from "./resize.js";
 
-/** A photo of 12 megapixels takes 36 MB as bytes. */
-export const MAX_PIXELS = 50_000_000;
+export const MAX_PIXELS = BOUNDS.picture_pixels;
 
 /** Pixels of `getImageData`, or of a library: three bytes each, or four, of which the last is the opacity. */
 export interface RawPixels {

@@ -8,6 +8,7 @@ import type { PatchBatch } from "../runtime/batch.js";
 import { featureSize } from "../runtime/batch.js";
 import type { ImageSpec, ModelSpec } from "../runtime/manifest.js";
 import type { ControlTokens } from "../text/control_tokens.js";
+import { BOUNDS } from "../shared/attachments.js";
 import { imageLayout } from "../shared/images/layout.js";
 import { decodeImage } from "./decode.js";
 import type { PictureCounts, TileFeatures } from "./feature_cache.js";
@@ -17,8 +18,6 @@ import { placeImages } from "./placed_images.js";
 import { storedMessages } from "./stored_messages.js";
 import type { Pixels } from "./resize.js";
 
-/** The most pictures of a chat. */
-const MAX_PICTURES = 16;
 /** Of the features that are retained. A picture has about 3 MB of them. */
 const CAPACITY_BYTES = 64 * 2 ** 20;
 
@@ -81,9 +80,9 @@ export class Pictures {
    * here, or the signal's reason.
    */
   async read(pictures: readonly ChatPicture[], signal = new AbortController().signal): Promise<ReadPictures> {
-    const tooMany = pictures[MAX_PICTURES];
+    const tooMany = pictures[BOUNDS.pictures];
     if (tooMany !== undefined)
-      throw new RequestError(`The messages have ${pictures.length} pictures; send at most ${MAX_PICTURES}`, {
+      throw new RequestError(`The messages have ${pictures.length} pictures; send at most ${BOUNDS.pictures}`, {
         param: tooMany.param,
       });
     const read: Picture[] = [];

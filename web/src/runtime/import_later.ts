@@ -1,7 +1,8 @@
 // Imports the package's files that only some bundles need: encoders.js those of embedding models, rerankers and
 // classifiers, experts.js mixtures whose experts do not fit on the device, images.js models that see pictures, audio.js
-// those that transcribe sound.
+// those that transcribe sound, attachments.js messages with files or recordings.
 
+import type * as attachments from "../attachments/index.js";
 import type * as audio from "../audio/index.js";
 import type { AudioModule, ReadOptions, SoundSource } from "../audio/index.js";
 import type { EncodersModule } from "../encoders/index.js";
@@ -18,6 +19,11 @@ export async function importEncoders(): Promise<EncodersModule> {
 export async function importExperts(): Promise<ExpertsModule> {
   const advice = "cannot import it, and needs memory for all experts";
   return (await imported("experts", import("../experts/index.js"), advice)).experts;
+}
+
+/** Throws DeviceError if attachments.js cannot be imported. */
+export async function importAttachments(): Promise<typeof attachments> {
+  return imported("attachments", import("../attachments/index.js"), "cannot import it, and reads texts only");
 }
 
 /** Throws DeviceError if images.js cannot be imported. */

@@ -2,6 +2,7 @@
 // receive and return JSON texts.
 
 import { BundleError, NearfarError, RequestError, Unavailable, messageOf } from "../errors.js";
+import { BOUNDS, fileMarks, openFile, requireFew, transcriptText, unheard } from "./attachments.js";
 import type { TemplateParts } from "./chat.js";
 import { renderChat } from "./chat.js";
 import { checkSides } from "./decision/contradictions.js";
@@ -128,6 +129,11 @@ function failedDescription(...failed: Parameters<typeof undescribed>): never {
   throw undescribed(...failed);
 }
 
+/** The error of a recording that nothing transcribes, as `overJson` returns it. */
+function unheardRecording(...given: Parameters<typeof unheard>): never {
+  throw unheard(...given);
+}
+
 /** The rights of several texts, each with its signals and vector. */
 function rightsOf(
   predictor: Predictor,
@@ -173,6 +179,12 @@ Object.assign(globalThis, {
     closeAnswer: overJson(closeAnswer),
     totalUsage: overJson(totalUsage),
     labelSpans: overJson(labelSpans),
+    attachmentBounds: overJson(() => BOUNDS),
+    openFile: overJson(openFile),
+    fileMarks: overJson(fileMarks),
+    requireFew: overJson(requireFew),
+    transcriptText: overJson(transcriptText),
+    unheard: overJson(unheardRecording),
     imageLayout: overJson(imageLayout),
     wrongImages: overJson(wrongImages),
     axisTaps: overJson(axisTaps),

@@ -28,7 +28,7 @@ export type { WorkerLike } from "./connection.js";
  */
 export interface ConnectOptions extends Omit<
   LoadOptions,
-  "gpu" | "adapter" | "draft" | "encoders" | "grammar" | "images" | "onnx"
+  "gpu" | "adapter" | "draft" | "encoders" | "grammar" | "images" | "onnx" | "transcriber"
 > {
   readonly draft?: string | URL | undefined;
   readonly onnx?: (Omit<OnnxOptions, "runtime"> & { readonly runtime: string | URL }) | undefined;

@@ -21,7 +21,7 @@ export interface WorkerScope {
 }
 
 /** Options of every engine that a worker loads, which a page cannot send. */
-export type ServeOptions = Pick<LoadOptions, "encoders" | "grammar" | "images">;
+export type ServeOptions = Pick<LoadOptions, "encoders" | "grammar" | "images" | "transcriber">;
 
 /**
  * The time that a service worker stays alive after a page's last message. The timers of a hidden page fire once a

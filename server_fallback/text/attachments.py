@@ -1,0 +1,92 @@
+"""Attachments of messages that take their places as text. `web/src/shared/attachments.ts` has the rules."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.shared.script import SharedScript
+
+from ..schema.chat import FileData, FilePart, Message, SoundPart, TextPart
+
+# Of a file's data, which its beginning describes.
+HEAD_CHARACTERS = 1024
+NO_TRANSCRIBER = "leave it out, or start the server with --transcriber MODEL, a Whisper that writes it down"
+
+
+def with_files(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages with texts in place of their files. Raises RequestError, which names the part."""
+    count = sum(isinstance(part, FilePart) for message in messages for part in _parts(message))
+    if count == 0:
+        return messages
+    SharedScript.of_thread().ask("requireFew", "files", count)
+    return [_with_files(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def recordings(messages: Sequence[Message]) -> list[tuple[int, int, SoundPart]]:
+    """The recordings, each after the indices of its message and part. Raises RequestError for too many."""
+    found = [
+        (index, at, part)
+        for index, message in enumerate(messages)
+        for at, part in enumerate(_parts(message))
+        if isinstance(part, SoundPart)
+    ]
+    if found:
+        SharedScript.of_thread().ask("requireFew", "sounds", len(found))
+    return found
+
+
+def with_text(messages: Sequence[Message], index: int, at: int, transcript: str) -> list[Message]:
+    """The messages with a transcript in place of a recording."""
+    message = messages[index]
+    assert isinstance(message.content, list)
+    text = TextPart(type="text", text=SharedScript.of_thread().ask("transcriptText", transcript))
+    content = [*message.content[:at], text, *message.content[at + 1 :]]
+    return [*messages[:index], message.model_copy(update={"content": content}), *messages[index + 1 :]]
+
+
+def require_heard(message: Message, where: str) -> None:
+    """Raises RequestError for a recording, which only a transcriber reads."""
+    for index, part in enumerate(_parts(message)):
+        if isinstance(part, SoundPart):
+            SharedScript.of_thread().ask("unheard", f"{where}.content[{index}]", NO_TRANSCRIBER)
+
+
+def decode_base64(text: str, where: str) -> bytes:
+    """Raises RequestError."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"{where} has data that is not base64: {error}; send all of it", param=where) from error
+
+
+def _parts(message: Message) -> Sequence[object]:
+    return message.content if isinstance(message.content, list) else []
+
+
+def _with_files(message: Message, where: str) -> Message:
+    if not isinstance(message.content, list):
+        return message
+    content = [
+        TextPart(type="text", text=_file_text(part.file, f"{where}.content[{index}].file"))
+        if isinstance(part, FilePart)
+        else part
+        for index, part in enumerate(message.content)
+    ]
+    return message.model_copy(update={"content": content})
+
+
+def _file_text(file: FileData, where: str) -> str:
+    script, given = SharedScript.of_thread(), file.file_data
+    opened = script.ask("openFile", file.filename, None if given is None else given[:HEAD_CHARACTERS], where)
+    data = decode_base64((given or "")[opened["start"] :], where)
+    try:
+        text: str | None = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = None
+    is_text = text is not None and "\0" not in text
+    described = {"bytes": len(data), "start": data[:16].decode("latin-1"), "isText": is_text}
+    before, after = script.ask("fileMarks", opened["name"], described, where)
+    return f"{before}{text}{after}"

@@ -1,0 +1,133 @@
+// Attachments of messages as texts in their places: files of text, and transcripts of recordings. This is a separate file,
+// attachments.js, which an engine imports with the first message that has one.
+
+import type { ChatCompletionContentPart, ChatCompletionMessageParam, SoundTranscript } from "../api/types.js";
+import type { Transcribe } from "../audio/index.js";
+import { NearfarError, RequestError, messageOf } from "../errors.js";
+import { BOUNDS, fileMarks, openFile, requireFew, transcriptText, unheard } from "../shared/attachments.js";
+
+const NO_TRANSCRIBER = "leave it out, or load the engine with the option transcriber, an engine of a Whisper";
+
+interface Reading {
+  readonly transcribe: Transcribe | undefined;
+  readonly signal: AbortSignal | undefined;
+  readonly transcripts: SoundTranscript[];
+}
+
+export interface AttachmentTexts {
+  readonly messages: readonly ChatCompletionMessageParam[];
+  /** Adds the transcripts to the first chunk of an answer. */
+  readonly report: <T extends object>(chunks: AsyncIterable<T>) => AsyncIterable<T>;
+}
+
+/** Throws RequestError, which names the part, the errors of the transcriber, or the signal's reason. */
+export async function attachmentsAsText(
+  messages: readonly ChatCompletionMessageParam[],
+  transcribe: Transcribe | undefined,
+  signal: AbortSignal | undefined,
+): Promise<AttachmentTexts> {
+  const count = (isKind: (part: unknown) => boolean): number =>
+    messages.reduce((sum, { content }) => sum + (Array.isArray(content) ? content.filter(isKind).length : 0), 0);
+  requireFew("files", count(isFile));
+  requireFew("sounds", count(isSound));
+  const read: ChatCompletionMessageParam[] = [];
+  const transcripts: SoundTranscript[] = [];
+  // One after the other: the transcriber computes one at a time anyway.
+  for (const [index, message] of messages.entries())
+    read.push(await withTexts(message, `messages[${index}]`, { transcribe, signal, transcripts }));
+  return {
+    messages: read,
+    report: (chunks) => (transcripts.length > 0 ? withTranscripts(chunks, transcripts) : chunks),
+  };
+}
+
+async function* withTranscripts<T extends object>(
+  chunks: AsyncIterable<T>,
+  transcripts: SoundTranscript[],
+): AsyncGenerator<T, void, undefined> {
+  let added: object = { transcripts };
+  for await (const chunk of chunks) {
+    yield { ...chunk, ...added };
+    added = {};
+  }
+}
+
+const typeOf = (part: unknown): unknown => (Object(part) as { readonly type?: unknown }).type;
+const isFile = (part: unknown): boolean => typeOf(part) === "file";
+const isSound = (part: unknown): boolean => ["input_audio", "audio"].includes(String(typeOf(part)));
+
+async function withTexts(
+  message: ChatCompletionMessageParam,
+  where: string,
+  reading: Reading,
+): Promise<ChatCompletionMessageParam> {
+  if (!Array.isArray(message.content)) return message;
+  const content: ChatCompletionContentPart[] = [];
+  for (const [index, part] of (message.content as readonly ChatCompletionContentPart[]).entries()) {
+    const at = `${where}.content[${index}]`;
+    if (isFile(part)) content.push({ type: "text", text: fileText(Object(part.file) as File, `${at}.file`) });
+    else if (isSound(part)) content.push({ type: "text", text: await soundText(part, at, reading) });
+    else content.push(part);
+  }
+  return { ...message, content };
+}
+
+type File = NonNullable<ChatCompletionContentPart["file"]>;
+
+function fileText({ filename, file_data: data }: File, where: string): string {
+  if (typeof (filename ?? "") !== "string" || typeof (data ?? "") !== "string")
+    throw refused(where, "has no texts for filename and file_data");
+  const { name, start } = openFile(filename ?? null, data?.slice(0, 1024) ?? null, where);
+  const bytes = bytesOf(data?.slice(start) ?? "", where);
+  let text: string | null = null;
+  try {
+    text = new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+  } catch {
+    // It has another encoding, or is none.
+  }
+  const head = String.fromCharCode(...bytes.subarray(0, 16));
+  const isText = text?.includes("\0") === false;
+  const [before, after] = fileMarks(name, { bytes: bytes.length, start: head, isText }, where);
+  return before + String(text) + after;
+}
+
+async function soundText(part: ChatCompletionContentPart, where: string, reading: Reading): Promise<string> {
+  const { transcribe, signal, transcripts } = reading;
+  if (transcribe === undefined) throw unheard(where, NO_TRANSCRIBER);
+  const source = part.type === "audio" ? part.audio : soundOf(part, `${where}.input_audio`);
+  if (source === undefined) throw refused(where, "has no sound; send input_audio");
+  try {
+    const { text, language, duration } = await transcribe(source, { maxSeconds: BOUNDS.sound_seconds, signal });
+    transcripts.push({ param: where, text, language, seconds: duration });
+    return transcriptText(text);
+  } catch (error) {
+    signal?.throwIfAborted();
+    if (!(error instanceof NearfarError) || error.code !== "request_error") throw error;
+    throw new RequestError(`${where}: ${messageOf(error)}`, { ...error.details, param: where }, { cause: error });
+  }
+}
+
+function soundOf({ input_audio: sound }: ChatCompletionContentPart, where: string): Uint8Array {
+  const { data, format } = Object(sound) as { readonly data?: unknown; readonly format?: unknown };
+  if (typeof data !== "string" || !["wav", "mp3"].includes(String(format)))
+    throw refused(where, 'needs data in base64 and a format: "wav" or "mp3"');
+  const bytes = bytesOf(data, where);
+  if (bytes.length > BOUNDS.sound_bytes)
+    throw refused(where, `has ${bytes.length} bytes; at most ${BOUNDS.sound_bytes} are read; send a part of it`);
+  return bytes;
+}
+
+/** Of complete base64, as the server reads it. */
+function bytesOf(base64: string, where: string): Uint8Array<ArrayBuffer> {
+  if (base64.length % 4 > 0 || /[^A-Za-z0-9+/=]/.test(base64))
+    throw refused(where, "has data that is not base64; send all of it");
+  try {
+    return Uint8Array.from(atob(base64), (byte) => byte.charCodeAt(0));
+  } catch (error) {
+    throw refused(where, `has data that is not base64: ${messageOf(error)}; send all of it`);
+  }
+}
+
+function refused(where: string, problem: string): RequestError {
+  return new RequestError(`${where} ${problem}`, { param: where });
+}
