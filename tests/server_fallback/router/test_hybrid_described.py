@@ -104,9 +104,17 @@ class Heard:
     """A transcriber that hears how many bytes there are."""
 
     async def transcribe(
-        self, data: bytes, name: str, request: TranscriptionRequest, call: Call, *, translate: bool
+        self,
+        data: bytes,
+        name: str,
+        request: TranscriptionRequest,
+        call: Call,
+        *,
+        translate: bool,
+        max_seconds: float | None = None,
     ) -> Transcript:
-        assert (name, request.model, call.deadline, translate) == ("the recording", "tiny", None, False)
+        given = (name, request.model, call.deadline, translate, max_seconds)
+        assert given == ("the recording", "tiny", None, False, None)
         segment = Segment(0, 0.0, 1.0, f" {len(data)} bytes", (), 0.0, 0.0, 1.0, 0.0)
         return Transcript("transcribe", "en", 1.0, (segment,))
 
