@@ -60,7 +60,12 @@ def random(seed: int, *shape: int) -> Array:
             (("S", 16), "float32"),
         ),
         ("rms_norm", {"x": ("S", 72), "weight": (24,)}, {"dtype": "activation"}, (("S", 72), "activation")),
-        ("attention", {"q": ("S", 144), "kv": ("P", 2, 3, 16, 24)}, {}, (("S", 144), "activation")),
+        (
+            "attention",
+            {"q": ("S", 144), "kv": ("P", 2, 3, 16, 24), "positions": ("S",)},
+            {},
+            (("S", 144), "activation"),
+        ),
         (
             "attention",
             {"qkv": ("S", 288), "kv": ("P", 2, 3, 16, 24), "slots": ("S",), "positions": ("S",)},
