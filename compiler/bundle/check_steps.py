@@ -25,7 +25,7 @@ from ..ir.pages import (
     WINDOW_PAGES,
 )
 from ..ir.sampling import ALTERNATIVES
-from ..ir.spec import ModelSpec
+from ..ir.spec import ModelSpec, VisionSpec
 from ..ir.speech import FRAMES, FRAMES_OF_ROW
 from .batch_arrays import INPUTS, NAMES, PATCH_POSITIONS, PATCH_STARTS, SAMPLED_NAMES, Shape, is_on_sampled_rows
 from .check_kernels import check_names, check_variants
@@ -71,6 +71,7 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         entry = plan.inputs.get(input_name)
         fits = entry is None or (tuple(entry.shape), entry.dtype) == (shape, dtype)
         require(fits, f"{where}.inputs.{input_name}", f"must be {list(shape)} of {dtype}")
+    check_seeing(where, plan, manifest.spec.vision)
     for gathered in plan.gathered:
         check_gathered(f"{where}.gathered.{gathered[:80]}", gathered, plan, manifest)
     for state, buffer_entry in plan.states.items():
@@ -171,6 +172,15 @@ def check_vision(where: str, plan: PlanEntry, manifest: Manifest) -> None:
         declared[PATCH_POSITIONS] = (["V", 2], "int32")
     found = {name: (entry.shape, entry.dtype) for name, entry in plan.inputs.items()}
     require(found == declared, f"{where}.inputs", f"must be {', '.join(declared)} of the sizes of the tower")
+
+
+def check_seeing(where: str, plan: PlanEntry, vision: VisionSpec | None) -> None:
+    """Check that the spec says so if tokens of pictures rotate by row and column, or see their whole picture: engines
+    read there whether requests need columns, and whether a chunk may end inside a picture.
+    """
+    rotates, sees = vision is not None and bool(vision.mrope_section), vision is not None and vision.both_ways != "none"
+    for name, expected in (("rope_positions", rotates), ("reach", sees)):
+        require(expected or name not in plan.inputs, f"{where}.inputs.{name}", "is not for the tower of spec.vision")
 
 
 def check_gathered(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> None:

@@ -365,7 +365,8 @@ def rope_positions_between(pictures: Iterable[tuple[int, int, int]], start: int,
     side by side, 0 for all of them.
 
     A picture is at one time; its rows and columns count from there. What follows begins at one more than the largest
-    position, so it is nearer than its place in the sequence. Bai et al. 2025 (Qwen3-VL).
+    position, so it is nearer than its place in the sequence. Bai et al. 2025 (Qwen3-VL). Adjacent pictures follow each
+    other like others; transformers refuses them.
     """
     tokens, saved = np.arange(start, stop, dtype=np.int32), 0
     found = on_all_axes(tokens)

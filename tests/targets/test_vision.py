@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from test_runners import open_on
 from tolerances import F32, INT8, relative_error
 from vision_families import FAMILIES, Expected, make_vision
 
+from nearfar.compiler.bundle.check import parse_manifest
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import VISION
 from nearfar.compiler.export.bundle_tensors import bundle_tensors
@@ -25,7 +27,7 @@ from nearfar.compiler.formats import load
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
 from nearfar.compiler.runtime.batch import Chunk, features_between, make_batch, rope_positions_between
-from nearfar.compiler.runtime.errors import DeviceError, RequestError, UnsupportedModel
+from nearfar.compiler.runtime.errors import BundleError, DeviceError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.generate import end_outside_pictures
 from nearfar.compiler.runtime.images.patches import PreparedImage
 from nearfar.compiler.runtime.limits import complete_limits
@@ -314,3 +316,22 @@ def test_large_pictures_are_reduced_and_a_note_says_so(tmp_path: Path) -> None:
     assert any(
         "pictures are reduced to 1048576 pixels; the processor allows 16777216" in each for each in checkpoint.notes
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("qwen3_vl", {"mrope_section": []}, "rope_positions: is not for the tower of spec.vision"),
+        ("gemma3", {"both_ways": "none"}, "reach: is not for the tower of spec.vision"),
+    ],
+)
+def test_a_manifest_whose_tower_is_not_that_of_its_text_model_is_refused(
+    name: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    make_vision(name, tmp_path / "checkpoint")
+    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", self_test=False)
+    values = json.loads((bundle.path / "manifest.json").read_text())
+    parse_manifest(json.dumps(values).encode(), Path("manifest.json"))
+    values["spec"]["vision"].update(change)
+    with pytest.raises(BundleError, match=message):
+        parse_manifest(json.dumps(values).encode(), Path("manifest.json"))

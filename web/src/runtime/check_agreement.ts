@@ -75,6 +75,9 @@ function ofPlans({
       if (shape.join() !== [positions, pairs.length, 2].join() || pairs.length > spec.head_dim)
         return [`constants.${name}`, shape];
     }
+    // Otherwise the engine would count on no axes, and cut pictures that are seen as a whole.
+    const { mrope_section: { length: axes } = [], both_ways: both = "none" } = spec.vision ?? {};
+    if ((inputs.rope_positions && axes === 0) || (inputs.reach && both === "none")) return ["spec.vision", spec.vision];
     if (inputs.window_page_ids && !spec.windows.some((window) => (window ?? context) < context))
       return ["spec.windows", spec.windows];
     const arrays = new Set([...common, ...[inputs, states, constants, buffers].flatMap(Object.keys)]);

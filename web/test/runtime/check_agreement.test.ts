@@ -6,9 +6,10 @@ import { describe, expect, test } from "vitest";
 
 import { BundleError } from "../../src/errors.js";
 import { checkManifest } from "../../src/runtime/load_manifest.js";
-import type { Manifest, PlaneEntry } from "../../src/runtime/manifest.js";
+import type { Manifest, PlaneEntry, VisionSpec } from "../../src/runtime/manifest.js";
 import { planOf } from "../../src/runtime/plan.js";
 import { lettersBundle } from "../letters_bundle.js";
+import { VISION } from "../seeing_letters.js";
 import { VECTOR_TEST, vectorLetters } from "../vector_letters.js";
 
 interface Names {
@@ -51,6 +52,22 @@ function withPlane(change: Partial<PlaneEntry>): Partial<Manifest> {
 function withPlan(change: Partial<typeof plan>): Partial<Manifest> {
   return { plans: { generate: { ...plan, ...change } } };
 }
+
+function withInput(name: string, shape: readonly (string | number)[]): Partial<Manifest> {
+  return withPlan({ inputs: { ...plan.inputs, [name]: { shape, dtype: "int32" } } });
+}
+
+test("the positions and the reach of tokens fit the tower", () => {
+  const changed = (input: string, change: Partial<VisionSpec>) => ({
+    ...manifest,
+    ...withInput(input, ["S"]),
+    spec: { ...manifest.spec, vision: { ...VISION, ...change } },
+  });
+  expect(() => checkManifest(changed("reach", { both_ways: "windows" }))).not.toThrow();
+  expect(() => checkManifest(changed("reach", { mrope_section: [1, 1, 1] }))).toThrow("spec.vision");
+  expect(() => checkManifest(changed("rope_positions", { mrope_section: [1, 1, 1] }))).not.toThrow();
+  expect(() => checkManifest(changed("rope_positions", { both_ways: "all" }))).toThrow("spec.vision");
+});
 
 function withVectors(change: Partial<typeof VECTOR_TEST>): Partial<Manifest> {
   return { ...vectorLetters(), vector_test: { ...VECTOR_TEST, ...change } };
@@ -102,6 +119,8 @@ test.each<readonly [string, unknown]>([
     "a page group for windows that there are not",
     withPlan({ inputs: { ...plan.inputs, window_page_ids: { shape: ["LW"], dtype: "int32" } } }),
   ],
+  ["tokens that rotate by row and column without such a tower", withInput("rope_positions", ["S", 3])],
+  ["tokens that see whole pictures without such a tower", withInput("reach", ["S"])],
   ["a token beyond the vocabulary", { self_test: { prompt_ids: [99], rows: [], tolerances: {} } }],
   [
     "a row beyond the prompt",
