@@ -272,7 +272,9 @@ ENCODER_FORMS: dict[str, Form] = {
     "embed_positions": Form(
         add_embed_positions, ("first_position",), ("positions", "position_table", "token_types", "type_table")
     ),
-    "rope_heads": Form(add_rope_heads, ("head_dim", "num_kv_heads", "eps", "norms_values"), ("table", "qk_norm")),
+    "rope_heads": Form(
+        add_rope_heads, ("head_dim", "num_kv_heads", "eps", "norms_values"), ("positions", "table", "qk_norm")
+    ),
     "ragged_attention": Form(
         add_ragged_attention,
         ("head_dim", "num_kv_heads", "causal", "window", "scale", "softcap"),
