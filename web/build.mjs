@@ -199,6 +199,7 @@ await Promise.all([
     "bundles.json",
     "sides.css",
     "bench.css",
+    "task.css",
     "documents.css",
     "transcripts.css",
     "voice.css",
