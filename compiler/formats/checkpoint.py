@@ -38,6 +38,21 @@ class Tensor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Derived:
+    """A base of tensors that are read from ``stored`` and have its name."""
+
+    stored: Tensor
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+
+@dataclass(frozen=True, slots=True)
 class Shifted:
     """A vector that is stored plus one."""
 

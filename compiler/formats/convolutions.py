@@ -8,51 +8,32 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .checkpoint import Tensor
+from .checkpoint import Derived
 
 
 @dataclass(frozen=True, slots=True)
-class FlatMatrix:
+class FlatMatrix(Derived):
     """The weights of a convolution (outputs, channels, height, width) as the matrix of a projection of patches."""
-
-    stored: Tensor
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
 
     @property
     def shape(self) -> tuple[int, ...]:
         outputs, *rest = self.stored.shape
         return outputs, math.prod(rest)
 
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
-
     def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         return self.stored.rows(start, stop).reshape(stop - start, -1)
 
 
 @dataclass(frozen=True, slots=True)
-class TransposedMatrix:
+class TransposedMatrix(Derived):
     """A tensor with its dimensions in the order ``axes``, all but the last one joined."""
 
-    stored: Tensor
     axes: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
 
     @property
     def shape(self) -> tuple[int, ...]:
         *rows, columns = (self.stored.shape[axis] for axis in self.axes)
         return math.prod(rows), columns
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
 
     def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         complete = self.stored.rows(0, self.stored.shape[0]).transpose(self.axes)
@@ -60,25 +41,15 @@ class TransposedMatrix:
 
 
 @dataclass(frozen=True, slots=True)
-class FrameSum:
+class FrameSum(Derived):
     """The weights of a convolution (outputs, channels, frames, height, width) for a picture that is all of its frames,
     as those of a convolution without frames.
     """
-
-    stored: Tensor
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
 
     @property
     def shape(self) -> tuple[int, ...]:
         outputs, channels, _, *sides = self.stored.shape
         return outputs, channels, *sides
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
 
     def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         summed: npt.NDArray[np.float32] = self.stored.rows(start, stop).sum(axis=2)
@@ -86,28 +57,19 @@ class FrameSum:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvolutionMatrix:
+class ConvolutionMatrix(Derived):
     """The weights of a convolution (outputs, inputs, size) as the matrix of a projection of the ``size`` rows that a
     filter reads, one behind the other (`near_rows` in `ir/ops/encoders.py`). A projection can apply the filter at
     ``times`` places in a row at once: it reads times + size - 1 rows, and its matrix is a stack of ``times`` copies,
     each shifted by one row more.
     """
 
-    stored: Tensor
     times: int = 1
-
-    @property
-    def name(self) -> str:
-        return self.stored.name
 
     @property
     def shape(self) -> tuple[int, ...]:
         outputs, inputs, size = self.stored.shape
         return self.times * outputs, (self.times + size - 1) * inputs
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
 
     def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         outputs, inputs, size = self.stored.shape

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from .checkpoint import Tensor
+from .checkpoint import Derived, Tensor
 from .pytorch_file import PytorchTensor
 from .safetensors_file import SafetensorsTensor
 
@@ -48,29 +48,19 @@ def reshaped(tensor: SafetensorsTensor | PytorchTensor, shape: tuple[int, ...]) 
 
 
 @dataclass(frozen=True, slots=True)
-class TransposedStack:
+class TransposedStack(Derived):
     """A stack (E, K, N) as the matrix (E * N, K). Reading some rows of an expert reads all of it."""
-
-    stack: Tensor
-
-    @property
-    def name(self) -> str:
-        return self.stack.name
-
-    @property
-    def dtype(self) -> str:
-        return self.stack.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        experts, columns, rows = self.stack.shape
+        experts, columns, rows = self.stored.shape
         return experts * rows, columns
 
     def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
-        rows = self.stack.shape[2]
+        rows = self.stored.shape[2]
         parts = []
         for expert in range(start // rows, -(-stop // rows)):
-            (matrix,) = self.stack.rows(expert, expert + 1)
+            (matrix,) = self.stored.rows(expert, expert + 1)
             first = expert * rows
             parts.append(matrix.T[max(start - first, 0) : stop - first])
         return np.ascontiguousarray(np.concatenate(parts)) if parts else np.empty((0, self.shape[1]), np.float32)
