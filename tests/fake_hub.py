@@ -7,7 +7,9 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from threading import Event
+
+from server_thread import serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -35,14 +37,8 @@ def fake_hub(repositories: Mapping[str, Mapping[str, bytes]]) -> Iterator[FakeHu
     hub = FakeHub(repositories)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with serving(server):
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from server_thread import serving
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -29,11 +30,5 @@ class Handler(SimpleHTTPRequestHandler):
 def serve(folder: Path, headers: Mapping[str, str] | None = None) -> Iterator[str]:
     """Serve the folder with these headers in every response, and yield its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder), headers=headers or {}))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with serving(server):
         yield f"http://localhost:{server.server_port}/"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

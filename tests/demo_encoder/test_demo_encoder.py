@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 from plain_target import compile_plain
+from server_thread import serving
 
 from demo_encoder.recall import MODES, measure
 from demo_encoder.saved_encoder import embed_texts, read_checkpoint
@@ -107,12 +107,8 @@ def embedding_server(tmp_path: Path) -> Iterator[str]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(server):
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 @pytest.mark.exhaustive

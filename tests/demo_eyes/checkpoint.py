@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from demo_model.tokenizer import PIECES
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from demo_model.tokenizer import train_bpe
+from tokenizers import Tokenizer
 from transformers import GenerationConfig, SmolVLMConfig, SmolVLMForConditionalGeneration
 
 from .pictures import draw_picture
@@ -93,23 +93,9 @@ def new_model() -> Any:
 
 def train_tokenizer(seed: int, pictures: int = 2000) -> Tokenizer:
     """Byte-level BPE of the questions and answers, in which each word is a token."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
     found = (draw_picture(f"train {seed} tokenizer {index}").questions for index in range(pictures))
-    tokenizer.train_from_iterator((text for each in found for one in each for text in (one.text, one.answer)), trainer)
-    return tokenizer
+    texts = (text for each in found for one in each for text in (one.text, one.answer))
+    return train_bpe(texts, VOCABULARY, SPECIAL_TOKENS)
 
 
 def encode_prompt(tokenizer: Tokenizer, question: str) -> list[int]:

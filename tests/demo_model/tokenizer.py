@@ -8,7 +8,7 @@ A conversation is ``<bos>`` and then, for each turn, ``<user>prompt<end><assista
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -36,6 +36,11 @@ CHAT_TEMPLATE = (
 
 def train_tokenizer(seed: int, examples: int = 20_000) -> Tokenizer:
     """Train the BPE on a seeded sample of the corpus; the special tokens take ids 0 to 4."""
+    return train_bpe(_texts(seed, examples), VOCABULARY_SIZE, SPECIAL_TOKENS)
+
+
+def train_bpe(texts: Iterable[str], vocabulary: int, special_tokens: Sequence[str]) -> Tokenizer:
+    """Byte-level BPE whose first ids are the special tokens'."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -45,12 +50,12 @@ def train_tokenizer(seed: int, examples: int = 20_000) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY_SIZE,
-        special_tokens=[AddedToken(token, special=True) for token in SPECIAL_TOKENS],
+        vocab_size=vocabulary,
+        special_tokens=[AddedToken(token, special=True) for token in special_tokens],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(seed, examples), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from page_model import page_bundle, page_encoder
 from pdf_files import pdf_of
 from playwright.sync_api import Browser, Page
 from pypdf import PdfWriter
+from server_thread import serving
 
 from nearfar.compiler.browser.page_server import PageServer
 
@@ -146,12 +146,8 @@ class Opened:
 @pytest.fixture(scope="module")
 def far() -> Iterator[Far]:
     far = Far()
-    thread = Thread(target=far.server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield far
-    far.server.shutdown()
-    far.server.server_close()
-    thread.join()
+    with serving(far.server):
+        yield far
 
 
 @pytest.fixture(scope="module")

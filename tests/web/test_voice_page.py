@@ -10,7 +10,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from page_looks import DESK, SCREENSHOTS, look, require_accessible
 from page_model import page_bundle
 from page_whisper import page_whisper
 from playwright.sync_api import Browser, Page
+from server_thread import serving
 from sounds import chirp, wav
 from voice_stand_ins import STAND_INS
 
@@ -72,12 +72,8 @@ class Speech:
 @pytest.fixture(scope="module")
 def speech() -> Iterator[Speech]:
     speech = Speech()
-    thread = Thread(target=speech.server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield speech
-    speech.server.shutdown()
-    speech.server.server_close()
-    thread.join()
+    with serving(speech.server):
+        yield speech
 
 
 @pytest.fixture(scope="module")
