@@ -50,6 +50,21 @@ GEMMA4 = {
     "sliding_window": 8,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
+GEMMA4_TOWER = {
+    **VISION,
+    "num_key_value_heads": 3,
+    "head_dim": 12,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 24,
+}
+GEMMA4_PICTURES = {
+    "image_processor_type": "Gemma4ImageProcessor",
+    "max_soft_tokens": 12,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+}
+GEMMA4_TEXT = {**GEMMA4, "model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
 IDEFICS3 = {"vision_config": {**VISION, "image_size": 42, "patch_size": 7}, "scale_factor": 3, "pad_token_id": 0}
 # Writes the mark of each picture, and the texts, between control tokens.
 TEMPLATE = (
@@ -169,6 +184,26 @@ FAMILIES: dict[str, VisionFamily] = {
         ((60, 45), (20, 70)),
         "<|image|>",
     ),
+    # Features in their standard form, which layers with a window see both ways.
+    "gemma4": VisionFamily(
+        "Gemma4",
+        {
+            "text_config": {**GEMMA4_TEXT, "use_bidirectional_attention": "vision"},
+            "vision_config": {**GEMMA4_TOWER, "standardize": True},
+            "audio_config": None,
+        },
+        GEMMA4_PICTURES,
+        ((60, 45), (20, 70)),
+        "<|image|>",
+    ),
+    # Pictures are read from left to right.
+    "gemma4_causal": VisionFamily(
+        "Gemma4",
+        {"text_config": GEMMA4_TEXT, "vision_config": GEMMA4_TOWER, "audio_config": None},
+        GEMMA4_PICTURES,
+        ((60, 45), (20, 70)),
+        "<|image|>",
+    ),
     # Wide and high pictures, whose rotations are by other axes; features for two further layers, made in another order.
     "qwen3_vl": VisionFamily(
         "Qwen3VL",
@@ -226,6 +261,7 @@ def make_vision(name: str, folder: Path, **text: Any) -> Expected:
         part._attn_implementation = "eager"
     model = getattr(transformers, f"{family.name}ForConditionalGeneration")(config).float().eval()
     randomize(model)
+    standardize(model)
     write_family(Family({}, family.processor), folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     model.save_pretrained(folder)
@@ -253,10 +289,25 @@ def make_vision(name: str, folder: Path, **text: Any) -> Expected:
     return Expected(images, token_ids, tuple(places), tuple(features), logits)
 
 
+def standardize(model: Any) -> None:
+    """Give a tower of Gemma 4 that has a standard form of its features small scales, as those of published models."""
+    import torch
+
+    for name, buffer in model.named_buffers():
+        if name.endswith("std_bias"):
+            buffer.copy_(4 * torch.randn_like(buffer))
+        if name.endswith("std_scale"):
+            buffer.copy_(0.05 * (1 + 0.3 * torch.rand_like(buffer)))
+
+
 def arguments_of(model: Any, spec: ImageSpec, images: Sequence[PreparedImage]) -> dict[str, Any]:
     """The arguments of transformers' model for the pictures of a prompt."""
     if model.config.model_type == "gemma4_unified":
         return positioned(images)
+    if model.config.model_type == "gemma4":
+        arguments = positioned(images)
+        # It makes -1 to 1 of 0 to 1 itself.
+        return {**arguments, "pixel_values": (arguments["pixel_values"] + 1) / 2}
     if model.config.model_type in QWEN:
         return grids_of(images)
     arguments = pixels_of(spec, images, tiles=model.config.model_type == "lfm2_vl")
@@ -273,7 +324,7 @@ def masks_of(model: Any, token_ids: Sequence[int]) -> dict[str, Any]:
     is_image = (ids == config.image_token_id).long()
     if config.model_type == "gemma3":
         return {"token_type_ids": is_image}
-    if config.model_type in QWEN:
+    if config.model_type in ("gemma4", *QWEN):
         return {"mm_token_type_ids": is_image}
     if config.model_type != "gemma4_unified":
         return {}

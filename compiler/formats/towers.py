@@ -4,6 +4,7 @@ are prepared for it.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -29,14 +30,15 @@ from .json_file import read_json_object
 # buffer of 128 MiB.
 MOST_PIXELS = 2**20
 # Models whose towers rotate by row and column.
-ROTATING = ("qwen3_5", "qwen3_vl")
+ROTATING = ("gemma4", "qwen3_5", "qwen3_vl")
 # The option with which the tower is left out.
 TEXT_ONLY = "--text-only"
 # How the dimensions of tensors become those of matrices: Gemma 3 multiplies by (inputs, outputs), and the table of
-# Gemma 4 has the embeddings of a column and of a row side by side.
+# Gemma 4 12B has the embeddings of a column and of a row side by side.
 TRANSPOSED = {
     "multi_modal_projector.mm_input_projection_weight": (1, 0),
     "vision_embedder.pos_embedding": (1, 0, 2),
+    "vision_tower.patch_embedder.position_embedding_table": (0, 1, 2),
 }
 # A head for vectors of complete pictures, and buffers with the numbers from 0 on.
 UNUSED = re.compile(r"(?:model\.)?(?:vision_tower\.(?:vision_model\.)?head\..*|.*\.position_ids)")
@@ -91,6 +93,8 @@ class StoredTower:
                 "for which a tower needs gigabytes of memory"
             )
             images = replace(images, size=replace(images.size, most=max(MOST_PIXELS, images.size.least)))
+        if self.spec.model_type == "gemma4":
+            images = doubled(images)
         patches = largest_tile(images)
         rotates = self.spec.model_type in ROTATING
         return images, replace(self.spec, tile_patches=patches, tile_side=longest_side(images) if rotates else 0)
@@ -113,6 +117,10 @@ def read_tower(
             "download it too to let it see pictures"
         )
         return None
+    reason = model_type == "gemma4" and sees_no_pictures(values)
+    if reason:
+        notes.append(f"{config_path}: {reason}, which is not supported in the tower, so the model reads text alone")
+        return None
     tower = tower_of(model_type)
     spec = tower.read_config(ConfigReader(values, str(config_path), ignore_keys))
     own: dict[str, Tensor] = {}
@@ -132,6 +140,29 @@ def read_tower(
             key="num_hidden_layers",
         )
     return StoredTower(path, spec, own, others, values)
+
+
+def sees_no_pictures(values: Mapping[str, Any]) -> str:
+    """What Gemma 4 E2B and E4B have that their towers need, and that is not supported: bounds of the inputs and outputs
+    of projections, and a table for each layer, of which pictures read the row of the pad token.
+    """
+    # With transformers' defaults.
+    for section, key, default in (
+        ("vision_config", "use_clipped_linears", False),
+        ("text_config", "hidden_size_per_layer_input", 256),
+    ):
+        part = values.get(section)
+        found = part.get(key, default) if isinstance(part, Mapping) else default
+        if found:
+            return f"{key!r} of '{section}' is {json.dumps(found)}"
+    return ""
+
+
+def doubled(images: ImageSpec) -> ImageSpec:
+    """Pictures of 2p - 1 for each number p: Gemma 4's tower begins so, with pixels from 0 to 1."""
+    mean, std = images.mean or (0.0,) * 3, images.std or (1.0,) * 3
+    halves = tuple(each / 2 for each in std)
+    return replace(images, mean=tuple(each + half for each, half in zip(mean, halves, strict=True)), std=halves)
 
 
 def largest_tile(images: ImageSpec) -> int:

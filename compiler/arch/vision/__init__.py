@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # The module of each model_type.
 TOWERS = {
     "gemma3": "gemma3",
+    "gemma4": "gemma4",
     "gemma4_unified": "gemma4_unified",
     "idefics3": "idefics3",
     "lfm2_vl": "lfm2_vl",

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 
 from ...formats.config import ConfigReader
 from ...formats.harmless_keys import HARMLESS_KEYS
-from ...ir.graph import Constant, Graph, Parameter, Source, Value
-from ...ir.rope import inverse_frequencies
-from ...ir.spec import ModelSpec, RopeSpec, VisionSpec
+from ...ir.graph import Graph, Parameter, Source
+from ...ir.spec import ModelSpec, VisionSpec
 from ..decoder_config import read_activation
 from .siglip import CHANNELS, TowerGraph
 
@@ -101,7 +100,6 @@ class QwenTower(TowerGraph):
 
     def __init__(self, spec: VisionSpec, taps: int) -> None:
         super().__init__(spec, taps, "visual.")
-        self.graph.inputs["patch_positions"] = Value("patch_positions", ("V", 2), "int32")
 
     def placed_patches(self) -> str:
         x = self.linear([("visual.patch_embed.proj", self.spec.hidden_size)], "patches")
@@ -111,7 +109,9 @@ class QwenTower(TowerGraph):
         size, heads = self.spec.hidden_size, {"head_dim": self.spec.head_dim, "num_kv_heads": self.spec.num_heads}
         normed = self.norm(f"{here}.norm1", x)
         qkv = self.linear([(f"{here}.attn.qkv", 3 * size)], normed, dtype="activation")
-        inputs = {"qkv": qkv, "table": self._rotation()}
+        # Half of the pairs turn by the row of a patch, half by its column.
+        turns = self.rotation(THETA, (self.spec.head_dim // 4, self.spec.head_dim // 2))
+        inputs = {"qkv": qkv, "table": turns}
         qkv = self.graph.add("rope_heads", inputs, name=f"{here}.rotated", **heads)
         inputs = {"qkv": qkv, "seq_starts": "patch_starts"}
         attended = self.graph.add("ragged_attention", inputs, name=f"{here}.attended", causal=False, **heads)
@@ -143,16 +143,3 @@ class QwenTower(TowerGraph):
             made = self.graph.add("linear", inputs, name=f"{here}.linear_fc2.out", dtype="float32", **part)
         assert made is not None
         self.graph.outputs = {"features": made}
-
-    def _rotation(self) -> str:
-        """The angles of each patch: half of the pairs turn by its row, half by its column."""
-        if "patch_turns" not in self.graph.makers():
-            head_dim = self.spec.head_dim
-            of_axis = inverse_frequencies(RopeSpec(theta=THETA), head_dim // 2, 1)
-            shape = (self.spec.tile_side, head_dim // 2, 2)
-            attrs = {"inverse_frequencies": [*of_axis, *of_axis], "scale": 1.0}
-            self.graph.constants["patch_angles"] = Constant("patch_angles", "rope", shape, attrs)
-            inputs = {"table": "patch_angles", "axis_positions": "patch_positions"}
-            axes = [[1, head_dim // 4, head_dim // 2, 1]]
-            self.graph.add("rope_rows", inputs, name="patch_turns", axes=axes)
-        return "patch_turns"

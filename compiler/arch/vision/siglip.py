@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from ...formats.config import ConfigReader
 from ...formats.harmless_keys import HARMLESS_KEYS
-from ...ir.graph import Graph, Value
+from ...ir.graph import Constant, Graph, Value
 from ...ir.ops import Type
-from ...ir.spec import VisionSpec
+from ...ir.rope import inverse_frequencies
+from ...ir.spec import RopeSpec, VisionSpec
 from ..decoder_config import read_activation, read_num_layers
 from ..graph_parts import GraphParts
 
@@ -43,10 +44,12 @@ def read_tower(
 
 
 class TowerGraph(GraphParts):
-    """The nodes of a tower and a projector. ``prefix`` precedes the names of the tower's tensors."""
+    """The nodes of a tower and a projector. ``prefix`` precedes the names of the tower's tensors. Norms are LayerNorms
+    if ``centered``, and otherwise by the root mean square.
+    """
 
-    def __init__(self, spec: VisionSpec, taps: int, prefix: str) -> None:
-        super().__init__(Graph(), spec.norm_eps)
+    def __init__(self, spec: VisionSpec, taps: int, prefix: str, *, centered: bool = True) -> None:
+        super().__init__(Graph(), spec.norm_eps, norm_bias=centered, centered=centered)
         self.spec, self._prefix = spec, prefix
         inputs: dict[str, Type] = {
             "patches": (("V", spec.patch_elements), "float32"),
@@ -70,6 +73,21 @@ class TowerGraph(GraphParts):
         table = self.matrix(f"{self._prefix}{name}", self.spec.positions, self.spec.hidden_size)
         places = {name: name for name in ("patch_rows", "patch_weights")}
         return self.graph.add("mix_rows", {"x": x, "table": table, **places}, name=f"{self._prefix}placed")
+
+    def rotation(self, theta: float, by_column: tuple[int, int]) -> str:
+        """The angles of each patch: the pairs of a head from ``by_column[0]`` to ``by_column[1]`` turn by its column,
+        and as many others by its row.
+        """
+        if "patch_turns" not in self.graph.makers():
+            half = self.spec.head_dim // 2
+            of_axis = inverse_frequencies(RopeSpec(theta=theta), half, 1)
+            attrs = {"inverse_frequencies": [*of_axis, *of_axis], "scale": 1.0}
+            shape = (self.spec.tile_side, half, 2)
+            self.graph.constants["patch_angles"] = Constant("patch_angles", "rope", shape, attrs)
+            self.graph.inputs["patch_positions"] = Value("patch_positions", ("V", 2), "int32")
+            inputs = {"table": "patch_angles", "axis_positions": "patch_positions"}
+            self.graph.add("rope_rows", inputs, name="patch_turns", axes=[[1, *by_column, 1]])
+        return "patch_turns"
 
     def _layer(self, here: str, x: str) -> str:
         size, head_dim = self.spec.hidden_size, self.spec.head_dim

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from vision_families import make_vision
 
 from nearfar.compiler.formats import load
-from nearfar.compiler.formats.towers import decoder_alone, largest_tile
+from nearfar.compiler.formats.towers import decoder_alone, doubled, largest_tile, sees_no_pictures
 from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 
 WEIGHTS = "model.safetensors"
@@ -114,4 +115,56 @@ def test_text_models_to_which_a_tower_is_not_joined_are_refused_by_name(
     config["text_config"] |= values
     path.write_text(json.dumps(config))
     with pytest.raises(UnsupportedModel, match=message):
+        load(str(tmp_path))
+
+
+def test_gemma_4_with_bounds_of_projections_reads_text_alone_and_a_note_says_so(tmp_path: Path) -> None:
+    make_vision("gemma4", tmp_path)
+    assert load(str(tmp_path)).notes == ()
+    text = load(str(tmp_path), text_only=True)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["vision_config"]["use_clipped_linears"] = True
+    path.write_text(json.dumps(config))
+    checkpoint = load(str(tmp_path))
+    assert (checkpoint.spec, checkpoint.images, checkpoint.tensors.keys()) == (text.spec, None, text.tensors.keys())
+    tower, left_out = checkpoint.notes
+    assert "'use_clipped_linears' of 'vision_config' is true, which is not supported in the tower" in tower
+    assert left_out.startswith("only the text model is compiled; left out: embed_vision (1 tensor), vision_tower (")
+
+
+def test_gemma_4_with_a_table_for_each_layer_reads_text_alone() -> None:
+    for text in ({}, {"hidden_size_per_layer_input": 256}):
+        assert "'hidden_size_per_layer_input' of 'text_config' is 256" in sees_no_pictures({"text_config": text})
+    assert sees_no_pictures({"text_config": {"hidden_size_per_layer_input": 0}}) == ""
+
+
+def test_pictures_for_gemma_4_are_prepared_as_its_tower_begins(tmp_path: Path) -> None:
+    make_vision("gemma4", tmp_path)
+    images = load(str(tmp_path)).images
+    assert images is not None
+    for mean, std, expected in ((None, None, (0.5, 0.5)), ((0.2,) * 3, (0.4,) * 3, (0.4, 0.2))):
+        found = doubled(replace(images, mean=mean, std=std))
+        assert found.mean == pytest.approx((expected[0],) * 3)
+        assert found.std == pytest.approx((expected[1],) * 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"attention_bias": True}, "'attention_bias' is true"),
+        ({"num_key_value_heads": 1}, "'num_key_value_heads' must be 'num_attention_heads', which is 3"),
+        ({"head_dim": 24}, "3 heads of 'head_dim', a multiple of 4, must fill 'hidden_size', which is 36"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}, "'rope_theta' is 50"),
+    ],
+)
+def test_what_the_tower_of_gemma_4_does_otherwise_is_refused_by_name(
+    values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    make_vision("gemma4", tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    config["vision_config"] |= values
+    path.write_text(json.dumps(config))
+    with pytest.raises((CheckpointError, UnsupportedModel), match=message):
         load(str(tmp_path))
