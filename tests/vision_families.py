@@ -196,6 +196,25 @@ FAMILIES: dict[str, VisionFamily] = {
         ((60, 45), (20, 70)),
         "<|image|>",
     ),
+    # Bounds of projections, and a table for each layer; pictures are read from left to right.
+    "gemma4_bounded": VisionFamily(
+        "Gemma4",
+        {
+            "text_config": {
+                **GEMMA4_TEXT,
+                "hidden_size_per_layer_input": 10,
+                "vocab_size_per_layer_input": TEXT["vocab_size"],
+                "num_kv_shared_layers": 2,
+                "use_double_wide_mlp": True,
+                "pad_token_id": 3,
+            },
+            "vision_config": {**GEMMA4_TOWER, "use_clipped_linears": True},
+            "audio_config": None,
+        },
+        GEMMA4_PICTURES,
+        ((60, 45), (20, 70)),
+        "<|image|>",
+    ),
     # Pictures are read from left to right.
     "gemma4_causal": VisionFamily(
         "Gemma4",
@@ -290,12 +309,18 @@ def make_vision(name: str, folder: Path, **text: Any) -> Expected:
 
 
 def standardize(model: Any) -> None:
-    """Give a tower of Gemma 4 that has a standard form of its features small scales, as those of published models."""
+    """Give a tower of Gemma 4 small scales of its features' standard form, and narrow bounds of its projections, of
+    which some stay infinite.
+    """
     import torch
 
     for name, buffer in model.named_buffers():
         if name.endswith("std_bias"):
             buffer.copy_(4 * torch.randn_like(buffer))
+        if name.endswith(("input_min", "output_min")):
+            buffer.fill_(-0.3 - torch.rand(1).item())
+        if name.endswith(("input_max", "output_max")) and "o_proj" not in name:
+            buffer.fill_(0.2 + torch.rand(1).item())
         if name.endswith("std_scale"):
             buffer.copy_(0.05 * (1 + 0.3 * torch.rand_like(buffer)))
 

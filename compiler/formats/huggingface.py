@@ -143,8 +143,8 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
         tensors = {**tensors, **dense_tensors(path, vectors.dense_folders)}
     images = None
     if tower is not None:
-        tensors = {**tensors, **tower.tensors}
         images, vision = tower.read_images(Tokenizer(tokenizer), notes)
+        tensors = tower.with_pictures(tensors, images)
         spec = replace(spec, vision=vision)
     if classifier is not None and classifier.relevance is not None:
         classifier = replace(classifier, template=template_of_pairs(path, Tokenizer(tokenizer)))

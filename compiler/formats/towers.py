@@ -4,13 +4,16 @@ are prepared for it.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ..arch.draft_heads import HEADS
 from ..arch.gemma4_assistant import ASSISTANT
@@ -23,6 +26,7 @@ from ..runtime.text.tokenizer import Tokenizer
 from .checkpoint import Checkpoint, Tensor
 from .config import ConfigReader
 from .convolutions import FlatMatrix, FrameSum, TransposedMatrix
+from .distance_tensors import MadeTensor
 from .images import PREPROCESSOR_FILE, PROCESSOR_FILE, read_images
 from .json_file import read_json_object
 
@@ -34,12 +38,16 @@ ROTATING = ("gemma4", "qwen3_5", "qwen3_vl")
 # The option with which the tower is left out.
 TEXT_ONLY = "--text-only"
 # How the dimensions of tensors become those of matrices: Gemma 3 multiplies by (inputs, outputs), and the table of
-# Gemma 4 12B has the embeddings of a column and of a row side by side.
+# Gemma 4 12B has the embeddings of a column and of a row side by side; that of the others has two tables.
 TRANSPOSED = {
     "multi_modal_projector.mm_input_projection_weight": (1, 0),
     "vision_embedder.pos_embedding": (1, 0, 2),
     "vision_tower.patch_embedder.position_embedding_table": (0, 1, 2),
 }
+# A bound of what a projection of Gemma 4 reads or makes, a number.
+BOUND = re.compile(r"(?P<module>vision_tower\..*\.(?:input|output))_(?P<which>min|max)")
+# The table of Gemma 4 E2B and E4B of which each layer reads columns.
+PER_LAYER_TABLE = "model.embed_tokens_per_layer.weight"
 # A head for vectors of complete pictures, and buffers with the numbers from 0 on.
 UNUSED = re.compile(r"(?:model\.)?(?:vision_tower\.(?:vision_model\.)?head\..*|.*\.position_ids)")
 
@@ -59,7 +67,8 @@ class StoredTower:
     def joined(self, text: ModelSpec) -> ModelSpec:
         """The text model with its tower. Raises UnsupportedModel, which names `TEXT_ONLY`."""
         wrong = {"num_kv_shared_layers": text.num_kv_shared_layers if self.spec.both_ways != "none" else 0}
-        wrong["hidden_size_per_layer_input"] = text.per_layer_size
+        # In other models, no file says which row belongs to a picture.
+        wrong["hidden_size_per_layer_input"] = text.per_layer_size if self.spec.model_type != "gemma4" else 0
         for key, value in wrong.items():
             if value:
                 raise UnsupportedModel(
@@ -69,6 +78,15 @@ class StoredTower:
                     key=key,
                 )
         return replace(text, vision=self.spec)
+
+    def with_pictures(self, tensors: Mapping[str, Tensor], images: ImageSpec) -> dict[str, Tensor]:
+        """All tensors of the model. In tables of layers, the token of a picture has the row of the pad token."""
+        found = {**tensors, **self.tensors}
+        if PER_LAYER_TABLE in found:
+            text = ConfigReader(self.config["text_config"], f"{self.path / 'config.json'}: text_config")
+            pad = text.optional_integer("pad_token_id", minimum=0) or 0
+            found[PER_LAYER_TABLE] = RowCopied(found[PER_LAYER_TABLE], pad, images.prompt.placeholder_id)
+        return found
 
     def read_images(self, tokenizer: Tokenizer, notes: list[str]) -> tuple[ImageSpec, VisionSpec]:
         """How pictures are prepared, and the complete spec of the tower. A note says if pictures become smaller than
@@ -117,10 +135,6 @@ def read_tower(
             "download it too to let it see pictures"
         )
         return None
-    reason = model_type == "gemma4" and sees_no_pictures(values)
-    if reason:
-        notes.append(f"{config_path}: {reason}, which is not supported in the tower, so the model reads text alone")
-        return None
     tower = tower_of(model_type)
     spec = tower.read_config(ConfigReader(values, str(config_path), ignore_keys))
     own: dict[str, Tensor] = {}
@@ -133,6 +147,7 @@ def read_tower(
         elif not UNUSED.fullmatch(name):
             renamed = tower.PARTS[prefix] + short.removeprefix(prefix)
             own[renamed] = arranged(tensor, renamed, path)
+    own = bounds_of(own) if spec.bounded else own
     if spec.num_layers > len(own):
         raise CheckpointError(
             f"{config_path}: 'num_hidden_layers' of the tower is {spec.num_layers}, but it has {len(own)} tensors; the "
@@ -142,20 +157,62 @@ def read_tower(
     return StoredTower(path, spec, own, others, values)
 
 
-def sees_no_pictures(values: Mapping[str, Any]) -> str:
-    """What Gemma 4 E2B and E4B have that their towers need, and that is not supported: bounds of the inputs and outputs
-    of projections, and a table for each layer, of which pictures read the row of the pad token.
+def bounds_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a tower whose projections have bounds, with both bounds of an input or an output as one vector.
+    Raises CheckpointError for one without its other.
     """
-    # With transformers' defaults.
-    for section, key, default in (
-        ("vision_config", "use_clipped_linears", False),
-        ("text_config", "hidden_size_per_layer_input", 256),
-    ):
-        part = values.get(section)
-        found = part.get(key, default) if isinstance(part, Mapping) else default
-        if found:
-            return f"{key!r} of '{section}' is {json.dumps(found)}"
-    return ""
+    bounds, others = dict[str, dict[str, Tensor]](), dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        match = BOUND.fullmatch(name)
+        if match is None:
+            others[name] = tensor
+        else:
+            bounds.setdefault(match["module"], {})[match["which"]] = tensor
+    for module, own in bounds.items():
+        missing = {"min", "max"} - own.keys()
+        if missing:
+            raise CheckpointError(
+                f"tensor {module}_{missing.pop()} is missing, but the other bound is there; download the weights again",
+                tensor=module,
+            )
+        name = f"{module}_bounds"
+        others[name] = MadeTensor(name, 2, partial(both_bounds, own["min"], own["max"]))
+    return others
+
+
+def both_bounds(low: Tensor, high: Tensor) -> npt.NDArray[np.float32]:
+    """Infinite bounds become the largest numbers."""
+    found = np.array([each.rows(0, 1).reshape(-1)[0] for each in (low, high)], np.float32)
+    return np.nan_to_num(found, nan=np.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class RowCopied:
+    """A table in which row ``to`` is row ``row``."""
+
+    stored: Tensor
+    row: int
+    to: int
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        found = self.stored.rows(start, stop)
+        if not start <= self.to < stop:
+            return found
+        changed = found.copy()
+        changed[self.to - start] = self.stored.rows(self.row, self.row + 1)[0]
+        return changed
 
 
 def doubled(images: ImageSpec) -> ImageSpec:

@@ -128,7 +128,8 @@ class VisionSpec:
     of a tile's side, is not 0. The rows behind each of ``deepstack_layers`` become as many more features, which are
     added behind the first layers of the text model (DeepStack). ``mrope_section``: of the pairs that the text model's
     rotation has, those that turn by each of a token's three positions, interleaved (M-RoPE); empty if tokens have one
-    position. `images.ImageSpec` says how pictures become patches.
+    position. ``bounded``: the inputs and outputs of its layers' projections have bounds. `images.ImageSpec` says how
+    pictures become patches.
     """
 
     model_type: str
@@ -151,6 +152,7 @@ class VisionSpec:
     tile_side: Natural = 0
     deepstack_layers: tuple[Natural, ...] = ()
     mrope_section: tuple[Natural, ...] = ()
+    bounded: bool = False
 
     @property
     def head_dim(self) -> int:

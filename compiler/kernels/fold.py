@@ -77,7 +77,12 @@ class Fold:
             case "gate_halves":
                 return self._gated(part, value, up)
             case "clip":
-                return self._clipped(kernel.let("unlimited", value), part["limit"])
+                high, low = (splat(number(each, "float32"), lanes) for each in (part["limit"], -part["limit"]))
+                return within(kernel, value, low, high)
+            case "clamp":
+                bounds = next(operands)
+                low, high = (splat(bounds[which], lanes) for which in range(2))
+                return within(kernel, value, low, high)
             case "soft_cap":
                 scaled = value * splat(number(part["scale"], "float32"), lanes)
                 return scaled if part["cap"] is None else maths.soft_capped(kernel, part["cap"], scaled)
@@ -92,11 +97,6 @@ class Fold:
         bent = select(value > zero, p * value * value, n * (self._maths.exp(limited) - one - value))
         return bent + b * value
 
-    def _clipped(self, value: Scalar, limit: float) -> Scalar:
-        """A named value between -limit and limit. NaN stays NaN."""
-        high, low = (splat(number(each, "float32"), lanes_of(value)) for each in (limit, -limit))
-        return select(value > high, high, select(value < low, low, value))
-
     def _gated(self, part: Part, gate: Scalar, up: Scalar) -> Scalar:
         """A gate times what it gates; see `ops.elementwise.gated`. NaN stays NaN."""
 
@@ -105,13 +105,20 @@ class Fold:
 
         limit, slope = part["limit"], part["slope"]
         if limit is not None:
-            gate, up = self._kernel.let("unlimited", gate), self._kernel.let("up", up)
+            gate = self._kernel.let("unlimited", gate)
             gate = select(gate > like(limit), like(limit), gate)
-            up = self._clipped(up, limit)
+            up = within(self._kernel, up, like(-limit), like(limit))
         gate = self._kernel.let("gate", gate if slope == 1 else gate * like(slope))
         value = self._maths.activations[part["activation"]](gate)
         value = value if slope == 1 else value * like(1 / slope)
         return value * (up if part["shift"] == 0 else up + like(part["shift"]))
+
+
+def within(kernel: KernelBuilder, value: Scalar, low: Scalar, high: Scalar) -> Scalar:
+    """A value, but at least ``low``, and then at most ``high``. NaN stays NaN."""
+    value = kernel.let("unlimited", value)
+    raised = kernel.let("raised", select(value < low, low, value))
+    return select(raised > high, high, raised)
 
 
 def operands_of(part: Part, rows: Expr, columns: int) -> dict[str, tuple[Expr, ...]]:
@@ -125,6 +132,8 @@ def operands_of(part: Part, rows: Expr, columns: int) -> dict[str, tuple[Expr, .
             return {"factors": (rows,)}
         case "xielu":
             return {"alphas": (4,)}
+        case "clamp":
+            return {"bounds": (2,)}
         case "gate":
             return {"up": (rows, part["columns"])}
     return {}

@@ -82,6 +82,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "gate_halves", "limited", partial(gate_halves, "silu", limit=2.0, slope=1.702, shift=1.0)
     yield "linear", "gated_limited", partial(linear, gated="silu", limit=2.0)
     yield "xielu", "plain", xielu
+    yield "clamp", "plain", clamp
     yield "linear", "row_factors", partial(linear, bias=True, row_factors=True, residual=True)
     yield "scale", "plain", scale
     yield "scale_rows", "plain", scale_rows
@@ -201,6 +202,12 @@ def xielu() -> Graph:
     graph = Builder()
     inputs = {"x": graph.value("x", ("S", COLUMNS)), "alphas": graph.vector("alphas", 4)}
     return graph.ends(graph.add("xielu", inputs, name="y"))
+
+
+def clamp() -> Graph:
+    graph = Builder()
+    inputs = {"x": graph.value("x", ("S", COLUMNS)), "bounds": graph.vector("bounds", 2)}
+    return graph.ends(graph.add("clamp", inputs, name="y"))
 
 
 def gate(activation: str, start: int = 0, **attrs: float) -> Graph:

@@ -110,7 +110,7 @@ def require_a_text_beside(runner: PlanRunner, expected: Expected, features: Sequ
 
 USUAL = {("gemma3", "webgpu"), ("gemma4_unified", "numpy"), ("gemma4_unified", "cpu")}
 USUAL |= {("smolvlm", "numpy"), ("smolvlm", "webgpu"), ("smolvlm", "cuda"), ("lfm2_vl", "cpu")}
-USUAL |= {("qwen3_vl", "webgpu"), ("qwen3_5", "cpu"), ("gemma4", "cpu")}
+USUAL |= {("qwen3_vl", "webgpu"), ("qwen3_5", "cpu"), ("gemma4", "cpu"), ("gemma4_bounded", "webgpu")}
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,10 @@ def test_answers_are_those_of_transformers_and_a_tower_computes_a_picture_once(p
     [
         "gemma3",
         "qwen3_vl",
-        *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("gemma4", "gemma4_unified", "lfm2_vl")),
+        *(
+            pytest.param(each, marks=pytest.mark.exhaustive)
+            for each in ("gemma4", "gemma4_bounded", "gemma4_unified", "lfm2_vl")
+        ),
     ],
 )
 def test_models_that_see_both_ways_rotate_by_rows_or_have_states_answer_as_transformers(

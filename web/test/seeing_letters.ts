@@ -86,6 +86,7 @@ export const VISION: VisionSpec = {
   tile_side: 0,
   deepstack_layers: [],
   mrope_section: [],
+  bounded: false,
 };
 
 /** Expects each feature of the test's patches to be as the kernel computes it. */

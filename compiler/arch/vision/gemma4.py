@@ -1,8 +1,11 @@
-"""Gemma 4 26B-A4B and 31B: layers as those of its text model, with norms around each sub-layer, whose patches rotate by
-column and row and are averaged in blocks. Gemma Team 2026.
+"""Gemma 4 (E2B, E4B, 26B-A4B, 31B): layers as those of its text model, with norms around each sub-layer, whose patches
+rotate by column and row and are averaged in blocks. In E2B and E4B, the inputs and outputs of each projection have
+bounds. Gemma Team 2026.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from ...formats.config import ConfigReader
 from ...ir.graph import Graph, Parameter, Source
@@ -20,8 +23,7 @@ def read_config(config: ConfigReader) -> VisionSpec:
     vision = config.section("vision_config") or ConfigReader({}, config.where)
     text = config.section("text_config") or ConfigReader({}, config.where)
     both_ways = text.optional_text("use_bidirectional_attention") == "vision"
-    for key in ("use_clipped_linears", "attention_bias"):
-        vision.expect(key, False)
+    vision.expect("attention_bias", False)
     rope = vision.section("rope_parameters")
     if rope is not None:
         # Published files call it "default".
@@ -49,6 +51,7 @@ def read_config(config: ConfigReader) -> VisionSpec:
         positions=2 * vision.integer("position_embedding_size", default=10_240),
         block=vision.integer("pooling_kernel_size", default=3),
         projector_norm=vision.flag("standardize", default=False),
+        bounded=vision.flag("use_clipped_linears", default=False),
         both_ways="windows" if both_ways else "none",
     )
     vision.finish(HARMLESS | UNUSED_KEYS)
@@ -79,15 +82,25 @@ class Gemma4Tower(TowerGraph):
     def layer(self, here: str, x: str, *, is_last: bool) -> str:
         size, inner = self.spec.hidden_size, self.spec.intermediate_size
         attended = self._attended(here, self.norm(f"{here}.input_layernorm", x))
-        y = self.linear([(f"{here}.self_attn.o_proj.linear", size)], attended, bias=False)
+        y = self.bounded(f"{here}.self_attn.o_proj", attended, size)
         x = self.add(x, self.norm(f"{here}.post_attention_layernorm", y), f"{here}.between")
         y = self.norm(f"{here}.pre_feedforward_layernorm", x)
-        parts = {
-            name: self.linear([(f"{here}.mlp.{name}_proj.linear", inner)], y, bias=False) for name in ("gate", "up")
-        }
+        parts = {name: self.bounded(f"{here}.mlp.{name}_proj", y, inner) for name in ("gate", "up")}
         y = self.graph.add("gate", parts, name=f"{here}.gated", activation=self.spec.activation)
-        y = self.linear([(f"{here}.mlp.down_proj.linear", size)], y, bias=False)
+        y = self.bounded(f"{here}.mlp.down_proj", y, size)
         return self.add(x, self._last_norm(f"{here}.post_feedforward_layernorm", y, is_last=is_last), f"{here}.out")
+
+    def bounded(self, module: str, x: str, rows: int) -> str:
+        """A projection whose inputs and outputs have bounds, if the tower has any."""
+        if not self.spec.bounded:
+            return self.linear([(f"{module}.linear", rows)], x, bias=False)
+        y = self.linear([(f"{module}.linear", rows)], self._clamped(module, x), bias=False)
+        inputs = {"x": y, "bounds": self.vector(f"{module}.output_bounds", 2)}
+        return self.graph.add("clamp", inputs, name=f"{module}.bounded")
+
+    def _clamped(self, module: str, x: str) -> str:
+        inputs = {"x": x, "bounds": self.vector(f"{module}.input_bounds", 2)}
+        return self.graph.add("clamp", inputs, name=f"{module}.clamped")
 
     def _last_norm(self, module: str, y: str, *, is_last: bool) -> str:
         """The norm behind a layer's feed-forward. That of the last layer also subtracts what the standard form of the
@@ -106,23 +119,23 @@ class Gemma4Tower(TowerGraph):
         """
         spec, graph = self.spec, self.graph
         heads, size, quarter = spec.num_heads, spec.hidden_size, spec.head_dim // 4
-        weight, norms = f"{here}.self_attn.qkv.weight", f"{here}.self_attn.qk_norm"
         order = (0, 2, 1, 3)
         rows = [head * 4 + part for head in range(heads) for part in order]
-        sources = [
-            Source(f"{here}.self_attn.{name}_proj.linear.weight", row * quarter, (row + 1) * quarter)
-            for name in "qk"
-            for row in rows
-        ]
-        values = Source(f"{here}.self_attn.v_proj.linear.weight", 0, size)
-        graph.parameters[weight] = Parameter(weight, (*sources, values), size)
+        sources = {name: f"{here}.self_attn.{name}_proj.linear.weight" for name in "qkv"}
+        of_weights = {
+            name: tuple(Source(source, row * quarter, (row + 1) * quarter) for row in rows)
+            if name != "v"
+            else (Source(source, 0, size),)
+            for name, source in sources.items()
+        }
+        norms = f"{here}.self_attn.qk_norm"
         of_norms = [
             Source(f"{here}.self_attn.{name}_norm.weight", part * quarter, (part + 1) * quarter)
             for name in "qk"
             for part in order
         ]
         graph.parameters[norms] = Parameter(norms, tuple(of_norms), None)
-        qkv = graph.add("linear", {"x": x, "weight": weight}, name=f"{here}.qkv", dtype="activation")
+        qkv = self._bounded_heads(here, x, of_weights) if spec.bounded else self._heads(here, x, of_weights)
         attrs = {"head_dim": spec.head_dim, "num_kv_heads": heads}
         qkv = graph.add(
             "rope_heads",
@@ -134,6 +147,30 @@ class Gemma4Tower(TowerGraph):
         )
         inputs = {"qkv": qkv, "seq_starts": "patch_starts"}
         return graph.add("ragged_attention", inputs, name=f"{here}.attended", causal=False, scale=1.0, **attrs)
+
+    def _heads(self, here: str, x: str, of_weights: Mapping[str, tuple[Source, ...]]) -> str:
+        weight = f"{here}.self_attn.qkv.weight"
+        sources = tuple(each for one in of_weights.values() for each in one)
+        self.graph.parameters[weight] = Parameter(weight, sources, self.spec.hidden_size)
+        return self.graph.add("linear", {"x": x, "weight": weight}, name=f"{here}.qkv", dtype="activation")
+
+    def _bounded_heads(self, here: str, x: str, of_weights: Mapping[str, tuple[Source, ...]]) -> str:
+        """Three projections with bounds of their own, each of which fills its columns."""
+        size, made = self.spec.hidden_size, None
+        for index, (name, sources) in enumerate(of_weights.items()):
+            module = f"{here}.self_attn.{name}_proj"
+            weight = f"{module}.linear.weight"
+            self.graph.parameters[weight] = Parameter(weight, sources, size)
+            inputs = {
+                "x": self._clamped(module, x),
+                "weight": weight,
+                "store0_bounds": self.vector(f"{module}.output_bounds", 2),
+                "into": made,
+            }
+            attrs = {"store": [{"op": "clamp"}], "columns": 3 * size, "offset": index * size}
+            made = self.graph.add("linear", inputs, name=f"{module}.out", dtype="activation", **attrs)
+        assert made is not None
+        return made
 
     def project(self, x: str, columns: int) -> Graph:
         """The averages of blocks, in their standard form if there is one, normed and projected."""

@@ -1,5 +1,5 @@
-"""Ops on each element: add, scale, scale_rows, fake_quantize, activate, xielu, gate, gate_halves, clip, soft_cap. Other
-ops may compute them as parts.
+"""Ops on each element: add, scale, scale_rows, fake_quantize, activate, xielu, gate, gate_halves, clip, clamp,
+soft_cap. Other ops may compute them as parts.
 """
 
 from __future__ import annotations
@@ -211,6 +211,18 @@ def clip(inputs: Inputs, attrs: Attrs) -> Array:
     return y
 
 
+def infer_clamp(shapes: Shapes, attrs: Attrs) -> Type:
+    require(shapes["bounds"] == (2,), "clamp", shapes)
+    return shapes["x"], "float32"
+
+
+def clamp(inputs: Inputs, attrs: Attrs) -> Array:
+    """x, but at least the first bound, and then at most the second. x (S, N), bounds (2,) -> like x."""
+    low, high = inputs["bounds"]
+    y: Array = np.minimum(np.maximum(inputs["x"].astype(np.float32), low), high)
+    return y
+
+
 def infer_same(shapes: Shapes, attrs: Attrs) -> Type:
     return shapes["x"], "float32"
 
@@ -248,5 +260,6 @@ OPS = {
     "gate": elementwise("gate", infer_gate, gate, {"gate": FLOAT32, "up": FLOATS}, **GATING, start=count(0)),
     "gate_halves": elementwise("gate_halves", infer_gate_halves, gate_halves, {"x": FLOAT32}, **GATING),
     "clip": elementwise("clip", infer_fake_quantize, clip, {"x": FLOATS}, limit=positive(), dtype=DTYPE),
+    "clamp": elementwise("clamp", infer_clamp, clamp, {"x": FLOATS, "bounds": VECTOR}),
     "soft_cap": elementwise("soft_cap", infer_same, soft_cap, {"x": FLOAT32}, scale=positive(1.0), cap=positive(None)),
 }

@@ -13,8 +13,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from vision_families import make_vision
 
+from nearfar.compiler.arch.vision import tower_of
 from nearfar.compiler.formats import load
-from nearfar.compiler.formats.towers import decoder_alone, doubled, largest_tile, sees_no_pictures
+from nearfar.compiler.formats.config import ConfigReader
+from nearfar.compiler.formats.towers import decoder_alone, doubled, largest_tile
+from nearfar.compiler.measure.model_table import published
 from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 
 WEIGHTS = "model.safetensors"
@@ -118,25 +121,29 @@ def test_text_models_to_which_a_tower_is_not_joined_are_refused_by_name(
         load(str(tmp_path))
 
 
-def test_gemma_4_with_bounds_of_projections_reads_text_alone_and_a_note_says_so(tmp_path: Path) -> None:
-    make_vision("gemma4", tmp_path)
-    assert load(str(tmp_path)).notes == ()
-    text = load(str(tmp_path), text_only=True)
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    config["vision_config"]["use_clipped_linears"] = True
-    path.write_text(json.dumps(config))
-    checkpoint = load(str(tmp_path))
-    assert (checkpoint.spec, checkpoint.images, checkpoint.tensors.keys()) == (text.spec, None, text.tensors.keys())
-    tower, left_out = checkpoint.notes
-    assert "'use_clipped_linears' of 'vision_config' is true, which is not supported in the tower" in tower
-    assert left_out.startswith("only the text model is compiled; left out: embed_vision (1 tensor), vision_tower (")
+def test_a_bound_without_its_other_is_refused_and_infinite_ones_become_numbers(tmp_path: Path) -> None:
+    make_vision("gemma4_bounded", tmp_path)
+    module = "vision_tower.encoder.layers.0.self_attn.o_proj.output"
+    low, high = load(str(tmp_path)).tensors[f"{module}_bounds"].rows(0, 2)
+    assert -1.3 <= low <= -0.3
+    assert high == np.finfo(np.float32).max
+    tensors = load_file(tmp_path / WEIGHTS)
+    del tensors[f"model.{module}_max"]
+    save_file(tensors, tmp_path / WEIGHTS, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"tensor {module}_max is missing, but the other bound is there"):
+        load(str(tmp_path))
 
 
-def test_gemma_4_with_a_table_for_each_layer_reads_text_alone() -> None:
-    for text in ({}, {"hidden_size_per_layer_input": 256}):
-        assert "'hidden_size_per_layer_input' of 'text_config' is 256" in sees_no_pictures({"text_config": text})
-    assert sees_no_pictures({"text_config": {"hidden_size_per_layer_input": 0}}) == ""
+def test_the_token_of_a_picture_has_the_row_of_the_pad_token_in_tables_of_layers(tmp_path: Path) -> None:
+    make_vision("gemma4_bounded", tmp_path)
+    with_tower, text = load(str(tmp_path)), load(str(tmp_path), text_only=True)
+    assert with_tower.images is not None
+    token = with_tower.images.prompt.placeholder_id
+    table, stored = (each.tensors["model.embed_tokens_per_layer.weight"] for each in (with_tower, text))
+    expected = stored.rows(0, stored.shape[0]).copy()
+    expected[token] = expected[3]
+    np.testing.assert_array_equal(table.rows(0, token), expected[:token])
+    np.testing.assert_array_equal(table.rows(token - 2, token + 2), expected[token - 2 : token + 2])
 
 
 def test_pictures_for_gemma_4_are_prepared_as_its_tower_begins(tmp_path: Path) -> None:
@@ -168,3 +175,29 @@ def test_what_the_tower_of_gemma_4_does_otherwise_is_refused_by_name(
     path.write_text(json.dumps(config))
     with pytest.raises((CheckpointError, UnsupportedModel), match=message):
         load(str(tmp_path))
+
+
+def test_the_published_towers_of_gemma_4_are_read(tmp_path: Path) -> None:
+    """With the keys that transformers wrote into them."""
+    common = {
+        "_name_or_path": "", "architectures": None, "attention_bias": False, "attention_dropout": 0.0,
+        "chunk_size_feed_forward": 0, "default_output_length": 280, "dtype": "bfloat16", "id2label": {"0": "LABEL_0"},
+        "hidden_activation": "gelu_pytorch_tanh", "initializer_range": 0.02, "is_encoder_decoder": False,
+        "label2id": {"LABEL_0": 0}, "max_position_embeddings": 131072, "model_type": "gemma4_vision",
+        "output_attentions": False, "output_hidden_states": False, "patch_size": 16, "pooling_kernel_size": 3,
+        "position_embedding_size": 10240, "problem_type": None, "return_dict": True, "rms_norm_eps": 1e-06,
+        "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+    }  # fmt: skip
+    large = {"head_dim": 72, "global_head_dim": 72, "hidden_size": 1152, "intermediate_size": 4304}
+    large |= {"num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 27, "standardize": True}
+    small = {"head_dim": 64, "global_head_dim": 64, "use_clipped_linears": True, "standardize": False}
+    expected = {
+        "26b-a4b": ({**large, "use_clipped_linears": False}, (27, 1152, "windows", False, True)),
+        "e2b": (small, (16, 768, "none", True, False)),
+    }
+    for size, (own, found) in expected.items():
+        values = json.loads(dict(published())[f"gemma-4-{size}-it"].read_text())
+        values["vision_config"] = {**common, **own}
+        spec = tower_of("gemma4").read_config(ConfigReader(values, str(tmp_path)))
+        assert (spec.num_layers, spec.hidden_size, spec.both_ways, spec.bounded, spec.projector_norm) == found
+        assert spec.positions == 2 * 10240

@@ -72,7 +72,7 @@ def count(metrics: str, name: str) -> float:
         "qwen3_vl",
         *(
             pytest.param(each, marks=pytest.mark.exhaustive)
-            for each in ("gemma3", "gemma4", "gemma4_unified", "lfm2_vl", "qwen3_5")
+            for each in ("gemma3", "gemma4", "gemma4_bounded", "gemma4_unified", "lfm2_vl", "qwen3_5")
         ),
     ],
 )

@@ -203,6 +203,7 @@ def row_cases() -> Iterator[StepCase]:
     for columns in (3, 33):
         yield on_rows(f"scale_{columns}", "scale", {"x": ("float32", "S", columns), "factor": ("vector", 1)}, {})
         yield on_rows(f"xielu_{columns}", "xielu", {"x": ("float32", "S", columns), "alphas": ("vector", 4)}, {})
+        yield on_rows(f"clamp_{columns}", "clamp", {"x": ("float32", "S", columns), "bounds": ("vector", 2)}, {})
     for columns, cap in ((3, 30.0), (33, None)):
         attrs = {"scale": 3.5, "cap": cap}
         yield on_rows(f"soft_cap_{columns}_{cap}", "soft_cap", {"x": ("float32", "S", columns)}, attrs)

@@ -70,7 +70,7 @@ export interface ConvolutionSpec {
   readonly activation: string;
 }
 
-/** The tower of a model that sees pictures, and the projector behind it: together they make features, which take the places of tokens' embeddings. ``model_type`` is that of the complete model; `arch/vision` has one file for each. A patch has ``patch_elements`` numbers, a block of ``block`` x ``block`` patches becomes one feature, and a tile of a picture has at most ``tile_patches``. The tower has a table of ``positions``. ``projector_size``: the elements between the projector's two projections, which pass through ``projector_activation``; None if it has only one. ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases. ``both_ways``: the layers of the text model in which the tokens of a picture see all of it, and not only those before them; "windows" are those with a window. Towers rotate by row and column if ``tile_side``, the most patches of a tile's side, is not 0. The rows behind each of ``deepstack_layers`` become as many more features, which are added behind the first layers of the text model (DeepStack). ``mrope_section``: of the pairs that the text model's rotation has, those that turn by each of a token's three positions, interleaved (M-RoPE); empty if tokens have one position. `images.ImageSpec` says how pictures become patches. */
+/** The tower of a model that sees pictures, and the projector behind it: together they make features, which take the places of tokens' embeddings. ``model_type`` is that of the complete model; `arch/vision` has one file for each. A patch has ``patch_elements`` numbers, a block of ``block`` x ``block`` patches becomes one feature, and a tile of a picture has at most ``tile_patches``. The tower has a table of ``positions``. ``projector_size``: the elements between the projector's two projections, which pass through ``projector_activation``; None if it has only one. ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases. ``both_ways``: the layers of the text model in which the tokens of a picture see all of it, and not only those before them; "windows" are those with a window. Towers rotate by row and column if ``tile_side``, the most patches of a tile's side, is not 0. The rows behind each of ``deepstack_layers`` become as many more features, which are added behind the first layers of the text model (DeepStack). ``mrope_section``: of the pairs that the text model's rotation has, those that turn by each of a token's three positions, interleaved (M-RoPE); empty if tokens have one position. ``bounded``: the inputs and outputs of its layers' projections have bounds. `images.ImageSpec` says how pictures become patches. */
 export interface VisionSpec {
   readonly model_type: string;
   readonly hidden_size: number;
@@ -92,6 +92,7 @@ export interface VisionSpec {
   readonly tile_side: number;
   readonly deepstack_layers: readonly number[];
   readonly mrope_section: readonly number[];
+  readonly bounded: boolean;
 }
 
 /** The encoder of windows of sound to whose rows a decoder attends. A window has two frames of ``mel_bins`` numbers for each of ``positions`` rows. Its rows have the hidden size of the decoder, and so have its heads together. */
