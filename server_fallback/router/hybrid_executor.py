@@ -36,7 +36,7 @@ from .sides.answer_piece import Form
 from .sides.continued import limits
 from .sides.near import NearSide
 from .sides.sides import Sides
-from .sides.texts import texts_of
+from .sides.texts import texts_of, with_file_texts
 
 
 class HybridExecutor:
@@ -62,6 +62,7 @@ class HybridExecutor:
                 await output.room()
 
     async def _chat(self, request: ChatCompletionRequest, call: Call) -> RunningAnswer:
+        request = await asyncio.to_thread(with_file_texts, request)
         situation = situation_of(request, *await asyncio.to_thread(texts_of, request))
         situation = replace(
             situation,

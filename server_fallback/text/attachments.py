@@ -9,20 +9,24 @@ from collections.abc import Sequence
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.shared.script import SharedScript
 
-from ..schema.chat import FileData, FilePart, Message, SoundPart, TextPart
+from ..schema.chat import FileData, FilePart, Message, Part, SoundPart, TextPart
 
 # Of a file's data, which its beginning describes.
 HEAD_CHARACTERS = 1024
 NO_TRANSCRIBER = "leave it out, or start the server with --transcriber MODEL, a Whisper that writes it down"
 
 
-def with_files(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages with texts in place of their files. Raises RequestError, which names the part."""
+def with_files(messages: Sequence[Message], *, keep_others: bool = False) -> Sequence[Message]:
+    """The messages with texts in place of their files. ``keep_others``: a file that is not of text stays, for a side
+    that reads it, or refuses it by name.
+
+    Raises RequestError, which names the part unless there are too many.
+    """
     count = sum(isinstance(part, FilePart) for message in messages for part in _parts(message))
     if count == 0:
         return messages
     SharedScript.of_thread().ask("requireFew", "files", count)
-    return [_with_files(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [_with_files(message, f"messages[{index}]", keep_others) for index, message in enumerate(messages)]
 
 
 def recordings(messages: Sequence[Message]) -> list[tuple[int, int, SoundPart]]:
@@ -66,15 +70,21 @@ def _parts(message: Message) -> Sequence[object]:
     return message.content if isinstance(message.content, list) else []
 
 
-def _with_files(message: Message, where: str) -> Message:
+def _with_files(message: Message, where: str, keep_others: bool) -> Message:
     if not isinstance(message.content, list):
         return message
-    content = [
-        TextPart(type="text", text=_file_text(part.file, f"{where}.content[{index}].file"))
-        if isinstance(part, FilePart)
-        else part
-        for index, part in enumerate(message.content)
-    ]
+
+    def read(part: Part, at: str) -> Part:
+        if not isinstance(part, FilePart):
+            return part
+        try:
+            return TextPart(type="text", text=_file_text(part.file, f"{at}.file"))
+        except RequestError:
+            if keep_others:
+                return part
+            raise
+
+    content = [read(part, f"{where}.content[{index}]") for index, part in enumerate(message.content)]
     return message.model_copy(update={"content": content})
 
 

@@ -51,6 +51,8 @@ export interface EngineInfo extends BackendInfo {
   readonly thinking: boolean;
   /** Whether the model sees pictures. */
   readonly images: boolean;
+  /** Whether it reads recordings in chats: it has a transcriber. */
+  readonly sound: boolean;
   /** The SHA-256 of tokenizer.json in hexadecimal. Models with the same value have the same token ids. */
   readonly tokenizerSha256: string | null;
   /** The size of the weights and the tokenizer in bytes: what a load downloads if nothing is stored. */
@@ -186,6 +188,7 @@ export class Engine implements EngineWithSessions {
       tools,
       thinking: this.#tokenizer.thinking.canSwitch,
       images: this.#pictures !== null,
+      sound: this.#model.transcribe !== undefined,
       tokenizerSha256,
       context: this.#backend.runner.limits.context,
       downloadBytes: totalBytes,

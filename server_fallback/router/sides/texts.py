@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
@@ -17,7 +17,18 @@ from nearfar.compiler.shared.script import SharedScript
 from ...schema.chat import AnswerToolCall, ChatCompletionRequest
 from ...schema.common import GenerationRequest
 from ...schema.functions import ToolCall
+from ...text.attachments import with_files
 from ..decision.situation import Media, Message
+
+ChatT = TypeVar("ChatT", bound=ChatCompletionRequest)
+
+
+def with_file_texts(request: ChatT) -> ChatT:
+    """The request with the texts of its files, in which private patterns are searched, and which any side reads.
+
+    It may take long, so call it in a thread. Raises RequestError for too many files.
+    """
+    return request.model_copy(update={"messages": list(with_files(request.messages, keep_others=True))})
 
 
 def texts_of(request: BaseModel) -> tuple[tuple[Message, ...], tuple[str, ...], tuple[Media, ...]]:

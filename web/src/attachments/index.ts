@@ -1,5 +1,5 @@
 // Attachments of messages as texts in their places: files of text, and transcripts of recordings. This is a separate file,
-// attachments.js, which an engine imports with the first message that has one.
+// attachments.js, which an engine imports with the first message that has one, and a router with the first file.
 
 import type { ChatCompletionContentPart, ChatCompletionMessageParam, SoundTranscript } from "../api/types.js";
 import type { Transcribe } from "../audio/index.js";
@@ -26,10 +26,8 @@ export async function attachmentsAsText(
   transcribe: Transcribe | undefined,
   signal: AbortSignal | undefined,
 ): Promise<AttachmentTexts> {
-  const count = (isKind: (part: unknown) => boolean): number =>
-    messages.reduce((sum, { content }) => sum + (Array.isArray(content) ? content.filter(isKind).length : 0), 0);
-  requireFew("files", count(isFile));
-  requireFew("sounds", count(isSound));
+  requireFew("files", countOf(messages, isFile));
+  requireFew("sounds", countOf(messages, isSound));
   const read: ChatCompletionMessageParam[] = [];
   const transcripts: SoundTranscript[] = [];
   // One after the other: the transcriber computes one at a time anyway.
@@ -39,6 +37,28 @@ export async function attachmentsAsText(
     messages: read,
     report: (chunks) => (transcripts.length > 0 ? withTranscripts(chunks, transcripts) : chunks),
   };
+}
+
+/**
+ * The messages with texts in the places of their files of text, for a router, which searches and compares texts. Any other
+ * file stays, for a side that reads it, or refuses it by name. Throws RequestError for too many files.
+ */
+export function filesAsText(messages: readonly ChatCompletionMessageParam[]): readonly ChatCompletionMessageParam[] {
+  requireFew("files", countOf(messages, isFile));
+  return messages.map((message, index) => {
+    const { content } = message;
+    if (!Array.isArray(content)) return message;
+    const parts = (content as readonly ChatCompletionContentPart[]).map((part, at) => {
+      if (!isFile(part)) return part;
+      try {
+        return filePart(part, `messages[${index}].content[${at}]`);
+      } catch (error) {
+        if (!(error instanceof RequestError)) throw error;
+        return part;
+      }
+    });
+    return { ...message, content: parts };
+  });
 }
 
 async function* withTranscripts<T extends object>(
@@ -56,6 +76,10 @@ const typeOf = (part: unknown): unknown => (Object(part) as { readonly type?: un
 const isFile = (part: unknown): boolean => typeOf(part) === "file";
 const isSound = (part: unknown): boolean => ["input_audio", "audio"].includes(String(typeOf(part)));
 
+function countOf(messages: readonly ChatCompletionMessageParam[], isKind: (part: unknown) => boolean): number {
+  return messages.reduce((sum, { content }) => sum + (Array.isArray(content) ? content.filter(isKind).length : 0), 0);
+}
+
 async function withTexts(
   message: ChatCompletionMessageParam,
   where: string,
@@ -65,7 +89,7 @@ async function withTexts(
   const content: ChatCompletionContentPart[] = [];
   for (const [index, part] of (message.content as readonly ChatCompletionContentPart[]).entries()) {
     const at = `${where}.content[${index}]`;
-    if (isFile(part)) content.push({ type: "text", text: fileText(Object(part.file) as File, `${at}.file`) });
+    if (isFile(part)) content.push(filePart(part, at));
     else if (isSound(part)) content.push({ type: "text", text: await soundText(part, at, reading) });
     else content.push(part);
   }
@@ -73,6 +97,10 @@ async function withTexts(
 }
 
 type File = NonNullable<ChatCompletionContentPart["file"]>;
+
+function filePart({ file }: ChatCompletionContentPart, where: string): ChatCompletionContentPart {
+  return { type: "text", text: fileText(Object(file) as File, `${where}.file`) };
+}
 
 function fileText({ filename, file_data: data }: File, where: string): string {
   if (typeof (filename ?? "") !== "string" || typeof (data ?? "") !== "string")

@@ -113,14 +113,15 @@ export class Describer {
     });
   }
 
-  async #transcript({ input_audio: sound }: Part, signal: AbortSignal): Promise<string> {
+  async #transcript({ audio, input_audio: sound }: Part, signal: AbortSignal): Promise<string> {
     const { data } = Object(sound) as { readonly data?: unknown };
-    if (this.transcriber === null || typeof data !== "string")
+    if (this.transcriber === null || (audio === undefined && typeof data !== "string"))
       throw new RequestError(
         "there is no transcriber, or no sound; set transcriber, and send {data, format} in base64",
       );
-    const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
-    return (await this.transcriber.transcribe(bytes, { signal })).text;
+    const source =
+      audio === undefined ? Uint8Array.from(atob(String(data)), (character) => character.charCodeAt(0)) : audio;
+    return (await this.transcriber.transcribe(source as SoundSource, { signal })).text;
   }
 
   async #description(part: Part, signal: AbortSignal): Promise<string> {
@@ -158,8 +159,9 @@ export class Describer {
   }
 }
 
-/** The name of a part that contains its bytes; null for an address, whose picture may change. */
+/** The name of a part that contains its bytes; null for an address, whose picture may change, and for the page's objects. */
 async function keyOf(part: Part): Promise<string | null> {
+  if (part.type === "audio") return null;
   const { url = "data:" } = Object(part.image_url) as { readonly url?: unknown };
   if (typeof url !== "string" || !url.startsWith("data:")) return null;
   const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(JSON.stringify(part)));

@@ -12,11 +12,12 @@ import { choose } from "../shared/decision/decide.js";
 import { lastUserText } from "../shared/decision/features.js";
 import type { DescribedRequest, Describer, SoundTranscriber } from "./describer.js";
 import { HeldAnswer } from "./answer/held_answer.js";
+import { needs } from "../shared/decision/media.js";
 import type { NearSide } from "./sides/near.js";
 import type { PrefixMessage } from "../shared/decision/prefix_memory.js";
 import type { Side } from "../shared/decision/decision.js";
 import type { HybridParams, HybridParamsNonStreaming, HybridParamsStreaming, HybridRequest } from "./request.js";
-import { readRequest } from "./request.js";
+import { readRequest, withFileTexts } from "./request.js";
 import type { Routing, SituatedChoice } from "./routing.js";
 import type { AnswerItem, AnswerJob } from "./answer/running_answer.js";
 import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
@@ -73,9 +74,10 @@ export class HybridCompletions {
     params: HybridParams,
     options: Pick<RequestOptions, "signal"> = {},
   ): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
-    const request = readRequest(params);
-    const signal = anySignal(options.signal, request.signal);
+    const given = readRequest(params);
+    const signal = anySignal(options.signal, given.signal);
     signal.throwIfAborted();
+    const request = await withFileTexts(given);
     const answered = await this.#described(request, await this.#choose(request, signal), signal);
     if (request.streamed) return new Stream((left) => this.#stream(answered, anySignal(signal, left)));
     return this.#completion(answered, signal);
@@ -182,7 +184,10 @@ export class HybridCompletions {
   async #situation(request: HybridRequest, signal: AbortSignal): Promise<Situation> {
     const { near } = this.#routing.wiring;
     return this.#routing.situation(request, {
-      tokens: (await near.countTokens(request.params)) ?? estimatedTokens(request),
+      // To count the tokens of a recording, near would have to write it down, even for far.
+      tokens:
+        (needs(request.properties.media).sound ? null : await near.countTokens(request.params)) ??
+        estimatedTokens(request),
       conversation: conversationOf(request),
       embedding: await this.#embedding(request, signal),
     });

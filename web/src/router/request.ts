@@ -47,6 +47,8 @@ export interface HybridRequest {
   readonly streamed: boolean;
   readonly includeUsage: boolean;
   readonly signal: AbortSignal | undefined;
+  /** Whether it has a recording of the page, which no server can receive. */
+  readonly hasOwnSound: boolean;
   /** The part of a situation that is known from the request. */
   readonly properties: Pick<
     Situation,
@@ -91,10 +93,7 @@ export function readRequest(raw: HybridParams): HybridRequest {
     throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
   const read = labelled.map(readLabels);
   const messages = asToolMessages(read.map(({ message }) => message));
-  const own = messages.findIndex(
-    ({ content }) =>
-      Array.isArray(content) && content.some((part: { readonly type?: unknown } | null) => part?.type === "image"),
-  );
+  const own = messages.findIndex(hasPart("image"));
   if (own >= 0)
     throw new RequestError(
       `messages[${own}] has an image of the page, which a server cannot receive; pass an image_url with a data: address`,
@@ -118,15 +117,27 @@ export function readRequest(raw: HybridParams): HybridRequest {
     streamed: stream,
     includeUsage: streamOptions?.include_usage === true,
     signal,
+    hasOwnSound: messages.some(hasPart("audio")),
     properties,
   };
+}
+
+/**
+ * The request with the texts of its files, in which private patterns are searched, and which any side reads. Their code is
+ * loaded with the first file. Throws RequestError for too many files.
+ */
+export async function withFileTexts(request: HybridRequest): Promise<HybridRequest> {
+  if (!request.properties.media.some(({ kind }) => kind === "file")) return request;
+  const { filesAsText } = await import("../attachments/index.js");
+  return withMessages(request, filesAsText(request.params.messages));
 }
 
 /** The request with other messages, which have the labels of its own. */
 export function withMessages(request: HybridRequest, messages: PlainParams["messages"]): HybridRequest {
   const params = { ...request.params, messages };
   const labels = request.properties.messages.map((message) => message.labels);
-  return { ...request, params, properties: { ...request.properties, ...textsOf(params, labels) } };
+  const properties = { ...request.properties, ...textsOf(params, labels) };
+  return { ...request, params, properties, hasOwnSound: messages.some(hasPart("audio")) };
 }
 
 function textsOf(
@@ -134,15 +145,29 @@ function textsOf(
   labels: readonly (readonly string[])[],
 ): Pick<Situation, "messages" | "texts" | "media"> {
   const contents = params.messages.map(textOf);
-  const { parts, texts, media } = requestTexts({ ...params }, contents);
-  const messages = params.messages.map(({ role }, index) => ({
+  const messages = params.messages.map(({ content, ...message }) => ({
+    ...message,
+    content: Array.isArray(content) ? content.map(withoutSound) : content,
+  }));
+  const { parts, texts, media } = requestTexts({ ...params, messages }, contents);
+  const read = params.messages.map(({ role }, index) => ({
     role,
     content: contents[index] ?? "",
     labels: labels[index] ?? [],
     parts: parts[index] ?? [],
   }));
-  return { messages, texts, media };
+  return { messages: read, texts, media };
 }
+
+/** Whether a message has a part of this type. */
+const hasPart =
+  (type: string) =>
+  ({ content }: ChatCompletionMessageParam): boolean =>
+    Array.isArray(content) && content.some((part: { readonly type?: unknown } | null) => part?.type === type);
+
+/** A recording of the page stays on the device, so it is not searched. */
+const withoutSound = (part: { readonly type?: unknown } | null): object | null =>
+  part?.type === "audio" ? { type: "audio" } : part;
 
 /** A message without its labels and as `asSent`, and the labels. */
 function readLabels(

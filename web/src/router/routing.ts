@@ -90,7 +90,7 @@ export class Routing {
 
   /** A request with what is known about both sides now. */
   async situation(
-    { properties }: Pick<HybridRequest, "properties">,
+    { properties, hasOwnSound = false }: Pick<HybridRequest, "properties"> & Partial<HybridRequest>,
     { tokens, conversation, embedding }: Prompt,
   ): Promise<Situation> {
     const { policy, near, far, ledger, device, transcribes } = this.wiring;
@@ -115,6 +115,7 @@ export class Routing {
         ...known("near", near.info),
         ...hints,
         vision: near.info?.images ?? false,
+        sound: near.info?.sound ?? false,
         available: near.state === "ready",
         describes: [...(near.info?.images ? (["picture"] as const) : []), ...(transcribes ? (["sound"] as const) : [])],
       },
@@ -122,7 +123,7 @@ export class Routing {
         ...known("far", far?.model ?? null),
         online: far !== null && online,
         vision: far?.vision ?? false,
-        sound: far?.sound ?? false,
+        sound: (far?.sound ?? false) && !hasOwnSound,
         queue_seconds: far?.queueSeconds ?? 0,
         round_trip_seconds: this.records.far.speed.round_trip_seconds ?? far?.roundTripSeconds ?? null,
         spent_usd_today: usd,
@@ -167,7 +168,7 @@ export class Routing {
 /** Whether near could answer if its model were loaded. */
 function waitsForNear(policy: Policy, decision: Decision, situation: Situation): boolean {
   if (decision.side !== null || situation.near.available) return false;
-  // Whether its model sees is known once it has loaded.
-  const loaded = { ...situation, near: { ...situation.near, available: true, vision: true } };
+  // Whether its model sees and hears is known once it has loaded.
+  const loaded = { ...situation, near: { ...situation.near, available: true, vision: true, sound: true } };
   return choose(policy, loaded, decision.private).decision.side === "near";
 }

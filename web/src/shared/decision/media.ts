@@ -43,7 +43,11 @@ function kindOf(part: unknown): MediaKind | null {
   const { type, image_url: address, input_audio: audio, file } = Object(part) as Readonly<Record<string, unknown>>;
   const isText = type === "text" || type === "refusal";
   if (isText && [address, audio, file].every((value) => value === undefined || value === null)) return null;
-  return type === "image_url" || type === "image" ? "picture" : type === "input_audio" ? "sound" : "file";
+  return type === "image_url" || type === "image"
+    ? "picture"
+    : type === "input_audio" || type === "audio"
+      ? "sound"
+      : "file";
 }
 
 /** What a side must read to answer: a recording asks for ears, any other part for eyes. */
