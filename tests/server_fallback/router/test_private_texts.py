@@ -11,7 +11,7 @@ import pytest
 from nearfar.server_fallback.router.decision.privacy import PrivateCheck
 from nearfar.server_fallback.router.hybrid import read_request
 from nearfar.server_fallback.router.hybrid_executor import situation_of
-from nearfar.server_fallback.router.sides.texts import request_texts, texts_of
+from nearfar.server_fallback.router.sides.texts import request_texts, texts_of, with_file_texts
 from nearfar.server_fallback.schema.routed import RoutedChatRequest, RoutedCompletionRequest, RoutedEmbeddingRequest
 
 VECTORS: dict[str, Any] = json.loads(
@@ -40,6 +40,16 @@ def test_verdicts_match_the_conformance_cases(case: dict[str, Any]) -> None:
 def test_media_match_the_conformance_cases(case: dict[str, Any]) -> None:
     media = texts_of(read_request({"model": "tiny", **case["request"]}))[2]
     assert [[each.kind, each.message, each.part] for each in media] == case["media"]
+
+
+@pytest.mark.parametrize("case", VECTORS["files"], ids=lambda case: case["name"])
+def test_the_texts_of_files_match_the_conformance_cases(case: dict[str, Any]) -> None:
+    request = with_file_texts(read_request({"model": "tiny", "messages": case["messages"]}))
+    situation = situation_of(request, *texts_of(request))
+    assert [message.content for message in situation.messages] == case["contents"]
+    assert [[each.kind, each.message, each.part] for each in situation.media] == case["media"]
+    check = PrivateCheck.of((), (case["pattern"],), ignore_case=True)
+    assert check.is_private(situation) is case["private"]
 
 
 @pytest.mark.parametrize("case", VECTORS["unknown_parts"], ids=lambda case: case["name"])

@@ -277,6 +277,15 @@ export function near(...scripts: readonly NearScript[]): {
   return { engine: { ...engine, info: { ...engine.info, tokenizerSha256: "abc" } }, source };
 }
 
+/** As `near`, with a transcriber that writes down what ``hear`` returns. */
+export function withEars(hear: (sound: unknown) => string, ...scripts: readonly NearScript[]): ReturnType<typeof near> {
+  const source = new ScriptedSource(scripts);
+  const transcribe = ((sound: unknown) =>
+    Promise.resolve({ task: "transcribe", language: "en", duration: 1, text: hear(sound), segments: [] })) as never;
+  const engine = fakeEngine(modelOf(source, { name: "small", transcribe }));
+  return { engine: { ...engine, info: { ...engine.info, sound: true } }, source };
+}
+
 /** An engine that says that it reads pictures, of which it takes nothing but the text beside them. */
 export function withEyes(engine: EngineApi): EngineApi {
   const { completions } = engine.chat;

@@ -10,7 +10,7 @@ import type { Media, MediaKind } from "../../src/shared/decision/media.js";
 import type { Situation } from "../../src/shared/decision/situation.js";
 import { HYBRID_PARAMS } from "../../src/router/hybrid_options.js";
 import type { HybridParams } from "../../src/router/request.js";
-import { readRequest } from "../../src/router/request.js";
+import { readRequest, withFileTexts } from "../../src/router/request.js";
 
 interface Case {
   readonly name: string;
@@ -37,6 +37,9 @@ const vectors = JSON.parse(
   readonly texts: readonly Case[];
   readonly verdicts: readonly Verdict[];
   readonly media: readonly (MediaCase & Pick<Case, "request">)[];
+  readonly files: readonly (MediaCase &
+    Omit<Verdict, "request"> &
+    Pick<HybridParams, "messages"> & { readonly contents: readonly string[] })[];
   readonly unknown_parts: readonly (MediaCase & { readonly messages: readonly unknown[] })[];
 };
 const unique = (texts: Iterable<string>): readonly string[] => [...new Set(texts)].sort();
@@ -64,6 +67,14 @@ const listed = (media: readonly Media[]) => media.map(({ kind, message, part }) 
 
 test.each(vectors.media)("media: $name", ({ request, media }) => {
   expect(listed(readRequest(known(request)).properties.media)).toEqual(media);
+});
+
+test.each(vectors.files)("files: $name", async ({ messages, contents, media, pattern, private: isPrivate }) => {
+  const { properties } = await withFileTexts(readRequest({ messages }));
+  expect(properties.messages.map(({ content }) => content)).toEqual(contents);
+  expect(listed(properties.media)).toEqual(media);
+  const check = PrivateCheck.of({ labels: [], patterns: [pattern], ignore_case: true });
+  expect(check.isPrivate(properties as unknown as Situation)).toBe(isPrivate);
 });
 
 test.each(vectors.unknown_parts)("media: $name", ({ messages, media }) => {

@@ -1,0 +1,102 @@
+"""Files of text are read before a side is chosen, so they are searched, and any side answers about them."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+from fake_openai import Reply
+from hybrid_sides import ABOUT, QUESTION, FakeFar, FakeNear, ask, hybrid, policy, run
+from test_hybrid_private import SECRET, recorded
+
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.server_fallback.schema.chat import ChatCompletionRequest
+
+
+def file_part(content: str, name: str = "notes.md") -> dict[str, Any]:
+    return {"type": "file", "file": {"filename": name, "file_data": base64.b64encode(content.encode()).decode()}}
+
+
+def about(*parts: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, *parts], **more}]
+
+
+PDF = file_part("%PDF-1.7", "a.pdf")
+TEXT = {"type": "text", "text": "[File: notes.md]\n# Boats\n[End of file: notes.md]\n"}
+
+
+def large_far() -> FakeFar:
+    far = FakeFar()
+    far.about = Reply(value={"api_version": 1, "models": [{**ABOUT, "context": 4096}]})
+    return far
+
+
+@pytest.mark.parametrize("private", [{}, {"patterns": ["secret"]}])
+def test_a_near_side_without_eyes_answers_about_a_file_of_text(private: dict[str, Any]) -> None:
+    near = FakeNear()
+    answer = ask(near, FakeFar(), policy(private=private), messages=about(file_part("# Boats")))
+    assert answer.route is not None
+    assert (answer.route.side, answer.route.reason) == ("near", "prefer")
+    (request,) = near.requests
+    assert isinstance(request, ChatCompletionRequest)
+    assert request.messages[0].model_dump(exclude_none=True)["content"][1] == TEXT
+
+
+def test_far_receives_the_marked_text_of_a_file_although_the_policy_has_patterns() -> None:
+    far = large_far()
+    answer = ask(
+        FakeNear(),
+        far,
+        policy("prefer-far", private={"patterns": ["secret"]}),
+        messages=[*about(file_part("# Boats")), *QUESTION],
+    )
+    assert answer.route is not None
+    assert (answer.route.side, answer.route.reason) == ("far", "prefer")
+    (body,) = far.generated
+    assert body["messages"][0]["content"][1] == TEXT
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        about(file_part(SECRET)),
+        [*about(file_part(f"id,text\n1,{SECRET}\n", "a.csv")), *QUESTION],
+        about(file_part("# Boats"), labels=["private"]),
+    ],
+)
+def test_a_file_with_a_private_text_stays_near(messages: list[dict[str, Any]]) -> None:
+    async def work() -> None:
+        async with recorded(FakeNear(), vision=True) as (opened, _):
+            answer = await opened.chat.completions.create(messages=messages)
+            assert answer.route is not None
+            assert (answer.route.side, answer.route.reason) == ("near", "private")
+
+    run(work())
+
+
+def test_a_file_of_another_kind_stays_one() -> None:
+    async def kept() -> None:
+        async with recorded(FakeNear(), vision=True) as (opened, _):
+            with pytest.raises(RequestError, match=r"a file \(messages\[0\]\.content\[2\]\)") as raised:
+                await opened.chat.completions.create(messages=about(file_part("# Boats"), PDF))
+            assert raised.value.details["code"] == "vision"
+
+    async def sent() -> None:
+        far = large_far()
+        async with hybrid(FakeNear(), far, policy(), vision=True) as opened:
+            answer = await opened.chat.completions.create(messages=about(file_part("# Boats"), PDF))
+            assert answer.route is not None
+            assert (answer.route.side, answer.route.reason) == ("far", "vision")
+        (body,) = far.generated
+        assert body["messages"][0]["content"][1:] == [TEXT, PDF]
+
+    run(kept())
+    run(sent())
+
+
+def test_a_request_has_few_files() -> None:
+    near, far = FakeNear(), FakeFar()
+    with pytest.raises(RequestError, match="The messages have 17 files; send at most 16"):
+        ask(near, far, policy(), messages=about(*[file_part("a")] * 17))
+    assert (near.requests, far.generated) == ([], [])
