@@ -28,7 +28,7 @@ from .errors import ApiError, WriteError, openai_error
 from .exchange import Exchange, exchange_of
 from .json_body import printable
 from .lenient import IGNORED_HEADER
-from .recordings import reporting, written_down
+from .recordings import heard, reporting
 from .route import WITH_BODY, Responses, keyed_router, post
 from .service import Service
 from .sse import OPENAI_EVENTS, EventForm, EventStream, data_event
@@ -89,7 +89,7 @@ async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: B
             output = Changed(output, with_function_calls)
         call, request = _call(service, asked, exchange), asked
         if isinstance(request, ChatCompletionRequest):
-            request, transcripts = await written_down(service, request, call)
+            request, transcripts = await heard(service, request, call)
             output = reporting(output, transcripts) if transcripts else output
         await executor.answer(request, call, output)
 

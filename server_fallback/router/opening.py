@@ -63,11 +63,11 @@ async def open_hybrid(
             opened.push_async_callback(far_side.close)
         if far is not None and ledger is None and has_budget(policy):
             ledger = FileLedger(ledger_path(far))
-        sides = Sides(None, far_side, policy, ledger, hints, embedder, transcriber)
+        sides = Sides(None, far_side, policy, ledger, hints, embedder)
         # Errors of the far side are reported before the near model spends time on loading.
         await sides.check(near_may_answer=near is not None)
         if near is not None:
-            sides.open_near(NearSide(await near(), name))
+            sides.open_near(NearSide(await near(), name, transcriber))
         opened.pop_all()
     return HybridExecutor(sides, name)
 

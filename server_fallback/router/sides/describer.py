@@ -19,7 +19,7 @@ from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, Nearf
 from nearfar.compiler.shared.script import SharedScript
 
 from ...executors.circuit import Circuit
-from ...executors.executor import Call, Transcribes
+from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest, Message, TextPart
 from ...schema.route import Description
 from ...schema.transcription import TranscriptionRequest
@@ -31,19 +31,17 @@ MAX_TEXTS = 256
 
 
 class Describer:
-    """``transcriber`` writes down sound; it stays the caller's to close. A text takes at most ``max_seconds``."""
+    """Near's transcriber writes down sound. A text takes at most ``max_seconds``."""
 
-    def __init__(
-        self, near: NearSide, circuit: Circuit, transcriber: Transcribes | None, *, max_seconds: float
-    ) -> None:
-        self._near, self._circuit, self._transcriber, self._max_seconds = near, circuit, transcriber, max_seconds
+    def __init__(self, near: NearSide, circuit: Circuit, *, max_seconds: float) -> None:
+        self._near, self._circuit, self._max_seconds = near, circuit, max_seconds
         self._texts: OrderedDict[str, str] = OrderedDict()
 
     @property
     def kinds(self) -> tuple[MediaKind, ...]:
         """The kinds of media that become texts."""
         pictures: tuple[MediaKind, ...] = ("picture",) if self._near.reads_images else ()
-        return (*pictures, "sound") if self._transcriber is not None else pictures
+        return (*pictures, "sound") if self._near.transcriber is not None else pictures
 
     async def describe(self, request: ChatCompletionRequest, media: Sequence[Media], call: Call) -> list[Description]:
         """Raises RequestError or Unavailable with the code "undescribed", or DeadlineExceeded."""
@@ -79,12 +77,12 @@ class Describer:
         return text
 
     async def _transcript(self, part: Mapping[str, Any], call: Call) -> str:
-        assert self._transcriber is not None
+        assert self._near.transcriber is not None
         try:
             data = base64.b64decode(part["input_audio"]["data"], validate=True)
         except (KeyError, TypeError, binascii.Error):
             raise RequestError("its data are not base64; send {data, format} in base64", param="messages") from None
-        transcript = await self._transcriber.transcribe(
+        transcript = await self._near.transcriber.transcribe(
             data, "the recording", TranscriptionRequest(model=self._near.name), own(call), translate=False
         )
         return transcript.text

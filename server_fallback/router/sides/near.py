@@ -8,7 +8,9 @@ from functools import partial
 
 from nearfar.compiler.runtime.errors import RequestError
 
-from ...executors.executor import Abilities, Call, Executor, TellsAbilities
+from ...executors.executor import Abilities, Call, Executor, TellsAbilities, Transcribes
+from ...executors.recordings import written_down
+from ...schema.chat import ChatCompletionRequest
 from ...schema.completions import AnswerRequest, CompletionRequest
 from ...schema.tokenize import DetokenizeRequest, TokenizeRequest
 from ...text.output import streamed
@@ -19,10 +21,12 @@ UNDECIDED_TOKENS = 8
 
 
 class NearSide:
-    """Owns the executor and closes it."""
+    """Owns the executor and closes it. With a ``transcriber``, which stays the caller's to close, it hears: recordings
+    are written down for it.
+    """
 
-    def __init__(self, executor: Executor, name: str) -> None:
-        self.executor, self.name = executor, name
+    def __init__(self, executor: Executor, name: str, transcriber: Transcribes | None = None) -> None:
+        self.executor, self.name, self.transcriber = executor, name, transcriber
         self.abilities: Abilities | None = executor.abilities() if isinstance(executor, TellsAbilities) else None
 
     @property
@@ -45,6 +49,8 @@ class NearSide:
 
         Raises as `Executor`.
         """
+        if self.transcriber is not None and isinstance(request, ChatCompletionRequest):
+            request, _ = await written_down(self.transcriber, self.name, request, call)
         if logprobs is not None:
             request = with_logprobs(request, logprobs)
         async with aclosing(streamed(partial(self.executor.answer, request, call))) as chunks:
@@ -54,7 +60,7 @@ class NearSide:
     async def prompt_ids(self, request: AnswerRequest) -> Sequence[int] | None:
         """The prompt's tokens; None if the model cannot read the prompt.
 
-        The request for an answer reports that error.
+        The request for an answer reports that error. A recording is not written down only to count its tokens.
         """
         if isinstance(request, CompletionRequest):
             if not isinstance(request.prompt, str):

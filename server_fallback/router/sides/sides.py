@@ -15,7 +15,7 @@ from nearfar.compiler.runtime.errors import NearfarError, RequestError, Unavaila
 from nearfar.compiler.shared.script import SharedScript
 
 from ...executors.circuit import Circuit
-from ...executors.executor import Call, Transcribes
+from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest, Message
 from ...schema.common import Usage
 from ...schema.completions import CompletionRequest
@@ -57,8 +57,7 @@ class DeviceHints:
 class Sides:
     """One of ``near`` and ``far`` may be None.
 
-    ``ledger`` None: nothing is counted. ``hints`` is called before each decision. ``transcriber`` writes down sound for
-    a policy that lets only texts of media leave.
+    ``ledger`` None: nothing is counted. ``hints`` is called before each decision.
     """
 
     def __init__(
@@ -69,11 +68,9 @@ class Sides:
         ledger: Ledger | None = None,
         hints: Callable[[], DeviceHints] = DeviceHints,
         embedder: Embedder | None = None,
-        transcriber: Transcribes | None = None,
     ) -> None:
         self.near, self.far, self.policy = near, far, policy
         self._ledger, self._hints, self.embedder = ledger, hints, embedder
-        self._transcriber = transcriber
         self.describer: Describer | None = None
         # Requests whose vector the embedder failed to make.
         self.missing_vectors = 0
@@ -97,7 +94,7 @@ class Sides:
         """Set the near side, which opens after the far side has reported what it serves."""
         self.near, speculation, timeouts = near, self.policy.speculation, self.policy.timeouts
         seconds = (timeouts.near_first_token_ms + timeouts.between_tokens_ms) / 1000
-        self.describer = Describer(near, self.circuits["near"], self._transcriber, max_seconds=seconds)
+        self.describer = Describer(near, self.circuits["near"], max_seconds=seconds)
         if speculation is not None and self.far is not None and self.far.far.dialect == "nearfar":
             is_private = self.matches_private if self.policy.private.patterns else None
             self._speculated = SpeculatedFar(near, self.far, self.same_tokens, is_private, speculation.draft_tokens)
@@ -179,6 +176,7 @@ class Sides:
             context=self.near.executor.context or None,
             tools=self.near.abilities is None or self.near.abilities.tools,
             vision=self.near.reads_images,
+            sound=self.near.transcriber is not None,
             describes=() if self.describer is None else self.describer.kinds,
             languages=self.policy.languages.near,
             prompt_tokens=None if ids is None else len(ids),

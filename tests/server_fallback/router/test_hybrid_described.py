@@ -126,9 +126,9 @@ def test_a_transcriber_writes_down_a_recording() -> None:
         return ChatCompletionRequest.model_construct(messages=[message])
 
     async def work() -> None:
-        near = NearSide(FakeNear(), "tiny")
+        near = NearSide(FakeNear(), "tiny", Heard())
         circuit = Circuit(failures=1, first_wait_seconds=1, longest_wait_seconds=1)
-        describer = Describer(near, circuit, Heard(), max_seconds=WAIT_SECONDS)
+        describer = Describer(near, circuit, max_seconds=WAIT_SECONDS)
         assert describer.kinds == ("sound",)
         media = [Media("sound", 0, 0)]
         (found,) = await describer.describe(request("UklGRg=="), media, Call("a"))

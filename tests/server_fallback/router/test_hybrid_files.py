@@ -6,12 +6,17 @@ import base64
 from typing import Any
 
 import pytest
-from fake_openai import Reply
+from fake_openai import Reply, running
 from hybrid_sides import ABOUT, QUESTION, FakeFar, FakeNear, ask, hybrid, policy, run
 from test_hybrid_private import SECRET, recorded
 
+from nearfar.compiler.runtime.audio.transcribe import Segment, Transcript
 from nearfar.compiler.runtime.errors import RequestError
+from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.router.hybrid import Hybrid
+from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
+from nearfar.server_fallback.schema.transcription import TranscriptionRequest
 
 
 def file_part(content: str, name: str = "notes.md") -> dict[str, Any]:
@@ -100,3 +105,63 @@ def test_a_request_has_few_files() -> None:
     with pytest.raises(RequestError, match="The messages have 17 files; send at most 16"):
         ask(near, far, policy(), messages=about(*[file_part("a")] * 17))
     assert (near.requests, far.generated) == ([], [])
+
+
+RECORDING = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+
+
+class Heard:
+    """A transcriber that hears how many bytes there are, and counts how often."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def transcribe(
+        self,
+        data: bytes,
+        name: str,
+        request: TranscriptionRequest,
+        call: Call,  # noqa: ARG002
+        *,
+        translate: bool,
+        max_seconds: float | None = None,
+    ) -> Transcript:
+        assert (name, request.model, translate, max_seconds) == ("messages[0].content[1]", "hybrid", False, 600)
+        self.count += 1
+        segment = Segment(0, 0.0, 1.0, f" {len(data)} bytes", (), 0.0, 0.0, 1.0, 0.0)
+        return Transcript("transcribe", "en", 1.0, (segment,))
+
+
+def test_a_near_side_with_a_transcriber_answers_about_a_recording_which_is_heard_once() -> None:
+    async def work() -> None:
+        near, transcriber, far = FakeNear(), Heard(), FakeFar()
+        async with (
+            running(far),
+            await Hybrid.create(
+                near=near, far=Far(far.url, sound=True), policy=policy(), transcriber=transcriber
+            ) as opened,
+        ):
+            answer = await opened.chat.completions.create(messages=about(RECORDING))
+        assert answer.route is not None
+        assert (answer.route.side, answer.route.reason, far.generated) == ("near", "prefer", [])
+        (request,) = near.requests
+        assert isinstance(request, ChatCompletionRequest)
+        text = "[Transcript of a recording]\n4 bytes\n[End of transcript]\n"
+        assert request.messages[0].model_dump(exclude_none=True)["content"][1] == {"type": "text", "text": text}
+        assert transcriber.count == 1
+
+    run(work())
+
+
+def test_a_near_side_without_a_transcriber_does_not_hear() -> None:
+    far = large_far()
+
+    async def work() -> None:
+        async with hybrid(FakeNear(), far, policy(), sound=True) as opened:
+            answer = await opened.chat.completions.create(messages=about(RECORDING))
+            assert answer.route is not None
+            assert (answer.route.side, answer.route.reason) == ("far", "sound")
+        (body,) = far.generated
+        assert body["messages"][0]["content"][1] == RECORDING
+
+    run(work())

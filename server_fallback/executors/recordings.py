@@ -1,0 +1,40 @@
+"""Recordings in the messages of a chat: a transcriber writes down what is said, and the text takes their places."""
+
+from __future__ import annotations
+
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.shared.script import SharedScript
+
+from ..schema.chat import ChatCompletionRequest, SoundTranscript
+from ..schema.transcription import TranscriptionRequest
+from ..text.attachments import decode_base64, recordings, with_text
+from .executor import Call, Transcribes
+
+
+async def written_down(
+    transcriber: Transcribes, model: str, request: ChatCompletionRequest, call: Call
+) -> tuple[ChatCompletionRequest, list[SoundTranscript]]:
+    """The request with a text in place of each recording, and these texts. ``model`` is the transcriber's name.
+
+    Raises RequestError, which names the part, and the errors of `Transcribes`.
+    """
+    bounds = SharedScript.of_thread().ask("attachmentBounds")
+    messages, transcripts = request.messages, list[SoundTranscript]()
+    for index, at, part in recordings(messages):
+        where = f"messages[{index}].content[{at}]"
+        data = decode_base64(part.input_audio.data, f"{where}.input_audio")
+        if len(data) > bounds["sound_bytes"]:
+            raise RequestError(
+                f"{where}.input_audio has {len(data)} bytes; at most {bounds['sound_bytes']} are read; send parts",
+                param=f"{where}.input_audio",
+            )
+        form = TranscriptionRequest(model=model)
+        try:
+            made = await transcriber.transcribe(
+                data, where, form, call, translate=False, max_seconds=bounds["sound_seconds"]
+            )
+        except RequestError as error:
+            raise RequestError(error.message, **{**error.details, "param": where}) from error
+        transcripts.append(SoundTranscript(param=where, text=made.text, language=made.language, seconds=made.duration))
+        messages = with_text(messages, index, at, made.text)
+    return request.model_copy(update={"messages": messages}), transcripts
