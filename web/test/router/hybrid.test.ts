@@ -294,7 +294,9 @@ test("a picture goes to this device if its model sees, and is refused if no side
   const picture = { type: "image_url", image_url: { url: "data:image/png;base64,AA==" } };
   const messages = [{ role: "user" as const, content: [picture] }];
   const blind = await setUp();
-  await expect(blind.nf.chat.completions.create({ messages })).rejects.toThrow("it reads only text; remove the images");
+  await expect(blind.nf.chat.completions.create({ messages })).rejects.toThrow(
+    "it reads only text; remove images, and files that are not text",
+  );
   const { engine } = near(SURE);
   const seeing = { ...engine, info: { ...engine.info, images: true } };
   const { nf, far } = await setUp({ near: seeing });

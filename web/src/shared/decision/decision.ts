@@ -67,7 +67,7 @@ const WHY: Readonly<Record<Exclude<Lack, Kept>, string>> = {
   circuit_open: "it failed several times and gets no requests for a while; try again soon",
   context: "prompt and answer exceed its maximum context length; shorten the prompt, or request fewer tokens",
   tools: "it does not call tools; remove tools",
-  vision: "it reads only text; remove the images",
+  vision: "it reads only text; remove images, and files that are not text",
   sound: "it does not read sound; remove the recordings",
   language: "it does not know the language",
   budget: "today's budget for it is spent",
