@@ -55,8 +55,11 @@ def about_router(service: Service) -> APIRouter:
     @router.get("/v1/nearfar/about", responses=EVERYWHERE)
     async def about(request: Request) -> About:
         executors = [(card, await service.models.executor(card.id)) for card in service.models.cards()]
+        hears = service.config.transcriber is not None
         service.report_queue({card.id: executor.state() for card, executor in executors}, exchange_of(request))
-        return About(api_version=API_VERSION, models=[_model_about(card, executor) for card, executor in executors])
+        return About(
+            api_version=API_VERSION, models=[_model_about(card, executor, hears) for card, executor in executors]
+        )
 
     return router
 
@@ -89,10 +92,11 @@ def admin_router(service: Service) -> APIRouter:
     return router
 
 
-def _model_about(card: ModelCard, executor: Executor) -> ModelAbout:
+def _model_about(card: ModelCard, executor: Executor, hears: bool) -> ModelAbout:
+    """``hears``: the server has a transcriber."""
     if not isinstance(executor, TellsAbilities):
         # An upstream receives tools unchanged, and reports its own errors.
-        return ModelAbout(id=card.id, context=card.max_model_len, tools=True)
+        return ModelAbout(id=card.id, context=card.max_model_len, tools=True, sound=hears)
     can = executor.abilities()
     return ModelAbout(
         id=card.id,
@@ -102,6 +106,7 @@ def _model_about(card: ModelCard, executor: Executor) -> ModelAbout:
         tools=can.tools,
         verify=can.verify,
         vision=can.vision,
+        sound=hears and not can.embeds and not can.sound,
     )
 
 

@@ -119,7 +119,7 @@ class Gateway(Listening):
     far_vision: bool = False
     """the far server's model accepts images (default: what nearfar serve reports)"""
     far_sound: bool = False
-    """the far server's model accepts sound in messages"""
+    """the far server's model accepts sound in messages (default: what nearfar serve reports)"""
     name: Name | None = None
     """the name of the pair in requests (default: the near model's name)"""
 

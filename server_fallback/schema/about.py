@@ -16,6 +16,7 @@ class ModelAbout(Reply):
     does not report them.
 
     ``verify``: the model checks drafts over /v1/nearfar/verify. ``vision``: it reads images.
+    ``sound``: it reads recordings in chats, which the server's transcriber writes down.
     """
 
     id: str
@@ -25,6 +26,7 @@ class ModelAbout(Reply):
     tools: bool
     verify: bool = False
     vision: bool = False
+    sound: bool = False
 
 
 class About(Reply):

@@ -40,8 +40,8 @@ class Far:
     """The address of the far side.
 
     ``base_url`` with or without /v1; ``model`` None for the server's only model. ``dialect``: what the server accepts
-    besides OpenAI's parameters; "nearfar" is `nearfar serve`. ``vision``: its model reads images, which only
-    `nearfar serve` reports itself. ``sound``: it reads sound in messages.
+    besides OpenAI's parameters; "nearfar" is `nearfar serve`. ``vision``: its model reads images, and ``sound``:
+    recordings in messages, which only `nearfar serve` reports itself.
     """
 
     base_url: str
@@ -57,7 +57,7 @@ class FarModel:
     """The server's report about the model; None if there is no report.
 
     ``round_trip_seconds`` is the time of that request; ``verify``: the server checks drafts over the wire; ``vision``:
-    the model reads images.
+    the model reads images, and ``sound``: recordings.
     """
 
     id: str
@@ -67,6 +67,7 @@ class FarModel:
     round_trip_seconds: float
     verify: bool = False
     vision: bool = False
+    sound: bool = False
 
 
 class FarSide:
@@ -84,6 +85,10 @@ class FarSide:
     @property
     def reads_images(self) -> bool:
         return self.far.vision or (self.model is not None and self.model.vision)
+
+    @property
+    def hears(self) -> bool:
+        return self.far.sound or (self.model is not None and self.model.sound)
 
     @property
     def running(self) -> int:
@@ -151,7 +156,9 @@ class FarSide:
             )
         models = checked(About, response, self._upstream.url).models
         return [
-            FarModel(each.id, each.context, each.tokenizer_sha256, each.tools, 0.0, each.verify, each.vision)
+            FarModel(
+                each.id, each.context, each.tokenizer_sha256, each.tools, 0.0, each.verify, each.vision, each.sound
+            )
             for each in models
         ]
 

@@ -200,7 +200,7 @@ class Sides:
             context=model.context if model is not None else None,
             tools=model is None or model.tools,
             vision=self.far.reads_images,
-            sound=self.far.far.sound,
+            sound=self.far.hears,
             languages=self.policy.languages.far,
             prefill_tokens_per_second=speed["prefill_tokens_per_second"],
             decode_tokens_per_second=speed["decode_tokens_per_second"],

@@ -34,6 +34,7 @@ def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> 
         "tools": False,
         "verify": True,
         "vision": True,
+        "sound": False,
     }
     assert upstream == {
         "id": "there",
@@ -43,7 +44,26 @@ def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> 
         "tools": True,
         "verify": False,
         "vision": False,
+        "sound": False,
     }
+
+
+def test_models_that_chat_hear_if_the_server_has_a_transcriber() -> None:
+    @dataclass
+    class Speech(FakeExecutor):
+        def abilities(self) -> Abilities:
+            return Abilities("5ha", 509, tools=False, embeds=False, sound=True)
+
+    @dataclass
+    class Encoder(FakeExecutor):
+        def abilities(self) -> Abilities:
+            return Abilities("5ha", 509, tools=False, embeds=True)
+
+    loaded = {"there": FakeExecutor(), "whisper": Speech(), "e5": Encoder()}
+    models = FakeModels(fake=OwnExecutor(), loaded=loaded)
+    about = ask("GET", "/v1/nearfar/about", models=models, config=ApiConfig(transcriber="whisper")).json()
+    hearing = {model["id"]: model["sound"] for model in about["models"]}
+    assert [hearing[name] for name in ("fake", "there", "whisper", "e5")] == [True, True, False, False]
 
 
 def test_it_needs_a_key_if_the_server_has_keys() -> None:

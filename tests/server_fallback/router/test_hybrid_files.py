@@ -167,3 +167,11 @@ def test_a_near_side_without_a_transcriber_does_not_hear() -> None:
         assert body["messages"][0]["content"][1] == RECORDING
 
     run(work())
+
+
+def test_a_far_server_that_reports_a_transcriber_gets_recordings() -> None:
+    far = large_far()
+    far.about = Reply(value={"api_version": 1, "models": [{**ABOUT, "context": 4096, "sound": True}]})
+    answer = ask(FakeNear(), far, policy(), messages=about(RECORDING))
+    assert answer.route is not None
+    assert (answer.route.side, answer.route.reason) == ("far", "sound")

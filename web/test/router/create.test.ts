@@ -122,6 +122,14 @@ test("a far side that reports that it reads images gets them without an option",
   expect(route).toMatchObject({ side: "far", reason: "vision" });
 });
 
+test("a far side that reports that it hears gets recordings without an option", async () => {
+  const about = { api_version: 1, models: [{ id: "big", context: 4096, tools: true, sound: true }] };
+  const nf = await create(Object.assign(new FakeFar(), { about }), { mode: "prefer-near" });
+  const content = [{ type: "input_audio", input_audio: { data: "UklGRg==", format: "wav" } }] as const;
+  const { route } = await nf.chat.completions.create({ messages: [{ role: "user", content: [...content] }] });
+  expect(route).toMatchObject({ side: "far", reason: "sound" });
+});
+
 /** A fetch that never answers, and rejects when it is aborted. */
 const silent = (_: string, { signal }: RequestInit): Promise<Response> =>
   new Promise((__, reject) =>

@@ -23,7 +23,7 @@ export interface FarOptions {
   readonly dialect?: Dialect | undefined;
   /** Whether its model reads images. Default: what `nearfar serve` reports, and false for other servers. */
   readonly vision?: boolean | undefined;
-  /** Whether its model reads sound in messages. Default: false. */
+  /** Whether its model reads sound in messages. Default: as for `vision`. */
   readonly sound?: boolean | undefined;
 }
 
@@ -35,8 +35,9 @@ export interface FarModel {
   readonly tools: boolean;
   /** Whether it checks guesses (/v1/nearfar/verify). */
   readonly verify: boolean;
-  /** Whether it reads images. */
+  /** Whether it reads images; likewise recordings. */
   readonly vision: boolean;
+  readonly sound: boolean;
 }
 
 /** The version of the /v1/nearfar routes and of our extensions that this client supports. */
@@ -51,7 +52,7 @@ const ENDS: Readonly<Record<string, ChatFinishReason>> = {
 export class FarSide implements Side {
   readonly dialect: Dialect;
   readonly #vision: boolean;
-  readonly sound: boolean;
+  readonly #sound: boolean;
   readonly #http: FarHttp;
   /** The model that the options name. */
   readonly requestedModel: string | null;
@@ -72,11 +73,15 @@ export class FarSide implements Side {
     this.requestedModel = model ?? null;
     this.dialect = dialect;
     this.#vision = vision;
-    this.sound = sound;
+    this.#sound = sound;
   }
 
   get vision(): boolean {
     return this.#vision || this.#model?.vision === true;
+  }
+
+  get sound(): boolean {
+    return this.#sound || this.#model?.sound === true;
   }
 
   /** Null before the server was reached. */
@@ -186,7 +191,7 @@ export class FarSide implements Side {
         { code: "api_version" },
       );
     }
-    const { id, context, tokenizer_sha256: sha256, tools, verify, vision } = this.#chosen(response.models);
+    const { id, context, tokenizer_sha256: sha256, tools, verify, vision, sound } = this.#chosen(response.models);
     return {
       id,
       context: number(context),
@@ -194,6 +199,7 @@ export class FarSide implements Side {
       tools: tools !== false,
       verify: verify === true,
       vision: vision === true,
+      sound: sound === true,
     };
   }
 
@@ -205,7 +211,15 @@ export class FarSide implements Side {
         param: "far.baseURL",
       });
     const { id, max_model_len: context } = this.#chosen(response.data);
-    return { id, context: number(context), tokenizerSha256: null, tools: true, verify: false, vision: false };
+    return {
+      id,
+      context: number(context),
+      tokenizerSha256: null,
+      tools: true,
+      verify: false,
+      vision: false,
+      sound: false,
+    };
   }
 
   #chosen(listed: unknown): JsonObject & { readonly id: string } {
