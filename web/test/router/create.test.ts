@@ -107,6 +107,7 @@ test("a missing network is not an error if near may answer, and far is asked lat
     tokenizerSha256: null,
     tools: true,
     verify: false,
+    sound: false,
     vision: false,
   });
   await expect(create(Object.assign(new FakeFar(), { reachable: false }), { mode: "far-only" })).rejects.toMatchObject({
