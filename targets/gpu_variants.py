@@ -22,6 +22,7 @@ from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.causal_conv import CONVOLVED, causal_conv
 from nearfar.compiler.kernels.chunk_products import gated_delta_products, ssm_scan_products
 from nearfar.compiler.kernels.chunk_scan import gated_delta_chunks, gated_delta_output, outputs_of, ssm_scan_chunks
+from nearfar.compiler.kernels.convolve import convolve
 from nearfar.compiler.kernels.convolved_delta import convolved_delta
 from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.elementwise import elementwise, slice_columns, take_rows, zeros
@@ -373,6 +374,7 @@ TEMPLATES: dict[str, Template] = {
     "place_rows": place_rows,
     "rope_rows": rope_rows,
     "near_rows": near_rows,
+    "convolve": convolve,
     "pool_rows": pool_rows,
     "rope": rope,
     "take_rows": take_rows,

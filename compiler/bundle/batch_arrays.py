@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ..ir.expr import Expr
 from ..ir.pages import KEPT_ROWS, SOURCE, STATE_SLOTS, WINDOW
 from ..ir.sampling import Settings
+from ..ir.speech import ROW_FRAMES
 from .entries import StepEntry
 
 Shape = tuple[Expr, ...]
@@ -43,6 +44,7 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     "sample_slots": (("R", 2), "int32"),
     "feature_rows": (("F",), "int32"),
     "reach": (TOKENS, "int32"),
+    ROW_FRAMES: (TOKENS, "int32"),
     "rope_positions": (("S", 3), "int32"),
     PATCH_STARTS: ((["add", "I", 1],), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),

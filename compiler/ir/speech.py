@@ -16,6 +16,8 @@ FRAME = 400
 # outside of the window.
 FRAMES = "frames"
 FRAMES_OF_ROW = 4
+# The input (S,) int32 with the number of frames that exist of those of a row.
+ROW_FRAMES = "row_frames"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from nearfar.compiler.ir.heads import ATTENDED, Heads, Preparation, Scores
 from nearfar.compiler.ir.ops.elementwise import OPS as ELEMENTWISE
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.causal_conv import CONVOLVED
+from nearfar.compiler.kernels.convolve import convolve
 from nearfar.compiler.kernels.cpu.add_lora import add_lora
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention, attention_split
@@ -338,6 +339,7 @@ TEMPLATES: dict[str, Template] = {
     "place_rows": place_rows,
     "rope_rows": rope_rows,
     "near_rows": near_rows,
+    "convolve": convolve,
     "pool_rows": pool_rows,
     "rope": rope,
     "take_rows": take_rows,

@@ -35,6 +35,8 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     for mode in POOLINGS:
         yield "pool_rows", mode, partial(pool_rows, mode)
     yield "near_rows", "", near_rows
+    for name in CONVOLUTIONS:
+        yield "convolve", name, partial(convolve, **CONVOLUTIONS[name])
     yield from text_graphs()
     yield "take_rows", "plain", take_rows
     for x_dtype, dtype in product(DTYPES, DTYPES):
@@ -137,6 +139,33 @@ def near_rows() -> Graph:
     graph = Builder()
     inputs = {"x": graph.value("x", ("S", COLUMNS)), "positions": graph.value("positions", ("S",), "int32")}
     return graph.ends(graph.add("near_rows", inputs, name="y", size=3))
+
+
+# Filters of places and of time with a stride, of one place, of each channel for itself, of time alone, and causal ones.
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
+    "frames": {"channels": 1, "outputs": 5, "size": 3, "before": 1, "width": 3, "places": 7, "steps": 8, "stride": 2},
+    "both": {"channels": 6, "outputs": 5, "size": 3, "before": 1, "width": 3, "places": 4, "steps": 4, "stride": 2},
+    "depthwise": {"channels": 5, "size": 3, "before": 1, "width": 3, "places": 5, "steps": 2, "stride": 2},
+    "point": {"channels": 6, "outputs": 9, "size": 1, "before": 0, "places": 3, "steps": 2},
+    "time": {"channels": COLUMNS, "size": 9, "before": 4, "frames": 0},
+    "causal": {"channels": COLUMNS, "size": 5, "before": 4, "frames": 0, "bias": False},
+}
+
+
+def convolve(channels: int, outputs: int | None = None, *, frames: int = 8, bias: bool = True, **attrs: int) -> Graph:
+    graph = Builder()
+    weights = attrs["size"] * attrs.get("width", 1) * channels * (outputs or 1)
+    inputs = {
+        "x": graph.value("x", ("S", attrs.get("steps", 1) * attrs.get("places", 1) * channels)),
+        "positions": graph.value("positions", ("S",), "int32"),
+        "weight": graph.vector("weight", weights),
+    }
+    if bias:
+        inputs["bias"] = graph.vector("bias", outputs or channels)
+    if frames:
+        inputs["row_frames"] = graph.value("row_frames", ("S",), "int32")
+    depthwise = outputs is None
+    return graph.ends(graph.add("convolve", inputs, name="y", frames=frames, depthwise=depthwise, **attrs))
 
 
 def take_rows() -> Graph:

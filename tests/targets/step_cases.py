@@ -43,6 +43,7 @@ LIMITS = {
     "kept_rows": (-4, 48),
     "patch_rows": (0, 40),
     "axis_positions": (0, 64),
+    "row_frames": (1, 9),
 }
 # Pages of kept rows have 4 rows.
 DIMS = {"N": 4, "M": 2, "R": 5, "B": 3, "I": 3, "Z": 5, "PH": 12}

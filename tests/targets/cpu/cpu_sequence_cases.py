@@ -5,6 +5,7 @@ pass rows to a model's heads, and those of pictures.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,13 @@ from cpu_steps import Batch, Inputs, StepCase
 from nearfar.compiler.ir.ops.encoders import POOLINGS
 
 EPS = 1e-6
+# The channels of x, those of the result unless each has its own filter, and the attributes.
+CONVOLUTIONS: dict[str, tuple[int, int | None, dict[str, Any]]] = {
+    "frames": (1, 19, {"size": 3, "before": 1, "width": 3, "places": 7, "steps": 8, "stride": 2, "frames": 8}),
+    "both": (17, 5, {"size": 3, "before": 1, "width": 3, "places": 4, "steps": 4, "stride": 2, "frames": 8}),
+    "depthwise": (37, None, {"size": 3, "before": 1, "width": 3, "places": 5, "steps": 2, "stride": 2, "frames": 8}),
+    "time": (130, None, {"size": 9, "before": 4}),
+}
 
 
 def text_cases() -> Iterator[StepCase]:
@@ -39,6 +47,18 @@ def text_cases() -> Iterator[StepCase]:
     for size in (1, 3, 7):
         inputs = {"x": ("float32", "S", 37), "positions": ("int32", "S")}
         yield StepCase(f"near_rows_{size}", "near_rows", inputs, {"size": size}, given(texts, inputs))
+    for name, (channels, outputs, options) in CONVOLUTIONS.items():
+        filters = options["size"] * options.get("width", 1) * channels * (outputs or 1)
+        columns = options.get("steps", 1) * options.get("places", 1) * channels
+        inputs = {"x": ("float32", "S", columns), "positions": ("int32", "S"), "weight": ("vector", filters)}
+        inputs |= {"bias": ("vector", outputs or channels)}
+        batches = given(texts, inputs)
+        if "frames" in options:
+            inputs["row_frames"] = ("int32", "S")
+            rows = [{"row_frames": np.arange(each.dims["S"], dtype=np.int32) % 8 + 1} for each in batches]
+            batches = [replace(each, arrays={**each.arrays, **more}) for each, more in zip(batches, rows, strict=True)]
+        attrs = {"depthwise": outputs is None, **options}
+        yield StepCase(f"convolve_{name}", "convolve", inputs, attrs, batches)
     for columns, quantization, attrs in ((37, "f32", {"first_position": 2}), (72, "q4f16", {})):
         inputs = {"x": ("float32", "S", columns), "positions": ("int32", "S"), "token_types": ("int32", "S")}
         inputs |= {"position_table": ("matrix", 280, columns), "type_table": ("matrix", 2, columns)}
