@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,9 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
         # The key ``type`` selects the branch of the union.
         kind, path = "missing", [*path, "type"]
     param = printable(dotted(path)) or None
+    if kind == "union_tag_invalid":
+        # It selects no branch.
+        return ApiError(400, _unknown_type(param, first), "invalid_value", param)
     if kind == "extra_forbidden":
         return ApiError(400, f"Unknown parameter: '{param}'{_advice(param, body)}.", "unknown_parameter", param)
     if kind == "missing" and param is not None:
@@ -59,6 +63,15 @@ def _advice(param: str | None, body: object) -> str:
     """What to do instead, for a known parameter of a completion."""
     is_completion = isinstance(body, dict) and not body.keys().isdisjoint(("messages", "prompt"))
     return f"; {ADVICE[param]}" if is_completion and param is not None and param in ADVICE else ""
+
+
+def _unknown_type(param: str | None, error: Any) -> str:
+    """Of an object whose ``type`` is not known, such as a part of a message."""
+    found, known = error["ctx"]["tag"], error["ctx"]["expected_tags"].replace("'", "")
+    is_part = param is not None and PART.search(param) is not None
+    advice = PART_ADVICE.get(found, "leave it out") if is_part else "use one of these"
+    what = "a part of type" if is_part else "of type"
+    return f"'{param}' is {what} '{printable(found[:MAX_SHOWN])}'; supported: {known}; {advice}."
 
 
 def _path(error: Any, body: object) -> list[str | int]:
@@ -104,6 +117,28 @@ def _shown(value: object) -> str:
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     return printable(text[:MAX_SHOWN])
 
+
+PART = re.compile(r"\.content\[\d+\]$")
+_SOUND = 'send {"type": "input_audio", "input_audio": {"data": BASE64, "format": "wav"}}'
+_PICTURE = 'send {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}'
+_FILE = 'send {"type": "file", "file": {"filename": NAME, "file_data": "data:text/plain;base64,..."}}'
+_CALL = "calls are tool_calls of an assistant's message, and their results messages of the role tool"
+
+# Parts of other APIs' messages (OpenAI's Responses, Anthropic's, vLLM's, transformers'), and what to do instead.
+PART_ADVICE: Mapping[str, str] = {
+    "audio": _SOUND,
+    "audio_url": _SOUND,
+    "document": _FILE,
+    "image": _PICTURE,
+    "input_file": _FILE,
+    "input_image": _PICTURE,
+    "input_text": 'send {"type": "text", "text": ...}',
+    "output_text": 'send {"type": "text", "text": ...}',
+    "redacted_thinking": "leave it out",
+    "thinking": "send the text as reasoning_content of the message",
+    "tool_result": _CALL,
+    "tool_use": _CALL,
+}
 
 # Parameters of completions of OpenAI and vLLM that we do not know, and what to do instead.
 _SAMPLED = "answers are sampled, never searched; leave it out"

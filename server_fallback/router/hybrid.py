@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from nearfar.compiler.runtime.errors import RequestError
 
+from ..api.validation import validation_error
 from ..executors.executor import Call, Executor, Transcribes
 from ..executors.registry import default_name
 from ..schema.chat import ChatCompletion, ChatCompletionChunk
@@ -154,6 +155,5 @@ def read_request(parameters: Mapping[str, Any]) -> RoutedChatRequest:
     try:
         return RoutedChatRequest.model_validate(parameters)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        path = ".".join(str(part) for part in first["loc"])
-        raise RequestError(f"{path or 'the request'}: {first['msg']}", param=path) from None
+        refused = validation_error([{**each, "loc": ("body", *each["loc"])} for each in error.errors()], parameters)
+        raise RequestError(refused.message, param=refused.param) from None

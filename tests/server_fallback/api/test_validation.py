@@ -85,6 +85,34 @@ def test_the_parameter_is_named(body: Any, param: str | None, code: str | None) 
     assert param is None or param in error.message
 
 
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        ("input_image", "image_url"),
+        ("audio_url", "input_audio"),
+        ("input_file", "file_data"),
+        ("output_text", "text"),
+        ("tool_result", "role tool"),
+        ("hologram", "leave it out"),
+    ],
+)
+def test_a_part_of_an_unknown_type_is_named_with_those_that_are_read(kind: str, advice: str) -> None:
+    error = refusal(ChatCompletionRequest, parts({"type": "text", "text": "a"}, {"type": kind, kind: "secret"}))
+    assert error.message.startswith(
+        f"'messages[0].content[1]' is a part of type '{kind}'; supported: text, image_url, input_audio, file, "
+    )
+    assert advice in error.message.split(";", 2)[2]
+    assert "secret" not in error.message
+    assert error.param == "messages[0].content[1]"
+
+
+def test_an_unknown_type_of_an_answer_format_is_named() -> None:
+    error = refusal(ChatCompletionRequest, {**OK, "response_format": {"type": "xml" * 100}})
+    assert "'response_format' is of type 'xmlxml" in error.message
+    assert "supported: text, json_object, json_schema, regex, grammar" in error.message
+    assert len(error.message) < 250
+
+
 def test_no_text_of_a_request_is_sent_back() -> None:
     assert "secret" not in refusal(ChatCompletionRequest, {"model": "m", "messages": "my secret"}).message
 
