@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Lock
 
 from nearfar.compiler.runtime.batch import FloatArray, IntArray
@@ -23,7 +23,7 @@ from .step import Event
 
 class Answer:
     """Made on the event loop, which calls ``put`` with its items; all else belongs to the engine's thread. ``id`` is
-    its position in the order of arrival, ``image_bytes`` the memory of its images.
+    its position in the order of arrival, ``image_bytes`` the memory of its images by their names.
     """
 
     def __init__(
@@ -33,9 +33,10 @@ class Answer:
         sampling: ResolvedSampling,
         put: Callable[[Item], None],
         *,
-        image_bytes: int = 0,
+        image_bytes: Mapping[ImageName, int] | None = None,
     ) -> None:
-        self.id, self.request, self.sampling, self.put, self.image_bytes = id, request, sampling, put, image_bytes
+        self.id, self.request, self.sampling, self.put = id, request, sampling, put
+        self.image_bytes = image_bytes or {}
         self.loop = asyncio.get_running_loop()
         # Set by the engine's thread when it queues the request.
         self.sequence: Sequence | None = None

@@ -9,6 +9,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,8 @@ class ImageEncoder:
         # From then on, images are computed although other answers run.
         self._due = 0.0
         self._retained: OrderedDict[ImageName, FloatArray] = OrderedDict()
+        # Those that answers or `_retained` hold.
+        self._held: WeakValueDictionary[ImageName, FloatArray] = WeakValueDictionary()
         # The answers that wait, and by name the images whose features they lack. Their images are computed in turn.
         self._waiting: deque[Answer] = deque()
         self._missing: dict[Answer, dict[ImageName, PromptImage]] = {}
@@ -60,7 +63,7 @@ class ImageEncoder:
         wanted = {image.name: image for image in answer.request.images if image.features is None}
         on_their_way = {name for missing in self._missing.values() for name in missing}
         self.queries += len(wanted)
-        self.hits += sum(name in self._retained or name in on_their_way for name in wanted)
+        self.hits += sum(name in self._held or name in on_their_way for name in wanted)
         answer.features = {name: features for name in wanted if (features := self._find(name)) is not None}
         missing = {name: image for name, image in wanted.items() if name not in answer.features}
         if not missing:
@@ -103,6 +106,7 @@ class ImageEncoder:
         """Retain the features of images. Returns the answers that have all of theirs now."""
         ready = []
         for image, features in zip(images, rows, strict=True):
+            self._held[image.name] = features
             self._retain(image.name, features)
             for answer in self.waiting_for([image]):
                 answer.features[image.name] = features
@@ -119,8 +123,8 @@ class ImageEncoder:
         return [answer for answer in self._waiting if not names.isdisjoint(self._missing[answer])]
 
     def _find(self, name: ImageName) -> FloatArray | None:
-        features = self._retained.get(name)
-        if features is not None:
+        features = self._held.get(name)
+        if features is not None and name in self._retained:
             self._retained.move_to_end(name)
         return features
 

@@ -14,6 +14,7 @@ from nearfar.compiler.runtime.errors import NearfarError, QueueFull
 
 from .answer import Answer
 from .encode_job import EncodeJob
+from .images import ImageName
 
 
 @dataclass(slots=True)
@@ -31,13 +32,15 @@ class Messages:
 
 class Inbox:
     """``capacity`` is the maximum number of unfinished requests, and ``image_bytes`` that of their images, of which
-    those of one client take at most half.
+    those of one client take at most half. Answers of a client that have the same image share it.
     """
 
     def __init__(self, capacity: int, image_bytes: int = 0) -> None:
         self._capacity, self._max_image_bytes = capacity, image_bytes
         # By client, those with any.
         self._image_bytes = Counter[str]()
+        # By client and image: its bytes, and the unfinished answers that have it.
+        self._images: dict[tuple[str, ImageName], tuple[int, int]] = {}
         self._changed = Condition()
         self._messages = Messages()
         self._has_messages = False
@@ -112,8 +115,7 @@ class Inbox:
         with self._changed:
             self._unfinished -= 1
             if answer is not None and answer.image_bytes:
-                self._image_bytes[answer.request.client] -= answer.image_bytes
-                self._image_bytes += Counter()
+                self._release_images(answer)
             self._changed.notify_all()
 
     def refuse(self, reason: NearfarError) -> None:
@@ -134,9 +136,8 @@ class Inbox:
 
     def _take_images(self, answer: Answer) -> None:
         """Raises QueueFull if an answer's images do not fit beside those of others."""
-        needed, client = answer.image_bytes, answer.request.client
-        if needed == 0:
-            return
+        client = answer.request.client
+        needed = sum(size for name, size in answer.image_bytes.items() if (client, name) not in self._images)
         most, used = self._max_image_bytes, self._image_bytes.total()
         if client and self._image_bytes[client] + needed > most // 2:
             most, used = most // 2, self._image_bytes[client]
@@ -146,7 +147,21 @@ class Inbox:
                 f"{most:,}; try again later, or send fewer images",
                 limit=most,
             )
-        self._image_bytes[client] += needed
+        for name, size in answer.image_bytes.items():
+            held, users = self._images.get((client, name), (size, 0))
+            self._images[client, name] = held, users + 1
+        if needed:
+            self._image_bytes[client] += needed
+
+    def _release_images(self, answer: Answer) -> None:
+        client = answer.request.client
+        for name in answer.image_bytes:
+            size, users = self._images.pop((client, name))
+            if users > 1:
+                self._images[client, name] = size, users - 1
+            else:
+                self._image_bytes[client] -= size
+        self._image_bytes += Counter()
 
     def _notify(self) -> None:
         self._has_messages = True

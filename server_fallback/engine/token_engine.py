@@ -108,7 +108,7 @@ class TokenEngine:
         check_request(request, self.model, self._loop.adapters.names, self._loop.scheduler.config.max_tokens)
         sampling = resolve_sampling(request.sampling, request.answered)
         arrival = self.arrive() if request.arrival is None else request.arrival
-        image_bytes = sum(image.size_bytes(self.model.feature_size) for image in request.images)
+        image_bytes = {image.name: image.size_bytes(self.model.feature_size) for image in request.images}
         answer = Answer(arrival, request, sampling, put, image_bytes=image_bytes)
         self._inbox.add(answer)
         if request.prompt_logprobs > 0 and answer.num_prompt_logprobs == 0:

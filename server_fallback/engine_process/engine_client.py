@@ -22,6 +22,7 @@ from .messages import (
     Abandon,
     Attach,
     Encode,
+    ForgetImages,
     Generate,
     Listen,
     LoadAdapter,
@@ -32,6 +33,7 @@ from .messages import (
     Step,
     UnloadAdapter,
 )
+from .sent_images import SentImages
 
 FAILED = "failed"
 
@@ -55,6 +57,7 @@ class EngineClient:
         self._numbers = itertools.count()
         self._queues: dict[int, ItemQueue] = {}
         self._masks = MaskService(self._send)
+        self._images = SentImages()
         self._stats = EngineStats()
         self._restarts = 0
 
@@ -87,8 +90,12 @@ class EngineClient:
         if constraint is not None:
             self._masks.begin(number, constraint)
         self._queues[number] = queue
+        # Another process, if this one fails, has none of them.
+        sent = self._images
+        images = sent.begin(request.images)
         try:
-            self._send(Generate(number, replace(request, constraint=None, arrival=arrival), constraint is not None))
+            plain = replace(request, constraint=None, arrival=arrival, images=images)
+            self._send(Generate(number, plain, constraint is not None))
             while True:
                 items = await queue.next()
                 yield items
@@ -98,6 +105,9 @@ class EngineClient:
             self._masks.end(number)
             if self._queues.pop(number, None) is not None:
                 self._send(Abandon(number))
+            unused = sent.end(request.images)
+            if unused and sent is self._images:
+                self._send(ForgetImages(unused))
 
     def arrive(self) -> int:
         """See `TokenEngine.arrive`."""
@@ -151,7 +161,7 @@ class EngineClient:
 
     def _lost(self) -> NearfarError:
         """The connection has ended: on purpose, by a crash, or because the process hung. Fail all answers."""
-        self._connection = None
+        self._connection, self._images = None, SentImages()
         failure: NearfarError
         if self._closing:
             failure = Unavailable("the engine was closed before the answer was complete; try again later")

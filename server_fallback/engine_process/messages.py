@@ -7,7 +7,7 @@ share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from nearfar.compiler.runtime.errors import NearfarError
 
 from ..engine.encode_job import EncodeRequest
 from ..engine.encoder_engine import EncoderEngine
+from ..engine.images import ImageName
 from ..engine.item_queue import Item
 from ..engine.masks import Masks
 from ..engine.request import TokenRequest
@@ -65,7 +66,9 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """``request`` has no constraint; ``is_constrained``: the server computes its masks."""
+    """``request`` has no constraint; ``is_constrained``: the server computes its masks. Its images have no pixels if an
+    earlier message had them (`SentImages`).
+    """
 
     answer: int
     request: TokenRequest
@@ -77,6 +80,13 @@ class Abandon:
     """Cancel an answer that nobody reads any more."""
 
     answer: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetImages:
+    """No unfinished answer of this server has these images any more."""
+
+    names: Sequence[ImageName]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from ..processes.connection import Connection
 from .messages import (
     Abandon,
     Encode,
+    ForgetImages,
     Generate,
     LoadAdapter,
     Mask,
@@ -29,6 +30,7 @@ from .messages import (
     UnloadAdapter,
 )
 from .remote_masks import RemoteConstraint, RemoteMasks
+from .sent_images import ReceivedImages
 
 
 class Session:
@@ -43,6 +45,7 @@ class Session:
         self._masks: RemoteMasks | None = None
         self._answers: dict[int, Answer] = {}
         self._constraints: dict[int, RemoteConstraint] = {}
+        self._images = ReceivedImages()
         self._step = Step([], [], [])
         # The answers with other items in this step, which later tokens must not overtake.
         self._with_others = set[int]()
@@ -82,6 +85,8 @@ class Session:
                     self._masks.returned(constraint, message)
             case Abandon(answer):
                 self._abandon(answer)
+            case ForgetImages(names):
+                self._images.forget(names)
             case Encode(request):
                 assert isinstance(engine, EncoderEngine)
                 return engine.encode(request)
@@ -98,6 +103,8 @@ class Session:
     def _generate(self, message: Generate) -> None:
         assert isinstance(self._engine, TokenEngine)
         request, number = message.request, message.answer
+        if request.images:
+            request = replace(request, images=self._images.begin(request.images))
         if message.is_constrained:
             constraint = self._constraints[number] = RemoteConstraint(number, self.connection.send)
             request = replace(request, constraint=constraint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from hashlib import sha256
@@ -470,6 +470,31 @@ def test_features_that_a_request_brings_need_no_tower() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("image_cache_bytes", [0, 1 << 20])
+def test_the_answers_of_one_request_encode_its_image_once(image_cache_bytes: int) -> None:
+    tower = HashTower()
+
+    async def work() -> None:
+        config = EngineConfig(image_cache_bytes=image_cache_bytes)
+        engine = TokenEngine(HashRunner(LIMITS, threaded=True), SEEING, config, tower=tower)
+        request = replace(with_images([3, CAT, 5], max_tokens=12), arrival=engine.arrive())
+        tasks = []
+        for _ in range(6):
+            tasks.append(asyncio.ensure_future(answer(engine, request)))
+            # Later ones come when the first has its features.
+            await until_true(lambda: tower.calls > 0)
+        assert [tokens for tokens, _ in await asyncio.gather(*tasks)] == [expected(request)[0]] * 6
+        await engine.close()
+
+    run(work())
+    assert tower.encoded == [CAT.tobytes()]
+
+
+async def until_true(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
 def waiting_tower() -> tuple[HashTower, Event]:
     """A tower that computes nothing before the event."""
     begins = Event()
@@ -486,8 +511,8 @@ def test_images_beyond_the_bound_of_unfinished_requests_are_refused() -> None:
     async def work() -> None:
         config = EngineConfig(max_image_bytes=features_of(CAT).nbytes)
         engine = TokenEngine(HashRunner(LIMITS), SEEING, config, tower=tower)
-        request = with_images([3, CAT], max_tokens=2)
-        first = asyncio.ensure_future(answer(engine, request))
+        request = with_images([3, DOG], max_tokens=2)
+        first = asyncio.ensure_future(answer(engine, with_images([3, CAT], max_tokens=2)))
         await asyncio.sleep(0)
         with pytest.raises(QueueFull, match="take 48 bytes, and those of unfinished ones 48 of at most 48; try again"):
             await answer(engine, request)
@@ -505,17 +530,23 @@ def test_the_images_of_one_client_take_at_most_half_of_the_bound() -> None:
     async def work() -> None:
         config = EngineConfig(max_image_bytes=4 * features_of(CAT).nbytes)
         engine = TokenEngine(HashRunner(LIMITS), SEEING, config, tower=tower)
-        one, other = (with_images([3, CAT], max_tokens=2, client=client) for client in ("key one", "key other"))
-        tasks = [asyncio.ensure_future(answer(engine, request)) for request in (one, one, other)]
+        bird = picture(41, 6)
+
+        def begin(image: Pixels, client: str) -> asyncio.Future[tuple[list[int], AnswerEnd]]:
+            return asyncio.ensure_future(answer(engine, with_images([3, image], max_tokens=2, client=client)))
+
+        tasks = [begin(CAT, "key one"), begin(DOG, "key one"), begin(CAT, "key other")]
         await asyncio.sleep(0)
         with pytest.raises(QueueFull, match="those of unfinished ones 96 of at most 96"):
-            await answer(engine, one)
-        tasks.append(asyncio.ensure_future(answer(engine, other)))
+            await begin(bird, "key one")
+        # Answers with the same image share it.
+        tasks += [begin(DOG, "key other"), begin(CAT, "key one")]
         await asyncio.sleep(0)
         begins.set()
         await asyncio.gather(*tasks)
         assert not engine._inbox._image_bytes
-        await answer(engine, one)
+        assert not engine._inbox._images
+        await begin(bird, "key one")
         await engine.close()
 
     run(work())

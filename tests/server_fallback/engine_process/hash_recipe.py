@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hash_runner import MODEL, HashRunner
+from hash_tower import FEATURE_SIZE, IMAGE_TOKEN, HashTower
 
 from nearfar.compiler.runtime.errors import BundleError, DeviceError
 from nearfar.compiler.runtime.runner import Limits
@@ -36,6 +37,18 @@ class HashRecipe:
 
         runner = HashRunner(limits, threaded=True, step_seconds=self.step_seconds, fail=failure)
         return TokenEngine(runner, MODEL, EngineConfig(max_waiting=self.max_waiting), masks=masks)
+
+
+@dataclass(frozen=True)
+class SeeingRecipe:
+    """An engine over the hash model that reads images, whose features it does not retain."""
+
+    name: str = "hash"
+
+    def open(self, masks: Masks | None = None) -> TokenEngine:
+        runner = HashRunner(Limits(tokens=8, sequences=4, rows=4, pages=24), threaded=True)
+        model = replace(MODEL, image_token_id=IMAGE_TOKEN, feature_size=FEATURE_SIZE)
+        return TokenEngine(runner, model, EngineConfig(image_cache_bytes=0), masks=masks, tower=HashTower())
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ import numpy.typing as npt
 import pytest
 from engine_requests import OTHERS, PROMPT, EvenTokens, run
 from hash_model import answer_of
-from hash_recipe import EncoderRecipe, HashRecipe
+from hash_recipe import EncoderRecipe, HashRecipe, SeeingRecipe
+from hash_tower import picture, with_images
 from waiting import WAIT_SECONDS, until
 
 from nearfar.compiler.ir.sampling import Sampling
@@ -39,7 +40,7 @@ from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine_process import remote_engine
-from nearfar.server_fallback.engine_process.messages import Open
+from nearfar.server_fallback.engine_process.messages import ForgetImages, Generate, Open
 from nearfar.server_fallback.engine_process.remote_engine import MAIN, RemoteEngine
 from nearfar.server_fallback.processes import heartbeat
 from nearfar.server_fallback.processes.child import is_supported
@@ -57,7 +58,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def remote(recipe: HashRecipe | EncoderRecipe | None = None) -> AsyncIterator[RemoteEngine]:
+async def remote(recipe: HashRecipe | SeeingRecipe | EncoderRecipe | None = None) -> AsyncIterator[RemoteEngine]:
     engine = await RemoteEngine.open(recipe or HashRecipe())
     pid = engine.pid
     assert pid is not None
@@ -335,5 +336,39 @@ def test_an_encoder_in_a_process_encodes_refuses_and_reports_its_batches() -> No
                 await engine.encode(EncodeRequest([[1]], deadline=time.monotonic() - 1))
             await until(lambda: engine.stats().batches is not None and engine.stats().computed_tokens == 66)
             assert engine.max_drafts == 0
+
+    run(work())
+
+
+def test_an_image_is_sent_and_encoded_once_for_all_answers_of_a_request() -> None:
+    cat = picture(1, 6)
+
+    async def work() -> None:
+        async with remote(SeeingRecipe()) as engine:
+            sent: list[object] = []
+            send = engine._send
+            engine._send = lambda message: (sent.append(message), send(message))[1]  # type: ignore[method-assign]
+            request = replace(with_images([3, cat, 5, cat], max_tokens=8, ignore_eos=True), arrival=engine.arrive())
+            for images in (1, 2):
+
+                async def tokens(request: TokenRequest = request) -> list[object]:
+                    return [item async for item in engine.generate(request) if isinstance(item, GeneratedToken)]
+
+                answers = await asyncio.gather(*(tokens() for _ in range(4)))
+                assert answers == [answers[0]] * 4
+                assert len(answers[0]) == 8
+                requests = [message.request for message in sent if isinstance(message, Generate)]
+                pixels = [[image.pixels is not None for image in each.images] for each in requests]
+                # Both places of one message have the same array, which a pickle holds once.
+                assert pixels == [[True, True], *[[False, False]] * 3] * images
+                assert sum(isinstance(message, ForgetImages) for message in sent) == images
+            await until(lambda: engine.stats().image_queries == 8)
+            assert engine.stats().image_hits == 6
+            # A crash loses the images.
+            pid = engine.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: engine.pid not in (None, pid) and engine.stats().failure is None)
+            assert await tokens() == answers[0]
 
     run(work())
