@@ -54,6 +54,10 @@ class Run:
     """for embeddings: the length of the vector (default: all numbers)"""
     image: Annotated[tuple[Path, ...], Flag(metavar="FILE")] = ()
     """for a model that sees pictures: one before the message (PNG, JPEG, WebP, GIF, BMP or AVIF); may be repeated"""
+    audio: Annotated[tuple[Path, ...], Flag(metavar="FILE")] = ()
+    """a recording before the message, of which --transcriber writes down what is said; may be repeated"""
+    transcriber: Annotated[Path | None, Flag(metavar="BUNDLE")] = None
+    """for --audio: the bundle of a Whisper; a checkpoint's folder is compiled once into a cache"""
     system: Text | None = None
     """the system prompt: instructions on how to answer"""
     max_tokens: int | None = None

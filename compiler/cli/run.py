@@ -25,6 +25,7 @@ from .messages import picture_of
 from .model import bundle_of, open_command_runner
 from .options import Run
 from .output import print_json
+from .recordings import Recording, require_transcriber, said, write_down
 from .run_encoder import (
     encode_hypotheses,
     encode_text,
@@ -41,8 +42,9 @@ def run(options: Run) -> None:
     """Raises RequestError for options that exclude each other, and all errors of opening and running the bundle."""
     check_options(options)
     text = read_prompt(options)
-    if text is None and (options.json or options.raw or options.image):
-        name = "--json" if options.json else "--raw" if options.raw else "--image"
+    needs = {"--json": options.json, "--raw": options.raw, "--image": options.image, "--audio": options.audio}
+    if text is None and any(needs.values()):
+        name = next(name for name, given in needs.items() if given)
         raise RequestError(f"{name} needs a prompt; pass it as an argument or on standard input")
     trusted = read_trusted_keys(options.trust)
     path, from_cache = bundle_of(options.bundle, options.ignore_keys, quiet=options.json)
@@ -50,6 +52,7 @@ def run(options: Run) -> None:
     bundle = open_any(path, () if from_cache else trusted)
     tokenizer = Tokenizer(bundle.tokenizer_files())
     refuse_sound(bundle.manifest)
+    require_transcriber(options, bundle.manifest)
     pictures, spec = read_pictures(options.image, bundle.manifest), bundle.manifest.images
     if not bundle.manifest.generates:
         encode_once(options, bundle, tokenizer, text)
@@ -57,16 +60,19 @@ def run(options: Run) -> None:
     refuse_encoder_options(options, bundle.manifest.model)
     sampler = Sampler(options.temperature, options.seed, options.top_k, options.top_p)
     stops = StopAutomaton(options.stop)
+    recordings = write_down(options, trusted)
     if text is None:
         # A model without a template cannot chat. Report that before the user types the first message.
         encode(tokenizer, "", raw=False, system=options.system)
         prompt: list[int] = []
     elif spec is not None and pictures:
-        content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": text}]
+        content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": said(recordings) + text}]
         prompt = encode_pictures(tokenizer, spec, conversation(options.system, content), pictures)
     else:
         split = options.split_special_tokens
-        prompt = encode(tokenizer, text, raw=options.raw, split_special_tokens=split, system=options.system)
+        prompt = encode(
+            tokenizer, said(recordings) + text, raw=options.raw, split_special_tokens=split, system=options.system
+        )
     runner = open_command_runner(options.runner, bundle, Limits())
     try:
         answerer = Answerer(runner, tokenizer, sampler, stops)
@@ -82,7 +88,7 @@ def run(options: Run) -> None:
     finally:
         runner.close()
     if options.json:
-        print_json(answer_json(answer, prompt, device))
+        print_json(answer_json(answer, prompt, device, recordings))
     else:
         print(flush=True)
         print_speed(answer, f"on {device}")
@@ -113,8 +119,11 @@ def encode_once(options: Run, bundle: Bundle | ExportBundle, tokenizer: Tokenize
 
 
 def check_options(options: Run) -> None:
-    if options.image and options.raw:
-        raise RequestError("--image needs the chat template, which --raw switches off; use only one of the two options")
+    for name, given in {"image": options.image, "audio": options.audio}.items():
+        if given and options.raw:
+            raise RequestError(
+                f"--{name} needs the chat template, which --raw switches off; use only one of the two options"
+            )
     if options.raw and options.system is not None:
         raise RequestError(
             "--system needs the chat template, which --raw switches off; use only one of the two options"
@@ -166,7 +175,7 @@ def read_prompt(options: Run) -> str | None:
     return text
 
 
-def answer_json(answer: Answer, prompt: list[int], device: str) -> dict[str, Any]:
+def answer_json(answer: Answer, prompt: list[int], device: str, recordings: Sequence[Recording] = ()) -> dict[str, Any]:
     timings = answer.timings
     return {
         "text": answer.text,
@@ -174,6 +183,7 @@ def answer_json(answer: Answer, prompt: list[int], device: str) -> dict[str, Any
         "prompt_token_ids": prompt,
         "finish_reason": answer.finish_reason,
         "device": device,
+        **({"transcripts": [recording.json() for recording in recordings]} if recordings else {}),
         "timings": {
             "prompt_tokens": timings.prompt_tokens,
             "completion_tokens": timings.completion_tokens,

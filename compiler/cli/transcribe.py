@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ..bundle.folder import ExportBundle, open_any
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import AUDIO
 from ..bundle.signature import read_trusted_keys
 from ..pipeline.target import check_machine
@@ -26,10 +29,6 @@ def run(options: Transcribe) -> None:
     trusted = read_trusted_keys(options.trust)
     path, from_cache = bundle_of(options.bundle, options.ignore_keys, quiet=quiet)
     bundle = open_any(path, () if from_cache else trusted)
-    if isinstance(bundle, ExportBundle) and bundle.manifest.speech is not None:
-        # Raises an error that names the tools for the bundle.
-        check_machine(bundle)
-    require_plan(bundle.manifest, AUDIO)
     task = TranscriptionOptions(
         language=options.language,
         translate=options.translate,
@@ -39,9 +38,7 @@ def run(options: Transcribe) -> None:
         temperature=options.temperature,
         seed=options.seed,
     )
-    runner = open_command_runner(options.runner, bundle, LIMITS)
-    try:
-        transcriber = Transcriber(runner, Tokenizer(bundle.tokenizer_files()))
+    with open_transcriber(bundle, options.runner) as transcriber:
         transcriber.check(task)
         with progress_bars(quiet=quiet, transient=True) as bars:
             bars.start()
@@ -49,8 +46,6 @@ def run(options: Transcribe) -> None:
             transcript = transcriber.transcribe(
                 samples, task, lambda done, total: bars.update(bar, completed=done, total=total)
             )
-    finally:
-        runner.close()
     text = write_transcript(transcript, options.format, stamped=options.timestamps)
     if options.output is None:
         print(text, end="" if text.endswith("\n") else "\n")
@@ -59,3 +54,17 @@ def run(options: Transcribe) -> None:
         options.output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{options.output}: cannot be written: {reason_of(error)}; choose another -o") from error
+
+
+@contextmanager
+def open_transcriber(bundle: Bundle | ExportBundle, runner_name: str | None) -> Iterator[Transcriber]:
+    """Raises RequestError for a bundle that does not transcribe sound, and the errors of `open_command_runner`."""
+    if isinstance(bundle, ExportBundle) and bundle.manifest.speech is not None:
+        # Raises an error that names the tools for the bundle.
+        check_machine(bundle)
+    require_plan(bundle.manifest, AUDIO)
+    runner = open_command_runner(runner_name, bundle, LIMITS)
+    try:
+        yield Transcriber(runner, Tokenizer(bundle.tokenizer_files()))
+    finally:
+        runner.close()

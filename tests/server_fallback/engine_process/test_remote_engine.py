@@ -347,7 +347,12 @@ def test_an_image_is_sent_and_encoded_once_for_all_answers_of_a_request() -> Non
         async with remote(SeeingRecipe()) as engine:
             sent: list[object] = []
             send = engine._send
-            engine._send = lambda message: (sent.append(message), send(message))[1]  # type: ignore[method-assign]
+
+            def record(message: object) -> None:
+                sent.append(message)
+                send(message)
+
+            engine._send = record  # type: ignore[method-assign]
             request = replace(with_images([3, cat, 5, cat], max_tokens=8, ignore_eos=True), arrival=engine.arrive())
             for images in (1, 2):
 

@@ -1,0 +1,73 @@
+"""The recordings of `nearfar run --audio`: a transcriber writes them down, and the texts precede the message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..bundle.folder import open_any
+from ..bundle.manifest import Description
+from ..bundle.signature import TrustedKey
+from ..runtime.audio.sound import read_sound_file
+from ..runtime.audio.transcribe import Transcript, TranscriptionOptions
+from ..runtime.errors import RequestError
+from ..shared.script import SharedScript
+from .model import bundle_of
+from .options import Run
+from .transcribe import open_transcriber
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    file: Path
+    transcript: Transcript
+
+    @property
+    def text(self) -> str:
+        """What the prompt has in its place."""
+        return str(SharedScript.of_thread().ask("transcriptText", self.transcript.text))
+
+    def json(self) -> dict[str, object]:
+        transcript = self.transcript
+        return {
+            "file": str(self.file),
+            "text": transcript.text,
+            "language": transcript.language,
+            "seconds": transcript.duration,
+        }
+
+
+def require_transcriber(options: Run, manifest: Description) -> None:
+    """Raises RequestError for recordings that the model cannot answer about. A model that hears would need no
+    transcriber; none does.
+    """
+    if not options.audio:
+        if options.transcriber is not None:
+            raise RequestError("--transcriber writes down recordings; give some with --audio, or remove the option")
+        return
+    if not manifest.generates:
+        raise RequestError(f"--audio: {manifest.model} generates no text; use a model that does")
+    if options.transcriber is None:
+        raise RequestError(
+            f"--audio {options.audio[0]}: {manifest.model} hears nothing; add --transcriber BUNDLE, a Whisper that "
+            "writes down what is said"
+        )
+
+
+def write_down(options: Run, trusted: Sequence[TrustedKey]) -> list[Recording]:
+    """Raises RequestError and ToolError, which name the file, and the errors of opening and running the transcriber."""
+    if options.transcriber is None:
+        return []
+    sounds = [(file, read_sound_file(file)) for file in options.audio]
+    path, from_cache = bundle_of(options.transcriber, quiet=options.json)
+    bundle = open_any(path, () if from_cache else trusted)
+    # Another target than the model's has another runner.
+    runner = "numpy" if options.runner == "numpy" else None
+    with open_transcriber(bundle, runner) as transcriber:
+        return [Recording(file, transcriber.transcribe(samples, TranscriptionOptions())) for file, samples in sounds]
+
+
+def said(recordings: Sequence[Recording]) -> str:
+    """What the recordings are in the prompt."""
+    return "".join(recording.text for recording in recordings)
