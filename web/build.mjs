@@ -41,13 +41,15 @@ const laterFiles = (folder) => [
   outside("audio-outside", /\/audio\/index\.js$/, `${folder}/audio.js`),
   outside("images-outside", /\/images\/index\.js$/, `${folder}/images.js`),
 ];
-// A page that passes an engine to Hybrid does not need another one, and few use speculation, embeddings, descriptions or files.
+// A page that passes an engine to Hybrid does not need another one, and few use speculation, embeddings, descriptions,
+// files or pictures.
 const hybridOutside = [
   outside("engine-outside", /^\.\.\/index\.js$/, "./nearfar.js"),
   outside("speculation-outside", /^\.\/speculation\.js$/, "./speculation.js"),
   outside("encoding-outside", /^\.\/hybrid_encoding\.js$/, "./hybrid_encoding.js"),
   outside("describer-outside", /^\.\/describer\.js$/, "./describer.js"),
   outside("attachments-outside", /\/attachments\/index\.js$/, "./attachments.js"),
+  outside("images-outside", /\/images\/index\.js$/, "./images.js"),
 ];
 
 // Bundlers would look for the modules of `import(address)` among their own files. These comments prevent it, and only a

@@ -62,8 +62,9 @@ class HybridExecutor:
                 await output.room()
 
     async def _chat(self, request: ChatCompletionRequest, call: Call) -> RunningAnswer:
-        request = await asyncio.to_thread(with_file_texts, request)
-        situation = situation_of(request, *await asyncio.to_thread(texts_of, request))
+        request, files = await asyncio.to_thread(with_file_texts, request)
+        messages, texts, media = await asyncio.to_thread(texts_of, request)
+        situation = situation_of(request, messages, texts, (*media, *files))
         situation = replace(
             situation,
             max_tokens=min(limits(request).values(), default=None),

@@ -17,8 +17,8 @@ NO_TRANSCRIBER = "leave it out, or start the server with --transcriber MODEL, a 
 
 
 def with_files(messages: Sequence[Message], *, keep_others: bool = False) -> Sequence[Message]:
-    """The messages with texts in place of their files. ``keep_others``: a file that is not of text stays, for a side
-    that reads it, or refuses it by name.
+    """The messages with texts in place of their files, part by part. ``keep_others``: a file that is not of text stays,
+    for a side that reads it, or refuses it by name.
 
     Raises RequestError, which names the part unless there are too many.
     """

@@ -41,15 +41,15 @@ Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 class PrivateRules(PolicyPart):
     """The rules that make a request private. ``patterns`` are searched in all its texts; see `privacy`.
 
-    ``media``: where pictures, recordings and files may go, in which no pattern can be searched: "near" keeps a request
-    with one on the device, and "describe" lets a text that near makes of it leave. The default is "far" if the policy
-    lists no labels and no patterns here.
+    ``media``: where pictures, recordings and files may go. "near" keeps a request with one on the device, and None one
+    whose medium is not text, so that no pattern can be searched in it. "describe" lets a text that near makes of such a
+    medium leave, and "far" all. The default is "far" if the policy lists no labels and no patterns here.
     """
 
     labels: Labels = ("private",)
     patterns: Annotated[tuple[str, ...], Field(max_length=100)] = ()
     ignore_case: bool = True
-    media: Media = "near"
+    media: Media | None = None
 
 
 class Budget(PolicyPart):

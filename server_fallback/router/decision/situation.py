@@ -15,7 +15,7 @@ from ...schema.route import Side
 
 # "half-open": one request is let through; meanwhile the state for any other request is "open".
 CircuitState = Literal["closed", "open", "half-open"]
-MediaKind = Literal["picture", "sound", "file"]
+MediaKind = Literal["picture", "sound", "file", "text"]
 Thermal = Literal["nominal", "fair", "serious", "critical"]
 
 # The near model's own view of the prompt by the names of `near_signals.ts`, in nats.
@@ -38,8 +38,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A part of a message that is not text, or with None for both indices, bytes within a text; see
-    `web/src/shared/decision/media.ts`.
+    """A part of a message that is not text or was a file of text, or with None for both indices, bytes within a text;
+    see `web/src/shared/decision/media.ts`.
     """
 
     kind: MediaKind

@@ -47,6 +47,8 @@ class Describer:
         """Raises RequestError or Unavailable with the code "undescribed", or DeadlineExceeded."""
         described = []
         for each in media:
+            if each.kind == "text":
+                continue
             assert each.message is not None
             assert each.part is not None
             content = request.messages[each.message].content

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from nearfar.compiler.shared.script import SharedScript
 
-from ...schema.chat import AnswerToolCall, ChatCompletionRequest
+from ...schema.chat import AnswerToolCall, ChatCompletionRequest, FilePart
 from ...schema.common import GenerationRequest
 from ...schema.functions import ToolCall
 from ...text.attachments import with_files
@@ -23,12 +23,22 @@ from ..decision.situation import Media, Message
 ChatT = TypeVar("ChatT", bound=ChatCompletionRequest)
 
 
-def with_file_texts(request: ChatT) -> ChatT:
-    """The request with the texts of its files, in which private patterns are searched, and which any side reads.
+def with_file_texts(request: ChatT) -> tuple[ChatT, tuple[Media, ...]]:
+    """The request with the texts of its files, in which private patterns are searched, and which any side reads; and
+    these files.
 
     It may take long, so call it in a thread. Raises RequestError for too many files.
     """
-    return request.model_copy(update={"messages": list(with_files(request.messages, keep_others=True))})
+    messages = list(with_files(request.messages, keep_others=True))
+    pairs = enumerate(zip(request.messages, messages, strict=True))
+    media = tuple(
+        Media("text", index, at)
+        for index, (given, read) in pairs
+        if isinstance(given.content, list) and isinstance(read.content, list)
+        for at, (before, after) in enumerate(zip(given.content, read.content, strict=True))
+        if isinstance(before, FilePart) and not isinstance(after, FilePart)
+    )
+    return request.model_copy(update={"messages": messages}), media
 
 
 def texts_of(request: BaseModel) -> tuple[tuple[Message, ...], tuple[str, ...], tuple[Media, ...]]:

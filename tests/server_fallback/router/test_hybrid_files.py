@@ -62,6 +62,17 @@ def test_far_receives_the_marked_text_of_a_file_although_the_policy_has_patterns
     assert body["messages"][0]["content"][1] == TEXT
 
 
+def test_a_file_of_text_stays_near_if_the_policy_keeps_media_there() -> None:
+    rules, far = policy("prefer-far", private={"labels": [], "media": "near"}), large_far()
+    answer = ask(FakeNear(), far, rules, messages=[*about(file_part("# Boats")), *QUESTION])
+    assert answer.route is not None
+    assert (answer.route.side, answer.route.reason) == ("near", "media")
+    with pytest.raises(RequestError, match=r"a file of text \(messages\[0\].content\[1\]\)") as raised:
+        ask(FakeNear(), far, rules, messages=about(file_part("# Boats")), pin="far")
+    assert raised.value.details["code"] == "media"
+    assert far.generated == []
+
+
 @pytest.mark.parametrize(
     "messages",
     [

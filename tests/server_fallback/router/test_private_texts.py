@@ -44,10 +44,10 @@ def test_media_match_the_conformance_cases(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", VECTORS["files"], ids=lambda case: case["name"])
 def test_the_texts_of_files_match_the_conformance_cases(case: dict[str, Any]) -> None:
-    request = with_file_texts(read_request({"model": "tiny", "messages": case["messages"]}))
+    request, files = with_file_texts(read_request({"model": "tiny", "messages": case["messages"]}))
     situation = situation_of(request, *texts_of(request))
     assert [message.content for message in situation.messages] == case["contents"]
-    assert [[each.kind, each.message, each.part] for each in situation.media] == case["media"]
+    assert [[each.kind, each.message, each.part] for each in (*situation.media, *files)] == case["media"]
     check = PrivateCheck.of((), (case["pattern"],), ignore_case=True)
     assert check.is_private(situation) is case["private"]
 

@@ -4,6 +4,7 @@
 import type { ChatCompletionContentPart, ChatCompletionMessageParam, SoundTranscript } from "../api/types.js";
 import type { Transcribe } from "../audio/index.js";
 import { NearfarError, RequestError, messageOf } from "../errors.js";
+import type { Media } from "../shared/decision/media.js";
 import { BOUNDS, fileMarks, openFile, requireFew, transcriptText, unheard } from "../shared/attachments.js";
 
 const NO_TRANSCRIBER = "leave it out, or load the engine with the option transcriber, an engine of a Whisper";
@@ -39,19 +40,28 @@ export async function attachmentsAsText(
   };
 }
 
+export interface FileTexts {
+  readonly messages: readonly ChatCompletionMessageParam[];
+  /** The files that became texts. */
+  readonly media: readonly Media[];
+}
+
 /**
  * The messages with texts in the places of their files of text, for a router, which searches and compares texts. Any other
  * file stays, for a side that reads it, or refuses it by name. Throws RequestError for too many files.
  */
-export function filesAsText(messages: readonly ChatCompletionMessageParam[]): readonly ChatCompletionMessageParam[] {
-  requireFew("files", countOf(messages, isFile));
-  return messages.map((message, index) => {
+export function filesAsText(given: readonly ChatCompletionMessageParam[]): FileTexts {
+  requireFew("files", countOf(given, isFile));
+  const media: Media[] = [];
+  const messages = given.map((message, index) => {
     const { content } = message;
     if (!Array.isArray(content)) return message;
     const parts = (content as readonly ChatCompletionContentPart[]).map((part, at) => {
       if (!isFile(part)) return part;
       try {
-        return filePart(part, `messages[${index}].content[${at}]`);
+        const text = filePart(part, `messages[${index}].content[${at}]`);
+        media.push({ kind: "text", message: index, part: at });
+        return text;
       } catch (error) {
         if (!(error instanceof RequestError)) throw error;
         return part;
@@ -59,6 +69,7 @@ export function filesAsText(messages: readonly ChatCompletionMessageParam[]): re
     });
     return { ...message, content: parts };
   });
+  return { messages, media };
 }
 
 async function* withTranscripts<T extends object>(

@@ -12,6 +12,7 @@ export type { PreparedImage } from "./patches.js";
 export { imageKey, prepareImage } from "./patches.js";
 export type { Pixels } from "./resize.js";
 export { resizeU8 } from "./resize.js";
+export { sentMessages } from "./stored_messages.js";
 export type { ImageSpec } from "../runtime/manifest.js";
 export type { ImageLayout } from "../shared/images/layout.js";
 export { imageLayout } from "../shared/images/layout.js";

@@ -1,7 +1,7 @@
 // Messages as JSON can hold them: pictures that the page has become addresses with their bytes.
 
 import type { ChatCompletionContentPart, ChatCompletionMessageParam } from "../api/types.js";
-import { DeviceError, RequestError } from "../errors.js";
+import { DeviceError, RequestError, messageOf } from "../errors.js";
 import type { Message } from "../text/chat_template.js";
 import type { ImageSource } from "./decode.js";
 import { decodeImage } from "./decode.js";
@@ -19,10 +19,21 @@ export async function storedMessages<T extends ChatMessage>(messages: readonly T
   );
 }
 
+/** The same for a server. Throws RequestError for a picture that cannot be sent, for which no server is to blame. */
+export async function sentMessages(
+  messages: readonly ChatCompletionMessageParam[],
+): Promise<readonly ChatCompletionMessageParam[]> {
+  try {
+    return await storedMessages(messages);
+  } catch (error) {
+    throw new RequestError(`A picture cannot be sent: ${messageOf(error)}`, { param: "messages" }, { cause: error });
+  }
+}
+
 async function stored(part: ChatCompletionContentPart): Promise<ChatCompletionContentPart> {
   const { image_url: address, image } = part;
   // The address of a Blob ends with the page.
-  const source: ImageSource | undefined = address?.url.startsWith("blob:") === true ? address.url : image;
+  const source: ImageSource | undefined = /^blob:/i.test(String(address?.url)) ? address?.url : image;
   if (source === undefined) return part;
   return { type: "image_url", image_url: { url: await dataUrl(source) } };
 }

@@ -9,7 +9,7 @@ import type { Description } from "../api/types.js";
 import { choose, chooseDescribed } from "../shared/decision/decide.js";
 import { DESCRIBING, describedText, undescribed } from "../shared/decision/description.js";
 import type { Media } from "../shared/decision/media.js";
-import { mediaPath } from "../shared/decision/media.js";
+import { mediaPath, opaque } from "../shared/decision/media.js";
 import type { Situation } from "../shared/decision/situation.js";
 import type { HybridRequest } from "./request.js";
 import { withMessages } from "./request.js";
@@ -87,7 +87,7 @@ export class Describer {
   /** Throws RequestError or Unavailable with the code "undescribed", or the signal's reason. */
   async #describe({ params, properties }: HybridRequest, signal: AbortSignal): Promise<readonly Description[]> {
     const found: Description[] = [];
-    for (const media of properties.media) {
+    for (const media of opaque(properties.media)) {
       const { kind, message, part: at } = media;
       const { content } = params.messages[message ?? -1] ?? {};
       const part = ((content ?? []) as unknown as readonly Part[])[at ?? -1] ?? {};
@@ -159,11 +159,16 @@ export class Describer {
   }
 }
 
-/** The name of a part that contains its bytes; null for an address, whose picture may change, and for the page's objects. */
+/**
+ * The name of a part that contains its bytes; null for an address, whose picture may change, and for the page's objects
+ * but files.
+ */
 async function keyOf(part: Part): Promise<string | null> {
-  if (part.type === "audio") return null;
-  const { url = "data:" } = Object(part.image_url) as { readonly url?: unknown };
-  if (typeof url !== "string" || !url.startsWith("data:")) return null;
-  const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(JSON.stringify(part)));
-  return String.fromCharCode(...new Uint8Array(digest));
+  const { type, image, image_url: address } = part;
+  const { url = "data:" } = Object(address) as { readonly url?: unknown };
+  let bytes: BufferSource;
+  if (type === "image" && image instanceof Blob) bytes = await image.arrayBuffer();
+  else if (type === "image" || type === "audio" || typeof url !== "string" || !url.startsWith("data:")) return null;
+  else bytes = new TextEncoder().encode(JSON.stringify(part));
+  return String.fromCharCode(...new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)));
 }

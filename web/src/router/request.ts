@@ -93,12 +93,6 @@ export function readRequest(raw: HybridParams): HybridRequest {
     throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
   const read = labelled.map(readLabels);
   const messages = asToolMessages(read.map(({ message }) => message));
-  const own = messages.findIndex(hasPart("image"));
-  if (own >= 0)
-    throw new RequestError(
-      `messages[${own}] has an image of the page, which a server cannot receive; pass an image_url with a data: address`,
-      { param: "messages" },
-    );
   const params = { ...rest, messages };
   const properties = {
     labels,
@@ -129,7 +123,9 @@ export function readRequest(raw: HybridParams): HybridRequest {
 export async function withFileTexts(request: HybridRequest): Promise<HybridRequest> {
   if (!request.properties.media.some(({ kind }) => kind === "file")) return request;
   const { filesAsText } = await import("../attachments/index.js");
-  return withMessages(request, filesAsText(request.params.messages));
+  const { messages, media } = filesAsText(request.params.messages);
+  const read = withMessages(request, messages);
+  return { ...read, properties: { ...read.properties, media: [...read.properties.media, ...media] } };
 }
 
 /** The request with other messages, which have the labels of its own. */
@@ -147,7 +143,7 @@ function textsOf(
   const contents = params.messages.map(textOf);
   const messages = params.messages.map(({ content, ...message }) => ({
     ...message,
-    content: Array.isArray(content) ? content.map(withoutSound) : content,
+    content: Array.isArray(content) ? content.map(withoutObjects) : content,
   }));
   const { parts, texts, media } = requestTexts({ ...params, messages }, contents);
   const read = params.messages.map(({ role }, index) => ({
@@ -165,9 +161,9 @@ const hasPart =
   ({ content }: ChatCompletionMessageParam): boolean =>
     Array.isArray(content) && content.some((part: { readonly type?: unknown } | null) => part?.type === type);
 
-/** A recording of the page stays on the device, so it is not searched. */
-const withoutSound = (part: { readonly type?: unknown } | null): object | null =>
-  part?.type === "audio" ? { type: "audio" } : part;
+/** In a recording or an image of the page, nothing is searched. */
+const withoutObjects = (part: { readonly type?: unknown } | null): object | null =>
+  part?.type === "audio" || part?.type === "image" ? { type: part.type } : part;
 
 /** A message without its labels and as `asSent`, and the labels. */
 function readLabels(

@@ -195,3 +195,94 @@ test("a recording that is not written down stays, and the error says where it is
   });
   expect([none.far.chats, damaged.far.chats]).toEqual([[], []]);
 });
+
+const PIXELS = { width: 1, height: 1, data: new Uint8Array([1, 2, 3]) };
+const png = (...bytes: number[]) => new Blob([Uint8Array.from([137, 80, 78, 71, ...bytes])], { type: "image/png" });
+const imageOf = (image: unknown) => [
+  {
+    role: "user",
+    content: [
+      { type: "text", text: "what is it?" },
+      { type: "image", image },
+    ],
+  },
+];
+
+test("near answers about an image of the page, as it is", async () => {
+  const { engine, source } = near(SURE);
+  const seen: unknown[] = [];
+  const eyes = withEyes(engine);
+  const { create } = eyes.chat.completions;
+  eyes.chat.completions.create = ((
+    params: { readonly messages: readonly { readonly content: unknown }[] },
+    options: unknown,
+  ) => {
+    seen.push(params.messages[0]?.content);
+    return create(params as never, options as never);
+  }) as unknown as typeof create;
+  for (const image of [png(1), PIXELS]) {
+    const { nf, far } = await setUp({
+      policy: { private: { patterns: [PATTERN] } },
+      near: eyes,
+      farOptions: { vision: true },
+    });
+    expect(await nf.chat.completions.create({ messages: imageOf(image) } as never)).toMatchObject({
+      route: { side: "near", reason: "media" },
+    });
+    expect(far.chats).toEqual([]);
+  }
+  expect([seen, source.requests.length]).toEqual([[png(1), PIXELS].map((image) => imageOf(image)[0]?.content), 2]);
+});
+
+test("far receives the bytes of an image of the page, and of one at an address that ends with the page", async () => {
+  const address = URL.createObjectURL(png(2));
+  const { nf, far } = await setUp({ farOptions: { vision: true } });
+  const own = { type: "image_url", image_url: { url: address } };
+  const messages = [
+    ...imageOf(png(1)),
+    { role: "assistant", content: "hm" },
+    { role: "user", content: [own, PICTURE] },
+  ];
+  for (const stream of [false, true]) {
+    const answer = await (stream
+      ? read(nf, { messages })
+      : nf.chat.completions.create({ messages } as never).then((whole) => [whole]));
+    expect(answer.at(-1)?.route).toMatchObject({ side: "far", reason: "vision" });
+    const sent = (bytes: string) => ({ type: "image_url", image_url: { url: `data:image/png;base64,${btoa(bytes)}` } });
+    expect(far.bodies.at(-1)?.messages?.map(({ content }) => content)).toEqual([
+      [{ type: "text", text: "what is it?" }, sent("\u0089PNG\u0001")],
+      "hm",
+      [sent("\u0089PNG\u0002"), PICTURE],
+    ]);
+  }
+  URL.revokeObjectURL(address);
+  await expect(nf.chat.completions.create({ messages } as never)).rejects.toMatchObject({
+    code: "request_error",
+    message: expect.stringContaining("A picture cannot be sent: the picture blob:") as string,
+  });
+  // Here, nothing writes the files of pixels.
+  const pixels = nf.chat.completions.create({ messages: imageOf(PIXELS) } as never);
+  await expect(pixels).rejects.toMatchObject({ code: "request_error", details: { param: "messages" } });
+});
+
+test("an image of the page is described, a file's bytes once", async () => {
+  const { nf, far, source } = await seeing({}, [{ text: "a red boat" }, { text: "a red boat" }, { text: "a boat" }]);
+  const described = (text: string) => ({
+    route: {
+      side: "far",
+      described: [
+        { path: "messages[0].content[1]", kind: "picture", text: `[Picture, described on the user's device: ${text}]` },
+      ],
+    },
+  });
+  const answer = (image: unknown) => nf.chat.completions.create({ messages: imageOf(image) } as never);
+  expect(await answer(png(1))).toMatchObject(described("a red boat"));
+  expect(await answer(png(1))).toMatchObject(described("a red boat"));
+  expect(source.requests.length).toBe(1);
+  expect(await answer(png(2))).toMatchObject(described("a red boat"));
+  // Pixels may change.
+  expect(await answer(PIXELS)).toMatchObject(described("a boat"));
+  expect(await answer(PIXELS)).toMatchObject(described("a boat"));
+  expect(source.requests.length).toBe(4);
+  expectNoMedia(far);
+});

@@ -4,7 +4,7 @@
 import { expect, test } from "vitest";
 
 import { withEars } from "./fakes.js";
-import { QUESTION, SURE, setUp } from "./hybrid_set_up.js";
+import { LOST, QUESTION, SURE, WATCHED, read, setUp } from "./hybrid_set_up.js";
 
 const PATTERN = "\\b[0-9]{3}-[0-9]{2}-[0-9]{4}\\b";
 const fileOf = (content: string, filename = "notes.md") => ({
@@ -55,6 +55,22 @@ test.each([
   expect(made.far.chats).toEqual([]);
 });
 
+test("a file of text stays near if the policy keeps media there", async () => {
+  const made = await setUp({
+    policy: { mode: "prefer-far", private: { labels: [], media: "near" } },
+    farOptions: { vision: true },
+  });
+  expect(await ask(made, [about(fileOf("# Boats")), QUESTION])).toMatchObject({
+    route: { side: "near", reason: "media" },
+  });
+  await expect(ask(made, [about(fileOf("# Boats"))], { pin: "far" })).rejects.toMatchObject({
+    details: { code: "media" },
+    message: expect.stringContaining("a file of text (messages[0].content[1])") as string,
+  });
+  expect(made.far.chats).toEqual([]);
+  expect(await ask(made, [QUESTION])).toMatchObject({ route: { side: "far" } });
+});
+
 test("a file of another kind stays one", async () => {
   const messages = [about(fileOf("# Boats"), PDF)];
   const kept = await setUp({ policy: { private: { patterns: [PATTERN] } }, farOptions: { vision: true } });
@@ -94,6 +110,66 @@ test.each([
   expect(await ask(made, [about(part)])).toMatchObject({ route: { side: "near", reason: "sound" } });
   expect(promptOf(made)).toContain(HEARD);
   expect(heard.length).toBe(1);
+});
+
+const heardAs = (text: string) => ({ param: "messages[0].content[1]", text, language: "en", seconds: 1 });
+/** The transcripts of a complete answer, and those of a stream with the text that is shown before them. */
+async function transcriptsOf(made: Made): Promise<readonly unknown[]> {
+  const { transcripts } = await ask(made, [about(RECORDING)]);
+  const chunks = await read(made.nf, { messages: [about(RECORDING)] });
+  return [transcripts, chunks.flatMap((chunk, index) => (chunk.transcripts ? [[index, chunk.transcripts]] : []))];
+}
+const ONCE = [[heardAs("good morning")], [[0, [heardAs("good morning")]]]];
+const FEATURE = "first_mean_logprob";
+const RIGHTS = { near: { weights: [0], bias: 9 }, far: { weights: [0], bias: -9 } };
+const PREDICTOR = { version: 2, features: [FEATURE], terms: [], mean: [0], scale: [1], ...RIGHTS };
+
+test.each([
+  ["near", { mode: "prefer-near" }, ""],
+  ["near without a text", { mode: "prefer-near" }, null],
+  [
+    "near, whose first tokens are awaited",
+    { mode: "auto", quality: { predictor: { ...PREDICTOR, calibration: { near: [1, 0], far: [1, 0] } } } },
+    "",
+  ],
+])("an answer of %s has the transcripts of its recordings once", async (_, policy, text) => {
+  const hear = () => "good morning";
+  const { engine } = withEars(hear, text === null ? { text: "" } : SURE);
+  const made = await setUp({ policy, near: engine, farOptions: { sound: true } });
+  expect(await transcriptsOf(made)).toEqual(ONCE);
+  expect(made.far.chats).toEqual([]);
+});
+
+const CHUNK = { id: "1", object: "chat.completion.chunk", created: 1, model: "theirs" };
+const delta = (content: object, end: string | null = null) => ({
+  ...CHUNK,
+  choices: [{ index: 0, delta: content, finish_reason: end }],
+});
+const farHears = (transcripts: unknown) => ({
+  data: [
+    { ...delta({ role: "assistant", content: "" }), transcripts },
+    delta({ content: "far" }),
+    delta({ content: " away" }),
+    delta({}, "stop"),
+  ].map((value) => JSON.stringify(value)),
+});
+
+test("an answer of far has the transcripts that far reports", async () => {
+  const far = [farHears([heardAs("good morning")])];
+  expect(await transcriptsOf(await setUp({ far, farOptions: { sound: true } }))).toEqual(ONCE);
+  const other = [farHears({ count: 1 })];
+  expect(await transcriptsOf(await setUp({ far: other, farOptions: { sound: true } }))).toEqual([undefined, []]);
+});
+
+test("transcripts are those of the side that wrote the answer", async () => {
+  for (const then of ["continue", "restart"]) {
+    const { engine } = withEars(() => "good mourning", LOST);
+    const policy = { escalation: { ...WATCHED, then } };
+    const far = [farHears([heardAs("good morning")])];
+    const made = await setUp({ policy, near: engine, far, farOptions: { sound: true } });
+    const { transcripts, route } = await ask(made, [about(RECORDING)]);
+    expect([route?.side, transcripts]).toEqual(["far", [heardAs("good morning")]]);
+  }
 });
 
 test("a near side without a transcriber does not hear", async () => {

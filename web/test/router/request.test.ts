@@ -58,11 +58,9 @@ test("functions are sent as tools, and their names, schemas and calls are search
   for (const text of ["weather", "secret 1", "secret 2"]) expect(properties.texts).toContain(text);
 });
 
-test("images of the page, which no server can receive, are refused", () => {
-  const content = [{ type: "image", image: new Blob([]) }];
-  const messages = [
-    { role: "system" as const, content: "brief" },
-    { role: "user" as const, content },
-  ];
-  expect(() => readRequest({ messages })).toThrow("messages[1] has an image of the page");
+test("an image of the page is a picture, in whose pixels nothing is searched", () => {
+  const image = { width: 1, height: 1, data: new Uint8Array([7, 8, 9]) };
+  const { params, properties } = readRequest({ messages: [{ role: "user", content: [{ type: "image", image }] }] });
+  expect(params.messages[0]?.content).toEqual([{ type: "image", image }]);
+  expect(properties).toMatchObject({ media: [{ kind: "picture", message: 0, part: 0 }], texts: [] });
 });

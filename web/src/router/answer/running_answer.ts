@@ -8,6 +8,7 @@ import type {
   CompletionUsage,
   Description,
   Route,
+  SoundTranscript,
 } from "../../api/types.js";
 import { NearfarError } from "../../errors.js";
 import type { Rules, State } from "../../shared/router/answer_machine.js";
@@ -74,8 +75,9 @@ export type AnswerItem =
   | { readonly type: "chunk"; readonly chunk: ChatCompletionChunk }
   | { readonly type: "withdraw" };
 
-/** ``ended``: its finish_reason, once that has arrived. */
+/** ``ended``: its finish_reason, once that has arrived. ``transcripts``: what the side has heard. */
 type OpenPart = { -readonly [K in keyof Part]: Part[K] } & {
+  transcripts: readonly SoundTranscript[] | undefined;
   readonly from: AnswerSoFar | null;
   readonly controller: AbortController;
   ended: string | null;
@@ -178,7 +180,7 @@ class RunningAnswer {
         this.#parts[effect.side]?.controller.abort();
         return;
       case "emit":
-        if (chunk !== undefined) this.#shown.show(chunk);
+        if (chunk !== undefined) this.#shown.show(chunk, this.#heard());
         return;
       case "withdraw":
         this.#shown.withdraw();
@@ -188,7 +190,11 @@ class RunningAnswer {
         this.#shown.switched();
         return;
       case "finish":
-        this.#shown.finish(effect.finish_reason as ChatFinishReason, this.#usage(this.#parts[effect.side]));
+        this.#shown.finish(
+          effect.finish_reason as ChatFinishReason,
+          this.#usage(this.#parts[effect.side]),
+          this.#heard(effect.side),
+        );
         this.#close({});
         return;
       case "fail":
@@ -244,6 +250,7 @@ class RunningAnswer {
       from,
       controller,
       ended: null,
+      transcripts: undefined,
     };
     const waitMs = this.#waitsMs[side];
     this.#waitsMs[side] = 0;
@@ -260,6 +267,7 @@ class RunningAnswer {
         if (signal.aborted) return;
         part.usage = chunk.usage ?? part.usage;
         part.ended = chunk.choices[0]?.finish_reason ?? part.ended;
+        part.transcripts = chunk.transcripts ?? part.transcripts;
         this.#handleChunk(side, attempt, part, chunk);
         // The last chunk may have stopped the side.
         if (controller.signal.aborted) return;
@@ -359,6 +367,11 @@ class RunningAnswer {
 
   #usage(part: OpenPart | undefined): CompletionUsage {
     return totalUsage(part?.usage ?? null, part?.tokens ?? 0, part?.from?.tokens ?? 0);
+  }
+
+  /** What the side that writes has heard. */
+  #heard(side = this.#state.side): OpenPart["transcripts"] {
+    return side === null ? undefined : this.#parts[side]?.transcripts;
   }
 
   #push(item: AnswerItem): void {

@@ -1,5 +1,5 @@
 // The part of an answer that is shown: makes the chunks of one answer, under one id, from the chunks of either side. It
-// adds the role, the requested log-probabilities, and the route whenever it changes.
+// adds the role, the requested log-probabilities, and the route and the transcripts whenever they change.
 
 import type {
   ChatCompletionChunk,
@@ -9,6 +9,7 @@ import type {
   ChatFinishReason,
   CompletionUsage,
   Route,
+  SoundTranscript,
 } from "../../api/types.js";
 import type { Clock } from "../sides/clock.js";
 import type { AnswerSoFar } from "../sides/sides.js";
@@ -28,6 +29,8 @@ export class ShownAnswer {
   #roleDue = true;
   #routeDue = true;
   #model = "";
+  /** Those that were sent last. */
+  #transcripts: readonly SoundTranscript[] | undefined;
   /** Tokens without a text of their own yet. */
   #waiting: ChatCompletionTokenLogprob[] = [];
   /** The tokens of the text shown: their number, and those that were listed with log-probabilities. */
@@ -43,7 +46,8 @@ export class ShownAnswer {
     this.#startedAt = clock.now();
   }
 
-  show({ choices: [choice], model }: ChatCompletionChunk): void {
+  /** ``transcripts``: what the chunk's side has heard. */
+  show({ choices: [choice], model }: ChatCompletionChunk, transcripts?: readonly SoundTranscript[]): void {
     if (choice === undefined) return;
     const tokens = this.#tokensWith(choice.logprobs?.content ?? []);
     this.#firstAt ??= this.options.clock.now();
@@ -57,7 +61,7 @@ export class ShownAnswer {
       ...(thought && { reasoning_content: thought }),
       ...(calls === undefined ? {} : { tool_calls: calls }),
     };
-    this.#push(delta, { logprobs: this.#logprobsOf(tokens), finish_reason: null }, this.#routeDue);
+    this.#push(delta, { logprobs: this.#logprobsOf(tokens), finish_reason: null }, this.#routeDue, transcripts);
   }
 
   /** Tokens without a shown text: they come with the next text. */
@@ -85,7 +89,7 @@ export class ShownAnswer {
     return { text, reasoning: this.#reasoning, tokenIds: isAll ? ids : null, tokens: this.#tokens };
   }
 
-  finish(finishReason: ChatFinishReason, usage: CompletionUsage): void {
+  finish(finishReason: ChatFinishReason, usage: CompletionUsage, transcripts?: readonly SoundTranscript[]): void {
     const now = this.options.clock.now();
     const first = this.#firstAt ?? now;
     const later = usage.completion_tokens - 1;
@@ -96,10 +100,14 @@ export class ShownAnswer {
       tokens_per_second: speed,
     };
     // A chunk before the last one tells the reader that a text was withdrawn, even if no text followed.
-    if (this.#routeDue) this.#push({ content: "" }, { logprobs: null, finish_reason: null }, true);
-    this.#push({}, { logprobs: this.#logprobsOf(this.#tokensWith([])), finish_reason: finishReason }, true, {
-      timings,
-    });
+    if (this.#routeDue) this.#push({ content: "" }, { logprobs: null, finish_reason: null }, true, transcripts);
+    this.#push(
+      {},
+      { logprobs: this.#logprobsOf(this.#tokensWith([])), finish_reason: finishReason },
+      true,
+      transcripts,
+      { timings },
+    );
     this.options.push({ ...this.#head, model: this.#model, choices: [], usage });
   }
 
@@ -123,16 +131,20 @@ export class ShownAnswer {
     delta: ChatCompletionDelta,
     rest: Pick<ChatCompletionChunk["choices"][number], "logprobs" | "finish_reason">,
     withRoute: boolean,
+    transcripts?: readonly SoundTranscript[],
     more: Partial<ChatCompletionChunk> = {},
   ): void {
     const deltaWithRole = this.#roleDue ? { role: "assistant" as const, ...delta } : delta;
     const route = withRoute ? { route: this.options.route() } : {};
+    const isHeard = transcripts !== undefined && transcripts !== this.#transcripts;
+    if (isHeard) this.#transcripts = transcripts;
     this.#roleDue = false;
     if (withRoute) this.#routeDue = false;
     this.options.push({
       ...this.#head,
       model: this.#model,
       choices: [{ index: 0, delta: deltaWithRole, ...rest }],
+      ...(isHeard && { transcripts: [...transcripts] }),
       ...more,
       ...route,
     });

@@ -1,7 +1,7 @@
 // The far side: a server with OpenAI's routes, ours or another. It queries what the server serves, and answers chats as
 // chunks.
 
-import type { ChatCompletionChunk, ChatCompletionDelta, ChatFinishReason } from "../../api/types.js";
+import type { ChatCompletionChunk, ChatCompletionDelta, ChatFinishReason, SoundTranscript } from "../../api/types.js";
 import { RequestError, Unavailable } from "../../errors.js";
 import { boundedAnswer } from "./bounded_answer.js";
 import type { Clock } from "./clock.js";
@@ -135,7 +135,7 @@ export class FarSide implements Side {
       yield* this.#continueTokens(request, request.from.tokenIds, id);
       return;
     }
-    const body = chatBody(sideParams(request), id, this.dialect);
+    const body = chatBody(await withSentPictures(sideParams(request)), id, this.dialect);
     for await (const value of this.#http.stream("/v1/chat/completions", body, signal)) yield chunkOf(value, id);
   }
 
@@ -242,12 +242,28 @@ export class FarSide implements Side {
   }
 }
 
+interface PicturePart {
+  readonly type?: unknown;
+  readonly image_url?: { readonly url?: unknown } | null;
+}
+
+const isOfPage = (part: PicturePart | null): boolean =>
+  part?.type === "image" || /^blob:/i.test(String(part?.image_url?.url));
+
+/** With the bytes of pictures that only the page has; the code is loaded with the first one. Throws RequestError. */
+async function withSentPictures(params: PlainParams): Promise<PlainParams> {
+  const { messages } = params;
+  if (!messages.some(({ content }) => Array.isArray(content) && content.some(isOfPage))) return params;
+  const { sentMessages } = await import("../../images/index.js");
+  return { ...params, messages: await sentMessages(messages) };
+}
+
 /**
  * A server's chunk in OpenAI's form, with OpenAI's name for the finish reason if it has one, and the assistant's role.
  * Throws Unavailable for an invalid chunk.
  */
 function chunkOf(value: JsonObject, model: string): ChatCompletionChunk {
-  const { usage, id, created } = value;
+  const { usage, id, created, transcripts } = value;
   const choices = value.choices ?? [];
   if (!Array.isArray(choices)) throw nonsense("choices is not a list");
   return {
@@ -257,8 +273,13 @@ function chunkOf(value: JsonObject, model: string): ChatCompletionChunk {
     model,
     choices: choices.map(choiceOf),
     usage: usageOf(usage),
+    ...(isTranscripts(transcripts) && { transcripts }),
   };
 }
+
+/** Not another server's field of that name. */
+const isTranscripts = (value: unknown): value is SoundTranscript[] =>
+  Array.isArray(value) && value.every((each: Partial<SoundTranscript> | null) => typeof each?.text === "string");
 
 function choiceOf(value: unknown): ChatCompletionChunk["choices"][number] {
   const {

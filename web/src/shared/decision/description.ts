@@ -2,7 +2,7 @@
 
 import type { NearfarError } from "../../errors.js";
 import { RequestError, Unavailable } from "../../errors.js";
-import type { Media, MediaKind } from "./media.js";
+import type { Media, OpaqueKind } from "./media.js";
 import { mediaWords } from "./media.js";
 
 /** How near is asked for the description of a picture: greedily, so that a picture has one description. */
@@ -12,14 +12,14 @@ export const DESCRIBING = {
   max_tokens: 160,
 };
 
-const MARKS: Readonly<Record<MediaKind, string>> = {
+const MARKS: Readonly<Record<OpaqueKind, string>> = {
   picture: "Picture, described on the user's device",
   sound: "Sound, transcribed on the user's device",
   file: "File, read on the user's device",
 };
 
 /** What far receives instead of the picture or sound. */
-export function describedText(kind: MediaKind, text: string): string {
+export function describedText(kind: OpaqueKind, text: string): string {
   return `[${MARKS[kind]}: ${text.trim()}]`;
 }
 

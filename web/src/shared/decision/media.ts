@@ -1,10 +1,12 @@
-// The media of a request: its pictures, recordings and files, in which no private pattern can be searched. The policy's
-// `private.media` says whether they may leave the device.
+// The media of a request: its pictures, recordings and files. The policy's `private.media` says whether they may leave the
+// device. In those that are not text, no private pattern can be searched.
 
 import type { PrivateRules } from "./policy_schema.js";
 
-/** "file": any part that is neither a text nor of another kind. */
-export type MediaKind = "picture" | "sound" | "file";
+/** In which nothing can be searched. "file": any part that is neither a text nor of another kind. */
+export type OpaqueKind = "picture" | "sound" | "file";
+/** "text": a file of text, which became a text of its message. */
+export type MediaKind = OpaqueKind | "text";
 
 /**
  * A part of a message. Its indices are null for what no model reads: the bytes of a `data:` address within a text, and an
@@ -16,7 +18,12 @@ export interface Media {
   readonly part: number | null;
 }
 
-const WORDS: Readonly<Record<MediaKind, string>> = { picture: "a picture", sound: "a recording", file: "a file" };
+const WORDS: Readonly<Record<MediaKind, string>> = {
+  picture: "a picture",
+  sound: "a recording",
+  file: "a file",
+  text: "a file of text",
+};
 const BYTES_IN_TEXT = /data:(image|video|audio)\\?\/[^,\s]{0,100};base64,[\w+/-]/i;
 
 /** The media of these messages, and of ``texts``, all texts of their request. */
@@ -50,15 +57,23 @@ function kindOf(part: unknown): MediaKind | null {
       : "file";
 }
 
-/** What a side must read to answer: a recording asks for ears, any other part for eyes. */
+/** Those in which nothing can be searched. */
+export function opaque<M extends Media>(media: readonly M[]): readonly (M & { readonly kind: OpaqueKind })[] {
+  return media.filter((each): each is M & { readonly kind: OpaqueKind } => each.kind !== "text");
+}
+
+/** What a side must read to answer: a recording asks for ears, any other part that is not text for eyes. */
 export function needs(media: readonly Media[]): { readonly vision: boolean; readonly sound: boolean } {
-  const parts = media.filter(({ part }) => part !== null);
+  const parts = opaque(media).filter(({ part }) => part !== null);
   return { vision: parts.some(({ kind }) => kind !== "sound"), sound: parts.some(({ kind }) => kind === "sound") };
 }
 
-/** Whether the policy keeps the request on the device because of its media. */
+/**
+ * Whether the policy keeps the request on the device because of its media: with "near" of any, with null only of those in
+ * which nothing can be searched.
+ */
 export function isKept({ media: rule }: Pick<PrivateRules, "media">, media: readonly Media[]): boolean {
-  return rule !== "far" && media.length > 0;
+  return rule !== "far" && (rule === "near" ? media : opaque(media)).length > 0;
 }
 
 /** Whether near can turn all media into texts, and the policy lets only such texts leave. */
@@ -67,14 +82,17 @@ export function canDescribe(
   media: readonly Media[],
   kinds: readonly MediaKind[],
 ): boolean {
+  const described = opaque(media);
   return (
-    rule === "describe" && media.length > 0 && media.every(({ kind, part }) => part !== null && kinds.includes(kind))
+    rule === "describe" &&
+    described.length > 0 &&
+    described.every(({ kind, part }) => part !== null && kinds.includes(kind))
   );
 }
 
-/** Names the first one and where it is: "a picture (messages[0].content[1])". */
+/** Names the first one and where it is: "a picture (messages[0].content[1])". Files of text come last. */
 export function mediaWords(media: readonly Media[]): string {
-  const [first] = media;
+  const [first] = [...opaque(media), ...media];
   if (first === undefined) return "nothing";
   const { kind, message, part } = first;
   return `${WORDS[kind]} (${message === null ? "in one of its texts or inputs" : mediaPath({ message, part })})`;
