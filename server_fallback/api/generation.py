@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from ..executors.executor import Call, Executor
+from ..executors.recordings import reporting
 from ..schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
 from ..schema.common import GenerationRequest
 from ..schema.completions import AnswerRequest, Completion, CompletionChunk, CompletionRequest
@@ -28,7 +29,7 @@ from .errors import ApiError, WriteError, openai_error
 from .exchange import Exchange, exchange_of
 from .json_body import printable
 from .lenient import IGNORED_HEADER
-from .recordings import heard, reporting
+from .recordings import heard
 from .route import WITH_BODY, Responses, keyed_router, post
 from .service import Service
 from .sse import OPENAI_EVENTS, EventForm, EventStream, data_event

@@ -1,14 +1,12 @@
-"""Recordings in the messages of a chat: the server's transcriber writes them down, and the answer reports the texts."""
+"""Recordings in the messages of a chat, which the server's transcriber writes down."""
 
 from __future__ import annotations
 
-from nearfar.compiler.runtime.errors import RequestError
-
-from ..executors.executor import Call, Transcribes
+from ..executors.executor import Call
 from ..executors.recordings import written_down
-from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest, SoundTranscript
+from ..executors.transcriber import TranscriberByName
+from ..schema.chat import ChatCompletionRequest, SoundTranscript
 from ..text.attachments import recordings
-from ..text.output import Changed, Output
 from .service import Service
 
 
@@ -19,17 +17,4 @@ async def heard(
     name = service.config.transcriber
     if name is None or not recordings(request.messages):
         return request, []
-    executor = await service.models.executor(name)
-    if not isinstance(executor, Transcribes):
-        raise RequestError(f"the transcriber {name} transcribes no sound; start the server with a Whisper")
-    return await written_down(executor, name, request, call)
-
-
-def reporting(output: Output[ChatCompletionChunk], transcripts: list[SoundTranscript]) -> Output[ChatCompletionChunk]:
-    """An output whose first chunk has the transcripts."""
-    left = [transcripts]
-
-    def change(chunk: ChatCompletionChunk) -> ChatCompletionChunk:
-        return chunk.model_copy(update={"transcripts": left.pop()}) if left else chunk
-
-    return Changed(output, change)
+    return await written_down(TranscriberByName(name, service.models), name, request, call)

@@ -18,7 +18,8 @@ from ..api.server import bind, run_server
 from ..api.traces import open_traces
 from ..executors.local_opener import LocalOpener
 from ..executors.local_options import LocalOptions
-from ..executors.registry import Registry
+from ..executors.registry import Registry, default_name
+from ..executors.transcriber import TranscriberByName
 from ..router.decision.policy import Policy
 from ..router.opening import HybridOpener
 from ..router.sides.far import Far
@@ -48,13 +49,22 @@ def run(options: Gateway) -> None:
         # A prompt waits for its vector no longer than for near's first token, so all may wait.
         waiting = replace(local, max_waiting=WAITING_PROMPTS)
         embedder = LocalEmbedder(LocalOpener(waiting, announcement.progress), options.encoder or "", components)
-    registry = Registry(HybridOpener(LocalOpener(local, announcement.progress), far, policy, embedder))
+    opener = LocalOpener(local, announcement.progress)
+    transcriber = None if options.transcriber is None else TranscriberByName(default_name(options.transcriber))
+    registry = Registry(HybridOpener(opener, far, policy, embedder, transcriber))
+    loads = [LoadRequest(model=options.near, name=options.name)]
+    if transcriber is not None and options.transcriber is not None:
+        transcriber.models = registry
+        loads.append(LoadRequest(model=options.transcriber))
     configure_logs(sys.stderr)
 
     async def started() -> None:
         try:
             with announcement.loading():
-                await ModelChanges(registry).load(LoadRequest(model=options.near, name=options.name))
+                for load in loads:
+                    await ModelChanges(registry).load(load)
+                if transcriber is not None:
+                    await transcriber.check()
         except Unavailable:
             if registry.closed:
                 # The server was stopped while the model loaded, which is not an error.

@@ -110,6 +110,8 @@ class Gateway(Listening):
     encoder: ModelName | None = None
     """the embedding model of a policy that was fitted with --features embedding, in any form that --near accepts, or
     demo-encoder"""
+    transcriber: ModelName | None = None
+    """a Whisper, served beside the pair, that writes down the recordings in chats on this machine"""
     far_api_key_env: Variable | None = None
     """the environment variable that holds the far server's API key"""
     far_model: Name | None = None

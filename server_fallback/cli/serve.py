@@ -23,6 +23,7 @@ from ..executors.devices import default_target, models_memory_bytes
 from ..executors.executor import Models
 from ..executors.local_opener import LocalOpener
 from ..executors.registry import Registry, default_name
+from ..executors.transcriber import TranscriberByName
 from ..front_ends.front_ends import run_front_ends
 from ..kserve.grpc_server import GrpcServer, require_grpc
 from ..pipelines.opener import PipelineOpener
@@ -76,6 +77,8 @@ def run(options: Serve) -> None:
             with announcement.loading():
                 for request in requests:
                     await ModelChanges(models).load(request)
+                if config.transcriber is not None:
+                    await TranscriberByName(config.transcriber, models).check()
                 if isinstance(inner, LocalOpener):
                     inner.require_ignored_keys()
         except Unavailable:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from nearfar.compiler.runtime.errors import RequestError
 
-from ..executors.executor import Opener
+from ..executors.executor import Opener, Opening
 from ..executors.local_opener import LocalOpener, Progress
+from ..executors.local_options import LocalOptions
 from ..executors.registry import default_name
 from ..executors.upstream_executor import UpstreamOpener, UpstreamOptions, only_model
 from ..executors.vllm import NodeOptions, VllmOpener, VllmOptions
@@ -24,8 +25,10 @@ from .options import Serve, Upstreams
 def make_opener(options: Serve, environment: Mapping[str, str], progress: Progress) -> Opener:
     """Raises RequestError."""
     others, hang_seconds = options.others, options.access.hang_seconds
+    shared = options.front_ends > 1
+    local = replace(options.local, own_process=True, hang_seconds=hang_seconds, shared=shared)
     if options.executor == "upstream":
-        return UpstreamOpener(upstream_options(options, environment))
+        return with_transcriber(options, UpstreamOpener(upstream_options(options, environment)), local, progress)
     if others.upstream:
         raise RequestError("--upstream names the server that runs the model; add --executor upstream")
     if options.executor == "vllm":
@@ -38,10 +41,26 @@ def make_opener(options: Serve, environment: Mapping[str, str], progress: Progre
             nodes=node_options(others, environment),
             hang_seconds=hang_seconds,
         )
-        return VllmOpener(vllm)
-    shared = options.front_ends > 1
-    local = replace(options.local, own_process=True, hang_seconds=hang_seconds, shared=shared)
+        return with_transcriber(options, VllmOpener(vllm), local, progress)
     return LocalOpener(local, progress)
+
+
+def with_transcriber(options: Serve, others: Opener, local: LocalOptions, progress: Progress) -> Opener:
+    """``others`` for all models but the transcriber, which runs on this machine."""
+    if options.transcriber is None:
+        return others
+    return TranscriberOpener(options.transcriber, LocalOpener(local, progress), others)
+
+
+class TranscriberOpener:
+    """Implements `Opener`."""
+
+    def __init__(self, transcriber: str, local: Opener, others: Opener) -> None:
+        self._transcriber, self._local, self._others = transcriber, local, others
+
+    async def prepare(self, model: str, name: str | None) -> Opening:
+        opener = self._local if model == self._transcriber else self._others
+        return await opener.prepare(model, name)
 
 
 def node_options(options: Upstreams, environment: Mapping[str, str]) -> NodeOptions | None:

@@ -124,6 +124,7 @@ class Abilities:
 
     ``tools``: the model writes tool calls. ``embeds``: it makes embeddings or scores, and no text.
     ``verify``: it checks drafts of clients. ``vision``: it reads images. ``sound``: it reads sound, and nothing else.
+    ``hears``: it answers about recordings in chats.
     """
 
     tokenizer_sha256: str | None
@@ -133,6 +134,7 @@ class Abilities:
     verify: bool = False
     vision: bool = False
     sound: bool = False
+    hears: bool = False
 
 
 @runtime_checkable

@@ -44,7 +44,11 @@ class ModelEntry:
         own = ModelCard(id=self.name, created=self.created, root=self.name, max_model_len=self.executor.context or None)
         if isinstance(self.executor, TellsAbilities):
             can = self.executor.abilities()
-            own.input_modalities = ["audio"] if can.sound else ["text", "image"] if can.vision else ["text"]
+            own.input_modalities = ["audio"] if can.sound else ["text"]
+            if can.vision:
+                own.input_modalities.append("image")
+            if can.hears:
+                own.input_modalities.append("audio")
         aliases = [own.model_copy(update={"id": name}) for name in self.aliases]
         return [own, *aliases, *(own.model_copy(update={"id": name, "parent": self.name}) for name in self.adapters)]
 

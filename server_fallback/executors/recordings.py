@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.shared.script import SharedScript
 
-from ..schema.chat import ChatCompletionRequest, SoundTranscript
+from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest, SoundTranscript
 from ..schema.transcription import TranscriptionRequest
 from ..text.attachments import decode_base64, recordings, with_text
+from ..text.output import Changed, Output
 from .executor import Call, Transcribes
 
 
@@ -19,8 +22,8 @@ async def written_down(
     Raises RequestError, which names the part, and the errors of `Transcribes`.
     """
     bounds = SharedScript.of_thread().ask("attachmentBounds")
-    messages, transcripts = request.messages, list[SoundTranscript]()
-    for index, at, part in recordings(messages):
+    transcripts = list[SoundTranscript]()
+    for index, at, part in recordings(request.messages):
         where = f"messages[{index}].content[{at}]"
         data = decode_base64(part.input_audio.data, f"{where}.input_audio")
         if len(data) > bounds["sound_bytes"]:
@@ -36,5 +39,26 @@ async def written_down(
         except RequestError as error:
             raise RequestError(error.message, **{**error.details, "param": where}) from error
         transcripts.append(SoundTranscript(param=where, text=made.text, language=made.language, seconds=made.duration))
-        messages = with_text(messages, index, at, made.text)
-    return request.model_copy(update={"messages": messages}), transcripts
+    return with_transcripts(request, transcripts), transcripts
+
+
+def with_transcripts(request: ChatCompletionRequest, transcripts: Sequence[SoundTranscript]) -> ChatCompletionRequest:
+    """The request with a text in place of each recording that was written down."""
+    texts, messages = {each.param: each.text for each in transcripts}, request.messages
+    for index, at, _ in recordings(messages):
+        where = f"messages[{index}].content[{at}]"
+        if where in texts:
+            messages = with_text(messages, index, at, texts[where])
+    return request.model_copy(update={"messages": messages})
+
+
+def reporting(
+    output: Output[ChatCompletionChunk], transcripts: Sequence[SoundTranscript]
+) -> Output[ChatCompletionChunk]:
+    """An output whose first chunk has the transcripts."""
+    left = [list(transcripts)]
+
+    def change(chunk: ChatCompletionChunk) -> ChatCompletionChunk:
+        return chunk.model_copy(update={"transcripts": left.pop()}) if left else chunk
+
+    return Changed(output, change)

@@ -36,12 +36,13 @@ REMEMBERED_BLOCKS = 65_536
 @dataclass(eq=False)
 class Replica:
     """``seen`` holds the prefixes that were sent to the replica, the least recent first; ``chosen`` is the number of
-    its last choice.
+    its last choice. ``hears``: its server reads recordings, None if that is not known.
     """
 
     upstream: Upstream
     seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict, repr=False)
     chosen: int = 0
+    hears: bool | None = None
 
     def score(self, prefixes: Sequence[bytes]) -> float:
         matched = next((index for index, prefix in enumerate(prefixes) if prefix not in self.seen), len(prefixes))
@@ -61,15 +62,18 @@ class Replicas:
         self.all = [Replica(upstream) for upstream in upstreams]
         self._choices = count(1)
 
-    def choose(self, prefixes: Sequence[bytes], tried: Sequence[Upstream] = ()) -> Upstream:
-        """The upstream for a prompt, preferably one that is not in ``tried``. Raises Unavailable if no upstream accepts
-        requests now.
+    def choose(
+        self, prefixes: Sequence[bytes], tried: Sequence[Upstream] = (), *, among: Sequence[Replica] | None = None
+    ) -> Upstream:
+        """The upstream for a prompt, preferably one that is not in ``tried``; one of ``among``, or of all. Raises
+        Unavailable if no upstream accepts requests now.
         """
         for replica in self.all:
             if replica.upstream.circuit.state == "open":
-                # A server that restarts has an empty cache.
+                # A server that restarts has an empty cache, and perhaps other options.
                 replica.seen.clear()
-        admitted = [replica for replica in self.all if replica.upstream.circuit.admits]
+                replica.hears = None
+        admitted = [replica for replica in among or self.all if replica.upstream.circuit.admits]
         if not admitted:
             raise self.unavailable()
         fresh = [replica for replica in admitted if replica.upstream not in tried]

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from nearfar.compiler.runtime.errors import DeviceError, Unavailable
 
-from ..schema.chat import ChatCompletionChunk
+from ..schema.chat import ChatCompletionChunk, SoundTranscript
 from ..schema.common import Reply
 from ..schema.completions import AnswerRequest, CompletionChunk, CompletionRequest
 from .upstream_bounds import BoundedChoices, Bounds, says_text
@@ -21,6 +21,8 @@ MAX_END_CHARACTERS = 64
 # After the end, the usage follows immediately in one chunk.
 AFTER_END_CHUNKS = 16
 AFTER_END_SECONDS = 5.0
+# As many recordings as a request may have, and more.
+MAX_TRANSCRIPTS = 64
 # The largest integer that JavaScript represents exactly.
 MAX_COUNT = 1 << 53
 
@@ -50,6 +52,7 @@ class UpstreamAnswer:
         self._usage: dict[str, Any] | None = None
         self._last: dict[str, Any] = {}
         self._pieces = self._after_end = 0
+        self._has_transcripts = False
 
     @property
     def ended(self) -> bool:
@@ -72,7 +75,12 @@ class UpstreamAnswer:
         ]
         self._pieces += sum(map(has_content, choices))
         self._last = {key: value[key] for key in ("id", "created") if key in value} | {"model": self._name}
-        return {**self._last, "choices": choices} if choices else None
+        if not choices:
+            return None
+        transcripts = transcripts_of(value) if not self._has_transcripts else None
+        self._has_transcripts = self._has_transcripts or transcripts is not None
+        extensions = {} if transcripts is None else {"transcripts": transcripts}
+        return {**self._last, "choices": choices, **extensions}
 
     def add_pieces(self, index: int, pieces: int, text: str) -> bool:
         """Count chunks with ``pieces`` of text that are like an earlier one. False if each has to be added itself."""
@@ -108,6 +116,17 @@ def choices_of(value: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise nonsense(name, "choices: the value is not a list of objects")
     return choices
+
+
+def transcripts_of(value: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """What another nearfar server wrote down of the request's recordings; None if there is nothing in our form."""
+    given = value.get("transcripts")
+    if not isinstance(given, list) or not 0 < len(given) <= MAX_TRANSCRIPTS:
+        return None
+    try:
+        return [SoundTranscript.model_validate(each).model_dump() for each in given]
+    except ValidationError:
+        return None
 
 
 def plain_choice(choice: dict[str, Any], name: str) -> dict[str, Any]:

@@ -14,17 +14,19 @@ from typing import Any
 
 from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
 
+from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import AnswerRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.encoding import EncodingRequest
 from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from ..text.attachments import recordings
 from ..text.output import Output
 from .dialect import Dialect, generation_body
 from .executor import Call, Executor, ExecutorState, Opening
 from .relay import Relay
-from .replicas import Replicas, prefixes_of
+from .replicas import Replica, Replicas, prefixes_of
 from .upstream import Upstream, make_upstream
 from .upstream_answers import CHAT, COMPLETIONS, answer_kind, checked
 from .upstream_bounds import bounds_of
@@ -151,8 +153,9 @@ class UpstreamExecutor:
         priority = call.priority if self._options.priorities or self._options.dialect == "nearfar" else None
         body = generation_body(request, self._model, self._options.dialect, priority=priority)
         bounds, prefixes, tried = bounds_of(request, self._options.dialect), prefixes_of(request), list[Upstream]()
+        among = await self._that_hear(request, call)
         while True:
-            upstream = self._replicas.choose(prefixes, tried)
+            upstream = self._replicas.choose(prefixes, tried, among=among)
             tried.append(upstream)
             relay = Relay(kind, self._options.name, bounds, output, upstream.event_object)
             try:
@@ -222,6 +225,47 @@ class UpstreamExecutor:
                 return await upstream.request("POST", path, body, call)
             except Unavailable as error:
                 await self._before_retry(error, tried)
+
+    async def _that_hear(self, request: AnswerRequest, call: Call) -> Sequence[Replica] | None:
+        """The servers that read a request's recordings, None for all of them: only `nearfar serve` reports whether it
+        does. Raises RequestError if none does, and Unavailable if none is known to and some do not answer.
+        """
+        if (
+            self._options.dialect != "nearfar"
+            or not isinstance(request, ChatCompletionRequest)
+            or not recordings(request.messages)
+        ):
+            return None
+        unknown = [each for each in self._replicas.all if each.hears is None and each.upstream.circuit.admits]
+        failures = [each for each in await asyncio.gather(*(self._ask_hears(each, call) for each in unknown)) if each]
+        hearing = [each for each in self._replicas.all if each.hears]
+        if hearing:
+            return hearing
+        if failures:
+            raise failures[0]
+        if all(each.hears is None for each in self._replicas.all):
+            raise self._replicas.unavailable()
+        names = ", ".join(each.upstream.url for each in self._replicas.all)
+        raise RequestError(
+            f"the messages have a recording, and no server of this model reads sound ({names}); start one of them, or "
+            "this server, with --transcriber MODEL, a Whisper",
+            param="messages",
+        )
+
+    async def _ask_hears(self, replica: Replica, call: Call) -> Unavailable | None:
+        """Find out whether a server reads recordings. Returns why it could not be asked."""
+        try:
+            about = await replica.upstream.request("GET", "/v1/nearfar/about", None, replace(call, request_id="about"))
+        except Unavailable as error:
+            return error
+        except RequestError:
+            # An older server.
+            replica.hears = False
+            return None
+        listed = about.get("models")
+        models = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        replica.hears = any(each.get("id") == self._model and each.get("sound") is True for each in models)
+        return None
 
     async def _before_retry(self, error: Unavailable, tried: Sequence[Upstream]) -> None:
         """Wait a little, or raise the error if another attempt cannot help."""

@@ -110,7 +110,9 @@ class HybridExecutor:
         by token ids.
         """
         sides = self.sides
-        return Abilities(None, None, tools=sides.calls_tools, embeds=False, vision=sides.reads_images)
+        return Abilities(
+            None, None, tools=sides.calls_tools, embeds=False, vision=sides.reads_images, hears=sides.hears
+        )
 
     def state(self) -> ExecutorState:
         sides = self.sides

@@ -23,22 +23,34 @@ from .sides.sides import DeviceHints, Sides
 
 
 class HybridOpener:
-    """Implements `Opener`: each near model that ``near`` opens forms a pair with the same far side. All pairs use the
-    same ``embedder``, which is the caller's to close.
+    """Implements `Opener`: each near model that ``near`` opens forms a pair with the same far side, except one that
+    transcribes sound. All pairs use the same ``embedder`` and ``transcriber``, which are the caller's to close.
     """
 
-    def __init__(self, near: Opener, far: Far | None, policy: Policy, embedder: LocalEmbedder | None = None) -> None:
-        self._near, self._far, self._policy, self._embedder = near, far, policy, embedder
+    def __init__(
+        self,
+        near: Opener,
+        far: Far | None,
+        policy: Policy,
+        embedder: LocalEmbedder | None = None,
+        transcriber: Transcribes | None = None,
+    ) -> None:
+        self._near, self._far, self._policy = near, far, policy
+        self._embedder, self._transcriber = embedder, transcriber
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         require_sides(self._policy, near=True, far=self._far)
         embedder = None if self._embedder is None else await self._embedder.open()
         require_embedder(self._policy, embedder)
         near = await self._near.prepare(model, name)
+        if near.task == "transcribe":
+            return near
         return Opening(
             near.name,
             near.memory_bytes,
-            lambda: open_hybrid(near.name, near.open, self._far, self._policy, embedder=embedder),
+            lambda: open_hybrid(
+                near.name, near.open, self._far, self._policy, embedder=embedder, transcriber=self._transcriber
+            ),
             near.task,
             near.answers_at_once,
         )

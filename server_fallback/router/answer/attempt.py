@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from ...schema.chat import SoundTranscript
 from ...schema.common import Usage
 from ...schema.route import Side
 from ..sides.answer_piece import AnswerPiece
@@ -22,6 +23,7 @@ class Attempt:
 
     ``num_tokens`` and ``ids`` describe what the side sent; if a server does not list its tokens, pieces of text count.
     ``prompt_logprobs`` belong to the last tokens of the prompt, if they were requested and the side reports them.
+    ``transcripts`` are the texts that the side read in place of recordings.
     """
 
     side: Side
@@ -38,6 +40,7 @@ class Attempt:
     prompt_logprobs: Sequence[float] = ()
     finish_reason: str | None = None
     usage: Usage | None = None
+    transcripts: Sequence[SoundTranscript] = ()
 
     @property
     def started(self) -> bool:
@@ -59,6 +62,7 @@ class Attempt:
         self.num_tokens += piece.num_tokens
         self.finish_reason = piece.finish_reason or self.finish_reason
         self.usage = piece.usage or self.usage
+        self.transcripts = piece.transcripts or self.transcripts
 
     def record_prompt_logprobs(self, logprobs: Sequence[float]) -> None:
         self.prompt_logprobs = logprobs

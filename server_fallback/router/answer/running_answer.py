@@ -19,7 +19,7 @@ from time import monotonic
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError
 
 from ...executors.executor import Call
-from ...schema.chat import ChatCompletionRequest
+from ...schema.chat import ChatCompletionRequest, SoundTranscript
 from ...schema.common import TokenLogprob
 from ...schema.completions import CompletionRequest
 from ...schema.route import Description, Route, Side
@@ -35,6 +35,7 @@ from .attempt import Attempt
 from .continuation import far_continuation
 from .described import choose_with_descriptions
 from .failures import side_error, side_fault
+from .heard import Heard
 from .shown import Shown
 from .signals import SIGNAL_TOKENS, near_signals
 from .timers import Due, Timers
@@ -75,6 +76,7 @@ class RunningAnswer:
         self._errors: dict[Side, NearfarError] = {}
         self._waits: dict[Side, float] = {}
         self._shown = Shown()
+        self._heard = Heard(sides, call)
         # What the request has in place of media.
         self._descriptions: Sequence[Description] = ()
         self._over = False
@@ -258,11 +260,13 @@ class RunningAnswer:
                 self._ask(side, continue_from, number)
             case {"type": "warm"}:
                 assert not self._choice.decision.private, "a private request does not leave"
-                self._warm_up = WarmUp(self._sides, self._request, self._call, self._conversation())
+                request = self._heard.known("far", self._request)
+                if request is not None:
+                    self._warm_up = WarmUp(self._sides, request, self._call, self._conversation())
             case {"type": "cancel", "side": side}:
                 self._current.pop(side).stop()
             case {"type": "withdraw"}:
-                self._shown = Shown(route=self._shown.route)
+                self._shown = Shown(route=self._shown.route, transcripts=self._shown.transcripts)
             case {"type": "timer", "name": name, "ms": ms}:
                 self._timers.set(name, ms)
             case {"type": "cancel_timer", "name": name}:
@@ -320,7 +324,8 @@ class RunningAnswer:
         self._updates.put_nowait((attempt, failure))
 
     async def _stream(self, attempt: Attempt, continue_from: str | None) -> AsyncGenerator[AnswerPiece, None]:
-        sides, request, call = self._sides, self._request, self._call
+        sides, call = self._sides, self._call
+        request, attempt.transcripts = await self._heard.read(attempt.side, self._request)
         if attempt.side == "near":
             assert sides.near is not None
             if continue_from is not None:
@@ -352,11 +357,21 @@ class RunningAnswer:
     def _show(self, piece: AnswerPiece) -> list[Chunk]:
         machine, shown = self._running, self._shown
         assert machine.side is not None
-        route, first = self._route(), shown.route is None
-        chunks = list(self._form.chunks(piece, len(shown.text), None if route == shown.route else route, first=first))
+        route, first, attempt = self._route(), shown.route is None, self._current[machine.side]
+        changed = None if route == shown.route else route
+        transcripts = self._unreported(attempt)
+        chunks = list(self._form.chunks(piece, len(shown.text), changed, first=first, transcripts=transcripts))
         shown.route = route
-        shown.add(self._current[machine.side], piece)
+        shown.add(attempt, piece)
         return chunks
+
+    def _unreported(self, attempt: Attempt) -> Sequence[SoundTranscript] | None:
+        """The texts of recordings that the client does not have yet."""
+        found = attempt.transcripts
+        if not found or found == self._shown.transcripts:
+            return None
+        self._shown.transcripts = found
+        return found
 
     def _finish(self, finish_reason: str) -> list[Chunk]:
         self._over = True
@@ -369,7 +384,12 @@ class RunningAnswer:
             seconds = attempt.first_token_seconds, monotonic() - attempt.requested_at
             self._sides.record_finished(side, attempt.usage, attempt.num_tokens, *seconds)
         self._sides.record_conversation(side, self._conversation(), shown.text_with_calls)
-        return list(self._form.last_chunks(finish_reason, usage, self._route(), first=shown.route is None))
+        transcripts = self._unreported(attempt)
+        return list(
+            self._form.last_chunks(
+                finish_reason, usage, self._route(), first=shown.route is None, transcripts=transcripts
+            )
+        )
 
     def _route(self) -> Route:
         machine, scores = self._running, dict(self._choice.decision.scores)

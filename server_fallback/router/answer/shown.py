@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nearfar.compiler.shared.script import SharedScript
 
-from ...schema.chat import ToolCallDelta
+from ...schema.chat import SoundTranscript, ToolCallDelta
 from ...schema.common import Usage
 from ...schema.fold import fold_calls
 from ...schema.route import Route
@@ -17,13 +18,16 @@ from .attempt import Attempt
 
 @dataclass(slots=True)
 class Shown:
-    """``tokens``: how many of its tokens each attempt wrote. ``route`` is the last route that was sent."""
+    """``tokens``: how many of its tokens each attempt wrote. ``route`` is the last route that was sent, and
+    ``transcripts`` are the last texts of recordings.
+    """
 
     text: str = ""
     reasoning: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
     tokens: dict[Attempt, int] = field(default_factory=dict)
     route: Route | None = None
+    transcripts: Sequence[SoundTranscript] = ()
 
     def add(self, attempt: Attempt, piece: AnswerPiece) -> None:
         self.text += piece.text

@@ -17,6 +17,7 @@ from ...schema.chat import (
     ChatLogprobs,
     ChunkChoice,
     Delta,
+    SoundTranscript,
     ToolCallDelta,
 )
 from ...schema.common import TokenLogprob, TopLogprob, Usage
@@ -30,7 +31,7 @@ Chunk = ChatCompletionChunk | CompletionChunk
 class AnswerPiece:
     """``tokens`` are the tokens whose text is emitted, if log-probabilities were requested.
 
-    ``usage`` comes last, after ``finish_reason``.
+    ``usage`` comes last, after ``finish_reason``. ``transcripts``: what the side wrote down of recordings.
     """
 
     text: str = ""
@@ -39,6 +40,7 @@ class AnswerPiece:
     finish_reason: str | None = None
     usage: Usage | None = None
     reasoning: str = ""
+    transcripts: Sequence[SoundTranscript] | None = None
 
     @property
     def has_content(self) -> bool:
@@ -67,6 +69,7 @@ def piece_of(chunk: Chunk) -> AnswerPiece:
         choice.finish_reason,
         chunk.usage,
         delta.reasoning_content or "",
+        chunk.transcripts if isinstance(chunk, ChatCompletionChunk) else None,
     )
 
 
@@ -95,21 +98,42 @@ class Form:
         identity = f"{'chatcmpl' if self._begin else 'cmpl'}-{uuid4()}"
         self._chunk: Callable[..., Chunk] = partial(kind, id=identity, created=int(time.time()), model=model)
 
-    def chunks(self, piece: AnswerPiece, start: int, route: Route | None, *, first: bool) -> Iterator[Chunk]:
-        """``start`` is the number of characters of the answer before this piece. ``route`` is set if the first chunk
-        must carry it. ``first``: nothing was shown yet.
+    def chunks(
+        self,
+        piece: AnswerPiece,
+        start: int,
+        route: Route | None,
+        *,
+        first: bool,
+        transcripts: Sequence[SoundTranscript] | None = None,
+    ) -> Iterator[Chunk]:
+        """``start`` is the number of characters of the answer before this piece. ``route`` and ``transcripts`` are set
+        if the first chunk must carry them. ``first``: nothing was shown yet.
         """
+        carried = self._carried(route, transcripts)
         if first and self._begin:
-            yield self._chunk(choices=self._begin, route=route)
-            route = None
-        yield self._chunk(choices=[self._choice(piece, start)], route=route)
+            yield self._chunk(choices=self._begin, **carried)
+            carried = {}
+        yield self._chunk(choices=[self._choice(piece, start)], **carried)
 
-    def last_chunks(self, finish_reason: str, usage: Usage, route: Route, *, first: bool) -> Iterator[Chunk]:
+    def last_chunks(
+        self,
+        finish_reason: str,
+        usage: Usage,
+        route: Route,
+        *,
+        first: bool,
+        transcripts: Sequence[SoundTranscript] | None = None,
+    ) -> Iterator[Chunk]:
         """First the finish_reason, then the usage."""
         if first and self._begin:
-            yield self._chunk(choices=self._begin, route=route)
+            yield self._chunk(choices=self._begin, **self._carried(route, transcripts))
         yield self._chunk(choices=[self._choice(AnswerPiece(), 0, finish_reason)], route=route)
         yield self._chunk(choices=[], usage=usage, route=route)
+
+    def _carried(self, route: Route | None, transcripts: Sequence[SoundTranscript] | None) -> dict[str, Any]:
+        """Only chunks of chats have transcripts."""
+        return {"route": route, **({"transcripts": list(transcripts)} if transcripts and self._begin else {})}
 
     def _choice(
         self, piece: AnswerPiece, start: int, finish_reason: str | None = None

@@ -9,8 +9,6 @@ from functools import partial
 from nearfar.compiler.runtime.errors import RequestError
 
 from ...executors.executor import Abilities, Call, Executor, TellsAbilities, Transcribes
-from ...executors.recordings import written_down
-from ...schema.chat import ChatCompletionRequest
 from ...schema.completions import AnswerRequest, CompletionRequest
 from ...schema.tokenize import DetokenizeRequest, TokenizeRequest
 from ...text.output import streamed
@@ -21,8 +19,8 @@ UNDECIDED_TOKENS = 8
 
 
 class NearSide:
-    """Owns the executor and closes it. With a ``transcriber``, which stays the caller's to close, it hears: recordings
-    are written down for it.
+    """Owns the executor and closes it. ``transcriber``, which stays the caller's to close, writes down recordings for
+    it (`router/answer/heard.py`).
     """
 
     def __init__(self, executor: Executor, name: str, transcriber: Transcribes | None = None) -> None:
@@ -49,8 +47,6 @@ class NearSide:
 
         Raises as `Executor`.
         """
-        if self.transcriber is not None and isinstance(request, ChatCompletionRequest):
-            request, _ = await written_down(self.transcriber, self.name, request, call)
         if logprobs is not None:
             request = with_logprobs(request, logprobs)
         async with aclosing(streamed(partial(self.executor.answer, request, call))) as chunks:

@@ -118,6 +118,15 @@ class Sides:
         near = self.near is not None and self.near.reads_images
         return near or (self.far is not None and self.far.reads_images)
 
+    @property
+    def hears(self) -> bool:
+        """Whether at least one side answers about recordings."""
+        return self._transcribes or (self.far is not None and self.far.hears)
+
+    @property
+    def _transcribes(self) -> bool:
+        return self.near is not None and self.near.transcriber is not None
+
     async def check(self, *, near_may_answer: bool) -> None:
         """Query what the far server serves.
 
@@ -176,7 +185,7 @@ class Sides:
             context=self.near.executor.context or None,
             tools=self.near.abilities is None or self.near.abilities.tools,
             vision=self.near.reads_images,
-            sound=self.near.transcriber is not None,
+            sound=self._transcribes,
             describes=() if self.describer is None else self.describer.kinds,
             languages=self.policy.languages.near,
             prompt_tokens=None if ids is None else len(ids),
@@ -200,7 +209,8 @@ class Sides:
             context=model.context if model is not None else None,
             tools=model is None or model.tools,
             vision=self.far.reads_images,
-            sound=self.far.hears,
+            # Far gets the text of a recording that it does not read.
+            sound=self.far.hears or self._transcribes,
             languages=self.policy.languages.far,
             prefill_tokens_per_second=speed["prefill_tokens_per_second"],
             decode_tokens_per_second=speed["decode_tokens_per_second"],

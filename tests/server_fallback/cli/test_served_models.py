@@ -12,8 +12,15 @@ from fake_openai import MODEL, FakeOpenAI, running
 
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.cli.options import Serve
-from nearfar.server_fallback.cli.served_models import load_requests, make_opener, node_options, upstream_options
+from nearfar.server_fallback.cli.served_models import (
+    TranscriberOpener,
+    load_requests,
+    make_opener,
+    node_options,
+    upstream_options,
+)
 from nearfar.server_fallback.engine.batching import Batching
+from nearfar.server_fallback.executors.executor import Opening
 from nearfar.server_fallback.executors.local_opener import LocalOpener
 from nearfar.server_fallback.executors.upstream_executor import UpstreamOpener, only_model
 from nearfar.server_fallback.executors.vllm import NodeOptions, VllmOpener
@@ -72,7 +79,27 @@ def test_the_executor_decides_who_opens() -> None:
 
     assert opener() is LocalOpener
     assert opener("--executor", "vllm", "--vllm-arguments", "--max-model-len 8192") is VllmOpener
-    assert opener("--executor", "upstream", "--upstream", "http://a") is UpstreamOpener
+    upstream = ("--executor", "upstream", "--upstream", "http://a")
+    assert opener(*upstream) is UpstreamOpener
+    assert opener(*upstream, "--transcriber", "whisper") is TranscriberOpener
+
+
+def test_a_transcriber_runs_on_this_machine_whoever_runs_the_other_models() -> None:
+    prepared = []
+
+    class Named:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        async def prepare(self, model: str, name: str | None) -> Opening:
+            prepared.append((self._name, model, name))
+            raise RequestError("enough")
+
+    opener = TranscriberOpener("./whisper", Named("local"), Named("other"))
+    for model, name in (("big", None), ("./whisper", "w")):
+        with pytest.raises(RequestError, match="enough"):
+            asyncio.run(opener.prepare(model, name))
+    assert prepared == [("other", "big", None), ("local", "./whisper", "w")]
 
 
 def test_several_machines_need_an_address_and_a_key() -> None:

@@ -13,7 +13,7 @@ from fake_openai import MODEL, FakeOpenAI, Received, Reply, running, text_chunks
 from opened_upstreams import QUESTION, ask, text_of, with_upstream
 from waiting import until
 
-from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
 from nearfar.server_fallback.executors import circuit, upstream_executor
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.upstream_executor import UpstreamExecutor, UpstreamOptions, open_upstream
@@ -250,3 +250,69 @@ def test_a_model_opens_with_the_first_server_that_answers_and_the_context_that_i
                 await executor.close()
 
     asyncio.run(check())
+
+
+def hearing(sound: bool | None) -> FakeOpenAI:
+    """A server of nearfar whose model reads recordings or not; None: one that is shutting down."""
+
+    def reply(received: Received) -> Reply:
+        if received.path != "/v1/nearfar/about":
+            first, *others = text_chunks("hears" if sound else "is deaf")
+            return Reply(chunks=[{**first, "transcripts": [TRANSCRIPT] if sound else "none"}, *others])
+        if sound is None:
+            return Reply(503, LEAVING)
+        return Reply(value={"api_version": 1, "models": [{"id": MODEL, "tools": True, "sound": sound}]})
+
+    return FakeOpenAI(reply)
+
+
+TRANSCRIPT = {"param": "messages[0].content[0]", "text": "hello", "language": None, "seconds": 1.5}
+SOUND = ChatCompletionRequest.model_validate(
+    {
+        "model": "ours",
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}],
+            }
+        ],
+    }
+)
+
+
+def test_a_request_with_a_recording_is_sent_to_a_server_that_hears() -> None:
+    deaf, ears = hearing(False), hearing(True)
+
+    async def check(executor: UpstreamExecutor) -> None:
+        for _ in range(3):
+            first, *others = await ask(executor, question=SOUND)
+            assert text_of([first, *others]) == "hears"
+            assert [each.model_dump() for each in first.transcripts or ()] == [TRANSCRIPT]
+            assert all(each.transcripts is None for each in others)
+        await ask(executor)
+        await ask(executor)
+
+    with_upstream(check, deaf, ears, dialect="nearfar")
+    # Each is asked once, and other requests go to both.
+    assert [each.path for each in deaf.received] == ["/v1/nearfar/about", "/v1/chat/completions"]
+    assert [each.path for each in ears.received] == ["/v1/nearfar/about", *["/v1/chat/completions"] * 4]
+
+
+def test_a_recording_that_no_server_hears_is_refused_by_name() -> None:
+    deaf, leaving = hearing(False), hearing(None)
+
+    async def none(executor: UpstreamExecutor) -> None:
+        with pytest.raises(RequestError, match=r"no server of this model reads sound .*--transcriber MODEL"):
+            await ask(executor, question=SOUND)
+
+    async def unknown(executor: UpstreamExecutor) -> None:
+        # One that does not answer now may hear.
+        with pytest.raises(Unavailable, match="shutting down"):
+            await ask(executor, question=SOUND)
+
+    async def of_others(executor: UpstreamExecutor) -> None:
+        assert text_of(await ask(executor, question=SOUND)) == "is deaf"
+
+    with_upstream(none, deaf, dialect="nearfar")
+    with_upstream(unknown, deaf, leaving, dialect="nearfar")
+    with_upstream(of_others, deaf, dialect="vllm")

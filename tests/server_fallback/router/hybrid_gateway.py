@@ -15,7 +15,7 @@ from waiting import WAIT_SECONDS
 
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
-from nearfar.server_fallback.executors.executor import Executor, Opening
+from nearfar.server_fallback.executors.executor import Executor, Opening, Transcribes
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.opening import HybridOpener
@@ -42,9 +42,10 @@ async def gateway(
     rules: dict[str, Any],
     config: ApiConfig | None = None,
     embedder: LocalEmbedder | None = None,
+    transcriber: Transcribes | None = None,
 ) -> AsyncIterator[FastAPI]:
     """An app with the model "tiny"."""
-    registry = Registry(HybridOpener(NearOpener(near), far, Policy.read(rules), embedder))
+    registry = Registry(HybridOpener(NearOpener(near), far, Policy.read(rules), embedder, transcriber))
     await registry.load(LoadRequest(model="tiny"))
     try:
         yield create_app(registry, config or ApiConfig(), routed=True)

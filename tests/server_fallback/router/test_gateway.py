@@ -16,6 +16,7 @@ from fake_openai import Reply, running, text_chunks
 from fastapi import FastAPI
 from hybrid_gateway import NearOpener, elsewhere, gateway
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, completion, policy, run
+from test_hybrid_files import RECORDING, TRANSCRIPT, Heard, about
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.cli import main
@@ -25,6 +26,7 @@ from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.api.server import Server, bind
 from nearfar.server_fallback.cli.gateway import routes
+from nearfar.server_fallback.executors.executor import Opening
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.opening import HybridOpener
@@ -239,3 +241,40 @@ def test_the_gateway_prints_both_sides() -> None:
         "routing by auto: near is demo, far is big at http://far:8000; "
         "requests labelled private or labelled health or that match one of 1 patterns stay near"
     )
+
+
+def test_a_gateway_with_a_transcriber_answers_about_recordings_and_says_so() -> None:
+    async def work() -> None:
+        far = FakeFar()
+        body = {"model": "tiny", "messages": about(RECORDING)}
+        hearing = gateway(FakeNear(), Far(far.url), policy(), transcriber=Heard("tiny"))
+        async with running(far), hearing as app, client_of(app) as client:
+            answer = (await client.post("/v1/chat/completions", json=body)).json()
+            assert answer["transcripts"] == [TRANSCRIPT]
+            assert answer["route"]["side"] == "near"
+            [card] = (await client.get("/v1/nearfar/about")).json()["models"]
+            assert card["sound"] is True
+            [card] = (await client.get("/v1/models")).json()["data"]
+            assert card["input_modalities"] == ["text", "audio"]
+        async with running(far), gateway(FakeNear(), Far(far.url), policy()) as app, client_of(app) as client:
+            refused = await client.post("/v1/chat/completions", json=body)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["code"] == "sound"
+            [card] = (await client.get("/v1/nearfar/about")).json()["models"]
+            assert card["sound"] is False
+
+    run(work())
+
+
+def test_a_model_of_sound_is_served_as_it_is() -> None:
+    class Speech:
+        async def prepare(self, model: str, name: str | None) -> Opening:
+            return Opening(name or model, 1, None, "transcribe")  # type: ignore[arg-type]
+
+    async def work() -> None:
+        opener = HybridOpener(Speech(), Far("http://far"), Policy.read(policy()))
+        opening = await opener.prepare("whisper", None)
+        assert opening.task == "transcribe"
+        assert opening.open is None
+
+    run(work())

@@ -6,12 +6,12 @@ import base64
 from typing import Any
 
 import pytest
-from fake_openai import Reply, running
-from hybrid_sides import ABOUT, QUESTION, FakeFar, FakeNear, ask, hybrid, policy, run
+from fake_openai import Reply, running, text_chunks
+from hybrid_sides import ABOUT, FAR_USAGE, QUESTION, FakeFar, FakeNear, ask, hybrid, policy, run
 from test_hybrid_private import SECRET, recorded
 
 from nearfar.compiler.runtime.audio.transcribe import Segment, Transcript
-from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.errors import DeviceError, RequestError
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.router.hybrid import Hybrid
 from nearfar.server_fallback.router.sides.far import Far
@@ -126,8 +126,8 @@ RECORDING = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format"
 class Heard:
     """A transcriber that hears how many bytes there are, and counts how often."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, model: str = "hybrid") -> None:
+        self.model, self.count = model, 0
 
     async def transcribe(
         self,
@@ -139,7 +139,7 @@ class Heard:
         translate: bool,
         max_seconds: float | None = None,
     ) -> Transcript:
-        assert (name, request.model, translate, max_seconds) == ("messages[0].content[1]", "hybrid", False, 600)
+        assert (name, request.model, translate, max_seconds) == ("messages[0].content[1]", self.model, False, 600)
         self.count += 1
         segment = Segment(0, 0.0, 1.0, f" {len(data)} bytes", (), 0.0, 0.0, 1.0, 0.0)
         return Transcript("transcribe", "en", 1.0, (segment,))
@@ -186,3 +186,72 @@ def test_a_far_server_that_reports_a_transcriber_gets_recordings() -> None:
     answer = ask(FakeNear(), far, policy(), messages=about(RECORDING))
     assert answer.route is not None
     assert (answer.route.side, answer.route.reason) == ("far", "sound")
+
+
+TRANSCRIPT = {"param": "messages[0].content[1]", "text": "4 bytes", "language": "en", "seconds": 1.0}
+HEARD = {"type": "text", "text": "[Transcript of a recording]\n4 bytes\n[End of transcript]\n"}
+
+
+def test_an_answer_reports_what_near_wrote_down_in_its_first_chunk() -> None:
+    async def work() -> None:
+        far = FakeFar()
+        async with (
+            running(far),
+            await Hybrid.create(near=FakeNear(), far=Far(far.url), policy=policy(), transcriber=Heard()) as opened,
+        ):
+            answer = await opened.chat.completions.create(messages=about(RECORDING))
+            assert [each.model_dump() for each in answer.transcripts or ()] == [TRANSCRIPT]
+            chunks = [c async for c in await opened.chat.completions.create(messages=about(RECORDING), stream=True)]
+            plain = await opened.chat.completions.create(messages=about(TEXT))
+        assert [each.model_dump() for each in chunks[0].transcripts or ()] == [TRANSCRIPT]
+        assert all(chunk.transcripts is None for chunk in chunks[1:])
+        assert plain.transcripts is None
+
+    run(work())
+
+
+def test_far_without_ears_gets_what_this_machine_wrote_down_once() -> None:
+    """Near fails in the middle, so that far continues."""
+
+    async def work() -> None:
+        far, transcriber = FakeFar(), Heard()
+        # With near's tokens, far would get token ids.
+        card = {**ABOUT, "context": 4096, "tokenizer_sha256": "other"}
+        far.about = Reply(value={"api_version": 1, "models": [card]})
+        near = FakeNear("near says", DeviceError("lost"), error_at=4)
+        async with (
+            running(far),
+            await Hybrid.create(near=near, far=Far(far.url), policy=policy(), transcriber=transcriber) as opened,
+        ):
+            answer = await opened.chat.completions.create(messages=about(RECORDING))
+            assert answer.route is not None
+            assert (answer.route.side, answer.route.reason) == ("far", "near_failed")
+            assert [each.model_dump() for each in answer.transcripts or ()] == [TRANSCRIPT]
+            assert transcriber.count == 1
+            await opened.chat.completions.create(messages=about(RECORDING), pin="far")
+        assert transcriber.count == 2
+        assert [body["messages"][0]["content"][1] for body in far.generated] == [HEARD, HEARD]
+
+    run(work())
+
+
+def test_what_far_wrote_down_is_reported_and_it_gets_the_recording() -> None:
+    heard_there = {**TRANSCRIPT, "text": "there"}
+    first, *others = text_chunks("a", usage=FAR_USAGE)
+    far = FakeFar(lambda _: Reply(chunks=[{**first, "transcripts": [heard_there]}, *others]))
+    far.about = Reply(value={"api_version": 1, "models": [{**ABOUT, "context": 4096, "sound": True}]})
+
+    async def work() -> None:
+        transcriber = Heard()
+        async with (
+            running(far),
+            await Hybrid.create(
+                near=FakeNear(), far=Far(far.url), policy=policy("prefer-far"), transcriber=transcriber
+            ) as opened,
+        ):
+            answer = await opened.chat.completions.create(messages=about(RECORDING))
+        assert [each.model_dump() for each in answer.transcripts or ()] == [heard_there]
+        assert transcriber.count == 0
+        assert [body["messages"][0]["content"][1] for body in far.generated] == [RECORDING]
+
+    run(work())
