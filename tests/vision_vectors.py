@@ -16,7 +16,7 @@ from image_families import FAMILIES, spec_of, write_family
 from nearfar.compiler.formats.towers import largest_tile, longest_side
 from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.ir.spec import VisionSpec
-from nearfar.compiler.runtime.vision_test import test_patches as patches_of_test
+from nearfar.compiler.runtime.feature_test import test_patches as patches_of_test
 
 RECORDED = Path(__file__).parent / "conformance/vision_test.json"
 

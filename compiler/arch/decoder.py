@@ -80,7 +80,7 @@ def forward(
     """
     graph = new_graph(embeds=embeds)
     x = embedding(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size, spec.embedding_scale, "embedded")
-    if spec.vision is not None:
+    if spec.vision is not None or spec.hearing is not None:
         x = place_features(graph, spec, x)
     if layout.positions is not None:
         table = matrix(graph, layout.positions, spec.max_position_embeddings, spec.hidden_size)
@@ -126,7 +126,7 @@ FEATURES = {name: name for name in ("features", "feature_rows")}
 
 
 def place_features(graph: Graph, spec: ModelSpec, x: str) -> str:
-    """Replace the embeddings of the tokens that stand for pictures."""
+    """Replace the embeddings of the tokens that stand for pictures and sound."""
     types: list[Type] = [(("F", spec.feature_size), "float32"), (("F",), "int32")]
     graph.inputs |= {name: Value(name, *each) for name, each in zip(FEATURES, types, strict=True)}
     return graph.add("place_rows", {"into": x, **FEATURES}, name="placed_features")

@@ -200,7 +200,7 @@ def forward(
     """
     graph = new_graph(embeds=embeds)
     x = embedding(graph, "model.embed_tokens", spec.vocab_size, spec.hidden_size, spec.embedding_scale, "embedded")
-    if spec.vision is not None:
+    if spec.vision is not None or spec.hearing is not None:
         x = place_features(graph, spec, x)
     of_model, of_layer = modules
     per_layer = _per_layer_inputs(graph, spec, x, of_model) if spec.per_layer_size else None

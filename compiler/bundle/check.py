@@ -19,21 +19,25 @@ from pydantic_core import from_json
 from .. import quant
 from ..ir.expr import COMPARISONS, MAX_COUNT, MAX_INTEGER, OPERATORS, Condition, Expr
 from ..ir.images import ImageSpec
-from ..ir.spec import ExpertSpec, RopeSpec, VisionSpec, forms_spans
+from ..ir.sounds import SoundSpec
+from ..ir.spec import ExpertSpec, HearingSpec, RopeSpec, VisionSpec, forms_spans
+from ..ir.speech import SAMPLE_RATE
 from ..names import EXPORTS
 from ..quant.dense import Dense
 from ..quant.layout import stored_shape
 from ..runtime.errors import BundleError, QuantizationError
 from ..shared.script import SharedScript
 from .check_steps import check_steps
-from .check_tests import check_self_test, check_vector_test, check_vision_test
+from .check_tests import check_feature_test, check_self_test, check_vector_test
 from .digest import text_sha256
 from .entries import FileEntry, LoraEntry, WeightEntry, shards_of
 from .fault import Fault, require
-from .manifest import FORMAT_VERSION, VISION, Description, ExportManifest, Manifest
+from .manifest import FORMAT_VERSION, HEARING, VISION, Description, ExportManifest, Manifest
 
 # Code loops over all layers before it reads any file, so their number needs a limit.
 MAX_LAYERS = 10_000
+# Of a sound: an hour.
+MAX_SAMPLES = 3600 * SAMPLE_RATE
 # The limit of the context and the vocabulary, for which runtimes allocate arrays before they read any file.
 MAX_LENGTH = 2**24
 # Levels of nested expressions. The largest that we write has one level for each kernel that shares a buffer.
@@ -86,8 +90,8 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
     require(manifest.target not in EXPORTS, "target", f"{manifest.target!r} has no plan")
     check_files((*manifest.shards, *manifest.files), kernel_files(manifest))
     quantization_of(manifest.quantization)
-    vision = manifest.plans.get(VISION)
-    of_tower = {name for step in vision.steps for name in step.inputs.values()} if vision is not None else set()
+    towers = [manifest.plans[name] for name in (VISION, HEARING) if name in manifest.plans]
+    of_tower = {name for plan in towers for step in plan.steps for name in step.inputs.values()}
     for name, weight in manifest.weights.items():
         check_weight(f"weights.{name}", weight, manifest, other_bits=name in of_tower)
     for name, weight in manifest.host_weights.items():
@@ -143,8 +147,9 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
         check_self_test(manifest.self_test, manifest)
     if manifest.vector_test is not None:
         check_vector_test(manifest.vector_test, manifest)
-    if manifest.vision_test is not None:
-        check_vision_test(manifest.vision_test, manifest)
+    for name, test in ((VISION, manifest.vision_test), (HEARING, manifest.hearing_test)):
+        if test is not None:
+            check_feature_test(test, manifest, name)
     check_tuning(manifest)
 
 
@@ -184,6 +189,31 @@ def check_vision_spec(vision: VisionSpec, images: ImageSpec | None, num_layers: 
     require(found == expected, where, f"has blocks, patches and positions of {found}, but images has {expected}")
 
 
+def check_hearing_spec(hearing: HearingSpec, sounds: SoundSpec | None) -> None:
+    where = "spec.hearing"
+    require(sounds is not None, "sounds", "is null, but the model hears")
+    assert sounds is not None
+    elements = sounds.frames * (sounds.samples if sounds.mel is None else sounds.mel.bins)
+    require(hearing.row_elements == elements, where, f"has rows of {hearing.row_elements}, but sounds of {elements}")
+    rows = -(-sounds.most // (sounds.samples * sounds.frames))
+    require(rows <= hearing.sound_rows <= MAX_LENGTH, where, f"has {hearing.sound_rows} rows, but sounds up to {rows}")
+
+
+def check_sounds(sounds: SoundSpec, vocab_size: int, images: ImageSpec | None) -> None:
+    prompt = sounds.prompt
+    require(sounds.most <= MAX_SAMPLES, "sounds.most", f"allows {sounds.most} samples")
+    require(bool(prompt.mark and prompt.placeholder), "sounds.prompt", "has no text for a sound")
+    require(prompt.placeholder_id < vocab_size, "sounds.prompt.placeholder_id", "is beyond the vocabulary")
+    same = images is not None and (
+        prompt.placeholder_id == images.prompt.placeholder_id or prompt.mark == images.prompt.mark
+    )
+    require(not same, "sounds.prompt", "has the token of a picture")
+    if sounds.mel is not None:
+        mel = sounds.mel
+        require(mel.window <= mel.points <= MAX_SAMPLES, "sounds.mel", f"has windows of {mel.window} samples")
+        require(mel.bins <= mel.points and mel.hop == sounds.samples, "sounds.mel", f"has {mel.bins} bands")
+
+
 def check_images(images: ImageSpec, vocab_size: int) -> None:
     wrong = SharedScript.of_thread().ask("wrongImages", asdict(images), vocab_size)
     if wrong is not None:
@@ -204,6 +234,8 @@ def check_description(manifest: Description) -> None:
     require(manifest.context <= spec.max_position_embeddings, "context", "is longer than the model's positions")
     if spec.vision is not None:
         check_vision_spec(spec.vision, manifest.images, spec.num_layers)
+    if spec.hearing is not None:
+        check_hearing_spec(spec.hearing, manifest.sounds)
     require(
         len(spec.windows) in (0, spec.num_layers),
         "spec.windows",
@@ -223,6 +255,8 @@ def check_description(manifest: Description) -> None:
         check_experts(spec.experts, spec.num_layers)
     if manifest.images is not None:
         check_images(manifest.images, spec.vocab_size)
+    if manifest.sounds is not None:
+        check_sounds(manifest.sounds, spec.vocab_size, manifest.images)
     classifier = manifest.classifier
     if classifier is not None and classifier.transitions is not None:
         spans = classifier.per_token and forms_spans(classifier.labels)

@@ -31,7 +31,7 @@ from .batch_arrays import INPUTS, NAMES, PATCH_POSITIONS, PATCH_STARTS, SAMPLED_
 from .check_kernels import check_names, check_variants
 from .entries import PlanEntry, StepEntry
 from .fault import Fault, require
-from .manifest import AUDIO, CLASSIFY, DRAFT, EMBED, GENERATE, VISION, Manifest
+from .manifest import AUDIO, CLASSIFY, DRAFT, EMBED, GENERATE, HEARING, VISION, Manifest
 
 # The inputs that have one value for each row of a step.
 BY_TOKEN = frozenset({"positions", "slots", "adapters"})
@@ -92,6 +92,7 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
     }
     expected[DRAFT] = expected[GENERATE]
     expected[VISION] = {"features": (("F", manifest.spec.feature_size), "float32")}
+    expected[AUDIO] = expected[HEARING] = {"rows": (("S", manifest.spec.hidden_size), "float32")}
     if manifest.embedding is not None:
         rows = "R" if any(state.shape[0] in PAGE_DIMS for state in plan.states.values()) else "B"
         expected[EMBED] = {"embeddings": ((rows, manifest.embedding.size), "float32")}
@@ -99,7 +100,8 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         check_audio(where, plan, manifest)
     if name == VISION:
         check_vision(where, plan, manifest)
-        expected[AUDIO] = {"rows": (("S", manifest.spec.hidden_size), "float32")}
+    if name == HEARING:
+        check_hearing(where, plan, manifest)
     if manifest.classifier is not None:
         rows = "S" if manifest.classifier.per_token else "B"
         expected[CLASSIFY] = {"scores": ((rows, len(manifest.classifier.labels)), "float32")}
@@ -172,6 +174,16 @@ def check_vision(where: str, plan: PlanEntry, manifest: Manifest) -> None:
         declared[PATCH_POSITIONS] = (["V", 2], "int32")
     found = {name: (entry.shape, entry.dtype) for name, entry in plan.inputs.items()}
     require(found == declared, f"{where}.inputs", f"must be {', '.join(declared)} of the sizes of the tower")
+
+
+def check_hearing(where: str, plan: PlanEntry, manifest: Manifest) -> None:
+    """Check the arrays that the plan of a tower that hears reads."""
+    hearing = manifest.spec.hearing
+    require(hearing is not None and manifest.sounds is not None, where, "is for models that hear")
+    assert hearing is not None
+    entry, must_be = plan.inputs.get(FRAMES), ["S", hearing.row_elements]
+    fits = entry is not None and (entry.shape, entry.dtype) == (must_be, "float32")
+    require(fits, f"{where}.inputs.{FRAMES}", f"must be {must_be} of float32")
 
 
 def check_seeing(where: str, plan: PlanEntry, vision: VisionSpec | None) -> None:

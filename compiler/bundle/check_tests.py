@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..runtime.vision_test import test_patches
-from .entries import SelfTestEntry, VectorTestEntry, VectorTestRow, VisionTestEntry
+from ..runtime.feature_test import test_size
+from .entries import FeatureTestEntry, SelfTestEntry, VectorTestEntry, VectorTestRow
 from .fault import require
 from .manifest import VISION, Manifest
 
@@ -48,14 +48,13 @@ def check_vector_test(test: VectorTestEntry, manifest: Manifest) -> None:
     check_tolerances(test.tolerances, where)
 
 
-def check_vision_test(test: VisionTestEntry, manifest: Manifest) -> None:
-    """Check that the rows expect values of features of the test's patches, and that tolerances are in range."""
-    where, vision = "vision_test", manifest.spec.vision
-    require(VISION in manifest.plans and vision is not None, where, "is given for a model that sees no pictures")
-    assert vision is not None
-    assert manifest.images is not None
-    count = len(test_patches(vision, manifest.images).patches) // vision.block**2
-    require_values(where, test.rows, count, manifest.spec.feature_size)
+def check_feature_test(test: FeatureTestEntry, manifest: Manifest, plan: str) -> None:
+    """Check that the rows expect values of features of the test's patches or frames, and that tolerances are in
+    range.
+    """
+    where, tower = f"{plan}_test", manifest.spec.vision if plan == VISION else manifest.spec.hearing
+    require(plan in manifest.plans and tower is not None, where, "is given for a model without such a tower")
+    require_values(where, test.rows, test_size(manifest, plan), manifest.spec.feature_size)
     check_tolerances(test.tolerances, where)
 
 

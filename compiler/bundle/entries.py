@@ -135,7 +135,8 @@ class PlanEntry(Entry):
     "top_logprobs" (W, up to 20); plan "embed" computes "embeddings", float32 and not normalised, and plan "classify"
     computes "scores", float32, for each label. A plan without pages reads complete texts: its embeddings are (B, E),
     its scores (B, L), or (S, L) if each token has scores. Embeddings of a plan with pages are (R, E). Plan "vision"
-    computes "features" (F, E), float32, of the patches of pictures; see `ops/images.py`.
+    computes "features" (F, E), float32, of the patches of pictures; see `ops/images.py`. Plan
+    "hearing" computes "rows" (S, E), float32: the features of sound.
     """
 
     inputs: dict[str, InputEntry]
@@ -334,9 +335,9 @@ class VectorTestEntry(Entry):
     tolerances: dict[str, float]
 
 
-class VisionTestEntry(Entry):
-    """The reference's features of the patches of `runtime/vision_test.py`, with float32 activations. ``tolerances``: as
-    those of `VectorTestEntry`.
+class FeatureTestEntry(Entry):
+    """The reference's features of the patches or the frames of `runtime/feature_test.py`, with float32 activations.
+    ``tolerances``: as those of `VectorTestEntry`.
     """
 
     rows: list[VectorTestRow]

@@ -17,6 +17,7 @@ from ..ir.images import ImageSpec
 from ..ir.kv_format import KvName
 from ..ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
 from ..ir.plan import union
+from ..ir.sounds import SoundSpec
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, Task, task_of
 from ..ir.speech import SpeechSpec
 from ..runtime.errors import BundleError
@@ -26,6 +27,7 @@ from .entries import (
     BufferEntry,
     ConstantEntry,
     Entry,
+    FeatureTestEntry,
     FileEntry,
     InputEntry,
     KernelEntry,
@@ -36,7 +38,6 @@ from .entries import (
     TuningEntry,
     VariantEntry,
     VectorTestEntry,
-    VisionTestEntry,
     WeightEntry,
 )
 
@@ -49,6 +50,8 @@ GENERATE, EMBED, CLASSIFY = "generate", "embed", "classify"
 DRAFT = "draft"
 # That of a model that sees pictures, which makes features of their patches: beside "generate".
 VISION = "vision"
+# That of a model that hears, which makes features of frames of sound: beside "generate".
+HEARING = "hearing"
 # That of the encoder of sound to whose rows the model attends: beside "generate".
 AUDIO = "audio"
 
@@ -60,7 +63,7 @@ class Description(Entry):
     ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation",
     as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if
     ``classifier`` is, transcripts of sound if ``speech`` is, and otherwise generates text. ``images`` is None if it
-    reads no pictures.
+    reads no pictures, ``sounds`` if it does not hear.
     """
 
     format_version: Natural
@@ -71,6 +74,7 @@ class Description(Entry):
     embedding: EmbeddingSpec | None
     classifier: ClassifierSpec | None
     images: ImageSpec | None
+    sounds: SoundSpec | None
     speech: SpeechSpec | None
     quantization: str
     context: Count
@@ -107,6 +111,11 @@ class Description(Entry):
     def sees(self) -> bool:
         """Whether the model makes features of pictures, which it reads beside texts."""
         return VISION in self.plan_names and self.images is not None
+
+    @property
+    def hears(self) -> bool:
+        """Whether the model makes features of sound, which it reads beside texts."""
+        return HEARING in self.plan_names and self.sounds is not None
 
     def pages_for(self, tokens: int) -> int:
         """The number of pages for ``tokens`` tokens of one sequence."""
@@ -145,9 +154,9 @@ class Manifest(Description):
     """A bundle with plans and kernels. ``files`` are all files except kernels and shards.
 
     ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it, to "draft"
-    tokens of a text that it generates, "vision" to make features of a picture's patches, and "audio" to read sound. A
-    name means the same array in all plans, so plans share weights, constants and states, including the pages of keys
-    and values.
+    tokens of a text that it generates, "vision" to make features of a picture's patches, "hearing" to make them of
+    frames of sound, and "audio" to read sound. A name means the same array in all plans, so plans share weights,
+    constants and states, including the pages of keys and values.
 
     ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the
     target.
@@ -167,8 +176,8 @@ class Manifest(Description):
 
     ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is
     None if the user disabled it, and for models that generate no text, which have ``vector_test``; models that see
-    pictures have ``vision_test`` too. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if
-    the bundle does not accept adapters.
+    pictures have ``vision_test`` too, and those that hear ``hearing_test``. ``tuning`` has one entry per adapter and
+    activation dtype. ``lora`` is None if the bundle does not accept adapters.
     """
 
     arch: str | None
@@ -183,7 +192,8 @@ class Manifest(Description):
     shards: list[FileEntry]
     self_test: SelfTestEntry | None
     vector_test: VectorTestEntry | None
-    vision_test: VisionTestEntry | None
+    vision_test: FeatureTestEntry | None
+    hearing_test: FeatureTestEntry | None
     tuning: list[TuningEntry]
 
     @field_validator("plans")
@@ -239,7 +249,7 @@ class Manifest(Description):
     @property
     def large_inputs(self) -> set[str]:
         """The inputs that few batches have or that are much larger than the others: what the host gathers, and the
-        patches and features of pictures.
+        patches of pictures, the frames of sound, and features.
         """
         gathered = {name for plan in self.plans.values() for name in plan.gathered}
         return gathered | {name for name, entry in self.inputs.items() if entry.shape[0] in ("V", "F")}

@@ -28,6 +28,7 @@ from ..ir.images import (
     TileGrid,
 )
 from ..ir.rotary_pairs import RotaryPairs
+from ..ir.sounds import MelSpec, SoundSpec
 from ..ir.spec import (
     AudioSpec,
     ClassifierSpec,
@@ -36,6 +37,7 @@ from ..ir.spec import (
     DistanceSpec,
     EmbeddingSpec,
     ExpertSpec,
+    HearingSpec,
     ModelSpec,
     PromptSpec,
     RopeSpec,
@@ -53,8 +55,8 @@ NULL = {"type": "null"}
 WITHOUT_DATA = {"Expr", "Condition", "TemplateTree"}
 # The page does not read the fields of these types, because the plan has what follows from them.
 UNREAD = {
-    "AudioSpec", "ConvolutionSpec", "DenseSpec", "DistanceSpec", "ExpertSpec", "LanguageToken", "RopeSpec",
-    "SpeechSpec", "StateSpec", "VisionSpec",
+    "AudioSpec", "ConvolutionSpec", "DenseSpec", "DistanceSpec", "ExpertSpec", "HearingSpec", "LanguageToken",
+    "RopeSpec", "SpeechSpec", "StateSpec", "VisionSpec",
 }  # fmt: skip
 HEADER = """\
 // The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.
@@ -84,6 +86,7 @@ def typescript() -> str:
         DistanceSpec,
         ConvolutionSpec,
         VisionSpec,
+        HearingSpec,
         AudioSpec,
         ModelSpec,
         DenseSpec,
@@ -102,6 +105,8 @@ def typescript() -> str:
         PositionSpec,
         ImagePrompt,
         ImageSpec,
+        MelSpec,
+        SoundSpec,
         RotaryPairs,
         *own,
     ]

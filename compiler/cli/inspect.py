@@ -15,7 +15,7 @@ from rich.table import Table
 from .. import quant
 from ..bundle.entries import StepEntry
 from ..bundle.folder import ExportBundle, open_any
-from ..bundle.manifest import DRAFT, GENERATE, MANIFEST_FILE, VISION, Manifest
+from ..bundle.manifest import DRAFT, GENERATE, HEARING, MANIFEST_FILE, VISION, Manifest
 from ..bundle.signature import read_trusted_keys
 from ..calibration.record import Record, read_record
 from ..measure.report import ExportReport, Report, make_export_report, make_report
@@ -147,12 +147,14 @@ def draft_facts(report: Report) -> dict[str, str]:
 
 
 def vision_facts(report: Report) -> dict[str, str]:
-    """The tower of a model that sees pictures."""
-    vision = report.spec["vision"]
-    if vision is None or VISION not in report.plans:
-        return {}
-    sizes = f"{vision['model_type']}, {vision['num_layers']} layers, {vision['hidden_size']} hidden"
-    return {"pictures": f"a tower of {sizes}, {megabytes(report.vision_bytes)} of weights"}
+    """The towers of a model that sees pictures or hears."""
+    vision, hearing, facts = report.spec["vision"], report.spec["hearing"], dict[str, str]()
+    if vision is not None and VISION in report.plans:
+        sizes = f"{vision['model_type']}, {vision['num_layers']} layers, {vision['hidden_size']} hidden"
+        facts["pictures"] = f"a tower of {sizes}, {megabytes(report.vision_bytes)} of weights"
+    if hearing is not None and HEARING in report.plans:
+        facts["sound"] = f"a tower of {hearing['model_type']}, {megabytes(report.hearing_bytes)} of weights"
+    return facts
 
 
 def host_facts(report: Report) -> dict[str, str]:

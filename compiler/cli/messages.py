@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..bundle.manifest import Description
 from ..ir.images import ImageSpec
 from ..runtime.errors import RequestError, reason_of
 from ..runtime.images.data_url import is_data_url, read_data_url
 from ..runtime.images.decode import decode_image
 from ..runtime.images.patches import PreparedImage, prepare_image
-from ..runtime.images.prompt import encode_pictures
+from ..runtime.media import encode_media
 from ..runtime.text.tokenizer import Tokenizer
 
 NO_PART = 'must be {"type": "text", "text": ...} or {"type": "image_url", "image_url": {"url": ...}}'
@@ -24,14 +25,14 @@ class Conversation(NamedTuple):
     messages: Sequence[Mapping[str, Any]]
     pictures: Sequence[PreparedImage]
 
-    def encode(self, tokenizer: Tokenizer, spec: ImageSpec | None) -> list[int]:
+    def encode(self, tokenizer: Tokenizer, manifest: Description) -> list[int]:
         """The token ids of the prompt. An answer begins after it, unless an assistant's message ends it. Raises
         RequestError and CheckpointError.
         """
         opens = self.messages[-1]["role"] != "assistant"
-        if spec is None or not self.pictures:
+        if not self.pictures:
             return tokenizer.encode_chat(self.messages, opens)
-        return encode_pictures(tokenizer, spec, self.messages, self.pictures, add_generation_prompt=opens)
+        return encode_media(tokenizer, manifest, self.messages, self.pictures, add_generation_prompt=opens)
 
 
 def read_messages(file: Path, spec: ImageSpec | None, model: str) -> Conversation:

@@ -15,7 +15,7 @@ from ..bundle.signature import read_trusted_keys
 from ..ir.sampling import Sampler
 from ..runtime.errors import RequestError
 from ..runtime.images.patches import PreparedImage
-from ..runtime.images.prompt import encode_pictures, placed_features
+from ..runtime.media import encode_media, placed_features
 from ..runtime.runner import Limits, require_plan
 from ..runtime.text.stop_strings import StopAutomaton
 from ..runtime.text.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ def run(options: Run) -> None:
     tokenizer = Tokenizer(bundle.tokenizer_files())
     refuse_sound(bundle.manifest)
     require_transcriber(options, bundle.manifest)
-    pictures, spec = read_pictures(options.image, bundle.manifest), bundle.manifest.images
+    pictures = read_pictures(options.image, bundle.manifest)
     if not bundle.manifest.generates:
         encode_once(options, bundle, tokenizer, text)
         return
@@ -65,9 +65,9 @@ def run(options: Run) -> None:
         # A model without a template cannot chat. Report that before the user types the first message.
         encode(tokenizer, "", raw=False, system=options.system)
         prompt: list[int] = []
-    elif spec is not None and pictures:
+    elif pictures:
         content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": said(recordings) + text}]
-        prompt = encode_pictures(tokenizer, spec, conversation(options.system, content), pictures)
+        prompt = encode_media(tokenizer, bundle.manifest, conversation(options.system, content), pictures)
     else:
         split = options.split_special_tokens
         prompt = encode(
@@ -82,7 +82,7 @@ def run(options: Run) -> None:
             return
         max_tokens = options.max_tokens if options.max_tokens is not None else default_max_tokens(bundle, len(prompt))
         write = no_output if options.json else write_out
-        features = tuple if spec is None else partial(placed_features, runner, spec, prompt, pictures)
+        features = partial(placed_features, runner, prompt, pictures)
         answer = answerer.answer(prompt, max_tokens, write, features=features)
         device = runner.device
     finally:

@@ -15,7 +15,7 @@ from ..bundle.signature import read_trusted_keys
 from ..runtime.errors import OutputError, RequestError, reason_of
 from ..runtime.generate import PREFILL_CHUNK, check_prompt, score
 from ..runtime.images.patches import PreparedImage
-from ..runtime.images.prompt import placed_features
+from ..runtime.media import placed_features
 from ..runtime.runner import Limits
 from ..runtime.text.tokenizer import Tokenizer
 from .messages import read_messages
@@ -34,10 +34,11 @@ def run(options: Score) -> None:
     pictures: Sequence[PreparedImage] = ()
     if options.messages is not None:
         conversation = read_messages(options.messages, spec, bundle.manifest.model)
-        token_ids, pictures = conversation.encode(Tokenizer(bundle.tokenizer_files()), spec), conversation.pictures
+        token_ids = conversation.encode(Tokenizer(bundle.tokenizer_files()), bundle.manifest)
+        pictures = conversation.pictures
     runner = open_command_runner(options.runner, bundle, Limits(rows=PREFILL_CHUNK))
     check_prompt(runner, token_ids, 0)
-    placed = [] if spec is None or not pictures else placed_features(runner, spec, token_ids, pictures)
+    placed = placed_features(runner, token_ids, pictures)
     blocks = []
     with progress_bars(quiet=options.json) as bars:
         bars.start()

@@ -21,7 +21,7 @@ from ..arch.draft_heads import keep_sampled_rows
 from ..arch.gemma4_assistant import ASSISTANT
 from ..arch.gemma4_text import LAYOUT
 from ..bundle.folder import Bundle
-from ..bundle.manifest import DRAFT, GENERATE, VISION, Manifest
+from ..bundle.manifest import DRAFT, GENERATE, HEARING, VISION, Manifest
 from ..formats.towers import TEXT_ONLY
 from ..ir.graph import Graph, Parameter, Source
 from ..ir.plan import union
@@ -136,9 +136,10 @@ def bundle_tensors(bundle: Bundle) -> dict[str, BundleTensor]:
         raise UnsupportedModel(
             f"{bundle.path}: makes embeddings or scores; of decoders, only bundles that generate text can be exported"
         )
-    if VISION in manifest.plans:
+    if VISION in manifest.plans or HEARING in manifest.plans:
+        does = "sees pictures" if VISION in manifest.plans else "hears"
         raise UnsupportedModel(
-            f"{bundle.path}: sees pictures, which exported models do not; compile the model with {TEXT_ONLY} and "
+            f"{bundle.path}: {does}, which exported models do not; compile the model with {TEXT_ONLY} and "
             "export that bundle"
         )
     steps = [step for plan in manifest.plans.values() for step in plan.steps]

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ir.images import ImageSpec
+from ..ir.sounds import SoundSpec
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
 from ..ir.speech import SpeechSpec
 from ..quant import Codes, WeightForm
@@ -157,7 +158,7 @@ class Checkpoint:
 
     ``notes``: sentences for the user about contradictory files and how they were read. ``activation_scales``: the
     modules whose activations are rounded, by their names. ``assistant``: the layers of an assistant, whose tensors are
-    among those of the model. ``images``: None if it reads no pictures.
+    among those of the model. ``images``: None if it reads no pictures; ``sounds``: None if it does not hear.
     """
 
     path: Path
@@ -172,6 +173,7 @@ class Checkpoint:
     max_tokens: int | None = None
     assistant: ModelSpec | None = None
     images: ImageSpec | None = None
+    sounds: SoundSpec | None = None
     speech: SpeechSpec | None = None
 
     @property

@@ -90,7 +90,7 @@ _SHARD_NAME = re.compile(r"\w[\w.-]*\.safetensors")
 
 def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only: bool = False) -> Checkpoint:
     """The checkpoint in a folder. Reads and checks everything except the tensors' values. ``text_only``: without the
-    tower of a model that sees pictures.
+    towers of a model that sees pictures or hears.
 
     Raises CheckpointError for missing, corrupt or contradictory files, UnsupportedModel for models that we do not
     compile, RequestError for a key of config.json that cannot be ignored.
@@ -141,11 +141,12 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
     if vectors is not None:
         tokenizer = encoder_tokenizer(tokenizer, lowercases=vectors.lowercases)
         tensors = {**tensors, **dense_tensors(path, vectors.dense_folders)}
-    images = None
+    images, sounds = None, None
     if tower is not None:
         images, vision = tower.read_images(Tokenizer(tokenizer), notes)
-        tensors = tower.with_pictures(tensors, images)
-        spec = replace(spec, vision=vision)
+        sounds, hearing = tower.read_sounds(Tokenizer(tokenizer))
+        tensors = tower.with_media(tensors, [images] if sounds is None else [images, sounds])
+        spec = replace(spec, vision=vision, hearing=hearing)
     if classifier is not None and classifier.relevance is not None:
         classifier = replace(classifier, template=template_of_pairs(path, Tokenizer(tokenizer)))
     checkpoint = Checkpoint(
@@ -161,6 +162,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
         max_tokens=max_tokens,
         speech=speech,
         images=images,
+        sounds=sounds,
     )
     score = read_logit_score(path)
     return checkpoint if score is None else as_reranker(checkpoint, score)

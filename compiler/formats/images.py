@@ -46,9 +46,9 @@ QWEN_ASPECT = 200.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Files:
-    """The files of a checkpoint that concern pictures: the processor's settings, those of config.json and of the tower,
-    and the tokenizer.
+class ProcessorFiles:
+    """The files of a checkpoint that concern pictures or sound: the processor's settings, those of config.json and of
+    the tower, and the tokenizer.
     """
 
     path: Path
@@ -113,7 +113,7 @@ def read_images(path: Path, values: Mapping[str, Any], tokenizer: Tokenizer) -> 
             f"'image_processor_type' is {name!r}, which is not supported for {model_type}; supported: "
             + ", ".join(processors),
         )
-    spec = read(_Files(path, processor, config, vision, tokenizer))
+    spec = read(ProcessorFiles(path, processor, config, vision, tokenizer))
     processor.ignore(*HARMLESS)
     processor.finish()
     return spec
@@ -121,7 +121,7 @@ def read_images(path: Path, values: Mapping[str, Any], tokenizer: Tokenizer) -> 
 
 def _processor(path: Path) -> ConfigReader:
     """The settings of the image processor. As in transformers, the section takes precedence over a file of its own."""
-    section = _processor_values(path).get("image_processor")
+    section = processor_values(path).get("image_processor")
     if isinstance(section, dict):
         return ConfigReader(section, f"{path / PROCESSOR_FILE}: image_processor")
     file = path / PREPROCESSOR_FILE
@@ -132,7 +132,8 @@ def _processor(path: Path) -> ConfigReader:
     return ConfigReader(read_json_object(file), str(file))
 
 
-def _processor_values(path: Path) -> Mapping[str, Any]:
+def processor_values(path: Path) -> Mapping[str, Any]:
+    """The values of processor_config.json; empty if it is missing."""
     file = path / PROCESSOR_FILE
     return read_json_object(file) if file.is_file() else {}
 
@@ -160,7 +161,7 @@ def _scales(processor: ConfigReader, *, normalizes: bool = True) -> tuple[Number
     return mean, std
 
 
-def _idefics3(files: _Files) -> ImageSpec:
+def _idefics3(files: ProcessorFiles) -> ImageSpec:
     """Idefics 3 and SmolVLM."""
     processor, vision = files.processor, files.vision
     processor.expect("do_resize", True)
@@ -176,7 +177,7 @@ def _idefics3(files: _Files) -> ImageSpec:
         raise processor.contradiction(
             "max_image_size", f"a tile of {side} pixels has {across} patches a side, no multiple of {block}"
         )
-    said = _processor_values(files.path).get("image_seq_len")
+    said = processor_values(files.path).get("image_seq_len")
     if said not in (None, (across // block) ** 2):
         raise CheckpointError(
             f"{files.path / PROCESSOR_FILE}: 'image_seq_len' is {said}, but a tile has {(across // block) ** 2} "
@@ -215,7 +216,7 @@ def _idefics3(files: _Files) -> ImageSpec:
     )
 
 
-def _lfm2_vl(files: _Files) -> ImageSpec:
+def _lfm2_vl(files: ProcessorFiles) -> ImageSpec:
     processor = files.processor
     # transformers' class sets it to true, and ignores the size.
     processor.ignore("do_resize", "size", "max_num_patches")
@@ -241,7 +242,7 @@ def _lfm2_vl(files: _Files) -> ImageSpec:
         )
     if splits and side % (patch * block):
         raise processor.unsupported("tile_size", f"'tile_size' is {side}, no multiple of {patch * block} pixels")
-    for where in (files.config, ConfigReader(_processor_values(files.path), str(files.path / PROCESSOR_FILE))):
+    for where in (files.config, ConfigReader(processor_values(files.path), str(files.path / PROCESSOR_FILE))):
         where.expect("use_image_special_tokens", True)
     image, image_id = files.placeholder(("image_token_id", "image_token_index"), "image_token", "<image>")
     table = math.isqrt(files.vision.integer("num_patches", default=256))
@@ -268,7 +269,7 @@ def _lfm2_vl(files: _Files) -> ImageSpec:
     )
 
 
-def _qwen(files: _Files) -> ImageSpec:
+def _qwen(files: ProcessorFiles) -> ImageSpec:
     """Qwen3-VL and Qwen3.5. A picture is two equal frames, whose kernels the importer adds."""
     processor, vision = files.processor, files.vision
     processor.expect("do_resize", True)
@@ -297,7 +298,7 @@ def _qwen(files: _Files) -> ImageSpec:
     )
 
 
-def _gemma3(files: _Files) -> ImageSpec:
+def _gemma3(files: ProcessorFiles) -> ImageSpec:
     processor, vision = files.processor, files.vision
     processor.expect("do_resize", True)
     processor.expect("do_pan_and_scan", False)
@@ -312,7 +313,7 @@ def _gemma3(files: _Files) -> ImageSpec:
         raise files.config.unsupported(
             "mm_tokens_per_image", f"{tokens} features of {side} x {side} patches are not supported"
         )
-    for where in (processor, ConfigReader(_processor_values(files.path), str(files.path / PROCESSOR_FILE))):
+    for where in (processor, ConfigReader(processor_values(files.path), str(files.path / PROCESSOR_FILE))):
         where.expect("image_seq_length", tokens)
     image, image_id = files.placeholder(("image_token_index", "image_token_id"), "image_token", "<image_soft_token>")
     start, end = files.token("boi_token", "<start_of_image>"), files.token("eoi_token", "<end_of_image>")
@@ -331,16 +332,16 @@ def _gemma3(files: _Files) -> ImageSpec:
     )
 
 
-def _gemma4(files: _Files) -> ImageSpec:
+def _gemma4(files: ProcessorFiles) -> ImageSpec:
     return _gemma4_of(files, merged=False)
 
 
-def _gemma4_unified(files: _Files) -> ImageSpec:
+def _gemma4_unified(files: ProcessorFiles) -> ImageSpec:
     """Its patches are whole blocks, and each becomes a feature."""
     return _gemma4_of(files, merged=True)
 
 
-def _gemma4_of(files: _Files, *, merged: bool) -> ImageSpec:
+def _gemma4_of(files: ProcessorFiles, *, merged: bool) -> ImageSpec:
     processor, vision = files.processor, files.vision
     processor.expect("do_resize", True)
     # The size follows from the number of features.
@@ -389,7 +390,7 @@ def _size(processor: ConfigReader, key: str, default: Mapping[str, int]) -> dict
 
 
 # By model_type: its reader, and the classes of transformers' image processors that it states.
-READERS: dict[str, tuple[Callable[[_Files], ImageSpec], tuple[str, ...]]] = {
+READERS: dict[str, tuple[Callable[[ProcessorFiles], ImageSpec], tuple[str, ...]]] = {
     "idefics3": (_idefics3, ("Idefics3ImageProcessor", "SmolVLMImageProcessor")),
     "smolvlm": (_idefics3, ("SmolVLMImageProcessor", "Idefics3ImageProcessor")),
     "lfm2_vl": (_lfm2_vl, ("Lfm2VlImageProcessor",)),

@@ -1,12 +1,13 @@
-"""The tower in a checkpoint of a model that sees pictures: its section of config.json, its tensors, and how pictures
-are prepared for it.
+"""The towers in a checkpoint of a model that sees pictures, and perhaps hears: their sections of config.json, their
+tensors, and how pictures and sound are prepared for them.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,12 @@ import numpy.typing as npt
 
 from ..arch.draft_heads import HEADS
 from ..arch.gemma4_assistant import ASSISTANT
+from ..arch.hearing import EARS, ear_of
 from ..arch.vision import TOWERS, tower_of
 from ..arch.vision.siglip import CHANNELS
 from ..ir.images import AreaBounds, EvenTiles, FixedSize, ImageSpec, LargestArea, LongestEdge
-from ..ir.spec import ModelSpec, VisionSpec
+from ..ir.sounds import SoundSpec
+from ..ir.spec import HearingSpec, ModelSpec, VisionSpec
 from ..runtime.errors import CheckpointError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from .checkpoint import Checkpoint, Tensor
@@ -29,6 +32,7 @@ from .convolutions import FlatMatrix, FrameSum, TransposedMatrix
 from .distance_tensors import MadeTensor
 from .images import PREPROCESSOR_FILE, PROCESSOR_FILE, read_images
 from .json_file import read_json_object
+from .sounds import read_sounds, sound_values
 
 # Of a picture that is one tile, as patches of 16 x 16 pixels 4,096: a layer's largest activations of these fit a WebGPU
 # buffer of 128 MiB.
@@ -55,11 +59,12 @@ UNUSED = re.compile(r"(?:model\.)?(?:vision_tower\.(?:vision_model\.)?head\..*|.
 @dataclass(frozen=True, slots=True)
 class StoredTower:
     """``tensors`` are those of tower and projector by the names that graphs give them, ``others`` all others by their
-    own names. ``config`` are the values of config.json.
+    own names. ``config`` are the values of config.json. ``hearing``: None if the model does not hear.
     """
 
     path: Path
     spec: VisionSpec
+    hearing: HearingSpec | None
     tensors: Mapping[str, Tensor]
     others: Mapping[str, Tensor]
     config: Mapping[str, Any]
@@ -77,27 +82,36 @@ class StoredTower:
                     "text model alone",
                     key=key,
                 )
-        return replace(text, vision=self.spec)
+        return replace(text, vision=self.spec, hearing=self.hearing)
 
-    def with_pictures(self, tensors: Mapping[str, Tensor], images: ImageSpec) -> dict[str, Tensor]:
-        """All tensors of the model. In tables of layers, the token of a picture has the row of the pad token."""
+    def with_media(self, tensors: Mapping[str, Tensor], media: Sequence[ImageSpec | SoundSpec]) -> dict[str, Tensor]:
+        """All tensors of the model. In tables of layers, the tokens of pictures and sound have the row of the pad
+        token.
+        """
         found = {**tensors, **self.tensors}
         if PER_LAYER_TABLE in found:
             text = ConfigReader(self.config["text_config"], f"{self.path / 'config.json'}: text_config")
             pad = text.optional_integer("pad_token_id", minimum=0) or 0
-            found[PER_LAYER_TABLE] = RowCopied(found[PER_LAYER_TABLE], pad, images.prompt.placeholder_id)
+            for each in media:
+                found[PER_LAYER_TABLE] = RowCopied(found[PER_LAYER_TABLE], pad, each.prompt.placeholder_id)
         return found
+
+    def read_sounds(self, tokenizer: Tokenizer) -> tuple[SoundSpec, HearingSpec] | tuple[None, None]:
+        """How sound is prepared, and the complete spec of the tower that hears; None if there is none. Raises
+        CheckpointError, and UnsupportedModel, which names `TEXT_ONLY`.
+        """
+        if self.hearing is None:
+            return None, None
+        with text_only_advised():
+            sounds = read_sounds(self.path, self.config, tokenizer, self.hearing)
+        return sounds, replace(self.hearing, sound_rows=-(-sounds.most // (sounds.samples * sounds.frames)))
 
     def read_images(self, tokenizer: Tokenizer, notes: list[str]) -> tuple[ImageSpec, VisionSpec]:
         """How pictures are prepared, and the complete spec of the tower. A note says if pictures become smaller than
         the processor makes them. Raises CheckpointError, and UnsupportedModel, which names `TEXT_ONLY`.
         """
-        try:
+        with text_only_advised():
             images = read_images(self.path, self.config, tokenizer)
-        except UnsupportedModel as error:
-            raise UnsupportedModel(
-                f"{error.message}; add {TEXT_ONLY} to compile the text model alone", **error.details
-            ) from error
         elements, block = 3 * images.patch**2, images.block
         if (elements, block) != (self.spec.patch_elements, self.spec.block):
             raise CheckpointError(
@@ -136,16 +150,28 @@ def read_tower(
         )
         return None
     tower = tower_of(model_type)
-    spec = tower.read_config(ConfigReader(values, str(config_path), ignore_keys))
+    config = ConfigReader(values, str(config_path), ignore_keys)
+    spec, parts, hearing = tower.read_config(config), dict(tower.PARTS), None
+    if model_type in EARS and isinstance(values.get("audio_config"), dict):
+        if sound_values(path) is None:
+            notes.append(
+                f"{path}: {PROCESSOR_FILE} does not say how sound is prepared, so the model does not hear; download "
+                "the published one to let it hear"
+            )
+        else:
+            ear = ear_of(model_type)
+            with text_only_advised():
+                hearing = ear.read_config(config)
+            parts |= ear.PARTS
     own: dict[str, Tensor] = {}
     others: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         short = name.removeprefix("model.")
-        prefix = next((prefix for prefix in tower.PARTS if short.startswith(prefix)), None)
+        prefix = next((prefix for prefix in parts if short.startswith(prefix)), None)
         if prefix is None:
             others[name] = tensor
         elif not UNUSED.fullmatch(name):
-            renamed = tower.PARTS[prefix] + short.removeprefix(prefix)
+            renamed = parts[prefix] + short.removeprefix(prefix)
             own[renamed] = arranged(tensor, renamed, path)
     own = bounds_of(own) if spec.bounded else own
     if spec.num_layers > len(own):
@@ -154,7 +180,18 @@ def read_tower(
             "weights belong to another model, or a file was not downloaded",
             key="num_hidden_layers",
         )
-    return StoredTower(path, spec, own, others, values)
+    return StoredTower(path, spec, hearing, own, others, values)
+
+
+@contextmanager
+def text_only_advised() -> Iterator[None]:
+    """Add to an UnsupportedModel that the text model alone can be compiled."""
+    try:
+        yield
+    except UnsupportedModel as error:
+        raise UnsupportedModel(
+            f"{error.message}; add {TEXT_ONLY} to compile the text model alone", **error.details
+        ) from error
 
 
 def bounds_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -253,12 +290,13 @@ def decoder_alone(checkpoint: Checkpoint) -> Checkpoint:
         parts.append(ASSISTANT)
     if spec.vision is not None:
         parts += tower_of(spec.vision.model_type).PARTS.values()
+    if spec.hearing is not None:
+        parts += ear_of(spec.hearing.model_type).PARTS.values()
     if not parts:
         return checkpoint
     tensors = {name: each for name, each in checkpoint.tensors.items() if not name.startswith(tuple(parts))}
-    return replace(
-        checkpoint, spec=replace(spec, vision=None, draft_layers=0), images=None, assistant=None, tensors=tensors
-    )
+    alone = replace(spec, vision=None, hearing=None, draft_layers=0)
+    return replace(checkpoint, spec=alone, images=None, sounds=None, assistant=None, tensors=tensors)
 
 
 def arranged(tensor: Tensor, name: str, path: Path) -> Tensor:

@@ -160,6 +160,23 @@ class VisionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HearingSpec:
+    """The tower of a model that hears, which makes features of frames of sound. ``model_type`` is that of the complete
+    model; `arch/hearing` has one file for each.
+
+    A row of the tower has ``row_elements`` numbers, those of the frames that become one feature, and a sound has at
+    most ``sound_rows``, which the tower reads at once if it is ``whole``. Without layers, rows are only normed, with
+    ``norm_eps``, and projected. `sounds.SoundSpec` says how sound becomes frames.
+    """
+
+    model_type: str
+    row_elements: Count
+    sound_rows: Count = 1
+    whole: bool = False
+    norm_eps: Positive = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
 class AudioSpec:
     """The encoder of windows of sound to whose rows a decoder attends. A window has two frames of ``mel_bins`` numbers
     for each of ``positions`` rows. Its rows have the hidden size of the decoder, and so have its heads together.
@@ -204,7 +221,8 @@ class ModelSpec:
     with a state. ``draft_layers``: those of the heads with which the model drafts its own tokens, behind its layers.
     ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows
     from row r of a module on, by "module[r]". ``vision``: the tower of a model that sees pictures; None if it does not.
-    ``audio``: the encoder of sound beside the decoder; None if it has none.
+    ``hearing``: the tower of a model that hears, which makes features of sound; None if it does not. ``audio``: the
+    encoder of sound beside the decoder; None if it has none.
     """
 
     model_type: str
@@ -255,6 +273,7 @@ class ModelSpec:
     draft_layers: Natural = 0
     factors: Mapping[str, float] = field(default_factory=dict)
     vision: VisionSpec | None = None
+    hearing: HearingSpec | None = None
     audio: AudioSpec | None = None
     bos_token_id: Natural | None = None
     eos_token_ids: tuple[Natural, ...] = ()
@@ -317,7 +336,7 @@ class ModelSpec:
 
     @property
     def feature_size(self) -> int:
-        """The elements of a feature of pictures, with those for further layers."""
+        """The elements of a feature of pictures or sound, with those for further layers."""
         return self.hidden_size * (1 + (0 if self.vision is None else len(self.vision.deepstack_layers)))
 
     @property

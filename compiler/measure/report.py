@@ -13,7 +13,7 @@ from typing import Any
 from ..arch import by_model_type
 from ..bundle.entries import ITEM_BYTES, BufferEntry, PlanEntry, StepEntry
 from ..bundle.folder import Bundle, ExportBundle
-from ..bundle.manifest import VISION, Description, ExportManifest, Manifest
+from ..bundle.manifest import HEARING, VISION, Description, ExportManifest, Manifest
 from ..ir.expr import evaluate
 from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES, PAGE_DIMS, SOURCE_PAGES
 from ..runtime.errors import RequestError
@@ -34,8 +34,9 @@ class Report:
     runtime memory. ``kv_bytes_per_token`` are those of all layers, ``kv_bytes`` the pages for ``context`` tokens, of
     which layers with a window hold only those within it. ``state_bytes`` are one sequence's states of recurrent layers,
     whatever its length. ``draft_bytes_per_token`` are those of the model's heads, if they draft tokens.
-    ``vision_bytes`` are the weights of a tower that sees pictures. ``runtime_memory_bytes`` is weights, ``kv_bytes``,
-    ``state_bytes``, tables, and plan buffers for prefill chunks of one sequence and one tile of a picture.
+    ``vision_bytes`` and ``hearing_bytes`` are the weights of towers that see pictures and hear.
+    ``runtime_memory_bytes`` is weights, ``kv_bytes``, ``state_bytes``, tables, and plan buffers for prefill chunks of
+    one sequence and one tile of a picture.
     ``dispatches_per_token`` is the count for one sequence at its start, ``dispatches_at_context`` for one of
     ``context`` tokens. ``weight_bytes_per_token`` are those that a decoded token
     reads: of experts those chosen, of tables one row. ``bytes_per_token_at_context`` adds the keys and values that each
@@ -59,6 +60,7 @@ class Report:
     draft_bytes_per_token: int
     state_bytes: int
     vision_bytes: int
+    hearing_bytes: int
     runtime_memory_bytes: int
     weight_formats: dict[str, dict[str, int]]
     weight_bytes_per_token: int
@@ -192,7 +194,8 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         kv_bytes=kv_bytes,
         draft_bytes_per_token=draft_bytes // manifest.page_size,
         state_bytes=state_bytes,
-        vision_bytes=vision_bytes(manifest),
+        vision_bytes=tower_bytes(manifest, VISION),
+        hearing_bytes=tower_bytes(manifest, HEARING),
         runtime_memory_bytes=weights + kv_bytes + others + tables,
         weight_formats=weight_formats(manifest),
         weight_bytes_per_token=weights_read,
@@ -219,9 +222,9 @@ def dims_of(manifest: Manifest, context: int) -> dict[str, int]:
     return {**pools, "S": 1, "T": longest, "L": listed, "LW": listed, **ONE_SEQUENCE}
 
 
-def vision_bytes(manifest: Manifest) -> int:
-    """The bytes of the weights of a tower that sees pictures."""
-    plan = manifest.plans.get(VISION)
+def tower_bytes(manifest: Manifest, name: str) -> int:
+    """The bytes of the weights of the tower that a plan of this name computes."""
+    plan = manifest.plans.get(name)
     read = {name for step in plan.steps for name in step.inputs.values()} if plan is not None else set()
     return sum(plane.size for name in read & manifest.weights.keys() for plane in manifest.weights[name].planes)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .. import quant
 from ..bundle.entries import TuningEntry
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
-from ..bundle.manifest import AUDIO, DRAFT, FORMAT_VERSION, GENERATE, MANIFEST_FILE, VISION, Manifest
+from ..bundle.manifest import AUDIO, DRAFT, FORMAT_VERSION, GENERATE, HEARING, MANIFEST_FILE, VISION, Manifest
 from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
 from ..calibration.record import QUALITY_FILE
@@ -49,13 +49,15 @@ from .store import FolderStore, Store, WeightsJob
 from .stored_forms import UNQUANTIZED, choose_quantization, keep_stored_forms, require_fittable
 from .target import Target, load_target
 from .task import for_task
-from .vector_test import make_vector_test, make_vision_test
+from .vector_test import make_feature_test, make_vector_test
 from .weights import check_tensors
 
 if TYPE_CHECKING:
     from ..calibration.best import Quantized
 
 MAX_LORA_RANK = 256
+# The plans that make features.
+TOWERS = (VISION, HEARING)
 
 
 def compile_any(
@@ -216,8 +218,8 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         graphs = {name: quantized.on(graph) for name, graph in graphs.items()}
         checkpoint = quantized.checkpoint(checkpoint)
         files.append(store.put(QUALITY_FILE, quantized.record.to_bytes()))
-    if VISION in graphs and (options.quality is not None or job.quantization.name == FOUR_BITS):
-        graphs[VISION] = with_eight_bits(graphs[VISION])
+    if options.quality is not None or job.quantization.name == FOUR_BITS:
+        graphs |= {name: with_eight_bits(graphs[name]) for name in TOWERS if name in graphs}
     if job.keeps_forms:
         graphs = {name: keep_stored_forms(graph, checkpoint) for name, graph in graphs.items()}
     fused = {
@@ -227,7 +229,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
             target.MAX_BINDING_BYTES,
             options.kv,
             # Adapters change the model. Guesses of the heads are those of the model without one, and so are features.
-            0 if name in (DRAFT, VISION) else options.lora_rank,
+            0 if name in (DRAFT, *TOWERS) else options.lora_rank,
             host_tables=target.HOST_TABLES,
         )
         for name, graph in graphs.items()
@@ -258,6 +260,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         embedding=checkpoint.embedding,
         classifier=checkpoint.classifier,
         images=checkpoint.images,
+        sounds=checkpoint.sounds,
         speech=checkpoint.speech,
         quantization=job.quantization.name,
         context=job.context,
@@ -277,11 +280,12 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         self_test=None,
         vector_test=None,
         vision_test=None,
+        hearing_test=None,
         tuning=list(job.tuning.values()),
     )
     if options.self_test and store.folder is not None:
         # A fault of the heads makes wrong guesses, but no wrong answer.
-        graph = next(graph for name, graph in graphs.items() if name not in (DRAFT, VISION))
+        graph = next(graph for name, graph in graphs.items() if name not in (DRAFT, *TOWERS))
         audio = quantize_kv(graphs[AUDIO], options.kv) if AUDIO in graphs else None
         reference = Reference(Bundle(store.folder, manifest), quantize_kv(graph, options.kv), joined.weights, audio)
         tested = lambda done, total: progress("self-test", done, total)  # noqa: E731
@@ -289,9 +293,10 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
             manifest = manifest.model_copy(update={"self_test": make_self_test(reference, tested)})
         else:
             manifest = manifest.model_copy(update={"vector_test": make_vector_test(reference, tested)})
-        if VISION in graphs:
-            tower = Reference(Bundle(store.folder, manifest), graphs[VISION], joined.weights)
-            manifest = manifest.model_copy(update={"vision_test": make_vision_test(tower, tested)})
+        for name in TOWERS:
+            if name in graphs:
+                tower = Reference(Bundle(store.folder, manifest), graphs[name], joined.weights)
+                manifest = manifest.model_copy(update={f"{name}_test": make_feature_test(tower, name, tested)})
     text = json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False)
     store.put(MANIFEST_FILE, text.encode())
     return manifest

@@ -18,7 +18,7 @@ from .. import quant
 from ..arch.families import LARGE_ACTIVATIONS
 from ..bundle.entries import FileEntry
 from ..bundle.folder import ExportBundle, file_entry, tokenizer_entry
-from ..bundle.manifest import AUDIO, EMBED, FORMAT_VERSION, MANIFEST_FILE, VISION, ExportManifest
+from ..bundle.manifest import AUDIO, EMBED, FORMAT_VERSION, HEARING, MANIFEST_FILE, VISION, ExportManifest
 from ..bundle.new_folder import new_folder
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
@@ -98,6 +98,11 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
         raise UnsupportedModel(
             f"{model}: sees pictures, which {target} bundles do not; add {TEXT_ONLY} to export the text model alone, "
             "or use --target webgpu, cpu, cuda or onnx"
+        )
+    if checkpoint.spec.hearing is not None and HEARING not in exporter.PLANS:
+        raise UnsupportedModel(
+            f"{model}: hears, which {target} bundles do not; add {TEXT_ONLY} to export the text model alone, or use "
+            "--target webgpu, cpu or cuda"
         )
     for text in (*checkpoint.notes, *chat_notes(checkpoint.tokenizer)):
         note(text)
@@ -190,6 +195,7 @@ def export_manifest(job: ExportJob, files: list[FileEntry]) -> ExportManifest:
         embedding=job.checkpoint.embedding,
         classifier=job.checkpoint.classifier,
         images=job.checkpoint.images,
+        sounds=job.checkpoint.sounds,
         speech=job.checkpoint.speech,
         quantization=options.quantization.name,
         context=options.context,

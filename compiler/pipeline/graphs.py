@@ -13,8 +13,9 @@ from ..arch import by_model_type, drafting, encoder_of, gemma4_assistant, listen
 from ..arch.draft_heads import keep_last_rows, keep_sampled_rows
 from ..arch.encoder import EncoderGraph, HeadLayout, finish
 from ..arch.gemma4_text import LAYOUT
+from ..arch.hearing import ear_of
 from ..arch.vision import tower_of
-from ..bundle.manifest import AUDIO, CLASSIFY, DRAFT, EMBED, GENERATE, VISION
+from ..bundle.manifest import AUDIO, CLASSIFY, DRAFT, EMBED, GENERATE, HEARING, VISION
 from ..formats.checkpoint import Checkpoint, StoredMatrix
 from ..ir.graph import Graph
 from ..ir.spec import ClassifierSpec, EmbeddingSpec
@@ -44,6 +45,8 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
     if task is None:
         graph = round_activations(by_model_type(spec.model_type).forward(spec, page_size, context), checkpoint)
         see = {} if spec.vision is None else {VISION: vision_graph(checkpoint)}
+        if spec.hearing is not None:
+            see[HEARING] = ear_of(spec.hearing.model_type).hear(spec)
         if checkpoint.assistant is not None:
             own = gemma4_assistant.draft_tokens(spec, checkpoint.assistant, page_size, context)
             return {GENERATE: keep_sampled_rows(graph, LAYOUT.final_norm, page_size), DRAFT: own, **see}

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ..bundle.entries import VectorTestEntry, VectorTestRow, VisionTestEntry
+from ..bundle.entries import FeatureTestEntry, VectorTestEntry, VectorTestRow
 from ..bundle.manifest import Manifest
 from ..quant.base import FloatArray
 from ..runtime.batch import Array, Chunk, make_batch, make_text_batch
 from ..runtime.errors import CheckpointError
+from ..runtime.feature_test import test_arrays
 from ..runtime.graph_walk import Execution, walk
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.vector_test import lengths_of_differences
-from ..runtime.vision_test import test_patches
 from .self_test import (
     FLOAT16_LEAST,
     FLOAT16_MOST,
@@ -54,16 +54,17 @@ def make_vector_test(reference: Reference, progress: Callable[[int, int], None] 
     return VectorTestEntry(texts=texts, rows=rows, tolerances=tolerances)
 
 
-def make_vision_test(reference: Reference, progress: Callable[[int, int], None] = lambda *_: None) -> VisionTestEntry:
-    """As `make_vector_test`, of the features that a tower makes. The reference's graph is that of the tower."""
+def make_feature_test(
+    reference: Reference, plan: str, progress: Callable[[int, int], None] = lambda *_: None
+) -> FeatureTestEntry:
+    """As `make_vector_test`, of the features that a tower makes. The reference's graph is that of the tower, whose plan
+    is named.
+    """
     manifest, graph = reference.bundle.manifest, reference.graph
-    assert manifest.spec.vision is not None
-    assert manifest.images is not None
-    batch = test_patches(manifest.spec.vision, manifest.images)
-    dims = batch.dims({}, manifest.spec.vision.block)
-    exact, half = reference_walk(reference, batch.arrays(graph.inputs), dims, progress)
+    arrays, dims = test_arrays(manifest, plan, graph.inputs)
+    exact, half = reference_walk(reference, arrays, dims, progress)
     rows, tolerances = expected_rows(reference, exact, half)
-    return VisionTestEntry(rows=rows, tolerances=tolerances)
+    return FeatureTestEntry(rows=rows, tolerances=tolerances)
 
 
 def expected_rows(

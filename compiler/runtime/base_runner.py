@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ..bundle.entries import InputEntry
-from ..bundle.manifest import AUDIO, CLASSIFY, EMBED, GENERATE, VISION, Description
+from ..bundle.manifest import AUDIO, CLASSIFY, EMBED, GENERATE, HEARING, VISION, Description
 from ..ir.pages import SOURCE_PAGES
 from .batch import Array, Batch, FloatArray
 from .errors import RequestError
@@ -72,10 +72,11 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         raise AssertionError(self.manifest.plan_names)
 
     def listen(self, batch: Batch) -> FloatArray:
-        """The rows of windows of sound. Raises RequestError as `submit`, for a bundle that reads no sound, and for a
-        window of another length.
+        """The rows of sound. Raises RequestError as `submit`, for a bundle that reads no sound, and for a window of
+        another length.
         """
-        return self._encode(AUDIO, batch, self._accept(batch, AUDIO)).result()
+        plan = HEARING if HEARING in self.manifest.plan_names else AUDIO
+        return self._encode(plan, batch, self._accept(batch, plan)).result()
 
     def write_state(self, name: str, slot: int, values: Array) -> None:
         """Raises RequestError for a state that is not stored by slot, a slot out of range, and values of another

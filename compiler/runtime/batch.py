@@ -62,10 +62,10 @@ class Batch:
     The entry of a page behind the window is not read. ``token_types`` (S,) are the types of an encoder's tokens; None
     if all are of type 0. ``state_slots`` (B, 2) are the slots from which the sequences' states are read and into which
     they are written; None if a chunk names none. ``kept_rows`` (S,) are the kept rows that a model's heads read
-    beside its tokens; None for other plans. ``features`` (F, E) are those of pictures, and ``feature_rows`` (F,) the
-    rows of the batch whose embeddings they replace; None if no chunk has any. ``rope_positions`` (S, 3) are the
-    positions in time, rows and columns by which tokens rotate; None if all three are ``positions``. ``source``: None if
-    a chunk names none.
+    beside its tokens; None for other plans. ``features`` (F, E) are those of pictures and sound, and ``feature_rows``
+    (F,) the rows of the batch whose embeddings they replace, ``seen_rows`` those of pictures among them, which may be
+    seen both ways; None if no chunk has any. ``rope_positions`` (S, 3) are the positions in time, rows and columns by
+    which tokens rotate; None if all three are ``positions``. ``source``: None if a chunk names none.
     ``extra`` holds further inputs of a plan, by name.
     """
 
@@ -89,6 +89,7 @@ class Batch:
     kept_rows: IntArray | None = None
     features: FloatArray | None = None
     feature_rows: IntArray | None = None
+    seen_rows: IntArray | None = None
     rope_positions: IntArray | None = None
     source: SourceTables | None = None
     extra: Mapping[str, Array] = field(default_factory=dict)
@@ -119,12 +120,12 @@ class Batch:
         return arrays | self.sampled_rows() if not SAMPLED_INPUTS.isdisjoint(declared) else arrays
 
     def reach(self) -> IntArray:
-        """The last position that each row sees (S,): its own, or that of the last of adjacent features."""
+        """The last position that each row sees (S,): its own, or that of the last of adjacent features of a picture."""
         reach = self.positions.copy()
-        if self.feature_rows is None:
+        if self.seen_rows is None:
             return reach
         placed = np.zeros(len(reach) + 1, bool)
-        placed[self.feature_rows] = True
+        placed[self.seen_rows] = True
         # A row reaches as far as the next one if both have features and belong to one sequence.
         placed[1:] &= placed[:-1]
         placed[self.seq_starts] = False
@@ -214,7 +215,7 @@ DERIVED_INPUTS = (
 KNOWN_INPUTS = tuple(
     each.name
     for each in fields(Batch)
-    if each.name not in (*DERIVED_INPUTS, "alternatives", "logprobs", "window", "source", "extra")
+    if each.name not in (*DERIVED_INPUTS, "alternatives", "logprobs", "window", "seen_rows", "source", "extra")
 )
 
 
@@ -236,8 +237,8 @@ class Chunk:
     row, which is stored in ``slot`` unless that is -1; ``flags`` are those of `sampling.py`. ``state`` are the
     slots from which the sequence's states are read and into which they are written; models without states need none.
     ``kept_rows`` and ``rope_positions``: see `Batch`. ``features`` are those of pictures, each with the offset in the
-    chunk of the first token whose embedding they replace; see `features_between`. ``source`` is None for models that
-    read no sound.
+    chunk of the first token whose embedding they replace; see `features_between`. ``heard`` are those of sound.
+    ``source`` is None for models that transcribe no sound.
     """
 
     token_ids: Sequence[int]
@@ -252,18 +253,23 @@ class Chunk:
     state: tuple[int, int] | None = None
     kept_rows: Sequence[int] | None = None
     features: Sequence[tuple[int, FloatArray]] | None = None
+    heard: Sequence[tuple[int, FloatArray]] | None = None
     rope_positions: IntArray | None = None
     source: Source | None = None
 
 
 class PlacedFeatures(NamedTuple):
-    """The features (n, E) of a picture, or of a tile of one, the position of the first token that they replace, and how
-    many of them are side by side.
+    """The features (n, E) of a picture, of a tile of one, or of a sound, the position of the first token that they
+    replace, and how many of them are side by side; 0 for a sound.
     """
 
     first: int
     features: FloatArray
     columns: int
+
+    @property
+    def is_sound(self) -> bool:
+        return self.columns == 0
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -332,9 +338,10 @@ def page_lists(pages: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
 
 def joined_features(chunks: Sequence[Chunk], starts: Sequence[int]) -> dict[str, Any]:
     """The features of all chunks, and the rows of the batch that they replace; empty if there are none."""
-    features, rows = [], []
+    features, rows, seen = list[FloatArray](), list[npt.NDArray[np.int_]](), list[npt.NDArray[np.int_]]()
     for chunk, start in zip(chunks, starts, strict=False):
-        for offset, own in chunk.features or ():
+        pictures = chunk.features or ()
+        for index, (offset, own) in enumerate((*pictures, *(chunk.heard or ()))):
             if not 0 <= offset <= len(chunk.token_ids) - len(own):
                 raise RequestError(
                     f"a chunk of {len(chunk.token_ids)} tokens has {len(own)} features from token {offset} on; give it "
@@ -342,7 +349,11 @@ def joined_features(chunks: Sequence[Chunk], starts: Sequence[int]) -> dict[str,
                 )
             features.append(own)
             rows.append(np.arange(start + offset, start + offset + len(own)))
-    return {FEATURES: np.concatenate(features, dtype=np.float32), FEATURE_ROWS: join(rows)} if features else {}
+            seen += rows[-1:] if index < len(pictures) else []
+    if not features:
+        return {}
+    own_rows = {"seen_rows": join(seen)} if seen else {}
+    return {FEATURES: np.concatenate(features, dtype=np.float32), FEATURE_ROWS: join(rows), **own_rows}
 
 
 def joined_rope_positions(chunks: Sequence[Chunk], positions: Sequence[npt.NDArray[np.int_]]) -> IntArray | None:
@@ -432,14 +443,19 @@ def make_text_batch(texts: Sequence[Sequence[int]], token_types: Sequence[Sequen
     )
 
 
+def make_frame_batch(sounds: Sequence[FloatArray]) -> Batch:
+    """A batch of sounds, by their rows of frames (N, elements), for a plan "hearing"."""
+    return replace(make_text_batch([[0] * len(rows) for rows in sounds]), extra={FRAMES: np.concatenate(sounds)})
+
+
 def make_audio_batch(windows: Sequence[FloatArray], pages: Sequence[Sequence[int]], page_size: int) -> Batch:
     """A batch of windows of sound for a plan "audio": their rows (N, frames), and the pages that will hold the keys and
     values of each.
     """
-    batch = make_text_batch([[0] * len(rows) for rows in windows])
+    batch = make_frame_batch(windows)
     slots = slots_of(pages, [np.arange(len(rows)) for rows in windows], page_size)
     source = SourceTables(batch.positions, slots, *page_lists(pages))
-    return replace(batch, source=source, extra={FRAMES: np.concatenate(windows)})
+    return replace(batch, source=source)
 
 
 def join(parts: Sequence[Sequence[int] | npt.NDArray[np.int_]]) -> IntArray:

@@ -133,7 +133,8 @@ def prefill(
     while stop < len(token_ids):
         start, stop = stop, min(stop + chunk, len(token_ids))
         if whole:
-            stop = end_outside_pictures([(each.first, each.features) for each in placed], start, stop, most)
+            seen = [(each.first, each.features) for each in placed if not each.is_sound]
+            stop = end_outside_pictures(seen, start, stop, most)
         rows = range(stop - start) if sample_all else [stop - start - 1] if stop == len(token_ids) else []
         yield append(runner, token_ids[start:stop], start, rows, settings, placed)
 
@@ -181,7 +182,8 @@ def append(
         settings,
         window_pages=window[0] if window else None,
         state=ONLY_STATE,
-        features=features_between(((each.first, each.features) for each in placed), start, stop),
+        features=features_between(((each.first, each.features) for each in placed if not each.is_sound), start, stop),
+        heard=features_between(((each.first, each.features) for each in placed if each.is_sound), start, stop),
         rope_positions=rope_positions_between((each.grid for each in placed), start, stop) if placed else None,
     )
     return runner.forward(make_batch([chunk], runner.manifest.page_size))

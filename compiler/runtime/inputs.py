@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arch.decoder import BATCH_INPUTS
 from ..bundle.entries import InputEntry, PlanEntry
-from ..bundle.manifest import VISION, Description, Manifest
+from ..bundle.manifest import HEARING, VISION, Description, Manifest
 from ..ir.expr import evaluate
 from ..ir.pages import KEPT_PAGES, KEPT_ROWS, SOURCE_PAGES, STATE_SLOTS
 from ..ir.speech import FRAMES
@@ -135,6 +135,23 @@ def require_windows(manifest: Manifest, batch: Batch) -> None:
         raise RequestError(f"{manifest.model}: the batch has frames of sound that are not finite numbers")
 
 
+def require_sounds(manifest: Manifest, batch: Batch) -> None:
+    """Raise RequestError unless a batch for a plan "hearing" holds sounds from their beginning, or parts that the tower
+    reads alone, of finite numbers.
+    """
+    hearing = manifest.spec.hearing
+    assert hearing is not None
+    lengths = np.diff(batch.seq_starts)
+    if lengths.max() > hearing.sound_rows:
+        raise RequestError(
+            f"{manifest.model}: a sound has {lengths.max()} rows; the model hears at most {hearing.sound_rows}"
+        )
+    if not np.array_equal(batch.positions, np.arange(lengths.sum()) - np.repeat(batch.seq_starts[:-1], lengths)):
+        raise RequestError(f"{manifest.model}: a batch must hold sounds, each from position 0 on")
+    if not np.isfinite(batch.extra[FRAMES]).all():
+        raise RequestError(f"{manifest.model}: the batch has frames of sound that are not finite numbers")
+
+
 def require_texts(manifest: Description, batch: Batch) -> None:
     """Raise RequestError unless a batch for a plan without pages holds complete texts, with known types of tokens."""
     lengths = np.diff(batch.seq_starts)
@@ -157,6 +174,7 @@ def require_known_inputs(manifest: Description) -> None:
     """
     for plan, entry in manifest.plans.items() if isinstance(manifest, Manifest) else ():
         known = PATCH_INPUTS if plan == VISION else (*KNOWN_INPUTS, *sorted(DERIVED_INPUTS))
+        known += (FRAMES,) if plan == HEARING else ()
         name = next((each for each in batch_inputs(entry) if each not in known), None)
         if name is not None:
             raise BundleError(

@@ -44,12 +44,13 @@ def complete_limits(manifest: Description, limits: Limits) -> Limits:
 
 def tokens_at_once(manifest: Description) -> int:
     """The most tokens that a model computes in one batch: without pages, those of a text as long as the context; those
-    of a window of sound; and those of a picture that is seen both ways.
+    of a window of sound, or of a sound whose tower reads it whole; and those of a picture that is seen both ways.
     """
-    audio, vision = manifest.spec.audio, manifest.spec.vision
+    audio, hearing, vision = manifest.spec.audio, manifest.spec.hearing, manifest.spec.vision
     return max(
         0 if manifest.paged else manifest.context,
         0 if audio is None else audio.positions,
+        0 if hearing is None or not hearing.whole else hearing.sound_rows,
         0 if vision is None or vision.both_ways == "none" else vision.tile_patches // vision.block**2,
     )
 

@@ -15,14 +15,14 @@ import numpy.typing as npt
 
 from ..bundle.entries import BufferEntry, InputEntry, KernelEntry, StepEntry
 from ..bundle.folder import Bundle
-from ..bundle.manifest import AUDIO, VISION, Manifest
+from ..bundle.manifest import AUDIO, HEARING, VISION, Manifest
 from ..ir.expr import evaluate
 from ..ir.rope import rope_table
 from .base_runner import ArrayLayout, BaseRunner
 from .batch import Array, Batch, FloatArray
 from .errors import DeviceError
 from .host_tables import HostTables, require_known_tokens
-from .inputs import batch_inputs, require_kept, require_sources, require_texts, require_windows
+from .inputs import batch_inputs, require_kept, require_sounds, require_sources, require_texts, require_windows
 from .limits import require_within
 from .patches import AnyBatch, PatchBatch, require_patches
 from .runner import Limits, Output, Result, require_plan
@@ -76,6 +76,8 @@ class PlanRunner(BaseRunner[Manifest]):
             require_sources(batch.source, dims, self.manifest.page_size)
         if plan == AUDIO:
             require_windows(self.manifest, batch)
+        if plan == HEARING:
+            require_sounds(self.manifest, batch)
         if batch.kept_rows is not None:
             require_kept(batch.kept_rows, dims, self.manifest.page_size)
         return dims

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ..bundle.manifest import AUDIO, CLASSIFY, EMBED, GENERATE, VISION, Description
+from ..bundle.manifest import AUDIO, CLASSIFY, EMBED, GENERATE, HEARING, VISION, Description
 from .batch import Array, Batch, FloatArray, IntArray
 from .errors import RequestError
 from .page_groups import PageGroup
@@ -45,6 +45,7 @@ TASKS = {
     CLASSIFY: "scores the labels of texts",
 }
 NOT_TASKS = {
+    HEARING: "does not hear; use the bundle of a model that does",
     AUDIO: "reads no sound; use the bundle of a model that transcribes sound",
     GENERATE: "generates no text; use the bundle of a model that generates",
     EMBED: "makes no embeddings; use the bundle of an embedding model",
@@ -142,8 +143,9 @@ class Runner(Protocol):
         """
 
     def listen(self, batch: Batch) -> FloatArray:
-        """The rows (S, E) of windows of sound; their keys and values are then on the batch's pages of sources. Raises
-        RequestError if the bundle reads no sound, or the batch exceeds the limits.
+        """The rows (S, E) of sound: features of a model that hears, or those of windows, whose keys and values are then
+        on the batch's pages of sources. Raises RequestError if the bundle reads no sound, or the batch exceeds the
+        limits.
         """
 
     def write_state(self, name: str, slot: int, values: Array) -> None:

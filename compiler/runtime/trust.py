@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ..bundle.entries import SelfTestEntry, SelfTestRow
-from ..bundle.manifest import Manifest
+from ..bundle.manifest import HEARING, VISION, Manifest
 from ..ir.ops.sampling import log_sum_exp
 from .audio.windows import source_of, test_window, window_batch
 from .batch import Chunk, FloatArray, Source, make_batch
 from .errors import DeviceError
+from .feature_test import feature_difference
 from .plan_runner import PlanRunner
 from .runner import Runner
 from .vector_test import largest_difference
-from .vision_test import vision_difference
 
 
 def check_runner(runner: PlanRunner, manifest: Manifest) -> None:
@@ -39,9 +39,11 @@ def check_runner(runner: PlanRunner, manifest: Manifest) -> None:
         what = "scores" if manifest.embedding is None else "vectors"
         deviation = largest_difference(runner, manifest.vector_test)
         require_close(runner, what, deviation, manifest.vector_test.tolerances)
-    if manifest.vision_test is not None and runner.limits.patches:
-        deviation = vision_difference(runner, manifest.vision_test)
-        require_close(runner, "features of pictures", deviation, manifest.vision_test.tolerances)
+    towers = ((VISION, manifest.vision_test, "pictures"), (HEARING, manifest.hearing_test, "sound"))
+    for plan, test, what in towers:
+        if test is not None and (plan == HEARING or runner.limits.patches):
+            deviation = feature_difference(runner, manifest, plan, test)
+            require_close(runner, f"features of {what}", deviation, test.tolerances)
 
 
 def require_close(runner: PlanRunner, what: str, deviation: float, tolerances: Mapping[str, float]) -> None:

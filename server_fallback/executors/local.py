@@ -198,7 +198,7 @@ class LocalExecutor:
             reasoning = self._model.reasoning
             spec, pictures = self._model.images, await self._pictures(chat, client)
             if spec is not None:
-                text = tokenizer.with_pictures(text, spec.prompt.mark, [picture.text for picture in pictures])
+                text = tokenizer.with_media(text, spec.prompt.mark, [picture.text for picture in pictures])
             begun = [text, chat.begun, chat.begun_reasoning]
             prompt = await run(begun, client, lambda: encode_rendered(tokenizer, marked, text, self.context, reasoning))
             return prompt if spec is None else prompt._replace(images=placed_images(prompt.ids, spec, pictures))

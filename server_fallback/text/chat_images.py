@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.runtime.images.patches import CutImage
-from nearfar.compiler.runtime.images.prompt import tile_places
+from nearfar.compiler.runtime.media import feature_places
 
 from ..engine.images import PromptImage
 
 
 def placed_images(ids: Sequence[int], spec: ImageSpec, pictures: Sequence[CutImage]) -> list[PromptImage]:
     """The tiles of all pictures, at the placeholders of a prompt. Raises CheckpointError if their numbers differ."""
-    places = iter(tile_places(spec.prompt, ids, [count for picture in pictures for count in picture.features]))
+    places = iter(
+        feature_places(spec.prompt, ids, [count for picture in pictures for count in picture.features], "pictures")
+    )
     images = list[PromptImage]()
     for picture in pictures:
         first = 0

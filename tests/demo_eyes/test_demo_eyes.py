@@ -26,7 +26,7 @@ from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.images.decode import decode_image
 from nearfar.compiler.runtime.images.patches import PreparedImage, prepare_image
-from nearfar.compiler.runtime.images.prompt import encode_pictures, placed_features
+from nearfar.compiler.runtime.media import encode_media, placed_features
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ class Seer:
 
     def __init__(self, bundle: Bundle) -> None:
         self._tokenizer = Tokenizer(bundle.tokenizer_files())
-        self._spec = bundle.manifest.images
+        self._manifest, self._spec = bundle.manifest, bundle.manifest.images
         self._runner = ReferenceRunner(bundle, limits=Limits(), activation="float32")
 
     def prepare(self, data: bytes) -> PreparedImage:
@@ -49,15 +49,13 @@ class Seer:
         return prepare_image(self._spec, decode_image(data))
 
     def prompt(self, picture: PreparedImage, question: str) -> list[int]:
-        assert self._spec is not None
         content = [{"type": "image"}, {"type": "text", "text": question}]
-        return encode_pictures(self._tokenizer, self._spec, [{"role": "user", "content": content}], [picture])
+        return encode_media(self._tokenizer, self._manifest, [{"role": "user", "content": content}], [picture])
 
     def __call__(self, data: bytes, question: str) -> str:
-        assert self._spec is not None
         picture = self.prepare(data)
         prompt = self.prompt(picture, question)
-        features = partial(placed_features, self._runner, self._spec, prompt, [picture])
+        features = partial(placed_features, self._runner, prompt, [picture])
         ids = list(generate(self._runner, prompt, 12, Sampler(), features=features))
         return self._tokenizer.decode(ids)
 

@@ -74,6 +74,7 @@ export function lettersBundle(
     classifier: null,
     speech: null,
     images: null,
+    sounds: null,
     quantization: "f32",
     context: 256,
     page_size: 16,
@@ -207,6 +208,7 @@ export function lettersBundle(
     self_test: SELF_TEST,
     vector_test: null,
     vision_test: null,
+    hearing_test: null,
     tuning: [],
     ...changes,
   };
@@ -367,6 +369,7 @@ const SPEC: Manifest["spec"] = {
   mixers: [],
   states: null,
   vision: null,
+  hearing: null,
   draft_layers: 0,
   factors: {},
   audio: null,

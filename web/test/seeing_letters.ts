@@ -5,7 +5,7 @@
 import { createHash } from "node:crypto";
 
 import { testPatches } from "../src/images/vision_test.js";
-import type { ImageSpec, Manifest, PlanEntry, VisionSpec, VisionTestEntry } from "../src/runtime/manifest.js";
+import type { ImageSpec, Manifest, PlanEntry, VisionSpec, FeatureTestEntry } from "../src/runtime/manifest.js";
 import type { LettersBundle } from "./letters_bundle.js";
 import { bytesOf, lettersBundle } from "./letters_bundle.js";
 import { treeOf } from "./text/template_trees.js";
@@ -90,7 +90,7 @@ export const VISION: VisionSpec = {
 };
 
 /** Expects each feature of the test's patches to be as the kernel computes it. */
-function visionTest(): VisionTestEntry {
+function visionTest(): FeatureTestEntry {
   const { patches } = testPatches(SEEING, 16);
   const rows = [0, 1, 2, 3].map((row) => {
     const letter = letterOf(patches.subarray(row * 12, row * 12 + 12));

@@ -1,5 +1,5 @@
 """Ops of models that see pictures: mix_rows and fold_rows, which make features of patches, place_rows, which puts
-features in the places of tokens, and rope_rows, for rotations by several axes.
+features of pictures and sound in the places of tokens, and rope_rows, for rotations by several axes.
 
 The V patches of a batch are those of its I tiles, one tile after the other, and inside a tile block after block. A
 block of patches becomes one of F features; its patches are consecutive rows.
@@ -113,9 +113,10 @@ def place_rows(inputs: Inputs, attrs: Attrs) -> Array:
 
 
 def check_place_rows(use: Use, sizes: Sizes) -> None:
-    vision, (rows, columns) = sizes.spec.vision, use.shapes["into"]
+    (rows, columns), senses = use.shapes["into"], sizes.spec.vision or sizes.spec.hearing
     require_use(
-        vision is not None and columns == sizes.spec.hidden_size, "is for embeddings of models that see pictures"
+        senses is not None and columns == sizes.spec.hidden_size,
+        "is for embeddings of models that see pictures or hear",
     )
     features = ("F", sizes.spec.feature_size)
     require_use(rows == "S" and use.shapes["features"] == features, "must place features in rows of tokens")

@@ -243,22 +243,22 @@ class Tokenizer:
         self._require_split(unforged == [token_id for token_id in expected if token_id in self._forgeable_ids])
         return [splitting.real_id(token_id) for token_id in ids]
 
-    def with_pictures(self, prompt: str, mark: str, texts: Sequence[str]) -> str:
-        """A rendered prompt in which each ``mark`` that the chat template wrote for a picture is replaced by the text
-        that stands for the picture. Marks in the text of messages are none.
+    def with_media(self, prompt: str, mark: str, texts: Sequence[str], what: str = "picture") -> str:
+        """A rendered prompt in which each ``mark`` that the chat template wrote for a picture, or for what else is
+        named, is replaced by the text that stands for it. Marks in the text of messages are none.
 
         Raises RequestError unless the template wrote one for each of ``texts``, CheckpointError if the mark is not a
         control token, which messages could spell.
         """
         if mark not in self._control_ids:
             raise CheckpointError(
-                f"tokenizer.json: {mark!r}, which stands for a picture, is not a special token; correct the checkpoint"
+                f"tokenizer.json: {mark!r}, which stands for a {what}, is not a special token; correct the checkpoint"
             )
         replaced = self._controls.replace_own(prompt, mark, texts)
         if replaced is None:
             raise RequestError(
-                f"this model's chat template does not write {mark!r} once for each of the {len(texts)} pictures of "
-                "these messages; send pictures in messages of the user only"
+                f"this model's chat template does not write {mark!r} once for each of the {len(texts)} {what}s of "
+                f"these messages; send {what}s in messages of the user only"
             )
         return replaced
 

@@ -81,7 +81,7 @@ def test_pictures_stand_where_the_chat_template_writes_them(family: str, tmp_pat
         expected, ids = theirs(spec, source, chat, folder)
         read = read_chat(TypeAdapter(list[Message]).validate_python(with_parts(chat, image)), sees=True)
         marked = mark_chat(tokenizer, read)
-        text = tokenizer.with_pictures(render_chat(tokenizer, marked), spec.prompt.mark, texts_of(spec, chat))
+        text = tokenizer.with_media(render_chat(tokenizer, marked), spec.prompt.mark, texts_of(spec, chat))
         assert text.replace(SENTINEL, "") == expected == spelled(spec, recorded)
         assert list(encode_rendered(tokenizer, marked, text).ids) == ids
         features = sum(sum(image_layout(spec, *size)["features"]) for size in sizes_of(chat))

@@ -1,9 +1,9 @@
 // The test of a tower: features of known patches on this device, compared with the reference's.
-// `compiler/runtime/vision_test.py` makes the same patches.
+// `compiler/runtime/feature_test.py` makes the same patches.
 
 import type { PatchBatch } from "../runtime/batch.js";
 import { featureSize } from "../runtime/batch.js";
-import type { ImageSpec, ModelSpec, VisionTestEntry } from "../runtime/manifest.js";
+import type { ImageSpec, ModelSpec, FeatureTestEntry } from "../runtime/manifest.js";
 
 // The most patches of the test: several tiles of keys.
 const PATCHES = 160;
@@ -38,7 +38,7 @@ export function testPatches({ patch, block, positions }: ImageSpec, tilePatches:
  * feature is no number.
  */
 export function visionDeviation(
-  { rows }: Pick<VisionTestEntry, "rows">,
+  { rows }: Pick<FeatureTestEntry, "rows">,
   features: Float32Array,
   model: Pick<ModelSpec, "hidden_size" | "vision">,
 ): number {

@@ -95,6 +95,15 @@ export interface VisionSpec {
   readonly bounded: boolean;
 }
 
+/** The tower of a model that hears, which makes features of frames of sound. ``model_type`` is that of the complete model; `arch/hearing` has one file for each. A row of the tower has ``row_elements`` numbers, those of the frames that become one feature, and a sound has at most ``sound_rows``, which the tower reads at once if it is ``whole``. Without layers, rows are only normed, with ``norm_eps``, and projected. `sounds.SoundSpec` says how sound becomes frames. */
+export interface HearingSpec {
+  readonly model_type: string;
+  readonly row_elements: number;
+  readonly sound_rows: number;
+  readonly whole: boolean;
+  readonly norm_eps: number;
+}
+
 /** The encoder of windows of sound to whose rows a decoder attends. A window has two frames of ``mel_bins`` numbers for each of ``positions`` rows. Its rows have the hidden size of the decoder, and so have its heads together. */
 export interface AudioSpec {
   readonly mel_bins: number;
@@ -104,7 +113,7 @@ export interface AudioSpec {
   readonly intermediate_size: number;
 }
 
-/** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``experts``: None if all layers are dense. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None. The rows of a model that makes vectors are projected to ``projected_size`` elements after the last norm unless it is None. ``distances``: None if scores do not depend on how far a key is from a row. ``convolution``: None if there is none. ``qkv_limit``: queries, keys and values are clipped to it, before the rotation. ``sinks``: each query head of a decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys before norm and rotation. ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those with a state. ``draft_layers``: those of the heads with which the model drafts its own tokens, behind its layers. ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows from row r of a module on, by "module[r]". ``vision``: the tower of a model that sees pictures; None if it does not. ``audio``: the encoder of sound beside the decoder; None if it has none. */
+/** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``experts``: None if all layers are dense. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None. The rows of a model that makes vectors are projected to ``projected_size`` elements after the last norm unless it is None. ``distances``: None if scores do not depend on how far a key is from a row. ``convolution``: None if there is none. ``qkv_limit``: queries, keys and values are clipped to it, before the rotation. ``sinks``: each query head of a decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys before norm and rotation. ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those with a state. ``draft_layers``: those of the heads with which the model drafts its own tokens, behind its layers. ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows from row r of a module on, by "module[r]". ``vision``: the tower of a model that sees pictures; None if it does not. ``hearing``: the tower of a model that hears, which makes features of sound; None if it does not. ``audio``: the encoder of sound beside the decoder; None if it has none. */
 export interface ModelSpec {
   readonly model_type: string;
   readonly vocab_size: number;
@@ -154,6 +163,7 @@ export interface ModelSpec {
   readonly draft_layers: number;
   readonly factors: Readonly<Record<string, number>>;
   readonly vision: VisionSpec | null;
+  readonly hearing: HearingSpec | null;
   readonly audio: AudioSpec | null;
   readonly bos_token_id: number | null;
   readonly eos_token_ids: readonly number[];
@@ -308,6 +318,24 @@ export interface ImageSpec {
   readonly prompt: ImagePrompt;
 }
 
+/** Frames are logarithms of magnitudes in ``bins`` bands of the HTK mel scale, from 0 Hz to half of the rate. A frame of ``window`` samples begins every ``hop`` samples, the first one half a window before the sound; its spectrum has ``points``. ``floor`` is added to the magnitude of a band. A frame exists if the sample after its window is one of the sound (Gemma 4). */
+export interface MelSpec {
+  readonly bins: number;
+  readonly window: number;
+  readonly hop: number;
+  readonly points: number;
+  readonly floor: number;
+}
+
+/** How sound becomes features: one for each ``frames`` frames, the last of which are zeros if some are missing. ``samples`` are those of a frame, if ``mel`` is None, and otherwise those from one frame to the next. A sound has at most ``most`` samples. ``prompt``: as that of a picture that is one tile. */
+export interface SoundSpec {
+  readonly samples: number;
+  readonly frames: number;
+  readonly mel: MelSpec | null;
+  readonly most: number;
+  readonly prompt: ImagePrompt;
+}
+
 /** A tensor's rows are heads of ``head_dim`` rows, of which the first ``rotary_dim`` are pairs (2i, 2i + 1). The interleaved form (GPT-J, Wang and Komatsuzaki 2021) rotates these pairs; the rotate-half form, which our ops compute, rotates the pairs (i, i + rotary_dim / 2). Both give the same scores if the rows of queries and keys are read in the order of the second. */
 export interface RotaryPairs {
   readonly head_dim: number;
@@ -375,7 +403,7 @@ export interface StepEntry {
   readonly attrs: Readonly<Record<string, unknown>>;
 }
 
-/** See `plan.Plan`. ``inputs`` are all inputs of a batch, including those that are ``gathered``. ``outputs`` maps names to the buffers that hold them. Plan "generate" computes "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20); plan "embed" computes "embeddings", float32 and not normalised, and plan "classify" computes "scores", float32, for each label. A plan without pages reads complete texts: its embeddings are (B, E), its scores (B, L), or (S, L) if each token has scores. Embeddings of a plan with pages are (R, E). Plan "vision" computes "features" (F, E), float32, of the patches of pictures; see `ops/images.py`. */
+/** See `plan.Plan`. ``inputs`` are all inputs of a batch, including those that are ``gathered``. ``outputs`` maps names to the buffers that hold them. Plan "generate" computes "logits" (R, V), "next_token_ids" and "token_logprobs" (R,), "top_token_ids" and "top_logprobs" (W, up to 20); plan "embed" computes "embeddings", float32 and not normalised, and plan "classify" computes "scores", float32, for each label. A plan without pages reads complete texts: its embeddings are (B, E), its scores (B, L), or (S, L) if each token has scores. Embeddings of a plan with pages are (R, E). Plan "vision" computes "features" (F, E), float32, of the patches of pictures; see `ops/images.py`. Plan "hearing" computes "rows" (S, E), float32: the features of sound. */
 export interface PlanEntry {
   readonly inputs: Readonly<Record<string, InputEntry>>;
   readonly states: Readonly<Record<string, BufferEntry>>;
@@ -505,8 +533,8 @@ export interface VectorTestEntry {
   readonly tolerances: Readonly<Record<string, number>>;
 }
 
-/** The reference's features of the patches of `runtime/vision_test.py`, with float32 activations. ``tolerances``: as those of `VectorTestEntry`. */
-export interface VisionTestEntry {
+/** The reference's features of the patches or the frames of `runtime/feature_test.py`, with float32 activations. ``tolerances``: as those of `VectorTestEntry`. */
+export interface FeatureTestEntry {
   readonly rows: readonly VectorTestRow[];
   readonly tolerances: Readonly<Record<string, number>>;
 }
@@ -532,7 +560,7 @@ export interface TuningEntry {
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if ``classifier`` is, transcripts of sound if ``speech`` is, and otherwise generates text. ``images`` is None if it reads no pictures. */
+/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if ``classifier`` is, transcripts of sound if ``speech`` is, and otherwise generates text. ``images`` is None if it reads no pictures, ``sounds`` if it does not hear. */
 export interface Description {
   readonly format_version: number;
   readonly generator: string;
@@ -542,6 +570,7 @@ export interface Description {
   readonly embedding: EmbeddingSpec | null;
   readonly classifier: ClassifierSpec | null;
   readonly images: ImageSpec | null;
+  readonly sounds: SoundSpec | null;
   readonly speech: SpeechSpec | null;
   readonly quantization: string;
   readonly context: number;
@@ -561,6 +590,7 @@ export interface ExportManifest {
   readonly embedding: EmbeddingSpec | null;
   readonly classifier: ClassifierSpec | null;
   readonly images: ImageSpec | null;
+  readonly sounds: SoundSpec | null;
   readonly speech: SpeechSpec | null;
   readonly quantization: string;
   readonly context: number;
@@ -573,7 +603,7 @@ export interface ExportManifest {
   readonly group_size: number | null;
 }
 
-/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it, to "draft" tokens of a text that it generates, "vision" to make features of a picture's patches, and "audio" to read sound. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8, eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a Hadamard matrix first, and so are queries. Recurrent layers have states (Z, ..) float32, one row for each of Z slots. The input "state_slots" (B, 2) says from which slot each sequence's states are read, and into which they are written; see `ir/ops/states.py`. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that generate no text, which have ``vector_test``; models that see pictures have ``vision_test`` too. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
+/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it, to "draft" tokens of a text that it generates, "vision" to make features of a picture's patches, "hearing" to make them of frames of sound, and "audio" to read sound. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8, eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a Hadamard matrix first, and so are queries. Recurrent layers have states (Z, ..) float32, one row for each of Z slots. The input "state_slots" (B, 2) says from which slot each sequence's states are read, and into which they are written; see `ir/ops/states.py`. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that generate no text, which have ``vector_test``; models that see pictures have ``vision_test`` too, and those that hear ``hearing_test``. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
@@ -583,6 +613,7 @@ export interface Manifest {
   readonly embedding: EmbeddingSpec | null;
   readonly classifier: ClassifierSpec | null;
   readonly images: ImageSpec | null;
+  readonly sounds: SoundSpec | null;
   readonly speech: SpeechSpec | null;
   readonly quantization: string;
   readonly context: number;
@@ -602,6 +633,7 @@ export interface Manifest {
   readonly shards: readonly FileEntry[];
   readonly self_test: SelfTestEntry | null;
   readonly vector_test: VectorTestEntry | null;
-  readonly vision_test: VisionTestEntry | null;
+  readonly vision_test: FeatureTestEntry | null;
+  readonly hearing_test: FeatureTestEntry | null;
   readonly tuning: readonly TuningEntry[];
 }

@@ -26,6 +26,7 @@ import { wrongImages } from "./images/check.js";
 import { imageKeyHead } from "./images/key.js";
 import { unreadablePicture } from "./images/kind.js";
 import { imageLayout } from "./images/layout.js";
+import { soundKeyHead, soundLayout } from "./sounds.js";
 import { axisTaps } from "./images/positions.js";
 import { labelSpans } from "./label_spans.js";
 import {
@@ -186,6 +187,8 @@ Object.assign(globalThis, {
     transcriptText: overJson(transcriptText),
     unheard: overJson(unheardRecording),
     imageLayout: overJson(imageLayout),
+    soundLayout: overJson(soundLayout),
+    soundKeyHead: overJson(soundKeyHead),
     wrongImages: overJson(wrongImages),
     axisTaps: overJson(axisTaps),
     imageKeyHead: overJson(imageKeyHead),

@@ -48,6 +48,7 @@ export function lettersOnnx(changes: Partial<ExportManifest> = {}): {
     classifier: null,
     speech: null,
     images: null,
+    sounds: null,
     quantization,
     context: CONTEXT,
     page_size: CONTEXT,

@@ -8,8 +8,8 @@ import pytest
 from image_families import FAMILIES, spec_of, write_family
 from vision_vectors import RECORDED, tower_of, vectors
 
+from nearfar.compiler.runtime.feature_test import test_patches as patches_of_test
 from nearfar.compiler.runtime.patches import require_patches
-from nearfar.compiler.runtime.vision_test import test_patches as patches_of_test
 
 
 def test_python_and_the_page_make_the_same_patches() -> None:

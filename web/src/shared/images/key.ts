@@ -3,10 +3,15 @@
 import type { ImageSpec } from "../../runtime/manifest.js";
 
 export function imageKeyHead(spec: ImageSpec, width: number, height: number): string {
+  return keyHead(spec, width, height);
+}
+
+/** A spec and sizes as text, which is the same in Python and in the page. */
+export function keyHead(spec: object, ...sizes: readonly number[]): string {
   // Python and JSON order keys as they were declared, and write some numbers in another way.
   const sorted = (_: string, value: unknown): unknown =>
     typeof value === "object" && value !== null && !Array.isArray(value)
       ? Object.fromEntries(Object.entries(value).sort(([left], [right]) => (left < right ? -1 : 1)))
       : value;
-  return `${JSON.stringify(spec, sorted)} ${width} ${height}\n`;
+  return `${JSON.stringify(spec, sorted)} ${sizes.join(" ")}\n`;
 }

@@ -1,10 +1,10 @@
 // The text that stands for a picture in a prompt.
 
-import type { ImageSpec } from "../../runtime/manifest.js";
+import type { ImagePrompt } from "../../runtime/manifest.js";
 
 /** ``features``: those of each tile, row by row, and at the end those of the overview, if there is one. */
 export function imageText(
-  { prompt }: Pick<ImageSpec, "prompt">,
+  { prompt }: { readonly prompt: ImagePrompt },
   { rows, columns }: { readonly rows: number; readonly columns: number },
   features: readonly number[],
 ): string {

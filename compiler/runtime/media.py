@@ -1,0 +1,94 @@
+"""Prompts with pictures and sound for a runner with one sequence; the engines that serve many requests have their
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from ..bundle.manifest import Description
+from ..ir.images import ImagePrompt
+from .audio.prepared_sound import PreparedSound
+from .batch import FloatArray, PlacedFeatures, make_frame_batch
+from .errors import CheckpointError
+from .images.patches import PreparedImage
+from .patches import image_features
+from .runner import Runner
+from .text.tokenizer import Tokenizer
+
+
+def encode_media(
+    tokenizer: Tokenizer,
+    manifest: Description,
+    messages: Sequence[Mapping[str, Any]],
+    pictures: Sequence[PreparedImage],
+    sounds: Sequence[PreparedSound] = (),
+    *,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """The token ids of a chat. Parts {"type": "image"} of the messages stand for ``pictures``, and {"type": "audio"}
+    for ``sounds``, in their order. Raises RequestError, and CheckpointError for a tokenizer that does not fit their
+    texts.
+    """
+    marked, _ = tokenizer.mark_chat(messages)
+    prompt = tokenizer.apply_chat_template(marked, add_generation_prompt)
+    if pictures:
+        assert manifest.images is not None
+        prompt = tokenizer.with_media(prompt, manifest.images.prompt.mark, [each.text for each in pictures], "picture")
+    if sounds:
+        assert manifest.sounds is not None
+        prompt = tokenizer.with_media(prompt, manifest.sounds.prompt.mark, [each.text for each in sounds], "sound")
+    return tokenizer.encode_rendered(prompt)
+
+
+def placed_features(
+    runner: Runner, prompt: Sequence[int], pictures: Sequence[PreparedImage], sounds: Sequence[PreparedSound] = ()
+) -> list[PlacedFeatures]:
+    """The features of each tile of the pictures and of each sound, in the order of the prompt."""
+    images, heard, placed = runner.manifest.images, runner.manifest.sounds, list[PlacedFeatures]()
+    if pictures:
+        assert images is not None
+        counts = [count for picture in pictures for count in picture.features]
+        features = np.concatenate([image_features(runner, picture) for picture in pictures])
+        columns = [count for picture in pictures for count in columns_of(picture, images.block)]
+        places = feature_places(images.prompt, prompt, counts, "pictures")
+        placed += map(PlacedFeatures, places, np.split(features, np.cumsum(counts)[:-1]), columns)
+    if sounds:
+        assert heard is not None
+        places = feature_places(heard.prompt, prompt, [sound.features for sound in sounds], "sounds")
+        for place, sound in zip(places, sounds, strict=True):
+            placed.append(PlacedFeatures(place, sound_features(runner, sound), 0))
+    return sorted(placed, key=lambda each: each.first)
+
+
+def sound_features(runner: Runner, sound: PreparedSound) -> FloatArray:
+    """The features (n, E) of a sound: all at once, or as many at a time as the runner's limits allow if its tower reads
+    rows alone. Raises RequestError as `Runner.listen`.
+    """
+    hearing, rows = runner.manifest.spec.hearing, sound.frames
+    at_once = runner.limits.tokens if hearing is not None and not hearing.whole else len(rows)
+    parts = [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
+    return np.concatenate([runner.listen(make_frame_batch([part])) for part in parts])
+
+
+def columns_of(picture: PreparedImage, block: int) -> list[int]:
+    """How many features of each tile are side by side."""
+    across = np.maximum.reduceat(picture.positions[:, 1], picture.starts[:-1]) + 1
+    return [int(each) // block for each in across]
+
+
+def feature_places(prompt: ImagePrompt, token_ids: Sequence[int], counts: Sequence[int], what: str) -> list[int]:
+    """The position of the first placeholder of each tile or sound in a prompt; ``counts`` are their features, ``what``
+    names them. Raises CheckpointError for a prompt with another number of placeholders.
+    """
+    places = [index for index, token_id in enumerate(token_ids) if token_id == prompt.placeholder_id]
+    if sum(counts) != len(places):
+        raise CheckpointError(
+            f"tokenizer.json: the text of the {what} has {sum(counts)} times {prompt.placeholder!r}, and the prompt "
+            f"{len(places)} times token {prompt.placeholder_id}; correct the checkpoint's tokenizer"
+        )
+    return [places[start] for start in accumulate(counts[:-1], initial=0)] if counts else []
