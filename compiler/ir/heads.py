@@ -115,7 +115,8 @@ class Scores:
     """score = softcap * tanh(scale * q k / softcap), for the keys that a row sees; see `ops.attention`. ``sinks``:
     whether each head has a sink. ``reach``: whether each row has a last key of its own. ``distances``: how many
     distances change a score, 0 if none do. Each adds a bias; or if ``distance_heads`` is not 0, the products with its
-    own of that many projected embeddings.
+    own of that many projected embeddings; or if these are as many as the distances, a bias and the product of the
+    query with its own.
     """
 
     scale: float
@@ -131,6 +132,16 @@ class Scores:
     def reads_positions(self) -> bool:
         """Whether the keys that a row sees, or their scores, depend on its position."""
         return self.causal or self.window is not None or self.distances > 0
+
+    @property
+    def own_heads(self) -> bool:
+        """Whether each distance has a bias, and heads for queries alone."""
+        return self.distances == self.distance_heads > 0
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether each distance has a bias."""
+        return self.distances > 0 and (not self.distance_heads or self.own_heads)
 
     @property
     def bends(self) -> bool:

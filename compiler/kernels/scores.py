@@ -45,7 +45,7 @@ class DistanceBias:
 
 
 def distance_bias(kernel: KernelBuilder, heads: Heads, scores: Scores) -> DistanceBias | None:
-    return DistanceBias(kernel, heads, scores) if scores.distances and not scores.distance_heads else None
+    return DistanceBias(kernel, heads, scores) if scores.has_bias else None
 
 
 class DistanceHeads:
@@ -53,13 +53,17 @@ class DistanceHeads:
 
     def __init__(self, kernel: KernelBuilder, heads: Heads, scores: Scores) -> None:
         self._heads, self._scores = heads, scores
-        shape = (2, heads.num_heads, scores.distance_heads, heads.vectors)
+        shape = (1 if scores.own_heads else 2, heads.num_heads, scores.distance_heads, heads.vectors)
         self._vectors = kernel.buffer("distance_heads", shape, heads.vector_dtype)
-        self._rows = kernel.buffer("distance_rows", (scores.distances,), "float32")
+        rows = None if scores.own_heads else kernel.buffer("distance_rows", (scores.distances,), "float32")
+        self._rows: Array | None = rows
 
     def row_of(self, position: Scalar, key: Scalar) -> Scalar:
         """That of a key's distance from the row at a position. ``key`` may be one that fills up a tile."""
-        row = cast(self._rows[self._scores.distances // 2 + key - position], "int32")
+        distance = self._scores.distances // 2 + key - position
+        if self._rows is None:
+            return distance
+        row = cast(self._rows[distance], "int32")
         return minimum(maximum(row, 0), self._scores.distance_heads - 1)
 
     def product(self, query: Scalar, key: Scalar, head: Scalar, row: Scalar, vector: Scalar) -> Scalar:
@@ -67,6 +71,8 @@ class DistanceHeads:
         beyond the last vector.
         """
         vector = minimum(vector, self._heads.vectors - 1)
+        if self._rows is None:
+            return query * self._vectors[0, head, row, vector]
         for_query, for_key = (self._vectors[part, head, row, vector] for part in range(2))
         return query * for_query + key * scaled(self._heads, self._scores, for_key)
 

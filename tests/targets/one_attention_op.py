@@ -32,6 +32,7 @@ def text_graphs() -> Iterator[tuple[str, str, Build]]:
     yield "ragged_attention", "causal", partial(over_texts, "ragged_attention")
     yield "ragged_attention", "distances", partial(over_texts, "ragged_attention", causal=False, more=True)
     yield "ragged_attention", "distance_heads", partial(over_texts, "ragged_attention", window=9, distance_rows=7)
+    yield "ragged_attention", "own_heads", partial(over_texts, "ragged_attention", causal=False, own_heads=True)
     fused: dict[str, Any] = {"output": OUTPUTS, "causal": False}
     yield "ragged_attention", "linear_plain", partial(over_texts, "ragged_attention", residual=True, **fused)
     yield "ragged_attention", "linear_window", partial(over_texts, "ragged_attention", **(fused | bent))
@@ -79,17 +80,19 @@ def over_texts(
     residual: bool = False,
     more: bool = False,
     distance_rows: int = 0,
+    own_heads: bool = False,
     rows: str = "S",
     by_row: bool = False,
     **attrs: Any,
 ) -> Graph:
     """An op on the joint projection of queries, keys and values of complete texts. ``output``: the outputs of an op
     that projects, which has a bias then. ``more``: scores have sinks, and biases of distances. ``distance_rows``: the
-    number of heads for distances; each query head has its own keys then. ``rows``: "V" for the patches of pictures.
+    number of heads for distances; each query head has its own keys then.
+    ``own_heads``: each distance has its own heads and biases. ``rows``: "V" for the patches of pictures.
     ``by_row``: the rotation table has a row for each row.
     """
     graph = Builder()
-    kv_heads = HEADS if distance_rows else KV_HEADS
+    kv_heads = HEADS if distance_rows or own_heads else KV_HEADS
     inputs = {"qkv": graph.value("qkv", (rows, (HEADS + 2 * kv_heads) * HEAD_DIM), "activation")}
     if rows == "S":
         inputs["positions"] = graph.value("positions", ("S",), "int32")
@@ -99,6 +102,9 @@ def over_texts(
     if more:
         inputs["distance_bias"] = graph.vector("distance_bias", HEADS * DISTANCES)
         inputs["sinks"] = graph.vector("sinks", HEADS)
+    if own_heads:
+        inputs["distance_bias"] = graph.vector("distance_bias", HEADS * DISTANCES)
+        inputs["distance_heads"] = graph.vector("distance_heads", HEADS * DISTANCES * HEAD_DIM)
     if distance_rows:
         inputs["distance_heads"] = graph.vector("distance_heads", 2 * HEADS * distance_rows * HEAD_DIM)
         inputs["distance_rows"] = graph.vector("distance_rows", DISTANCES)

@@ -312,11 +312,18 @@ def distance_products(queries: Array, keys: Array, inputs: Inputs, positions: Ar
     of the key, with heads for their distance. He et al. 2021 (DeBERTa).
 
     distance_heads (2 * H * M * D,) has M heads for queries and M for keys of each head, and distance_rows (N,) has the
-    one of each of the N distances of `distance_biases`.
+    one of each of the N distances of `distance_biases`. Without distance_rows, distance_heads (H * N * D,) has one of
+    each distance, for queries alone. Dai et al. 2019 (Transformer-XL), Shaw et al. 2018.
     """
     num_heads, length, head_dim = keys.shape
-    for_queries, for_keys = inputs["distance_heads"].reshape(2, num_heads, -1, head_dim)
     distances: Array = np.arange(length)[None, :] - positions[:, None]
+    if "distance_rows" not in inputs:
+        own = inputs["distance_heads"].reshape(num_heads, -1, head_dim)
+        alone = queries.reshape(-1, num_heads, head_dim).swapaxes(0, 1) @ own.swapaxes(1, 2)
+        places = np.broadcast_to(distances + own.shape[1] // 2, (num_heads, *distances.shape))
+        of_query: Array = np.take_along_axis(alone, places, axis=2)
+        return of_query
+    for_queries, for_keys = inputs["distance_heads"].reshape(2, num_heads, -1, head_dim)
     rows = np.clip(inputs["distance_rows"], 0, for_queries.shape[1] - 1).astype(np.int64)
     chosen = np.broadcast_to(rows[distances + len(rows) // 2], (num_heads, *distances.shape))
     by_query = queries.reshape(-1, num_heads, head_dim).swapaxes(0, 1) @ for_queries.swapaxes(1, 2)

@@ -136,11 +136,19 @@ def infer_ragged_attention(shapes: Shapes, attrs: Attrs) -> Type:
     if "distance_bias" in shapes:
         (size,) = shapes["distance_bias"]
         require(isinstance(size, int) and size % heads == 0 and size // heads % 2 == 1, "ragged_attention", shapes)
-    require(("distance_heads" in shapes) == ("distance_rows" in shapes), "ragged_attention", shapes)
+    require("distance_heads" in shapes or "distance_rows" not in shapes, "ragged_attention", shapes)
     if "distance_heads" in shapes:
-        (size,), (distances,) = shapes["distance_heads"], shapes["distance_rows"]
-        fits = isinstance(size, int) and size % (2 * columns) == 0 and isinstance(distances, int) and distances % 2 == 1
-        plain = heads == attrs["num_kv_heads"] and "distance_bias" not in shapes
+        (size,) = shapes["distance_heads"]
+        assert isinstance(size, int)
+        if "distance_rows" in shapes:
+            (distances,) = shapes["distance_rows"]
+            assert isinstance(distances, int)
+            fits = size % (2 * columns) == 0 and distances % 2 == 1
+            fits = fits and "distance_bias" not in shapes and size != 2 * columns * distances
+        else:
+            (biases,) = shapes.get("distance_bias", (0,))
+            fits = size == biases * attrs["head_dim"]
+        plain = heads == attrs["num_kv_heads"] and attrs["softcap"] is None
         require(fits and plain, "ragged_attention", shapes)
     if "weight" not in shapes:
         require("bias" not in shapes and not attrs["store"], "ragged_attention", shapes)
@@ -181,7 +189,9 @@ def ragged_attention_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
     facts = {**joint_facts(use, bound), **score_facts(use, use.attrs["head_dim"])}
     if "distance_bias" in use.shapes:
         facts["scores"] = replace(facts["scores"], distances=use.shapes["distance_bias"][0] // facts["num_heads"])
-    if "distance_heads" in use.shapes:
+    if "distance_heads" in use.shapes and "distance_rows" not in use.shapes:
+        facts["scores"] = replace(facts["scores"], distance_heads=facts["scores"].distances)
+    elif "distance_heads" in use.shapes:
         rows = use.shapes["distance_heads"][0] // (2 * facts["num_heads"] * facts["head_dim"])
         facts["scores"] = replace(facts["scores"], distances=use.shapes["distance_rows"][0], distance_heads=rows)
     if "weight" not in use.shapes:

@@ -133,13 +133,14 @@ class Arguments:
         self._reach: Array | None = None
         self._declare()
         self._sinks = kernel.buffer("sinks", (heads.num_heads,), "float32") if scores.sinks else None
-        by_distance = DistanceHeads if scores.distance_heads else DistanceBias
-        changes = None
+        self._bias: DistanceBias | None = None
+        self._by_distance: DistanceHeads | None = None
         if scores.distances:
             assert self._positions is not None, scores
-            changes = by_distance(kernel, heads, scores, self._positions)
-        self._bias = changes if isinstance(changes, DistanceBias) else None
-        self._by_distance = changes if isinstance(changes, DistanceHeads) else None
+            if scores.has_bias:
+                self._bias = DistanceBias(kernel, heads, scores, self._positions)
+            if scores.distance_heads:
+                self._by_distance = DistanceHeads(kernel, heads, scores, self._positions)
         rows = (heads.rows, heads.num_heads, heads.head_dim)
         declare = partial(kernel.buffer, "y") if result is None else partial(kernel.scratch, result)
         self._y: Array = declare(rows, heads.activation, write=True)

@@ -64,26 +64,30 @@ class DistanceHeads:
 
     def __init__(self, kernel: CpuKernelBuilder, heads: Heads, scores: Scores, positions: Array) -> None:
         self._kernel, self._heads, self._scores, self._positions = kernel, heads, scores, positions
-        shape = (2, heads.num_heads, scores.distance_heads, heads.head_dim)
+        parts = 1 if scores.own_heads else 2
+        self._factors = (1.0, scores.scale)[:parts]
+        shape = (parts, heads.num_heads, scores.distance_heads, heads.head_dim)
         self._stored = kernel.buffer("distance_heads", shape, "float32")
-        self._rows = kernel.buffer("distance_rows", (scores.distances,), "float32")
-        shape = (2, heads.num_heads, heads.head_dim, scores.distances)
+        rows = None if scores.own_heads else kernel.buffer("distance_rows", (scores.distances,), "float32")
+        self._rows: Array | None = rows
+        shape = (parts, heads.num_heads, heads.head_dim, scores.distances)
         self._elements = kernel.scratch("distance_elements", shape, "float32", write=True)
 
     def prepare(self) -> None:
         """Write the scratch; each task processes one distance."""
         kernel, heads, last = self._kernel, self._heads, self._scores.distance_heads - 1
         with kernel.tasks("distance", self._scores.distances) as distance:
-            row = kernel.let("row", minimum(maximum(cast(self._rows[distance], "int32"), 0), last))
+            found = distance if self._rows is None else cast(self._rows[distance], "int32")
+            row = kernel.let("row", minimum(maximum(found, 0), last))
             with kernel.loop("head", heads.num_heads) as head, kernel.loop("element", heads.head_dim) as element:
-                for part, factor in enumerate((1.0, self._scores.scale)):
+                for part, factor in enumerate(self._factors):
                     value = self._stored[part, head, row, element] * number(factor, "float32")
                     self._elements[part, head, element, distance] = value
 
-    def of(self, row: Scalar, head: Scalar, element: Scalar, first_key: Scalar, lanes: int) -> tuple[Scalar, Scalar]:
-        """An element of those for a row's query, and for the key, of neighbouring keys."""
+    def of(self, row: Scalar, head: Scalar, element: Scalar, first_key: Scalar, lanes: int) -> list[Scalar]:
+        """An element of those for a row's query, and for the key unless there are none, of neighbouring keys."""
         distance = ramp(self._scores.distances // 2 + first_key - self._positions[row], lanes)
-        return self._elements[0, head, element, distance], self._elements[1, head, element, distance]
+        return [self._elements[part, head, element, distance] for part in range(len(self._factors))]
 
 
 class BlockScores(ABC):
@@ -261,10 +265,12 @@ class KeyBlock(BlockScores):
             page = self._page(first_page, block, page_index)
             total = kernel.local("total", 1, floats(lanes), fill=0)
             with kernel.loop("element", self._heads.head_dim) as element:
-                for_query, for_key = by_distance.of(row, head, element, block * BLOCK + key, lanes)
-                stored = self._pages.key(page, kv_head, in_page, element, lanes)
+                for_query, *for_key = by_distance.of(row, head, element, block * BLOCK + key, lanes)
                 mine = splat(products.query(row, head, element), lanes)
-                total[0] = fused(stored, for_key, fused(mine, for_query, total[0]))
+                product = fused(mine, for_query, total[0])
+                for each in for_key:
+                    product = fused(self._pages.key(page, kv_head, in_page, element, lanes), each, product)
+                total[0] = product
             place = ramp(query * BLOCK + key, lanes)
             self._scores[place] = self._scores[place] + total[0]
 

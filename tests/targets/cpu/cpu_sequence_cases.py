@@ -64,6 +64,10 @@ def text_cases() -> Iterator[StepCase]:
         inputs |= {"position_table": ("matrix", 280, columns), "type_table": ("matrix", 2, columns)}
         name = f"embed_positions_{columns}_{quantization}"
         yield StepCase(name, "embed_positions", inputs, attrs, given(texts, inputs), quantization=quantization)
+    own_heads: Inputs = {"qkv": ("activation", "S", 3 * 3 * 20), "positions": ("int32", "S"), **starts}
+    own_heads |= {"distance_bias": ("vector", 3 * 667), "distance_heads": ("vector", 3 * 667 * 20)}
+    attrs = {"head_dim": 20, "num_kv_heads": 3, "causal": False}
+    yield StepCase("ragged_attention_own", "ragged_attention", own_heads, attrs, given(texts, own_heads), "float16")
     shapes: tuple[tuple[int, int, int, dict[str, Any], str], ...] = (
         (12, 3, 1, {"causal": False}, "float32"),
         (20, 2, 1, {"causal": False, "window": 40}, "float32"),
