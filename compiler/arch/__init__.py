@@ -29,6 +29,8 @@ DRAFTING = ("qwen3_5_text",)
 ASSISTED = ("gemma4_text", "gemma4_unified_text")
 # Decoders that attend to the rows of an encoder of sound, which is what they read.
 LISTENING = ("whisper",)
+# Encoders of sound, whose rows name tokens.
+CTC = ("parakeet_ctc",)
 SUPPORTED = tuple(sorted((*DECODERS, *HYBRIDS)))
 ENCODERS = (
     "albert", "bert", "deberta-v2", "distilbert", "electra", "eurobert", "gte", "jina_embeddings_v3",
@@ -68,6 +70,18 @@ class ListeningArchitecture(Architecture, Protocol):
         """
 
 
+class CtcArchitecture(Protocol):
+    """The interface of a module of CTC."""
+
+    def read_config(self, config: ConfigReader) -> ModelSpec:
+        """See `Architecture`."""
+
+    def encode_sound(self, spec: ModelSpec, context: int) -> Graph:
+        """The graph of one forward pass on a batch of windows of sound of up to ``context`` rows: the scores of each
+        row's tokens.
+        """
+
+
 class Encoder(Protocol):
     """The interface of an encoder's module. ``PREFIX``: what may precede the names of its tensors, as in a checkpoint
     that has a head. ``OTHER_HEADS``: the tensors of heads, of which at most one is compiled.
@@ -88,7 +102,7 @@ class Encoder(Protocol):
 def by_model_type(name: str) -> Architecture:
     """The module of a decoder's model_type. Raises UnsupportedModel for an unknown one."""
     if name not in (*SUPPORTED, *LISTENING):
-        raise UnsupportedModel(unsupported_message(name, (*SUPPORTED, *ENCODERS, *LISTENING)), model_type=name)
+        raise UnsupportedModel(unsupported_message(name, (*SUPPORTED, *ENCODERS, *LISTENING, *CTC)), model_type=name)
     return cast(Architecture, import_module(f".{name}", __name__))
 
 
@@ -102,6 +116,11 @@ def listening(name: str) -> ListeningArchitecture:
     """The module of a decoder's model_type, which must be in LISTENING."""
     assert name in LISTENING, name
     return cast(ListeningArchitecture, import_module(f".{name}", __name__))
+
+
+def ctc_of(name: str) -> CtcArchitecture | None:
+    """The module of a model_type in CTC; None for others."""
+    return cast(CtcArchitecture, import_module(f".{name}", __name__)) if name in CTC else None
 
 
 def encoder_of(name: str) -> Encoder | None:

@@ -91,9 +91,9 @@ class EncoderGraph(GraphParts):
         results = []
         for role, module, row in (("gate", gate, gate_row), ("up", up, up_row)):
             name = module if gate != up else f"{module}.{role}"
-            inputs = {"x": x, "weight": self._part(f"{name}.weight", f"{module}.weight", row, size, columns)}
+            inputs = {"x": x, "weight": self.part(f"{name}.weight", f"{module}.weight", row, size, columns)}
             if bias:
-                inputs["bias"] = self._part(f"{name}.bias", f"{module}.bias", row, size, None)
+                inputs["bias"] = self.part(f"{name}.bias", f"{module}.bias", row, size, None)
             results.append(self.graph.add("linear", inputs, name=f"{name}.out", dtype="float32"))
         inputs = dict(zip(("gate", "up"), results, strict=True))
         return self.graph.add("gate", inputs, name=f"{gate}.gated", activation=self.spec.activation)
@@ -151,7 +151,7 @@ class EncoderGraph(GraphParts):
         self.graph.inputs[name] = Value(name, shape, dtype)
         return name
 
-    def _part(self, name: str, tensor: str, row: int, size: int, columns: int | None) -> str:
+    def part(self, name: str, tensor: str, row: int, size: int, columns: int | None) -> str:
         self.graph.parameters[name] = Parameter(name, (Source(tensor, row, row + size),), columns)
         return name
 

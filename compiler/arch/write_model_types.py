@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..formats.multimodal import MODEL_TYPES
-from . import DECODERS, ENCODERS, LISTENING, SUPPORTED
+from . import CTC, DECODERS, ENCODERS, LISTENING, SUPPORTED
 from .families import FILE
 
 IMAGES_AND_TEXT = {"image_text_to_text", "multimodal_lm"}
@@ -98,7 +98,7 @@ def read_types() -> dict[str, tuple[str, str | None]]:
     folders = configuration_auto.SPECIAL_MODEL_TYPE_TO_MODULE_NAME
     types = {}
     for name in configuration_auto.CONFIG_MAPPING_NAMES:
-        if name not in (*SUPPORTED, *ENCODERS, *LISTENING, *MODEL_TYPES):
+        if name not in (*SUPPORTED, *ENCODERS, *LISTENING, *CTC, *MODEL_TYPES):
             folder = models / folders.get(name, name.replace("-", "_"))
             kind = kind_of(name, {task for task, names in mappings.items() if name in names}, folder)
             types[name] = kind, nearest_of(name, kind, folder)

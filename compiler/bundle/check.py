@@ -232,6 +232,10 @@ def check_description(manifest: Description) -> None:
     for name, length in (("spec.vocab_size", spec.vocab_size), ("context", manifest.context)):
         require(length <= MAX_LENGTH, name, f"is {length}; the maximum is {MAX_LENGTH}")
     require(manifest.context <= spec.max_position_embeddings, "context", "is longer than the model's positions")
+    conforms = (spec.conformer is None) == (manifest.ctc is None)
+    require(
+        conforms and (manifest.ctc is None or manifest.ctc.blank < spec.vocab_size), "ctc", "does not fit the model"
+    )
     if spec.vision is not None:
         check_vision_spec(spec.vision, manifest.images, spec.num_layers)
     if spec.hearing is not None:

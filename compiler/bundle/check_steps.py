@@ -26,12 +26,12 @@ from ..ir.pages import (
 )
 from ..ir.sampling import ALTERNATIVES
 from ..ir.spec import ModelSpec, VisionSpec
-from ..ir.speech import FRAMES, FRAMES_OF_ROW
+from ..ir.speech import FRAMES, FRAMES_OF_ROW, ROW_FRAMES
 from .batch_arrays import INPUTS, NAMES, PATCH_POSITIONS, PATCH_STARTS, SAMPLED_NAMES, Shape, is_on_sampled_rows
 from .check_kernels import check_names, check_variants
 from .entries import PlanEntry, StepEntry
 from .fault import Fault, require
-from .manifest import AUDIO, CLASSIFY, DRAFT, EMBED, GENERATE, HEARING, VISION, Manifest
+from .manifest import AUDIO, CLASSIFY, CTC, DRAFT, EMBED, GENERATE, HEARING, VISION, Manifest
 
 # The inputs that have one value for each row of a step.
 BY_TOKEN = frozenset({"positions", "slots", "adapters"})
@@ -98,6 +98,9 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         expected[EMBED] = {"embeddings": ((rows, manifest.embedding.size), "float32")}
     if name == AUDIO:
         check_audio(where, plan, manifest)
+    if name == CTC:
+        check_ctc(where, plan, manifest)
+        expected[CTC] = {"scores": (("S", vocabulary), "float32")}
     if name == VISION:
         check_vision(where, plan, manifest)
     if name == HEARING:
@@ -155,6 +158,22 @@ def check_audio(where: str, plan: PlanEntry, manifest: Manifest) -> None:
     must_be = ["S", FRAMES_OF_ROW * audio.mel_bins]
     fits = frames is not None and (frames.shape, frames.dtype) == (must_be, "float32")
     require(fits, f"{where}.inputs.{FRAMES}", f"must be {must_be} of float32")
+
+
+def check_ctc(where: str, plan: PlanEntry, manifest: Manifest) -> None:
+    """Check the arrays that the plan of an encoder of sound reads."""
+    conformer = manifest.spec.conformer
+    require(conformer is not None and manifest.ctc is not None, where, "is for encoders of sound")
+    assert conformer is not None
+    tokens: list[Expr] = ["S"]
+    declared = {
+        FRAMES: (["S", conformer.frames * conformer.mel_bins], "float32"),
+        ROW_FRAMES: (tokens, "int32"),
+        "positions": (tokens, "int32"),
+        "seq_starts": ([["add", "B", 1]], "int32"),
+    }
+    found = {name: (entry.shape, entry.dtype) for name, entry in plan.inputs.items()}
+    require(found == declared, f"{where}.inputs", f"must be {', '.join(declared)} of the sizes of the encoder")
 
 
 def check_vision(where: str, plan: PlanEntry, manifest: Manifest) -> None:

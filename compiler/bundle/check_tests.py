@@ -39,10 +39,12 @@ def check_vector_test(test: VectorTestEntry, manifest: Manifest) -> None:
     for text in test.texts:
         require(1 <= len(text) <= manifest.context, where, f"has a text of {len(text)} tokens")
         require(all(token in vocabulary for token in text), where, "has tokens beyond the vocabulary")
-    embedding, classifier = manifest.embedding, manifest.classifier
-    require(embedding is not None or classifier is not None, where, "is given for a model that generates text")
-    columns = embedding.size if embedding is not None else len(classifier.labels) if classifier is not None else 0
-    per_token = classifier is not None and classifier.per_token
+    embedding, classifier, ctc = manifest.embedding, manifest.classifier, manifest.ctc
+    given = embedding is not None or classifier is not None or ctc is not None
+    require(given, where, "is given for a model that generates text")
+    columns = manifest.spec.vocab_size if ctc is not None else 0
+    columns = embedding.size if embedding is not None else len(classifier.labels) if classifier is not None else columns
+    per_token = ctc is not None or (classifier is not None and classifier.per_token)
     count = sum(map(len, test.texts)) if per_token else len(test.texts)
     require_values(where, test.rows, count, columns)
     check_tolerances(test.tolerances, where)

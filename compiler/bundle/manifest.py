@@ -19,7 +19,7 @@ from ..ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
 from ..ir.plan import union
 from ..ir.sounds import SoundSpec
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, Task, task_of
-from ..ir.speech import SpeechSpec
+from ..ir.speech import CtcSpec, SpeechSpec
 from ..runtime.errors import BundleError
 from .entries import (
     ITEM_BYTES,
@@ -54,6 +54,8 @@ VISION = "vision"
 HEARING = "hearing"
 # That of the encoder of sound to whose rows the model attends: beside "generate".
 AUDIO = "audio"
+# That of an encoder of sound, which scores the tokens of each row.
+CTC = "ctc"
 
 
 class Description(Entry):
@@ -62,8 +64,8 @@ class Description(Entry):
 
     ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation",
     as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if
-    ``classifier`` is, transcripts of sound if ``speech`` is, and otherwise generates text. ``images`` is None if it
-    reads no pictures, ``sounds`` if it does not hear.
+    ``classifier`` is, transcripts of sound if ``speech`` or ``ctc`` is, and otherwise generates text. ``images`` is
+    None if it reads no pictures, ``sounds`` if it does not hear.
     """
 
     format_version: Natural
@@ -76,6 +78,7 @@ class Description(Entry):
     images: ImageSpec | None
     sounds: SoundSpec | None
     speech: SpeechSpec | None
+    ctc: CtcSpec | None
     quantization: str
     context: Count
     page_size: Count
@@ -90,7 +93,7 @@ class Description(Entry):
 
     @property
     def task(self) -> Task:
-        return task_of(self.embedding or self.classifier or self.speech)
+        return task_of(self.embedding or self.classifier or self.speech or self.ctc)
 
     @property
     def generates(self) -> bool:
@@ -155,8 +158,8 @@ class Manifest(Description):
 
     ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it, to "draft"
     tokens of a text that it generates, "vision" to make features of a picture's patches, "hearing" to make them of
-    frames of sound, and "audio" to read sound. A name means the same array in all plans, so plans share weights,
-    constants and states, including the pages of keys and values.
+    frames of sound, "audio" to read sound, and "ctc" to score the tokens of its rows. A name means the same array in
+    all plans, so plans share weights, constants and states, including the pages of keys and values.
 
     ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the
     target.

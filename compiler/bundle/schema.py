@@ -32,6 +32,7 @@ from ..ir.sounds import MelSpec, SoundSpec
 from ..ir.spec import (
     AudioSpec,
     ClassifierSpec,
+    ConformerSpec,
     ConvolutionSpec,
     DenseSpec,
     DistanceSpec,
@@ -45,7 +46,7 @@ from ..ir.spec import (
     TransitionSpec,
     VisionSpec,
 )
-from ..ir.speech import LanguageToken, SpeechSpec
+from ..ir.speech import CtcSpec, LanguageToken, SpeechSpec
 from . import entries, manifest
 from .check import DIMS
 
@@ -88,6 +89,7 @@ def typescript() -> str:
         VisionSpec,
         HearingSpec,
         AudioSpec,
+        ConformerSpec,
         ModelSpec,
         DenseSpec,
         PromptSpec,
@@ -96,6 +98,7 @@ def typescript() -> str:
         ClassifierSpec,
         LanguageToken,
         SpeechSpec,
+        CtcSpec,
         FixedSize,
         LongestEdge,
         AreaBounds,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..ir.images import ImageSpec
 from ..ir.sounds import SoundSpec
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
-from ..ir.speech import SpeechSpec
+from ..ir.speech import CtcSpec, SpeechSpec
 from ..quant import Codes, WeightForm
 from ..quant.base import Array
 from ..runtime.text.tokenizer_files import TokenizerFiles
@@ -151,10 +151,9 @@ class QuantizedTensors:
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A model on disk: its spec, and its tensors by the names that transformers gives them. It makes vectors if
-    ``embedding`` is given, scores if ``classifier`` is, transcripts if ``speech`` is, and otherwise generates text.
-    ``config``: the values of its
-    config.json, or of the equivalent config.json. Longer texts than ``max_tokens`` are not meant for the model; None if
-    there is no limit besides that of its spec.
+    ``embedding`` is given, scores if ``classifier`` is, transcripts if ``speech`` or ``ctc`` is, and otherwise
+    generates text. ``config``: the values of its config.json, or of the equivalent config.json. Longer texts
+    than ``max_tokens`` are not meant for the model; None if there is no limit besides that of its spec.
 
     ``notes``: sentences for the user about contradictory files and how they were read. ``activation_scales``: the
     modules whose activations are rounded, by their names. ``assistant``: the layers of an assistant, whose tensors are
@@ -175,11 +174,12 @@ class Checkpoint:
     images: ImageSpec | None = None
     sounds: SoundSpec | None = None
     speech: SpeechSpec | None = None
+    ctc: CtcSpec | None = None
 
     @property
-    def task(self) -> EmbeddingSpec | ClassifierSpec | SpeechSpec | None:
+    def task(self) -> EmbeddingSpec | ClassifierSpec | SpeechSpec | CtcSpec | None:
         """What it computes of a text or of sound; None if it generates text from text."""
-        return self.embedding or self.classifier or self.speech
+        return self.embedding or self.classifier or self.speech or self.ctc
 
     @property
     def stored_forms(self) -> dict[str, int]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..arch import Encoder, by_model_type, encoder_of
+from ..arch import CtcArchitecture, Encoder, by_model_type, ctc_of, encoder_of
 from ..bundle.manifest import MANIFEST_FILE
 from ..ir.spec import EmbeddingSpec, ModelSpec
 from ..runtime.errors import CheckpointError, UnsupportedModel
@@ -38,6 +38,7 @@ from .json_file import read_json_object
 from .logit_score import as_reranker, read_logit_score, template_of_pairs
 from .mlx_names import transformers_tensors
 from .multimodal import text_modules, text_tensors, text_values
+from .parakeet_files import parakeet_tensors, read_ctc
 from .pytorch_file import PytorchTensor, has_pytorch_files, read_pytorch
 from .safetensors_file import SafetensorsTensor, read_safetensors
 from .sentence_transformers import (
@@ -99,6 +100,8 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
     encoder = encoder_of(spec.model_type)
     if encoder is not None:
         return _open_encoder(path, spec, encoder)
+    if spec.conformer is not None:
+        return _open_ctc(path, spec)
     vectors = read_sentence_transformer(path, spec.row_size)
     embedding = None if vectors is None else vectors.embedding
     config = with_activation(path, _text_config(path / "config.json", ignore_keys))
@@ -204,6 +207,17 @@ def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
     )
 
 
+def _open_ctc(path: Path, spec: ModelSpec) -> Checkpoint:
+    """The checkpoint of an encoder of sound whose rows name tokens."""
+    config_path = path / "config.json"
+    config = read_json_object(config_path)
+    ctc, stored = read_ctc(path, spec, config), read_tensors(path)
+    require_sizes(config_path, spec, stored)
+    tensors = parakeet_tensors(stored, spec, config, str(config_path))
+    tokenizer, notes = read_tokenizer_files(path, spec.vocab_size), tuple(_notes_on_code(path))
+    return Checkpoint(path, spec, tensors, tokenizer, config, notes=notes, ctc=ctc)
+
+
 def _notes_on_code(path: Path) -> list[str]:
     """A note if the repository has its own code for a model that transformers computes without it."""
     config = read_json_object(path / "config.json")
@@ -264,7 +278,7 @@ def _read_config(path: Path, ignore_keys: Collection[str]) -> tuple[ModelSpec, Q
     text = text_values(values, str(path), ignore_keys)
     config = ConfigReader(text or values, _where(path, values), ignore_keys)
     name = config.text("model_type")
-    encoder = encoder_of(name)
+    encoder: Encoder | CtcArchitecture | None = encoder_of(name) or ctc_of(name)
     if encoder is not None and (quantization is not None or section is not None):
         raise _bad(path, f"has quantized weights, which are not supported for {name}; pass the float checkpoint")
     return (encoder or by_model_type(name)).read_config(config), quantization

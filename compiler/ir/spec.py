@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from .expr import Count, Natural, Positive
-from .speech import SpeechSpec
+from .speech import CtcSpec, SpeechSpec
 
 # The keys of the largest tile or page of a kernel for complete texts. Kernels read complete tiles.
 KEY_TILE = 64
@@ -190,6 +190,19 @@ class AudioSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ConformerSpec:
+    """What an encoder of sound has besides the layers of other encoders. A row reads ``frames`` of ``mel_bins``
+    energies, through convolutions of ``channels`` that each halve time and bands. Layers have a convolution over
+    ``size`` rows, an odd number. Gulati et al. 2020; Rekesh et al. 2023 (Fast Conformer).
+    """
+
+    mel_bins: Count
+    frames: Count
+    channels: Count
+    size: Count
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements.
 
@@ -222,7 +235,8 @@ class ModelSpec:
     ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows
     from row r of a module on, by "module[r]". ``vision``: the tower of a model that sees pictures; None if it does not.
     ``hearing``: the tower of a model that hears, which makes features of sound; None if it does not. ``audio``: the
-    encoder of sound beside the decoder; None if it has none.
+    encoder of sound beside the decoder; None if it has none. ``conformer``: what an encoder of sound has whose rows
+    name tokens; None for other models.
     """
 
     model_type: str
@@ -275,6 +289,7 @@ class ModelSpec:
     vision: VisionSpec | None = None
     hearing: HearingSpec | None = None
     audio: AudioSpec | None = None
+    conformer: ConformerSpec | None = None
     bos_token_id: Natural | None = None
     eos_token_ids: tuple[Natural, ...] = ()
 
@@ -458,11 +473,11 @@ def forms_spans(labels: Sequence[str]) -> bool:
     return bool(kinds) and sorted(labels) == sorted(["O", *(f"{part}-{kind}" for kind in kinds for part in "BIES")])
 
 
-def task_of(spec: EmbeddingSpec | ClassifierSpec | SpeechSpec | None) -> Task:
+def task_of(spec: EmbeddingSpec | ClassifierSpec | SpeechSpec | CtcSpec | None) -> Task:
     """The task of a model; ``spec`` is None for one that generates text."""
     if spec is None:
         return "generate"
-    if isinstance(spec, SpeechSpec):
+    if isinstance(spec, SpeechSpec | CtcSpec):
         return "transcribe"
     if isinstance(spec, EmbeddingSpec):
         return "embed"

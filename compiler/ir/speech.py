@@ -5,6 +5,7 @@ that it may not write.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .expr import Count, Natural
 
@@ -50,3 +51,14 @@ class SpeechSpec:
     suppressed: tuple[Natural, ...] = ()
     suppressed_first: tuple[Natural, ...] = ()
     max_initial_timestamp: Natural | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CtcSpec:
+    """How the rows of an encoder of sound become text: the likeliest token of each row is written unless it is
+    ``blank`` or that of the row before (connectionist temporal classification, Graves et al. 2006). ``features`` names
+    how frames are made of samples.
+    """
+
+    blank: Natural
+    features: Literal["parakeet"]

@@ -190,7 +190,7 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
         quantization, keeps_forms = quant.by_name(UNQUANTIZED), True
     activations = choose_activations(options.activations, quantization, target.EXTRA_ACTIVATIONS, integers=keeps_forms)
     spec = checkpoint.spec
-    if checkpoint.speech is not None:
+    if checkpoint.speech is not None or checkpoint.ctc is not None:
         check_speech(options, spec)
     if reads_complete_texts(checkpoint):
         check_unpaged(options, spec)
@@ -262,6 +262,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         images=checkpoint.images,
         sounds=checkpoint.sounds,
         speech=checkpoint.speech,
+        ctc=checkpoint.ctc,
         quantization=job.quantization.name,
         context=job.context,
         page_size=PAGE_SIZE,

@@ -197,6 +197,7 @@ def export_manifest(job: ExportJob, files: list[FileEntry]) -> ExportManifest:
         images=job.checkpoint.images,
         sounds=job.checkpoint.sounds,
         speech=job.checkpoint.speech,
+        ctc=job.checkpoint.ctc,
         quantization=options.quantization.name,
         context=options.context,
         page_size=options.context,

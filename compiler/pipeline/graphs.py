@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..arch import by_model_type, drafting, encoder_of, gemma4_assistant, listening
+from ..arch import by_model_type, ctc_of, drafting, encoder_of, gemma4_assistant, listening
 from ..arch.draft_heads import keep_last_rows, keep_sampled_rows
 from ..arch.encoder import EncoderGraph, HeadLayout, finish
 from ..arch.gemma4_text import LAYOUT
 from ..arch.hearing import ear_of
 from ..arch.vision import tower_of
-from ..bundle.manifest import AUDIO, CLASSIFY, DRAFT, EMBED, GENERATE, HEARING, VISION
+from ..bundle.manifest import AUDIO, CLASSIFY, CTC, DRAFT, EMBED, GENERATE, HEARING, VISION
 from ..formats.checkpoint import Checkpoint, StoredMatrix
 from ..ir.graph import Graph
 from ..ir.spec import ClassifierSpec, EmbeddingSpec
-from ..ir.speech import SpeechSpec
+from ..ir.speech import CtcSpec, SpeechSpec
 from ..passes.drop_pages import ROWS, FormOf, drop_pages
 from ..runtime.errors import UnsupportedModel
 from .stored_forms import round_activations
@@ -42,6 +42,10 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
         family = listening(spec.model_type)
         return {GENERATE: family.forward(spec, page_size, context), AUDIO: family.listen(spec, page_size)}
     assert not isinstance(task, SpeechSpec)
+    sound = ctc_of(spec.model_type)
+    if sound is not None:
+        return {CTC: sound.encode_sound(spec, context)}
+    assert not isinstance(task, CtcSpec)
     if task is None:
         graph = round_activations(by_model_type(spec.model_type).forward(spec, page_size, context), checkpoint)
         see = {} if spec.vision is None else {VISION: vision_graph(checkpoint)}

@@ -15,6 +15,7 @@ import numpy as np
 from ..bundle.entries import FeatureTestEntry, VectorTestEntry, VectorTestRow
 from ..bundle.manifest import Manifest
 from ..quant.base import FloatArray
+from ..runtime.audio.frame_rows import with_test_frames
 from ..runtime.batch import Array, Chunk, make_batch, make_text_batch
 from ..runtime.errors import CheckpointError
 from ..runtime.feature_test import test_arrays
@@ -127,6 +128,8 @@ def reference_results(
         batch, num_pages = make_batch(chunks, manifest.page_size), int(first[-1])
     else:
         batch, num_pages = make_text_batch(texts), 0
+        if manifest.spec.conformer is not None:
+            batch = with_test_frames(batch, manifest.spec.conformer)
     return reference_walk(reference, batch.arrays(graph.inputs), batch.dims(num_pages), progress)
 
 

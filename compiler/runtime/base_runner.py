@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ..bundle.entries import InputEntry
-from ..bundle.manifest import AUDIO, CLASSIFY, EMBED, GENERATE, HEARING, VISION, Description
+from ..bundle.manifest import AUDIO, CLASSIFY, CTC, EMBED, GENERATE, HEARING, VISION, Description
 from ..ir.pages import SOURCE_PAGES
 from .batch import Array, Batch, FloatArray
 from .errors import RequestError
@@ -60,10 +60,10 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         return self._generate(batch, plan, self._accept(batch, plan))
 
     def embed(self, batch: Batch) -> FloatArray:
-        """The embeddings of the sampled rows or of the texts, or the scores of a classifier. Raises RequestError as
-        `submit`, for a bundle that generates text.
+        """The embeddings of the sampled rows or of the texts, the scores of a classifier, or those of rows of
+        sound. Raises RequestError as `submit`, for a bundle that generates text.
         """
-        plan = CLASSIFY if CLASSIFY in self.manifest.plan_names else EMBED
+        plan = next((name for name in (CLASSIFY, CTC) if name in self.manifest.plan_names), EMBED)
         return self._encode(plan, batch, self._accept(batch, plan)).result()
 
     def features(self, batch: PatchBatch) -> FloatArray:  # noqa: ARG002

@@ -15,6 +15,7 @@ import numpy as np
 from ..bundle.manifest import CLASSIFY, EMBED, GENERATE
 from ..ir.spec import ClassifierSpec, EmbeddingSpec
 from ..shared.script import SharedScript
+from .audio.frame_rows import with_test_frames
 from .batch import Chunk, FloatArray, make_batch, make_text_batch
 from .errors import RequestError
 from .generate import PREFILL_CHUNK, check_tokens, not_finite
@@ -113,8 +114,11 @@ def _encode_whole(runner: Runner, texts: Sequence[Text]) -> list[FloatArray]:
     found: list[FloatArray] = []
     for batch in batches(texts, runner.limits.tokens, runner.limits.sequences):
         types = [text.token_types for text in batch] if any(len(text.token_types) for text in batch) else None
-        results = runner.embed(make_text_batch([text.token_ids for text in batch], types))
-        if manifest.classifier is not None and manifest.classifier.per_token:
+        made = make_text_batch([text.token_ids for text in batch], types)
+        # Of an encoder of sound, only its test has texts.
+        conformer = manifest.spec.conformer
+        results = runner.embed(made if conformer is None else with_test_frames(made, conformer))
+        if conformer is not None or (manifest.classifier is not None and manifest.classifier.per_token):
             stops = np.cumsum([len(text.token_ids) for text in batch])
             found += np.split(results, stops[:-1])
         else:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ..bundle.manifest import AUDIO, CLASSIFY, EMBED, GENERATE, HEARING, VISION, Description
+from ..bundle.manifest import AUDIO, CLASSIFY, CTC, EMBED, GENERATE, HEARING, VISION, Description
 from .batch import Array, Batch, FloatArray, IntArray
 from .errors import RequestError
 from .page_groups import PageGroup
@@ -40,6 +40,7 @@ class Output:
 # What a bundle with a plan does, and what one without it does not do.
 TASKS = {
     AUDIO: "transcribes sound",
+    CTC: "transcribes sound",
     GENERATE: "generates text",
     EMBED: "makes embeddings",
     CLASSIFY: "scores the labels of texts",
@@ -133,8 +134,8 @@ class Runner(Protocol):
 
     def embed(self, batch: Batch) -> FloatArray:
         """The embeddings (R, E) of the sampled rows, or (B, E) of the texts if the bundle has no pages, not normalised;
-        of a classifier, the scores (B, L) of the texts' labels, or (S, L) of those of their tokens. Raises RequestError
-        if the bundle generates text.
+        of a classifier, the scores (B, L) of the texts' labels, or (S, L) of those of their tokens; of an encoder
+        of sound, the scores (S, V) of each row's tokens. Raises RequestError if the bundle generates text.
         """
 
     def features(self, batch: PatchBatch) -> FloatArray:

@@ -113,7 +113,15 @@ export interface AudioSpec {
   readonly intermediate_size: number;
 }
 
-/** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``experts``: None if all layers are dense. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None. The rows of a model that makes vectors are projected to ``projected_size`` elements after the last norm unless it is None. ``distances``: None if scores do not depend on how far a key is from a row. ``convolution``: None if there is none. ``qkv_limit``: queries, keys and values are clipped to it, before the rotation. ``sinks``: each query head of a decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys before norm and rotation. ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those with a state. ``draft_layers``: those of the heads with which the model drafts its own tokens, behind its layers. ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows from row r of a module on, by "module[r]". ``vision``: the tower of a model that sees pictures; None if it does not. ``hearing``: the tower of a model that hears, which makes features of sound; None if it does not. ``audio``: the encoder of sound beside the decoder; None if it has none. */
+/** What an encoder of sound has besides the layers of other encoders. A row reads ``frames`` of ``mel_bins`` energies, through convolutions of ``channels`` that each halve time and bands. Layers have a convolution over ``size`` rows, an odd number. Gulati et al. 2020; Rekesh et al. 2023 (Fast Conformer). */
+export interface ConformerSpec {
+  readonly mel_bins: number;
+  readonly frames: number;
+  readonly channels: number;
+  readonly size: number;
+}
+
+/** A decoder with grouped-query attention and a gated feed-forward, or an encoder. Sizes in elements. ``windows`` has one entry per layer: the number of tokens that a token sees, itself included, or None for all. It is empty if all layers see all tokens. ``activation`` is that of the gate, one of `ops.op.ACTIVATIONS`. Layers with a window rotate by ``window_rope`` unless it is None. The layers in ``unrotated`` do not rotate queries and keys. ``attention_scale`` None: 1 / sqrt(head_dim). A soft-cap c replaces x by c * tanh(x / c); None leaves x unchanged. The embedding is multiplied by ``embedding_scale``, the results of attention and feed-forward by ``residual_scale`` before they are added, and the logits by ``logit_scale`` before their soft-cap. Layers with a window have ``window_num_kv_heads`` of ``window_head_dim`` unless these are None. The last ``num_kv_shared_layers`` layers read the keys and values of an earlier one, and their feed-forward has ``shared_intermediate_size`` elements. Layers have a second embedding of ``per_layer_size`` elements for each of ``per_layer_vocab_size`` tokens; 0 if they have none. ``experts``: None if all layers are dense. ``causal``: a token sees no later one. If not, a window w restricts it to the tokens less than w away in both directions. Encoders may have a table of positions, whose row ``first_position`` is that of a text's first token, and embeddings of ``num_token_types`` types of tokens, such as those of a query and a passage. ``rms_norm_eps`` is that of their norms. Their tables have rows of ``embedding_size`` elements unless it is None. The rows of a model that makes vectors are projected to ``projected_size`` elements after the last norm unless it is None. ``distances``: None if scores do not depend on how far a key is from a row. ``convolution``: None if there is none. ``qkv_limit``: queries, keys and values are clipped to it, before the rotation. ``sinks``: each query head of a decoder has a sink; see `ops.attention`. ``keys_are_values``: the values of layers without a window are their keys before norm and rotation. ``mixers`` says what each layer mixes tokens with; empty if all have attention. ``states`` are the sizes of those with a state. ``draft_layers``: those of the heads with which the model drafts its own tokens, behind its layers. ``factors``: what the results of a layer's projections are multiplied by, by their modules; of rows from row r of a module on, by "module[r]". ``vision``: the tower of a model that sees pictures; None if it does not. ``hearing``: the tower of a model that hears, which makes features of sound; None if it does not. ``audio``: the encoder of sound beside the decoder; None if it has none. ``conformer``: what an encoder of sound has whose rows name tokens; None for other models. */
 export interface ModelSpec {
   readonly model_type: string;
   readonly vocab_size: number;
@@ -165,6 +173,7 @@ export interface ModelSpec {
   readonly vision: VisionSpec | null;
   readonly hearing: HearingSpec | null;
   readonly audio: AudioSpec | null;
+  readonly conformer: ConformerSpec | null;
   readonly bos_token_id: number | null;
   readonly eos_token_ids: readonly number[];
 }
@@ -237,6 +246,12 @@ export interface SpeechSpec {
   readonly suppressed: readonly number[];
   readonly suppressed_first: readonly number[];
   readonly max_initial_timestamp: number | null;
+}
+
+/** How the rows of an encoder of sound become text: the likeliest token of each row is written unless it is ``blank`` or that of the row before (connectionist temporal classification, Graves et al. 2006). ``features`` names how frames are made of samples. */
+export interface CtcSpec {
+  readonly blank: number;
+  readonly features: "parakeet";
 }
 
 /** Every picture gets this size, whatever its aspect ratio (Gemma 3). */
@@ -560,7 +575,7 @@ export interface TuningEntry {
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
 }
 
-/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if ``classifier`` is, transcripts of sound if ``speech`` is, and otherwise generates text. ``images`` is None if it reads no pictures, ``sounds`` if it does not hear. */
+/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if ``classifier`` is, transcripts of sound if ``speech`` or ``ctc`` is, and otherwise generates text. ``images`` is None if it reads no pictures, ``sounds`` if it does not hear. */
 export interface Description {
   readonly format_version: number;
   readonly generator: string;
@@ -572,6 +587,7 @@ export interface Description {
   readonly images: ImageSpec | null;
   readonly sounds: SoundSpec | null;
   readonly speech: SpeechSpec | null;
+  readonly ctc: CtcSpec | null;
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
@@ -592,6 +608,7 @@ export interface ExportManifest {
   readonly images: ImageSpec | null;
   readonly sounds: SoundSpec | null;
   readonly speech: SpeechSpec | null;
+  readonly ctc: CtcSpec | null;
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
@@ -603,7 +620,7 @@ export interface ExportManifest {
   readonly group_size: number | null;
 }
 
-/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it, to "draft" tokens of a text that it generates, "vision" to make features of a picture's patches, "hearing" to make them of frames of sound, and "audio" to read sound. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8, eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a Hadamard matrix first, and so are queries. Recurrent layers have states (Z, ..) float32, one row for each of Z slots. The input "state_slots" (B, 2) says from which slot each sequence's states are read, and into which they are written; see `ir/ops/states.py`. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that generate no text, which have ``vector_test``; models that see pictures have ``vision_test`` too, and those that hear ``hearing_test``. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
+/** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it, to "draft" tokens of a text that it generates, "vision" to make features of a picture's patches, "hearing" to make them of frames of sound, "audio" to read sound, and "ctc" to score the tokens of its rows. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8, eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a Hadamard matrix first, and so are queries. Recurrent layers have states (Z, ..) float32, one row for each of Z slots. The input "state_slots" (B, 2) says from which slot each sequence's states are read, and into which they are written; see `ir/ops/states.py`. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that generate no text, which have ``vector_test``; models that see pictures have ``vision_test`` too, and those that hear ``hearing_test``. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
 export interface Manifest {
   readonly format_version: number;
   readonly generator: string;
@@ -615,6 +632,7 @@ export interface Manifest {
   readonly images: ImageSpec | null;
   readonly sounds: SoundSpec | null;
   readonly speech: SpeechSpec | null;
+  readonly ctc: CtcSpec | null;
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;

@@ -47,6 +47,7 @@ export function lettersOnnx(changes: Partial<ExportManifest> = {}): {
     embedding: null,
     classifier: null,
     speech: null,
+    ctc: null,
     images: null,
     sounds: null,
     quantization,
