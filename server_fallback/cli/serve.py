@@ -45,8 +45,6 @@ def run(options: Serve) -> None:
             raise RequestError("--grpc-port: gRPC is served by one process; leave --front-ends at 1")
         if options.pipeline:
             raise RequestError("--pipeline: pipelines are served by one process; leave --front-ends at 1")
-        if options.transcriber is not None:
-            raise RequestError("--transcriber: recordings are written down by one process; leave --front-ends at 1")
     announcement = Announcement()
     inner = make_opener(options, os.environ, announcement.progress)
     config = api_config(options, os.environ)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Literal
+from uuid import uuid4
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
 from nearfar.compiler.bundle.manifest import DRAFT, MANIFEST_FILE, Manifest
@@ -37,7 +38,7 @@ from .executor import Executor, Opening
 from .local import LocalExecutor
 from .local_options import LocalOptions
 from .local_recipe import LocalRecipe, Planned
-from .local_share import LocalShare
+from .local_share import LocalShare, SpeechShare
 from .memory import context_bytes, plan_memory, weight_bytes
 from .registry import default_name
 from .shared_opener import open_workers
@@ -108,8 +109,11 @@ class LocalOpener:
     async def _open_speech(self, planned: Planned, text: TextModel) -> SpeechExecutor:
         await asyncio.to_thread(text.read)
         runner = await asyncio.to_thread(planned.open_runner)
-        waiting = self._options.max_waiting
-        return SpeechExecutor(runner, text, max_waiting=waiting, memory_bytes=planned.memory.total_bytes)
+        options, memory_bytes = self._options, planned.memory.total_bytes
+        share = None
+        if options.shared:
+            share = SpeechShare(planned.bundle, text.name, str(uuid4()), runner.device, memory_bytes)
+        return SpeechExecutor(runner, text, max_waiting=options.max_waiting, memory_bytes=memory_bytes, share=share)
 
     async def _open_encoder(self, planned: Planned, text: TextModel) -> EncoderExecutor:
         options = self._options
@@ -209,11 +213,6 @@ class LocalOpener:
     def _planned_speech(self, bundle: Bundle | ExportBundle) -> Planned:
         """One sequence, whose prompt has two sampled rows."""
         manifest, options = bundle.manifest, self._options
-        if options.shared:
-            raise RequestError(
-                f"{manifest.model} transcribes sound, which servers with several front ends do not; use --front-ends 1",
-                param="model",
-            )
         tokens = STEP_TOKENS.get(manifest.target, 64)
         kv_bytes = options.kv_memory_bytes or context_bytes(manifest, tokens)
         return Planned(bundle, plan_memory(manifest, sequences=1, tokens=tokens, kv_bytes=kv_bytes, extra_rows=1))

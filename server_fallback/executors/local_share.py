@@ -1,4 +1,4 @@
-"""Lets another process of the server use the engine of a model on this machine."""
+"""What another process of the server needs to use a model on this machine."""
 
 from __future__ import annotations
 
@@ -20,3 +20,19 @@ class LocalShare:
     socket: str
     memory_bytes: int | None
     images: ImageOptions = field(default_factory=ImageOptions)
+
+    @property
+    def engine(self) -> str:
+        """Another one for a model that was unloaded and loaded again."""
+        return self.socket
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechShare:
+    """Of a model that transcribes sound, which the main process does. ``engine`` is unique."""
+
+    bundle: Bundle | ExportBundle
+    name: str
+    engine: str
+    device: str
+    memory_bytes: int | None

@@ -22,6 +22,7 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 from ..schema.transcription import TranscriptionRequest
 from ..text.output import Output
 from .executor import Abilities, Call, ExecutorState
+from .local_share import SpeechShare
 from .text_model import TextModel
 
 # Of one sound. A small file may hold far more silence than memory does: an hour takes 0.7 GB.
@@ -29,23 +30,50 @@ MAX_SECONDS = 3600
 NOT_TEXT = "this model transcribes sound; send a file to /v1/audio/transcriptions, or use another model"
 
 
-class SpeechExecutor:
+class SpeechModel:
+    """What a model of sound does with text. ``context`` is that of its bundle."""
+
+    def __init__(self, model: TextModel, context: int) -> None:
+        self.model, self.context = model, context
+
+    async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:  # noqa: ARG002
+        raise RequestError(NOT_TEXT, param="model")
+
+    async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
+        raise RequestError(NOT_TEXT, param="model")
+
+    async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
+        return await self.model.tokens_of_prompt(self.context, request)
+
+    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
+        return await self.model.text_of(request)
+
+    def abilities(self) -> Abilities:
+        return Abilities(self.model.tokenizer_sha256, self.model.vocab_size, tools=False, embeds=False, sound=True)
+
+
+class SpeechExecutor(SpeechModel):
     """An `Executor`, and `Transcribes`. It owns the runner and closes it in the end. At most ``max_waiting`` requests
-    wait for their turn.
+    wait for their turn. ``share`` lets other processes of the server use it, None if they cannot.
     """
 
-    def __init__(self, runner: Runner, model: TextModel, *, max_waiting: int, memory_bytes: int | None = None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        runner: Runner,
+        model: TextModel,
+        *,
+        max_waiting: int,
+        memory_bytes: int | None = None,
+        share: SpeechShare | None = None,
+    ) -> None:
+        super().__init__(model, runner.manifest.context)
+        self.share = share
         self._runner, self._memory_bytes, self._max_waiting = runner, memory_bytes, max_waiting
         self._transcriber = Transcriber(runner, model.tokenizer)
         self._thread = ThreadPoolExecutor(1, "nearfar-speech")
         # Those that wait or run.
         self._count = 0
         self._closed = threading.Event()
-
-    @property
-    def context(self) -> int:
-        return self._runner.manifest.context
 
     async def transcribe(
         self,
@@ -105,21 +133,6 @@ class SpeechExecutor:
         # Nobody may be left to receive its error.
         if not work.cancelled():
             work.exception()
-
-    async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:  # noqa: ARG002
-        raise RequestError(NOT_TEXT, param="model")
-
-    async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
-        raise RequestError(NOT_TEXT, param="model")
-
-    async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
-        return await self.model.tokens_of_prompt(self.context, request)
-
-    async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
-        return await self.model.text_of(request)
-
-    def abilities(self) -> Abilities:
-        return Abilities(self.model.tokenizer_sha256, self.model.vocab_size, tools=False, embeds=False, sound=True)
 
     def state(self) -> ExecutorState:
         running = min(self._count, 1)

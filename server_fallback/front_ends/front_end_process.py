@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from nearfar.compiler.runtime.audio.transcribe import Transcript
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
 from ..api.config import ApiConfig
@@ -20,7 +21,7 @@ from ..log_event import log_event
 from ..processes.child import Child
 from ..processes.supervisor import Restarts, supervise
 from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest, UnloadRequest
-from .messages import Admit, Beating, Begin, Publish, Release, TakeAnswers, TakeBody
+from .messages import Admit, Beating, Begin, Publish, Release, TakeAnswers, TakeBody, Transcribe
 
 MAIN = "from nearfar.server_fallback.front_ends.front_end import main; main()"
 RESTARTS = Restarts(first_seconds=0.5, longest_seconds=0.5)
@@ -29,8 +30,8 @@ ENDED_SECONDS = 5.0
 
 
 class FrontEndProcess:
-    """``latest`` returns the models, and ``change`` carries out the changes that clients request. Belongs to the
-    running event loop.
+    """``latest`` returns the models, ``change`` carries out the changes that clients request, and ``transcribe`` has a
+    model of sound transcribe. Belongs to the running event loop.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class FrontEndProcess:
         metrics_folder: str,
         latest: Callable[[], Publish],
         change: Callable[[ModelChange], Coroutine[Any, Any, object]],
+        transcribe: Callable[[Transcribe], Coroutine[Any, Any, Transcript]],
     ) -> None:
-        self._config, self._latest, self._change = config, latest, change
+        self._config, self._latest, self._change, self._transcribe = config, latest, change, transcribe
         self._requests = HeldRequests(limiter)
         environment = {**os.environ, SHARED_FOLDER: metrics_folder}
         self._child = Child(MAIN, self._receive, self._on_end, [listener], environment)
@@ -97,6 +99,8 @@ class FrontEndProcess:
                 self._requests.release(message)
             case LoadRequest() | UnloadRequest() | LoadAdapterRequest() | UnloadAdapterRequest():
                 return self._change(message)
+            case Transcribe():
+                return self._transcribe(message)
             case Beating():
                 assert self._child.connection is not None
                 self._child.connection.watch(self._config.hang_seconds, self._on_hang)

@@ -12,6 +12,8 @@ import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 
+from nearfar.compiler.runtime.audio.transcribe import Transcript
+
 from ..api.app import limiter_of
 from ..api.config import ApiConfig
 from ..api.server import STUCK_SECONDS, end_process_after, loop_factory, prepare_process
@@ -19,9 +21,11 @@ from ..executors.encoder_executor import EncoderExecutor
 from ..executors.local import LocalExecutor
 from ..executors.model_table import ModelEntry
 from ..executors.registry import Registry
+from ..executors.speech_executor import SpeechExecutor
+from ..executors.transcriber import TranscriberByName
 from ..log_event import log_event
 from .front_end_process import FrontEndProcess
-from .messages import Publish, SharedModel
+from .messages import Publish, SharedModel, Transcribe
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -59,7 +63,15 @@ class FrontEnds:
         beside: asyncio.Task[None] | None = None
         try:
             self._front_ends += [
-                FrontEndProcess(listener, self._config, limiter, metrics_folder, self._latest, self._registry.change)
+                FrontEndProcess(
+                    listener,
+                    self._config,
+                    limiter,
+                    metrics_folder,
+                    self._latest,
+                    self._registry.change,
+                    self._transcribe,
+                )
                 for listener in self._listeners
             ]
             await asyncio.gather(*(each.open() for each in self._front_ends))
@@ -95,6 +107,17 @@ class FrontEnds:
     def _latest(self) -> Publish:
         return Publish(tuple(shared_model(entry) for entry in self._registry.entries()))
 
+    async def _transcribe(self, message: Transcribe) -> Transcript:
+        """Raises the errors of `TranscriberByName.transcribe`."""
+        return await TranscriberByName(message.model, self._registry).transcribe(
+            message.data,
+            message.name,
+            message.request,
+            message.call,
+            translate=message.translate,
+            max_seconds=message.max_seconds,
+        )
+
     async def _publish(self) -> None:
         """Return when all front ends use the models of now."""
         await asyncio.gather(*(each.publish(self._latest()) for each in self._front_ends))
@@ -111,5 +134,5 @@ def shared_model(entry: ModelEntry) -> SharedModel:
         task=entry.task,
         answers_at_once=entry.answers_at_once,
         memory_bytes=entry.memory_bytes,
-        share=executor.share if isinstance(executor, LocalExecutor | EncoderExecutor) else None,
+        share=executor.share if isinstance(executor, LocalExecutor | EncoderExecutor | SpeechExecutor) else None,
     )

@@ -11,8 +11,9 @@ from nearfar.compiler.ir.spec import Task
 
 from ..api.config import ApiConfig
 from ..api.keys import ApiKey
-from ..executors.executor import ModelChange
-from ..executors.local_share import LocalShare
+from ..executors.executor import Call, ModelChange
+from ..executors.local_share import LocalShare, SpeechShare
+from ..schema.transcription import TranscriptionRequest
 
 # --- from the main process ---
 
@@ -29,7 +30,7 @@ class SharedModel:
     task: Task
     answers_at_once: int | None
     memory_bytes: int
-    share: LocalShare | None
+    share: LocalShare | SpeechShare | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +84,18 @@ class Release:
     request: int
 
 
+@dataclass(frozen=True, slots=True)
+class Transcribe:
+    """A call: the arguments of `Transcribes.transcribe` for the model of this name. Returns its `Transcript`."""
+
+    model: str
+    data: bytes
+    name: str
+    request: TranscriptionRequest
+    call: Call
+    translate: bool
+    max_seconds: float | None
+
+
 # A `ModelChange` is a call too.
-FromFrontEnd = Beating | Admit | TakeAnswers | TakeBody | Release | ModelChange
+FromFrontEnd = Beating | Admit | TakeAnswers | TakeBody | Release | Transcribe | ModelChange

@@ -12,7 +12,7 @@ from dataclasses import replace
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailable
 
 from ..executors.executor import Executor, ExecutorState, ModelChange
-from ..executors.local_share import LocalShare
+from ..executors.local_share import LocalShare, SpeechShare
 from ..executors.model_table import ModelEntry, ModelTable
 from ..executors.registry import POLL_SECONDS, UNLOAD_DRAIN_SECONDS
 from ..executors.shared_opener import open_shared
@@ -21,6 +21,7 @@ from ..processes.connection import Background, Connection
 from ..schema.models import ModelCard
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from .messages import Publish, SharedModel
+from .shared_speech import open_shared_speech
 
 RETRY_SECONDS = 0.5
 
@@ -32,7 +33,7 @@ class SharedModels:
         self._link = link
         self._table = ModelTable()
         self._compiler = GrammarCompiler()
-        # The sockets of their engines.
+        # Which engines they use.
         self._opened: dict[str, str] = {}
         self._publishing = asyncio.Lock()
         # Set once the models of the first message are in use.
@@ -78,7 +79,7 @@ class SharedModels:
                 model = published.get(entry.name)
                 opened = self._opened.get(entry.name)
                 # A model that was unloaded and loaded again has a new engine.
-                engine = None if model is None or model.share is None else model.share.socket
+                engine = None if model is None or model.share is None else model.share.engine
                 if model is None or (opened is not None and engine != opened):
                     self._opened.pop(entry.name, None)
                     self._table.remove(entry)
@@ -97,7 +98,7 @@ class SharedModels:
             await self._open(entry, model.share)
         entry.aliases, entry.adapters = list(model.aliases), list(model.adapters)
 
-    async def _open(self, entry: ModelEntry, share: LocalShare) -> None:
+    async def _open(self, entry: ModelEntry, share: LocalShare | SpeechShare) -> None:
         try:
             await self._attach(entry, share)
         except NearfarError as error:
@@ -106,19 +107,23 @@ class SharedModels:
             if isinstance(error, DeviceError | Unavailable):
                 self._background.run(self._open_later(entry, share))
 
-    async def _open_later(self, entry: ModelEntry, share: LocalShare) -> None:
+    async def _open_later(self, entry: ModelEntry, share: LocalShare | SpeechShare) -> None:
         """The main process starts a failed engine again, or gives up and unloads the model."""
         while entry.executor is None and self._table.get(entry.name) is entry:
             await asyncio.sleep(RETRY_SECONDS)
             with suppress(NearfarError):
                 await self._attach(entry, share)
 
-    async def _attach(self, entry: ModelEntry, share: LocalShare) -> None:
-        executor: Executor = await open_shared(share, self._compiler)
+    async def _attach(self, entry: ModelEntry, share: LocalShare | SpeechShare) -> None:
+        executor: Executor
+        if isinstance(share, SpeechShare):
+            executor = await open_shared_speech(share, self._link)
+        else:
+            executor = await open_shared(share, self._compiler)
         if self._closed or entry.executor is not None or self._table.get(entry.name) is not entry:
             await executor.close()
             return
-        entry.executor, self._opened[entry.name] = executor, share.socket
+        entry.executor, self._opened[entry.name] = executor, share.engine
 
     async def _close(self, entry: ModelEntry, drain_seconds: float) -> None:
         executor = entry.executor

@@ -26,6 +26,7 @@ from nearfar.server_fallback.executors.devices import Gpu
 from nearfar.server_fallback.executors.executor import Call, Executor, Opening, TellsAbilities, Transcribes
 from nearfar.server_fallback.executors.local_opener import LocalOpener
 from nearfar.server_fallback.executors.local_options import LocalOptions
+from nearfar.server_fallback.executors.speech_executor import SpeechExecutor
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.targets import host_memory
 
@@ -215,9 +216,15 @@ def test_a_model_of_sound_is_opened_in_the_main_process_only(tmp_path: Path) -> 
         opening = await LocalOpener(SMALL).prepare(str(tmp_path / "whisper"), None)
         assert (opening.task, opening.answers_at_once) == ("transcribe", 1 + SMALL.max_waiting)
         executor = await opening.open()
-        with pytest.raises(RequestError, match="use --front-ends 1"):
-            await LocalOpener(replace(SMALL, shared=True)).prepare(str(tmp_path / "whisper"), None)
+        assert isinstance(executor, SpeechExecutor)
+        assert executor.share is None
         await executor.close()
+        # Front ends have it transcribe in the main process.
+        shared = await (await LocalOpener(replace(SMALL, shared=True)).prepare(str(tmp_path / "whisper"), None)).open()
+        assert isinstance(shared, SpeechExecutor)
+        assert shared.share is not None
+        assert shared.share.name == "whisper"
+        await shared.close()
         return executor
 
     executor = asyncio.run(scenario())

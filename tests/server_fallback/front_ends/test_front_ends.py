@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -16,11 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+from light_bundle import few_kernels, one_compilation
 from served_demo import compile_for_server, require_found, serving
+from sounds import wav
+from tiny_whisper import CONTEXT, make_whisper
 from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.cli import main
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.server_fallback.executors.devices import default_arch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs Linux' SO_REUSEPORT")
 
@@ -80,11 +87,48 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (folder / "keys.toml").write_text(KEYS)
     for model in ("demo", "demo-encoder"):
         compile_for_server(model, folder, context=256)
+    whisper = str(speech_bundle(folder))
     arguments = ["demo", "demo-encoder", "--front-ends", "2", "--target", "cpu", "--context", "256"]
+    arguments += ["--transcriber", whisper]
     arguments += ["--hang-seconds", "8", "--api-keys", str(folder / "keys.toml")]
     with serving(*arguments, folder=folder) as (process, url):
         require_found(folder / "log")
         yield Served(process, url, folder / "log")
+
+
+def speech_bundle(folder: Path) -> Path:
+    (folder / "checkpoint").mkdir()
+    make_whisper(folder / "checkpoint")
+    options = CompileOptions(
+        target="cpu", arch=default_arch("cpu"), quantization="f32", context=CONTEXT, self_test=False
+    )
+    with one_compilation(), few_kernels():
+        compile_model(str(folder / "checkpoint"), folder / "whisper", options)
+    return folder / "whisper"
+
+
+def test_both_front_ends_answer_about_recordings_with_one_transcriber(server: Served) -> None:
+    sound = wav(np.random.default_rng(0).normal(0, 0.1, 8000).astype("<f4").tobytes(), 3, 32)
+    part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"}}
+    body = {**chat("demo"), "messages": [{"role": "user", "content": [part, {"type": "text", "text": "what?"}]}]}
+    transcripts, first = [], len(server.lines("request"))
+
+    def both_have_answered() -> bool:
+        answer = server.post("/v1/chat/completions", {**body, "max_tokens": 2})
+        assert answer.status_code == 200, answer.text
+        transcripts.append(answer.json()["transcripts"])
+        return len({line["pid"] for line in server.lines("request")[first:]}) == 2
+
+    wait_until(both_have_answered)
+    assert all(each == transcripts[0] for each in transcripts)
+    assert transcripts[0][0]["seconds"] == 0.5
+    form = {"data": {"model": "whisper"}, "headers": ADMIN, "timeout": WAIT_SECONDS}
+    url = f"{server.url}/v1/audio/transcriptions"
+    heard = httpx.post(url, files={"file": ("a.wav", sound)}, **form)  # type: ignore[arg-type]
+    assert heard.json()["text"] == transcripts[0][0]["text"]
+    damaged = httpx.post(url, files={"file": ("a.wav", sound[:20])}, **form)  # type: ignore[arg-type]
+    assert damaged.status_code == 400
+    assert "a.wav" in damaged.json()["error"]["message"]
 
 
 def test_both_front_ends_answer_with_one_engine(server: Served) -> None:
