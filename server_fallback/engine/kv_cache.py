@@ -119,15 +119,14 @@ class KvCache:
 
     def row_end(self, sequence: Sequence, end: int) -> int:
         """Where a row of several tokens that starts in the prompt ends instead of at ``end``, so that its state can be
-        kept: where the tokens leave those of other sequences in the cache, or at the last page border before the next
-        token is sampled.
+        kept: where the tokens leave those of other sequences in the cache, at the last page border of its pictures,
+        from which another question about them continues, or at the last page border before the next token is sampled.
         """
         start, border = sequence.computed, self._border(end - (end == sequence.length))
         if start >= len(sequence.prompt):
             return end
-        if start < sequence.branch < border:
-            return sequence.branch
-        return border if border > start else end
+        earlier = [each for each in (sequence.branch, self._picture_border(sequence)) if start < each < border]
+        return min([border if border > start else end, *earlier])
 
     def _detach(self, sequence: Sequence, position: int, *, evicts: bool = False) -> bool:
         """Remove the page of a position from the cache, so that the sequence can write to it without a copy; if others
@@ -209,6 +208,10 @@ class KvCache:
         index = end // self.page_size - 1
         if self.states is not None and end % self.page_size == 0 and 0 <= index < len(sequence.path):
             self.states.share(sequence, sequence.path[index], end)
+
+    def _picture_border(self, sequence: Sequence) -> int:
+        """The last page border up to the end of the last picture; 0 without any."""
+        return self._border(sequence.images[-1].end) if sequence.images else 0
 
     def _border(self, position: int) -> int:
         """The last page border up to a position."""

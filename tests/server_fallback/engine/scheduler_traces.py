@@ -14,12 +14,16 @@ from hash_model import STOP, VOCAB, fold, next_token
 from nearfar.compiler.ir.sampling import DEFAULT_SAMPLING
 from nearfar.compiler.runtime.page_groups import PageGroup, pages_of_sequence
 from nearfar.server_fallback.engine.config import SchedulerConfig
+from nearfar.server_fallback.engine.images import PromptImage
 from nearfar.server_fallback.engine.pages import Pages
 from nearfar.server_fallback.engine.resolved_sampling import resolve_sampling
 from nearfar.server_fallback.engine.scheduler import Scheduler
 from nearfar.server_fallback.engine.sequence import Sequence, SequenceParams
 from nearfar.server_fallback.engine.speculation import Guess
 from nearfar.server_fallback.engine.step import Row, Step
+
+# The key of the pictures of requests, which differ in their lengths alone.
+PICTURE = "ab" * 32
 
 
 @dataclass(slots=True)
@@ -139,6 +143,7 @@ def run_trace(
                 prompt_logprobs=request.get("prompt_logprobs", 0),
             ),
             request.get("priority", 0),
+            images=[PromptImage(offset, length, PICTURE) for offset, length in request.get("pictures", ())],
         )
         for id, request in enumerate(requests)
     ]

@@ -324,6 +324,28 @@ def test_requests_with_and_without_images_are_answered_as_each_alone(
         assert len(tower.encoded) == len(set(tower.encoded))
 
 
+def test_the_second_question_about_a_picture_continues_from_the_state_at_its_last_page_border() -> None:
+    def about(seed: int, *question: int) -> TokenRequest:
+        return with_images([3, picture(seed, 2 * PAGE + 2), *question], max_tokens=4)
+
+    more = [*range(1, PAGE + 1)]
+    requests = [about(1, 5, *more), about(1, 7, *more[1:]), about(2, 5, *more), about(1, 5, *more, 9)]
+
+    async def work() -> None:
+        runner = HashRunner(replace(LIMITS, states=16))
+        engine = TokenEngine(runner, SEEING, tower=HashTower())
+        cached = []
+        for request in requests:
+            tokens, end = await answer(engine, request)
+            assert tokens == expected(request)[0]
+            cached.append(end.cached_tokens)
+        # The last one follows the first, whose whole prompt was kept.
+        assert cached == [0, 2 * PAGE, 0, 4 * PAGE]
+        await engine.close()
+
+    run(work())
+
+
 def test_decoding_goes_on_while_images_are_encoded() -> None:
     """Between two encoded images there is a step of the answer that runs."""
     events: list[str] = []

@@ -87,13 +87,15 @@ export class KvCache {
 
   /**
    * Where a row that starts in the prompt ends instead of at ``end``, so that its state can be kept: where the tokens
-   * leave those of other sequences in the cache, or at the last page border before the next token is sampled.
+   * leave those of other sequences in the cache, at the last page border of its pictures, from which another question
+   * about them continues, or at the last page border before the next token is sampled.
    */
-  rowEnd({ computed, branch, length, prompt }: Sequence, end: number): number {
+  rowEnd(sequence: Sequence, end: number): number {
+    const { computed, branch, length, prompt } = sequence;
     if (!this.#keepsStates || end === computed + 1 || computed >= prompt.length) return end;
     const border = this.#border(end === length ? end - 1 : end);
-    if (computed < branch && branch < border) return branch;
-    return border > computed ? border : end;
+    const earlier = [branch, this.#pictureBorder(sequence)].filter((each) => computed < each && each < border);
+    return Math.min(border > computed ? border : end, ...earlier);
   }
 
   /** By kind, what the next step must copy first. */
@@ -167,6 +169,11 @@ export class KvCache {
   #shareState(sequence: Sequence, end: number): void {
     const node = sequence.path[end / this.config.pageSize - 1];
     if (node !== undefined) this.states?.share(sequence, node, end);
+  }
+
+  /** The last page border up to the end of the last picture; 0 without any. */
+  #pictureBorder({ keys }: Sequence): number {
+    return this.#border(keys.findLastIndex((key) => key < 0) + 1);
   }
 
   /** The last page border up to a position. */

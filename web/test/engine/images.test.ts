@@ -127,6 +127,23 @@ test("features of chunks that begin and end inside images replace their embeddin
   expect(runner.batches[4]).not.toHaveProperty("features");
 });
 
+test("the second question about a picture continues from the state at the picture's last page border", async () => {
+  const engine = seeingOn(new FakeRunner({ ...LIMITS, states: 16 }));
+  const about = (seed: number, ...question: readonly number[]): readonly Part[] => [
+    3,
+    { seed, length: 10 },
+    ...question,
+  ];
+  const cached: number[] = [];
+  // The last one follows the first, whose whole prompt was kept.
+  for (const parts of [about(1, 5, 1, 2, 3, 4, 2), about(1, 7, 1, 4), about(2, 5, 1), about(1, 5, 1, 2, 3, 4, 2, 9)]) {
+    const { ids, completion } = await answer(engine, requestOf(parts));
+    expect(ids).toEqual(expected(parts));
+    cached.push(completion.cachedTokens);
+  }
+  expect(cached).toEqual([0, 8, 0, 16]);
+});
+
 test("no step ends inside an image that is read as a whole", async () => {
   const runner = new FakeRunner(LIMITS);
   const engine = seeingOn(runner, null, true);

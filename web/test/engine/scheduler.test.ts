@@ -6,10 +6,12 @@ import { expect, test } from "vitest";
 
 import { pageTables } from "../../src/engine/pages.js";
 import { Scheduler } from "../../src/engine/scheduler.js";
+import type { PlacedImages } from "../../src/engine/sequence.js";
 import { PLAIN, Sequence } from "../../src/engine/sequence.js";
 import { StateTable } from "../../src/engine/states.js";
 import type { Step } from "../../src/engine/step.js";
 import { samplesAnswer } from "../../src/engine/step.js";
+import { promptKeys } from "../../src/images/placed_images.js";
 import { pagesOfSequence } from "../../src/runtime/page_groups.js";
 import type { BuiltRow, TraceConfig } from "./cells.js";
 import { Cells, groupsOf, requireThat } from "./cells.js";
@@ -21,6 +23,8 @@ interface TraceRequest {
   readonly max_tokens: number;
   readonly priority?: number | undefined;
   readonly prompt_logprobs?: number | undefined;
+  /** [offset, length] of each picture in the prompt. */
+  readonly pictures?: readonly (readonly [number, number])[] | undefined;
   /** In turn, how many drafts the sequence gets before a step, and how many of the first ones are right. */
   readonly drafts?: readonly (readonly number[])[] | undefined;
   /** The tick at which it is aborted. */
@@ -65,6 +69,12 @@ const FILES = ["scheduler.json", "scheduler_windows.json", "scheduler_states.jso
   },
 );
 
+/** The pictures of requests differ in their lengths alone. */
+function placed(prompt: readonly number[], pictures: readonly (readonly [number, number])[]): PlacedImages {
+  const images = pictures.map(([offset, length]) => ({ offset, length, key: "ab".repeat(32) }));
+  return { keys: promptKeys(prompt, images), end: (_, stop) => stop, between: () => [] };
+}
+
 function schedulerOf(config: TraceConfig): Scheduler {
   const { page_size, max_tokens, max_sequences, max_rows = max_sequences, context, states = 0 } = config;
   return new Scheduler({
@@ -85,7 +95,7 @@ function run(
   const scheduler = schedulerOf(config);
   const pages = new Cells(config);
   const sequences = requests.map(
-    ({ prompt, max_tokens, priority, prompt_logprobs = 0, drafts }, id) =>
+    ({ prompt, max_tokens, priority, prompt_logprobs = 0, pictures, drafts }, id) =>
       new Sequence(
         id,
         prompt,
@@ -95,6 +105,7 @@ function run(
           maxTokens: max_tokens,
           promptLogprobs: prompt_logprobs,
           lockstep: drafts !== undefined,
+          images: pictures === undefined ? null : placed(prompt, pictures),
         },
         priority,
       ),
