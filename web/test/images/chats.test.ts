@@ -83,6 +83,32 @@ withEngine("a model answers about a picture, and its tower computes it once", as
   engine.destroy();
 });
 
+withEngine("all answers of a request share each of its pictures, which the tower computes once", async () => {
+  let tiles = 0;
+  const counting: typeof images = {
+    ...images,
+    open: ({ features, ...parts }) => images.open({ ...parts, features: (batch) => (tiles++, features(batch)) }),
+  };
+  const engine = await Engine.load(memorySource(seeingBundle().files), { gpu, maxSequences: 2, images: counting });
+  const [cat, dog] = [picture(1), picture(4, 8, 5)];
+  for (const stream of [false, true]) {
+    const messages = asked(shown(dog), said("a"), shown(cat), said("b"), shown(dog));
+    const params = { messages, n: 3, max_tokens: 4, temperature: 0 };
+    const texts = ["", "", ""];
+    if (stream) {
+      for await (const { choices } of await engine.chat.completions.create({ ...params, stream }))
+        for (const { index, delta } of choices) texts[index] = `${texts[index] ?? ""}${delta.content ?? ""}`;
+    } else {
+      const { choices } = await engine.chat.completions.create(params);
+      for (const { index, message } of choices) texts[index] = message.content ?? "";
+    }
+    expect(texts).toEqual(Array<string>(3).fill(spokenAfter(dog, 4)));
+    // Five tiles of each of two pictures.
+    expect(tiles).toBe(10);
+  }
+  engine.destroy();
+});
+
 withEngine("a device that sees wrongly fails the test of the tower", async () => {
   const { manifest } = seeingBundle();
   const rows = manifest.vision_test?.rows.map((row, index) => (index === 3 ? { ...row, values: [9, 0] } : row)) ?? [];
