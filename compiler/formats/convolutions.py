@@ -25,6 +25,21 @@ class FlatMatrix(Derived):
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelsFirst(Derived):
+    """The weights of a convolution that MLX stores as (outputs, ..., height, width, channels), in the order (outputs,
+    channels, ..., height, width).
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        outputs, *sides, channels = self.stored.shape
+        return outputs, channels, *sides
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        return np.moveaxis(self.stored.rows(start, stop), -1, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class TransposedMatrix(Derived):
     """A tensor with its dimensions in the order ``axes``, all but the last one joined."""
 

@@ -43,6 +43,8 @@ HARMLESS = (
 # transformers' own bounds: no side of Idefics 3 is longer, and no picture of Qwen is longer for its width.
 IDEFICS_MOST = 4096
 QWEN_ASPECT = 200.0
+# Classes of mlx-vlm, whose defaults it writes beside the file of the model.
+OF_MLX = ("Lfm2VlNumpyImageProcessor", "Qwen3VLImageProcessor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +122,12 @@ def read_images(path: Path, values: Mapping[str, Any], tokenizer: Tokenizer) -> 
 
 
 def _processor(path: Path) -> ConfigReader:
-    """The settings of the image processor. As in transformers, the section takes precedence over a file of its own."""
-    section = processor_values(path).get("image_processor")
-    if isinstance(section, dict):
+    """The settings of the image processor. As in transformers, the section takes precedence over a file of its own,
+    unless mlx-vlm wrote it.
+    """
+    section, file = processor_values(path).get("image_processor"), path / PREPROCESSOR_FILE
+    if isinstance(section, dict) and not (section.get("image_processor_type") in OF_MLX and file.is_file()):
         return ConfigReader(section, f"{path / PROCESSOR_FILE}: image_processor")
-    file = path / PREPROCESSOR_FILE
     if not file.is_file():
         raise CheckpointError(
             f"{file}: is missing, so it is not known how pictures are prepared; download it too", file=str(file)

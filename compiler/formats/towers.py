@@ -28,7 +28,7 @@ from ..runtime.errors import CheckpointError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from .checkpoint import Checkpoint, Tensor
 from .config import ConfigReader
-from .convolutions import FlatMatrix, FrameSum, TransposedMatrix
+from .convolutions import ChannelsFirst, FlatMatrix, FrameSum, TransposedMatrix
 from .distance_tensors import MadeTensor
 from .images import PREPROCESSOR_FILE, PROCESSOR_FILE, read_images
 from .json_file import read_json_object
@@ -307,7 +307,9 @@ def arranged(tensor: Tensor, name: str, path: Path) -> Tensor:
 
 
 def flat(tensor: Tensor, name: str, path: Path) -> FlatMatrix:
-    """Raises CheckpointError for another order of the dimensions, such as MLX's, which would give other numbers."""
+    """Raises CheckpointError for another order of the dimensions than that of transformers or MLX."""
+    if tensor.shape[1] != CHANNELS and tensor.shape[-1] == CHANNELS:
+        tensor = ChannelsFirst(tensor)
     if len(tensor.shape) == 5:
         tensor = FrameSum(tensor)
     _, channels, height, width = tensor.shape

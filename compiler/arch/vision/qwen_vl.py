@@ -16,7 +16,8 @@ from ...ir.spec import ModelSpec, VisionSpec
 from ..decoder_config import read_activation
 from .siglip import CHANNELS, TowerGraph
 
-PARTS = {"visual.": "visual."}
+# MLX names it like the other towers.
+PARTS = {"visual.": "visual.", "vision_tower.": "visual."}
 HARMLESS = HARMLESS_KEYS | {"model_type"}
 # transformers has no key for it.
 THETA, NORM_EPS = 10_000.0, 1e-6

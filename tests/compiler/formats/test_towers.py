@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -88,12 +89,53 @@ def test_what_a_tower_does_otherwise_is_refused_by_name(
     assert load(str(folder), text_only=True).spec.vision is None
 
 
-def test_patches_in_the_order_of_mlx_are_refused(changed: Callable[..., Path]) -> None:
+# The names and the order of mlx-vlm 0.7.10, whose folders of these models compiled to the bundles of the checkpoints.
+OF_MLX = {"model.language_model.": "language_model.model.", "model.text_model.": "language_model."}
+QWEN_OF_MLX = {**OF_MLX, "model.visual.": "vision_tower.", "lm_head.": "language_model.lm_head."}
+PLUS_ONE = ("layernorm.weight", "model.norm.weight", ".q_norm.weight", ".k_norm.weight")
+
+
+@pytest.mark.parametrize(
+    ("name", "prefixes"), [("smolvlm", {**OF_MLX, "model.": ""}), ("qwen3_vl", QWEN_OF_MLX), ("qwen3_5", QWEN_OF_MLX)]
+)
+def test_a_folder_of_mlx_vlm_has_the_tensors_and_pictures_of_the_checkpoint(
+    name: str, prefixes: dict[str, str], tmp_path: Path
+) -> None:
+    stored, folder = tmp_path / "stored", tmp_path / "mlx"
+    stored.mkdir()
+    make_vision(name, stored)
+    copytree(stored, folder)
+    expected = load(str(stored))
+    tensors = {}
+    for own, values in load_file(stored / WEIGHTS).items():
+        prefix = next((each for each in prefixes if own.startswith(each)), "")
+        theirs = prefixes.get(prefix, "") + own.removeprefix(prefix)
+        if values.ndim in (4, 5) or own.endswith("conv1d.weight"):
+            values = np.moveaxis(values, 1, -1)
+        if name == "qwen3_5" and theirs.startswith("language_model.") and theirs.endswith(PLUS_ONE):
+            values = values + 1
+        tensors[theirs] = np.ascontiguousarray(values)
+    save_file(tensors, folder / WEIGHTS, {"format": "mlx"})
+    if name.startswith("qwen"):
+        # What mlx-vlm writes by itself is not what the model's own file says.
+        section = {"image_processor_type": "Qwen3VLImageProcessor", "patch_size": 16, "max_pixels": 1}
+        (folder / "processor_config.json").write_text(json.dumps({"image_processor": section}))
+    found = load(str(folder))
+    assert (found.spec, found.images) == (expected.spec, expected.images)
+    assert found.tensors.keys() == expected.tensors.keys()
+    for own, tensor in expected.tensors.items():
+        rows = tensor.shape[0]
+        # A kernel of (C, k, 1) has the order of (C, 1, k).
+        values = found.tensors[own].rows(0, rows).reshape(tensor.shape)
+        np.testing.assert_allclose(values, tensor.rows(0, rows), 0, 3e-7, err_msg=own)
+
+
+def test_patches_in_an_unknown_order_are_refused(changed: Callable[..., Path]) -> None:
     folder = changed("config.json")
     tensors = load_file(folder / WEIGHTS)
-    tensors[PATCH] = np.ascontiguousarray(tensors[PATCH].transpose(0, 2, 3, 1))
+    tensors[PATCH] = np.ascontiguousarray(tensors[PATCH].transpose(0, 2, 1, 3))
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"patch_embedding.weight has shape \[36, 7, 7, 3\], which is not"):
+    with pytest.raises(CheckpointError, match=r"patch_embedding.weight has shape \[36, 7, 3, 7\], which is not"):
         load(str(folder))
 
 
