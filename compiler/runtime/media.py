@@ -61,15 +61,15 @@ def placed_features(
         assert heard is not None
         places = feature_places(heard.prompt, prompt, [sound.features for sound in sounds], "sounds")
         for place, sound in zip(places, sounds, strict=True):
-            placed.append(PlacedFeatures(place, sound_features(runner, sound), 0))
+            placed.append(PlacedFeatures(place, sound_features(runner, sound.frames), 0))
     return sorted(placed, key=lambda each: each.first)
 
 
-def sound_features(runner: Runner, sound: PreparedSound) -> FloatArray:
-    """The features (n, E) of a sound: all at once, or as many at a time as the runner's limits allow if its tower reads
-    rows alone. Raises RequestError as `Runner.listen`.
+def sound_features(runner: Runner, rows: FloatArray) -> FloatArray:
+    """The features (n, E) of the rows of frames of a sound: all at once, or as many at a time as the runner's limits
+    allow if its tower reads rows alone. Raises RequestError as `Runner.listen`.
     """
-    hearing, rows = runner.manifest.spec.hearing, sound.frames
+    hearing = runner.manifest.spec.hearing
     at_once = runner.limits.tokens if hearing is not None and not hearing.whole else len(rows)
     parts = [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
     return np.concatenate([runner.listen(make_frame_batch([part])) for part in parts])

@@ -90,7 +90,7 @@ async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: B
             output = Changed(output, with_function_calls)
         call, request = _call(service, asked, exchange), asked
         if isinstance(request, ChatCompletionRequest):
-            request, transcripts = await heard(service, request, call)
+            request, transcripts = await heard(service, executor, request, call)
             output = reporting(output, transcripts) if transcripts else output
         await executor.answer(request, call, output)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..executors.executor import Call
+from ..executors.executor import Call, Executor, TellsAbilities
 from ..executors.recordings import written_down
 from ..executors.transcriber import TranscriberByName
 from ..schema.chat import ChatCompletionRequest, SoundTranscript
@@ -11,10 +11,12 @@ from .service import Service
 
 
 async def heard(
-    service: Service, request: ChatCompletionRequest, call: Call
+    service: Service, executor: Executor, request: ChatCompletionRequest, call: Call
 ) -> tuple[ChatCompletionRequest, list[SoundTranscript]]:
-    """As `written_down`, by the server's transcriber. Without one, nothing is changed."""
-    name = service.config.transcriber
-    if name is None or not recordings(request.messages):
+    """As `written_down`, by the server's transcriber. Without one, or if the executor's model hears, nothing is
+    changed.
+    """
+    name, hears = service.config.transcriber, isinstance(executor, TellsAbilities) and executor.abilities().hears
+    if name is None or hears or not recordings(request.messages):
         return request, []
     return await written_down(TranscriberByName(name, service.models), name, request, call)

@@ -93,10 +93,11 @@ def check_images(request: TokenRequest, model: TokenModel, most_tokens: float) -
     """Each placeholder of the prompt is one of an image, and the other way round. Images that must be whole fit a step
     of ``most_tokens``.
     """
-    images, token_id = request.images, model.image_token_id
-    if token_id is None and not images:
+    images = request.images
+    token_ids = [each for each in (model.image_token_id, model.sound_token_id) if each is not None]
+    if not token_ids and not images:
         return
-    if token_id is None:
+    if not token_ids:
         raise RequestError("this model reads texts only; leave the images out", param="images")
     if images and request.when_full != "stop":
         raise RequestError(
@@ -120,29 +121,35 @@ def check_images(request: TokenRequest, model: TokenModel, most_tokens: float) -
                 f"image {index} needs either pixels, or {image.length} features of {model.feature_size} numbers",
                 param="images",
             )
-        if model.rotates_by_columns and (image.columns < 1 or image.length % image.columns):
+        if (model.sound_token_id if image.is_sound else model.image_token_id) is None:
+            does = "does not hear; leave the sounds out" if image.is_sound else "sees no pictures; leave the images out"
+            raise RequestError(f"this model {does}", param="images")
+        if model.rotates_by_columns and not image.is_sound and (image.columns < 1 or image.length % image.columns):
             raise RequestError(
                 f"image {index} has {image.length} features, {image.columns} side by side; this model needs complete "
                 "rows of features (columns)",
                 param="images",
             )
-    placed = np.zeros(len(request.prompt_ids), bool)
-    for image in images:
-        placed[image.offset : image.end] = True
-    found = np.asarray(request.prompt_ids) == token_id
-    if not np.array_equal(found, placed):
-        raise RequestError(
-            f"the prompt has {found.sum()} image tokens ({token_id}), and its images take {placed.sum()}, not all at "
-            "their places; send images where the prompt has image tokens",
-            param="images" if images else "prompt_ids",
-        )
+    prompt = np.asarray(request.prompt_ids)
+    for token_id in token_ids:
+        is_sound = token_id == model.sound_token_id
+        placed = np.zeros(len(prompt), bool)
+        for image in images:
+            placed[image.offset : image.end] |= image.is_sound == is_sound
+        found, what = prompt == token_id, "sound" if is_sound else "image"
+        if not np.array_equal(found, placed):
+            raise RequestError(
+                f"the prompt has {found.sum()} {what} tokens ({token_id}), and its {what}s take {placed.sum()}, not "
+                f"all at their places; send {what}s where the prompt has {what} tokens",
+                param="images" if images else "prompt_ids",
+            )
     if model.whole_images:
         check_whole_images(request, most_tokens)
 
 
 def check_whole_images(request: TokenRequest, most_tokens: float) -> None:
     """Each token of an image sees all of it: it fits a step of ``most_tokens``, and nothing else belongs to it."""
-    images = request.images
+    images = [image for image in request.images if not image.is_sound]
     if images and request.prompt_logprobs > 0:
         raise RequestError(
             "prompt_logprobs cannot be combined with images that this model reads as a whole; leave it out",

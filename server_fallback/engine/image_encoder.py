@@ -12,15 +12,12 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
-import numpy.typing as npt
 
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import DeviceError
 
 from .answer import Answer
-from .images import ImageName, PromptImage
-
-Pixels = npt.NDArray[np.uint8]
+from .images import ImageName, Pixels, PromptImage
 
 
 class Tower(Protocol):
@@ -30,7 +27,7 @@ class Tower(Protocol):
         """How many of the first images can be computed together: at least 1."""
 
     def encode(self, images: Sequence[Pixels]) -> Sequence[FloatArray]:
-        """The features (n, E) of each image (height, width, 3)."""
+        """The features (n, E) of each image (height, width, 3) or sound (samples,)."""
 
 
 class ImageEncoder:
@@ -99,7 +96,9 @@ class ImageEncoder:
         for image, features in zip(images, rows, strict=True):
             assert len(features) == image.length, f"{len(features)} features for {image.length} tokens"
             if not np.isfinite(features).all():
-                raise DeviceError("the image's features are not numbers; try another quantization")
+                raise DeviceError(
+                    f"the {'sound' if image.is_sound else 'image'}'s features are not numbers; try another quantization"
+                )
         return rows
 
     def add(self, images: Sequence[PromptImage], rows: Sequence[FloatArray]) -> list[Answer]:

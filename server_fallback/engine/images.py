@@ -1,14 +1,15 @@
 """The images of a prompt: which tokens stand for them, what the prefix cache compares in their place, and the features
 that replace their embeddings.
 
-An image is what the model's tower reads alone: a tile of a picture, or a picture that is not cut. Each of its features
-takes the place of one placeholder token.
+An image is what one of the model's towers reads alone: a tile of a picture, a picture that is not cut, or a sound. Each
+of its features takes the place of one placeholder token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ WINDOW_BITS, NUM_WINDOWS = 48, 5
 HEX_DIGITS = WINDOW_BITS // 4
 # The key of a picture, and the first feature of one of its tiles.
 ImageName = tuple[str, int]
+# Bytes of a picture, or the samples of a sound as float32.
+Pixels = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,18 +32,19 @@ class PromptImage:
 
     ``key`` is the SHA-256 of its picture and of how the model reads that, in hexadecimal digits, and ``first`` the
     number of features of the picture's tiles before it. Images with the same two have the same features. ``pixels``
-    (height, width, 3) are what the tower reads, not yet normalized; ``features`` (length, E) what it has made of them.
-    A request has one of the two. ``columns`` of the features are side by side, which models that rotate by row and
-    column need to know.
+    (height, width, 3) are what the tower reads, not yet normalized, or the samples (N,) of a sound if it ``is_sound``;
+    ``features`` (length, E) what the tower has made of them. A request has one of the two. ``columns`` of the features
+    are side by side, which models that rotate by row and column need to know.
     """
 
     offset: int
     length: int
     key: str
     first: int = 0
-    pixels: npt.NDArray[np.uint8] | None = None
+    pixels: Pixels | None = None
     features: FloatArray | None = None
     columns: int = 0
+    is_sound: bool = False
 
     @property
     def name(self) -> ImageName:
@@ -79,13 +83,12 @@ def placeholder_key(key: str, index: int) -> int:
     return -1 - index - int(key[start : start + HEX_DIGITS], 16)
 
 
-def end_outside_images(keys: Sequence[int], start: int, end: int) -> int:
-    """The last position from ``start`` to ``end`` before which a step may end without cutting an image. ``keys`` are
-    those of `prompt_keys`, and images are not adjacent.
+def end_outside_images(images: Iterable[PromptImage], start: int, end: int) -> int:
+    """The last position from ``start`` to ``end`` before which a step may end without cutting a picture. Sounds may be
+    cut, and pictures are not adjacent.
     """
-    while start < end < len(keys) and keys[end - 1] < 0 and keys[end] < 0:
-        end -= 1
-    return end
+    cut = next((image for image in images if not image.is_sound and image.offset < end < image.end), None)
+    return end if cut is None else max(start, cut.offset)
 
 
 def prompt_keys(tokens: Sequence[int], images: Iterable[PromptImage]) -> list[int]:

@@ -180,7 +180,7 @@ class Scheduler:
         if count > 1 and self.kv.keeps_states:
             count = self.kv.row_end(sequence, start + count) - start
         if self.config.whole_images and count > 0:
-            count = end_outside_images(sequence.keys, start, start + count) - start
+            count = end_outside_images(sequence.images, start, start + count) - start
             if count == 0:
                 self._cramped = sequence
         if count <= 0 or not self._reserve(step, sequence, start + count):

@@ -53,7 +53,7 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
         sample_slots[is_prompt] = -1, 0
         own = [token_id for row in step.rows for token_id in row.prompt_tokens]
         sample_settings[is_prompt] = sampling.choosing(own)
-    features, feature_rows = features_of(step, seq_starts)
+    features, feature_rows, seen_rows = features_of(step, seq_starts)
     return Batch(
         token_ids=token_ids_of(step),
         positions=positions,
@@ -71,22 +71,29 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
         state_slots=None if states is None else np.array(states, np.int32),
         features=features,
         feature_rows=feature_rows,
+        seen_rows=seen_rows,
         rope_positions=rope_positions_of(step),
     )
 
 
-def features_of(step: Step, seq_starts: IntArray) -> tuple[FloatArray, IntArray] | tuple[None, None]:
-    """The features of the step's positions (F, E), and the rows of the batch that they replace; None without any."""
+def features_of(
+    step: Step, seq_starts: IntArray
+) -> tuple[FloatArray, IntArray, IntArray | None] | tuple[None, None, None]:
+    """The features of the step's positions (F, E), the rows of the batch that they replace, and those of pictures; None
+    without any.
+    """
     placed = [
-        (first + offset, features)
+        (first + offset, features, image.is_sound)
         for row, first in zip(step.rows, seq_starts.tolist(), strict=False)
-        if (images := row.sequence.images)
-        for offset, features in features_between((each.placed for each in images), row.start, row.start + row.length)
+        for image in row.sequence.images
+        for offset, features in features_between([image.placed], row.start, row.start + row.length)
     ]
     if not placed:
-        return None, None
-    rows = [np.arange(first, first + len(features), dtype=np.int32) for first, features in placed]
-    return np.concatenate([features for _, features in placed]), np.concatenate(rows)
+        return None, None, None
+    rows = [np.arange(first, first + len(features), dtype=np.int32) for first, features, _ in placed]
+    seen = [own for own, (_, _, is_sound) in zip(rows, placed, strict=True) if not is_sound]
+    every = np.concatenate([features for _, features, _ in placed])
+    return every, np.concatenate(rows), np.concatenate(seen) if seen else None
 
 
 def rope_positions_of(step: Step) -> IntArray | None:

@@ -8,10 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
-
-from ..engine.images import ImageName, PromptImage
+from ..engine.images import ImageName, Pixels, PromptImage
 
 
 class SentImages:
@@ -40,7 +37,7 @@ class ReceivedImages:
     """The side of the engine's process."""
 
     def __init__(self) -> None:
-        self._pixels: dict[ImageName, npt.NDArray[np.uint8]] = {}
+        self._pixels: dict[ImageName, Pixels] = {}
 
     def begin(self, images: Sequence[PromptImage]) -> list[PromptImage]:
         """The images with their pixels."""

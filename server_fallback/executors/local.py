@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from nearfar.compiler.runtime.audio.prepared_sound import HeardSound
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, RequestError
 from nearfar.compiler.runtime.images.patches import CutImage
 
@@ -22,7 +23,7 @@ from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import all_choices
-from ..text.chat_images import placed_images
+from ..text.chat_images import heard_sounds, placed_images, placed_sounds
 from ..text.chat_prompt import Chat, ChatPrompt, encode_rendered, mark_chat, read_chat, render_chat
 from ..text.choice import write_choice
 from ..text.completion import Prompt
@@ -130,6 +131,7 @@ class LocalExecutor:
                 add_generation_prompt=request.add_generation_prompt,
                 variables=request.chat_template_kwargs,
                 sees=self._model.images is not None,
+                hears=self._model.sounds is not None,
             )
             ids = (await self._chat_prompt(chat, "")).ids
         return TokenizeResponse(tokens=list(ids), count=len(ids), max_model_len=self.context)
@@ -146,6 +148,7 @@ class LocalExecutor:
             embeds=False,
             verify=self.max_drafts > 0,
             vision=model.images is not None,
+            hears=model.sounds is not None,
         )
 
     @property
@@ -199,9 +202,14 @@ class LocalExecutor:
             spec, pictures = self._model.images, await self._pictures(chat, client)
             if spec is not None:
                 text = tokenizer.with_media(text, spec.prompt.mark, [picture.text for picture in pictures])
+            ears, sounds = self._model.sounds, await self._sounds(chat)
+            if ears is not None:
+                text = tokenizer.with_media(text, ears.prompt.mark, [sound.text for sound in sounds], "sound")
             begun = [text, chat.begun, chat.begun_reasoning]
             prompt = await run(begun, client, lambda: encode_rendered(tokenizer, marked, text, self.context, reasoning))
-            return prompt if spec is None else prompt._replace(images=placed_images(prompt.ids, spec, pictures))
+            images = [] if spec is None else placed_images(prompt.ids, spec, pictures)
+            images += [] if ears is None else placed_sounds(prompt.ids, ears, sounds)
+            return prompt._replace(images=sorted(images, key=lambda each: each.offset))
         except RequestError as error:
             raise RequestError(error.message, **{"param": "messages", **error.details}) from error
 
@@ -211,6 +219,14 @@ class LocalExecutor:
             return []
         assert self._workers.images is not None, "read_chat refuses images for models that read texts only"
         return await self._workers.images.read(chat.images, self.context, client)
+
+    async def _sounds(self, chat: Chat) -> Sequence[HeardSound]:
+        """The recordings of a chat. Raises RequestError, and ToolError."""
+        if not chat.sounds:
+            return []
+        spec = self._model.sounds
+        assert spec is not None, "read_chat refuses recordings for models that do not hear"
+        return await asyncio.to_thread(heard_sounds, spec, chat.sounds)
 
     async def _prompts(self, given: Chat | Sequence[Prompt], client: str) -> Sequence[ChatPrompt]:
         """The token ids of each prompt, and the state in which its answer begins."""

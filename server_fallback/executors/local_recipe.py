@@ -63,8 +63,8 @@ class LocalRecipe:
                 has_assistant = isinstance(manifest, Manifest) and manifest.has_assistant
                 drafter = (DraftAssistant if has_assistant else DraftHeads)(runner, TokenModel.of(manifest))
             model = TokenModel.of(manifest)
-            images = manifest.images if manifest.sees else None
-            tower = None if images is None else ImageTower(runner, images)
+            images, sounds = manifest.images if manifest.sees else None, manifest.sounds if manifest.hears else None
+            tower = ImageTower(runner, images, sounds) if images is not None or sounds is not None else None
             engine = TokenEngine(runner, model, self.config, draft=drafter, masks=masks, tower=tower)
             # The engine owns the runners now.
             opened.pop_all()

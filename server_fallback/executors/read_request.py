@@ -116,6 +116,7 @@ def read_chat_request(
         continue_final_message=bool(request.continue_final_message),
         variables=thinking.variables,
         sees=model.images is not None,
+        hears=model.sounds is not None,
     )
     return Asked(
         request,

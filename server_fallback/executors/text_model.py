@@ -11,6 +11,7 @@ from nearfar.compiler.bundle.entries import ToolFormatEntry
 from nearfar.compiler.bundle.folder import Folder
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.ir.images import ImageSpec
+from nearfar.compiler.ir.sounds import SoundSpec
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
@@ -26,8 +27,9 @@ from .long_texts import LongTexts
 @dataclass(frozen=True)
 class TextModel:
     """The properties of a model that the text layer needs. A model has an ``embedding`` with vectors of
-    ``embedding_size`` numbers, a ``classifier``, ``transcribes`` sound, or generates text. ``images`` says how it reads
-    pictures, None if it does not. ``identity`` is equal for models whose vectors can be compared.
+    ``embedding_size`` numbers, a ``classifier``, ``transcribes`` sound, or generates text. ``images`` and ``sounds``
+    say how it reads pictures and sound in chats, None if it does not. ``identity`` is equal for models whose vectors
+    can be compared.
     """
 
     name: str
@@ -41,6 +43,7 @@ class TextModel:
     classifier: ClassifierSpec | None = None
     num_token_types: int = 0
     images: ImageSpec | None = None
+    sounds: SoundSpec | None = None
     transcribes: bool = False
     identity: str = ""
     long_texts: LongTexts = field(default_factory=LongTexts, compare=False)
@@ -63,6 +66,7 @@ class TextModel:
             manifest.classifier,
             manifest.spec.num_token_types,
             manifest.images if manifest.sees else None,
+            manifest.sounds if manifest.hears else None,
             manifest.speech is not None,
             identity_of(bundle),
         )

@@ -52,7 +52,7 @@ def with_text(messages: Sequence[Message], index: int, at: int, transcript: str)
 
 
 def require_heard(message: Message, where: str) -> None:
-    """Raises RequestError for a recording, which only a transcriber reads."""
+    """Raises RequestError for a recording, which only a transcriber reads, or a model that hears."""
     for index, part in enumerate(_parts(message)):
         if isinstance(part, SoundPart):
             SharedScript.of_thread().ask("unheard", f"{where}.content[{index}]", NO_TRANSCRIBER)

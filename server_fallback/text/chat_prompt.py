@@ -10,9 +10,9 @@ from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 from ..engine.images import PromptImage
-from ..schema.chat import ImagePart, Message, Part, RefusalPart, TextPart
+from ..schema.chat import ImagePart, Message, Part, RefusalPart, SoundPart, TextPart
 from ..schema.functions import Tool
-from .attachments import require_heard, with_files
+from .attachments import recordings, require_heard, with_files
 from .reasoning import Reasoning, State
 from .requests import check_length
 
@@ -24,12 +24,19 @@ class ChatImage(NamedTuple):
     param: str
 
 
+class ChatSound(NamedTuple):
+    """The base64 of a recording, and the part that has it."""
+
+    data: str
+    param: str
+
+
 @dataclass(frozen=True, slots=True)
 class Chat:
     """The input of a chat template: messages, and the keyword arguments of `ChatTemplate.render`.
 
     ``begun`` is the start of the answer, which follows the rendered text, and ``begun_reasoning`` the reasoning before
-    it. ``images`` are those of all messages, in their order.
+    it. ``images`` and ``sounds`` are those of all messages, in their order.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -37,6 +44,7 @@ class Chat:
     begun: str | None = None
     begun_reasoning: str = ""
     images: Sequence[ChatImage] = ()
+    sounds: Sequence[ChatSound] = ()
 
 
 class ChatPrompt(NamedTuple):
@@ -55,26 +63,31 @@ def read_chat(
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
     sees: bool = False,
+    hears: bool = False,
 ) -> Chat:
     """With ``continue_final_message``, the last message is the start of the answer. The template gets ``variables``.
-    ``sees``: the model reads images.
+    ``sees`` and ``hears``: the model reads images and recordings.
 
-    Raises RequestError, also for an image unless the model ``sees``.
+    Raises RequestError, also for an image unless the model ``sees``, and for a recording unless it ``hears``.
     """
     messages = with_files(messages)
-    read = [_read(message, f"messages[{index}]", sees=sees) for index, message in enumerate(messages)]
+    read = [_read(message, f"messages[{index}]", sees=sees, hears=hears) for index, message in enumerate(messages)]
+    sounds = [
+        ChatSound(part.input_audio.data, f"messages[{index}].content[{at}].input_audio")
+        for index, at, part in recordings(messages)
+    ]
     images = [image for index, message in enumerate(messages) for image in _images(message, f"messages[{index}]")]
     described = None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
     options = {"add_generation_prompt": add_generation_prompt, "tools": described, "variables": variables}
     if not continue_final_message:
-        return Chat(read, options, images=images)
+        return Chat(read, options, images=images, sounds=sounds)
     last = read[-1]
     if last["role"] != "assistant" or "tool_calls" in last or not isinstance(last["content"], str):
         raise RequestError(
             "continue_final_message needs an assistant's message of text at the end", param="continue_final_message"
         )
     # The template ends with what opens an answer, so the answer's own start follows it.
-    return Chat(read[:-1], options, last["content"], last.get("reasoning_content", ""), images)
+    return Chat(read[:-1], options, last["content"], last.get("reasoning_content", ""), images, sounds)
 
 
 def check_chat_length(tokenizer: Tokenizer, chat: Chat, context: int) -> None:
@@ -143,7 +156,7 @@ def _images(message: Message, where: str) -> list[ChatImage]:
     ]
 
 
-def _read(message: Message, where: str, *, sees: bool) -> Mapping[str, Any]:
+def _read(message: Message, where: str, *, sees: bool, hears: bool) -> Mapping[str, Any]:
     """The message in the form that templates expect.
 
     OpenAI's client sends ``refusal`` back with each message. It is null except for OpenAI's own models.
@@ -155,7 +168,8 @@ def _read(message: Message, where: str, *, sees: bool) -> Mapping[str, Any]:
             f"{where}.content has a part of type 'refusal'; this model reads parts of type 'text' only",
             param=f"{where}.content",
         )
-    require_heard(message, where)
+    if not hears:
+        require_heard(message, where)
     content = message.content
     reasoning = message.reasoning_content or message.reasoning
     if content is None and not (message.role == "assistant" and (message.tool_calls or reasoning)):
@@ -168,10 +182,11 @@ def _read(message: Message, where: str, *, sees: bool) -> Mapping[str, Any]:
             "model that reads images",
             param=f"{where}.content[{image}]",
         )
+    has_media = any(isinstance(part, ImagePart | SoundPart) for part in parts)
     return {
         # Templates know system messages; developer is OpenAI's later name for them.
         "role": "system" if message.role == "developer" else message.role,
-        "content": message.text if image is None else [_part(part) for part in parts],
+        "content": [_part(part) for part in parts] if has_media else message.text,
         **{key: value for key in ("name", "tool_call_id") if (value := getattr(message, key)) is not None},
         **({"reasoning_content": reasoning} if reasoning and message.role == "assistant" else {}),
         **({"tool_calls": [call.model_dump() for call in message.tool_calls]} if message.tool_calls else {}),
@@ -179,5 +194,7 @@ def _read(message: Message, where: str, *, sees: bool) -> Mapping[str, Any]:
 
 
 def _part(part: Part) -> Mapping[str, str]:
-    """A part of a content in the form of templates, which write a mark for an image."""
-    return {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+    """A part of a content in the form of templates, which write a mark for an image or a recording."""
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    return {"type": "audio" if isinstance(part, SoundPart) else "image"}

@@ -24,13 +24,14 @@ class Heard:
         self._transcripts: Sequence[SoundTranscript] | None = None
 
     def is_needed(self, side: Side, request: ChatCompletionRequest | CompletionRequest) -> bool:
-        """Whether a side reads texts in place of the request's recordings: near always, and far unless its server
-        reads sound.
+        """Whether a side reads texts in place of the request's recordings: near unless its model hears, and far unless
+        its server reads sound.
         """
         near, far = self._sides.near, self._sides.far
         if near is None or near.transcriber is None or isinstance(request, CompletionRequest):
             return False
-        return bool(recordings(request.messages)) and (side == "near" or far is None or not far.hears)
+        hears = near.hears if side == "near" else far is not None and far.hears
+        return bool(recordings(request.messages)) and not hears
 
     async def read(
         self, side: Side, request: ChatCompletionRequest | CompletionRequest

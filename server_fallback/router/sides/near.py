@@ -36,6 +36,11 @@ class NearSide:
         return self.abilities is not None and self.abilities.vision
 
     @property
+    def hears(self) -> bool:
+        """Whether its model reads recordings itself."""
+        return self.abilities is not None and self.abilities.hears
+
+    @property
     def available(self) -> bool:
         """Whether it can generate text now."""
         return self.executor.state().ready and not self.embeds

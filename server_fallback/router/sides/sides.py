@@ -121,7 +121,12 @@ class Sides:
     @property
     def hears(self) -> bool:
         """Whether at least one side answers about recordings."""
-        return self._transcribes or (self.far is not None and self.far.hears)
+        return self._near_hears or (self.far is not None and self.far.hears)
+
+    @property
+    def _near_hears(self) -> bool:
+        """Whether near's model reads recordings, or texts in their places."""
+        return self._transcribes or (self.near is not None and self.near.hears)
 
     @property
     def _transcribes(self) -> bool:
@@ -185,7 +190,7 @@ class Sides:
             context=self.near.executor.context or None,
             tools=self.near.abilities is None or self.near.abilities.tools,
             vision=self.near.reads_images,
-            sound=self._transcribes,
+            sound=self._near_hears,
             describes=() if self.describer is None else self.describer.kinds,
             languages=self.policy.languages.near,
             prompt_tokens=None if ids is None else len(ids),
