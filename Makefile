@@ -48,6 +48,7 @@
 # make demo-model   train the demo model again (about 30 minutes on one core)
 # make demo-encoder  train the demo encoder again (about two minutes on one core)
 # make demo-eyes    train the demo model that sees again (about half an hour on a busy core)
+# make demo-ears    train the demo model that hears again (about an hour on a busy core); installs eSpeak NG, under GPL 3.0
 # make recall       recall@5 of the demo encoder in the browser's index, on held-out questions
 # make router-eval  fit and evaluate the demo's router policy; FAR is a folder, a bundle or a server's address
 
@@ -77,7 +78,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder demo-eyes recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -314,6 +315,10 @@ demo-eyes: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --output build/demo-eyes-first
 	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --plan mixed --start build/demo-eyes-first
 
+demo-ears: .venv/.training
+	PYTHONPATH=tests $(BIN)/python -m demo_ears.train --output build/demo-ears-first
+	PYTHONPATH=tests $(BIN)/python -m demo_ears.train --plan quiet --start build/demo-ears-first
+
 recall: .venv/.dev web/dist/.built
 	PYTHONPATH=tests $(BIN)/python -m demo_encoder.recall
 
@@ -335,6 +340,10 @@ demo-model: .venv/.dev
 
 .venv/.dev: pyproject.toml | .venv/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+.venv/.training: .venv/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[training]'
 	@touch $@
 
 web/node_modules/.installed: web/package-lock.json

@@ -109,6 +109,11 @@ def eyes(argument: str) -> str:
     return f"{recorded('compiler/demo/nearfar-demo-eyes/accuracy.json')[task][key]:,}"
 
 
+def ears(name: str) -> str:
+    """What the demo model that hears wrote down when it was trained: a set of sounds, or "utterances"."""
+    return f"{recorded('compiler/demo/nearfar-demo-ears/accuracy.json')[name]:,}"
+
+
 def encoder_loss(argument: str) -> str:
     """What `make bench-encoder-loss` measured: the name of a format, and the key of its figure."""
     name, _, key = argument.rpartition(" ")
@@ -165,6 +170,7 @@ KINDS: Mapping[str, Callable[[str], str]] = {
     "installed_mb": installed_mb,
     "recall_percent": recall_percent,
     "eyes": eyes,
+    "ears": ears,
     "soak": soak,
     "encoder_loss": encoder_loss,
     "web_experts": web_experts,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ..runtime.errors import BundleError, ToolError
 
@@ -128,6 +128,22 @@ class Page:
                 return Answer(answer["text"], answer["ttft"], answer["speed"])
             time.sleep(POLL_SECONDS)
         raise BundleError(f"the page did not finish its answer within {ANSWER_SECONDS} s")
+
+    def _wait(
+        self, read_state: str, is_over: Callable[[dict[str, Any]], bool], seconds: float, failure: str
+    ) -> dict[str, Any]:
+        """Poll the function ``read_state`` of the page until its object is over, and return it. Raises BundleError,
+        which begins with ``failure``, once the object has a ``problem``.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            state: dict[str, Any] = self._page.evaluate(read_state)
+            if state["problem"]:
+                raise BundleError(f"{failure}: {state['problem']}")
+            if is_over(state):
+                return state
+            time.sleep(POLL_SECONDS)
+        raise BundleError(f"{failure} within {seconds} s")
 
     def start_new_chat(self) -> None:
         """So that the model does not read what was said before."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..runtime.errors import BundleError
 from .chromium import ANSWER_SECONDS, LOAD_SECONDS, POLL_SECONDS, Page
@@ -14,7 +13,7 @@ from .chromium import ANSWER_SECONDS, LOAD_SECONDS, POLL_SECONDS, Page
 READ_STATE = """() => ({
     state: document.body.dataset.state,
     words: document.getElementById("library-state").textContent,
-    problems: [...document.querySelectorAll("#library-problems li")].map((item) => item.textContent).join("; "),
+    problem: [...document.querySelectorAll("#library-problems li")].map((item) => item.textContent).join("; "),
     documents: document.querySelectorAll("#documents li").length,
 })"""
 READ_RESULT = """() => ({
@@ -41,13 +40,23 @@ class DocumentsPage(Page):
         """Wait until both models are loaded, and return what the page says of its documents. Raises BundleError with
         the page's message.
         """
-        state = self._wait(lambda state: state["state"] == "ready", LOAD_SECONDS, "did not load its models")
+        state = self._wait(
+            READ_STATE,
+            lambda state: state["state"] == "ready",
+            LOAD_SECONDS,
+            "the documents page did not load its models",
+        )
         return str(state["words"])
 
     def add(self, files: Sequence[Path]) -> str:
         """Add files, wait until they are embedded, and return the page's count of passages."""
         self._page.set_input_files("#files", list(files))
-        state = self._wait(lambda state: state["documents"] == len(files), ANSWER_SECONDS, "did not read the documents")
+        state = self._wait(
+            READ_STATE,
+            lambda state: state["documents"] == len(files),
+            ANSWER_SECONDS,
+            "the documents page did not read the documents",
+        )
         return str(state["words"])
 
     def search(self, question: str) -> list[Found]:
@@ -63,14 +72,3 @@ class DocumentsPage(Page):
                 return [Found(**one) for one in result["found"]]
             time.sleep(POLL_SECONDS)
         raise BundleError(f"the documents page did not finish its answer within {ANSWER_SECONDS} s")
-
-    def _wait(self, is_over: Any, seconds: float, failure: str) -> dict[str, Any]:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            state: dict[str, Any] = self._page.evaluate(READ_STATE)
-            if state["problems"] or state["state"] == "error":
-                raise BundleError(f"the documents page {failure}: {state['problems']}")
-            if is_over(state):
-                return state
-            time.sleep(POLL_SECONDS)
-        raise BundleError(f"the documents page {failure} within {seconds} s")

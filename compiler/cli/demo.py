@@ -2,8 +2,9 @@
 
 The command compiles the demo model (or uses a bundle), serves the page on this machine, types the prompts in headless
 Chromium, prints the streamed answers with their speed and saves a screenshot. Unless it got a bundle or prompts, it
-asks the demo model that sees about three pictures. With --document it also visits the documents page, adds the files
-and prints the passages that it finds. With --serve it only serves the pages, for the user's own browser.
+also sends what the demo model that hears writes down of three recordings, and asks the one that sees about three
+pictures. With --document it also visits the documents page, adds the files and prints the passages that it finds. With
+--serve it only serves the pages, for the user's own browser.
 """
 
 from __future__ import annotations
@@ -11,14 +12,24 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from ..browser.page_server import PageServer, require_page
 from ..bundle.folder import Bundle, open_bundle
-from ..demo import CHECKPOINT, ENCODER_CHECKPOINT, EYES_CHECKPOINT, PICTURES
+from ..demo import (
+    CHECKPOINT,
+    EARS_CHECKPOINT,
+    ENCODER_CHECKPOINT,
+    EYES_CHECKPOINT,
+    MODELS,
+    PICTURES,
+    RECORDINGS,
+)
 from ..pipeline.compile import compile_model
 from ..pipeline.options import CompileOptions
 from ..runtime.errors import BundleError, RequestError
@@ -29,10 +40,21 @@ from .program import program
 
 QUESTION = "can the cloud see my confidential messages?"
 PASSAGE_SHOWN = 160
-PROMPTS = ("dim the kitchen lights to 30 percent", "what is 27 + 58?", "sort pear apple fig")
+PROMPTS: Sequence[str] = ("dim the kitchen lights to 30 percent", "what is 27 + 58?", "sort pear apple fig")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``file``: the recording that says it, or the picture that it asks about."""
+
+    text: str
+    file: Path | None = None
 
 
 def run(options: Demo) -> None:
+    if options.list:
+        show_models(Console())
+        return
     if options.policy is not None and options.far is None:
         raise RequestError("--policy chooses between this device and a server; name the server with --far URL")
     if options.policy is not None and not options.policy.is_file():
@@ -53,8 +75,12 @@ def run(options: Demo) -> None:
     console = Console(soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
         bundle = open_page_bundle(options.bundle) if options.bundle else compile_demo(Path(folder) / "demo", console)
+        # The models that see and hear are asked besides the one that answers.
+        alone = options.bundle is not None or len(options.prompt) > 0
         if encoder is None and (options.serve or documents):
             encoder = compile_encoder(Path(folder) / "encoder", console)
+        if not options.serve and not alone:
+            transcriber = compile_ears(Path(folder) / "ears", console)
         with PageServer(
             bundle.path,
             options.port,
@@ -66,10 +92,13 @@ def run(options: Demo) -> None:
             if options.serve:
                 serve(server, options.far, console)
                 return
-            device = show(server, options.prompt or PROMPTS, options.screenshot, console)
+            prompts = [Prompt(text) for text in options.prompt or PROMPTS]
+            if server.transcribes:
+                prompts += hear(server, RECORDINGS)
+            device = show(server, prompts, options.screenshot, console)
             if documents:
                 show_documents(server, documents, options.question or QUESTION, options.screenshot, console)
-        if options.bundle is None and not options.prompt:
+        if not alone:
             show_pictures(Path(folder) / "eyes", options.screenshot, console)
         show_hints(device, console)
 
@@ -108,6 +137,10 @@ def compile_encoder(output: Path, console: Console) -> Bundle:
     return compile_checkpoint(ENCODER_CHECKPOINT, "encoder", output, CompileOptions(quantization="q8f16"), console)
 
 
+def compile_ears(output: Path, console: Console) -> Bundle:
+    return compile_checkpoint(EARS_CHECKPOINT, "model that hears", output, CompileOptions(), console)
+
+
 def compile_eyes(output: Path, console: Console) -> Bundle:
     return compile_checkpoint(EYES_CHECKPOINT, "model that sees", output, CompileOptions(), console)
 
@@ -142,7 +175,16 @@ def serve(server: PageServer, far: str | None, console: Console) -> None:
         time.sleep(3600)
 
 
-def show(server: PageServer, prompts: tuple[str, ...], screenshot: Path, console: Console) -> str:
+def hear(server: PageServer, recordings: Sequence[Path]) -> Sequence[Prompt]:
+    """What the transcripts page writes down of each recording."""
+    from ..browser.transcripts_page import TranscriptsPage
+
+    with TranscriptsPage(server.transcripts_url) as page:
+        page.wait_until_ready()
+        return [Prompt(page.transcribe(recording), recording) for recording in recordings]
+
+
+def show(server: PageServer, prompts: Sequence[Prompt], screenshot: Path, console: Console) -> str:
     """Send the prompts, and return the device's description."""
     from ..browser.chromium import Page
 
@@ -150,9 +192,9 @@ def show(server: PageServer, prompts: tuple[str, ...], screenshot: Path, console
         device = page.wait_until_ready()
         console.print(f"loaded in headless Chromium on {escape(device)}\n", highlight=False)
         for prompt in prompts:
-            console.print(f"[bold cyan]>[/] {escape(prompt)}", highlight=False)
+            print_prompt(prompt, console)
             answer = page.ask(
-                prompt, on_text=lambda text: console.print(escape(text), end="", highlight=False, soft_wrap=True)
+                prompt.text, on_text=lambda text: console.print(escape(text), end="", highlight=False, soft_wrap=True)
             )
             first = f"first token after {answer.time_to_first_token_ms:.0f} ms"
             console.print(f"\n[dim]{first}, {answer.tokens_per_second:.1f} tokens/s[/]\n", highlight=False)
@@ -196,10 +238,24 @@ def show_pictures(folder: Path, screenshot: Path, console: Console) -> None:
             if number > 0:
                 page.start_new_chat()
             answer = page.ask(question, pictures=[picture])
-            console.print(f"[bold cyan]>[/] [dim]{escape(str(picture))}[/] {escape(question)}", highlight=False)
+            print_prompt(Prompt(question, picture), console)
             console.print(escape(answer.text), highlight=False)
         page.screenshot(screenshot)
     console.print(f"screenshot: {escape(str(screenshot))}", highlight=False)
+
+
+def print_prompt(prompt: Prompt, console: Console) -> None:
+    file = "" if prompt.file is None else f"[dim]{escape(str(prompt.file))}[/] "
+    console.print(f"[bold cyan]>[/] {file}{escape(prompt.text)}", highlight=False)
+
+
+def show_models(console: Console) -> None:
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in ("name", "files", "what it does"):
+        table.add_column(name, justify="right" if name == "files" else "left")
+    for model in MODELS:
+        table.add_row(model.name, megabytes(model.size_bytes()), model.purpose)
+    console.print(table)
 
 
 def show_hints(device: str, console: Console) -> None:

@@ -144,6 +144,8 @@ class Demo:
     """with --far: the policy that chooses the side (default: the page's own)"""
     port: int = 0
     """the port of the page's server on 127.0.0.1 (default: a free one)"""
+    list: bool = False
+    """list the demo models, which other commands accept by name, and their sizes"""
 
 
 @options

@@ -1,35 +1,54 @@
-"""The checkpoints of the demo models: two small Llamas, one for devices, one for servers; a small BERT that embeds
-texts; and a small SmolVLM that answers questions about drawn pictures. `tests/demo_model`,
-`tests/demo_encoder` and `tests/demo_eyes` train them.
+"""The demo models: two small Llamas, one for devices, one for servers; a small BERT that embeds texts; a small SmolVLM
+that answers questions about drawn pictures; and a small Whisper that writes down spoken commands. `tests/demo_model`,
+`tests/demo_encoder`, `tests/demo_eyes` and `tests/demo_ears` train them.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+FOLDER = Path(__file__).parent
 NAME = "nearfar-demo"
 FAR_NAME = "nearfar-demo-far"
 ENCODER_NAME = "nearfar-demo-encoder"
 EYES_NAME = "nearfar-demo-eyes"
-CHECKPOINT = Path(__file__).parent / NAME
-FAR_CHECKPOINT = Path(__file__).parent / FAR_NAME
-ENCODER_CHECKPOINT = Path(__file__).parent / ENCODER_NAME
-EYES_CHECKPOINT = Path(__file__).parent / EYES_NAME
+EARS_NAME = "nearfar-demo-ears"
+CHECKPOINT = FOLDER / NAME
+FAR_CHECKPOINT = FOLDER / FAR_NAME
+ENCODER_CHECKPOINT = FOLDER / ENCODER_NAME
+EYES_CHECKPOINT = FOLDER / EYES_NAME
+EARS_CHECKPOINT = FOLDER / EARS_NAME
 # Pictures that `demo-eyes` was not trained on, each with a question.
 PICTURES = tuple(
-    (Path(__file__).parent / "pictures" / name, question)
+    (FOLDER / "pictures" / name, question)
     for name, question in (
         ("shapes.png", "What colour is the circle?"),
         ("triangles.png", "How many triangles are there?"),
         ("digit.png", "Which digit is this?"),
     )
 )
-# The names that the command line accepts.
-DEMOS: Mapping[str, Path] = MappingProxyType(
-    {
-        "demo": CHECKPOINT,
-        "demo-far": FAR_CHECKPOINT,
-        "demo-encoder": ENCODER_CHECKPOINT,
-        "demo-eyes": EYES_CHECKPOINT,
-    }
+# Commands of voices that `demo-ears` was not trained on; `demo` carries them out.
+RECORDINGS = tuple(FOLDER / "recordings" / name for name in ("light.wav", "thermostat.wav", "door.wav"))
+
+
+@dataclass(frozen=True, slots=True)
+class DemoModel:
+    """``name``: what the command line accepts. ``purpose``: what `nearfar demo --list` says of it."""
+
+    name: str
+    checkpoint: Path
+    purpose: str
+
+    def size_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.checkpoint.rglob("*") if file.is_file())
+
+
+MODELS = (
+    DemoModel("demo", CHECKPOINT, "carries out home commands, adds, sorts, tells stories"),
+    DemoModel("demo-far", FAR_CHECKPOINT, "does so for the server's side, and has harder tasks"),
+    DemoModel("demo-encoder", ENCODER_CHECKPOINT, "searches documents"),
+    DemoModel("demo-eyes", EYES_CHECKPOINT, "answers questions about drawn shapes and digits"),
+    DemoModel("demo-ears", EARS_CHECKPOINT, "writes down home commands of synthetic voices"),
 )
+DEMOS: Mapping[str, Path] = MappingProxyType({model.name: model.checkpoint for model in MODELS})

@@ -70,8 +70,8 @@ class Serve(Listening):
     """example: nearfar serve ./Qwen3-0.6B --alias gpt-4o-mini=Qwen3-0.6B --port 8000"""
 
     models: Annotated[tuple[str, ...], Flag(metavar="MODEL", place=True)] = ()
-    """a bundle; a Hugging Face folder or name, compiled on first use; or demo, demo-far, demo-encoder or demo-eyes, the
-    models that come with nearfar"""
+    """a bundle; a Hugging Face folder or name, compiled on first use; or a model that comes with nearfar, such as demo
+    (see nearfar demo --list)"""
     pipeline: Annotated[tuple[str, ...], Flag(metavar="FILE")] = ()
     """a JSON file that chains models and stores, served as a model; may be given several times"""
     grpc_port: Annotated[int | None, Flag(metavar="N")] = None

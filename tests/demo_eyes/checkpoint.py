@@ -6,12 +6,12 @@ tokens. A conversation is ``<bos>`` and then, for each turn, ``<user>question<en
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from demo_model.saved_model import write_json, write_tokenizer
 from demo_model.tokenizer import train_bpe
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, SmolVLMConfig, SmolVLMForConditionalGeneration
@@ -118,19 +118,7 @@ def write_checkpoint(folder: Path, model: Any, tokenizer: Tokenizer) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model.half().save_pretrained(folder)
     model.float()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<bos>",
-        "eos_token": "<end>",
-        "pad_token": "<pad>",
-        # The chat template writes <bos>, so the tokenizer must not add it again.
-        "add_bos_token": False,
-        "add_eos_token": False,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": model.config.text_config.max_position_embeddings,
-        "chat_template": CHAT_TEMPLATE,
-    }
+    write_tokenizer(folder, tokenizer, CHAT_TEMPLATE, model.config.text_config.max_position_embeddings)
     processor = {
         "image_processor_type": "SmolVLMImageProcessor",
         "do_convert_rgb": True,
@@ -146,8 +134,7 @@ def write_checkpoint(folder: Path, model: Any, tokenizer: Tokenizer) -> None:
         "rescale_factor": 1 / 255,
         "size": {"longest_edge": TILE},
     }
-    for name, value in (("tokenizer_config.json", tokenizer_config), ("preprocessor_config.json", processor)):
-        (folder / name).write_text(json.dumps(value, indent=2) + "\n")
+    write_json(folder / "preprocessor_config.json", processor)
 
 
 def read_checkpoint(folder: Path) -> tuple[Any, Tokenizer]:

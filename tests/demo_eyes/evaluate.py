@@ -58,10 +58,6 @@ def percent(right: Sequence[bool]) -> float:
     return round(100 * sum(right) / len(right), 1)
 
 
-def write_accuracy(path: Path, table: Table) -> None:
-    path.write_text(json.dumps(table, indent=2) + "\n")
-
-
 if __name__ == "__main__":
     from nearfar.compiler.demo import EYES_CHECKPOINT
 

@@ -8,18 +8,15 @@ for the first thousand steps; it is not part of the model.
 
 from __future__ import annotations
 
-import argparse
-import math
 import random
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
+from demo_model.recipe import NO_TARGET, AfterStep, Descent, Schedule, run
 from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -36,28 +33,19 @@ from .checkpoint import (
     train_tokenizer,
     write_checkpoint,
 )
-from .evaluate import measure, write_accuracy
+from .evaluate import measure
 from .pictures import COLOURS, KINDS, SIDE, Picture, draw_picture
-
-REPOSITORY = Path(__file__).parents[2]
-NO_TARGET = -100
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingPlan:
-    """Everything that determines the result, except the code and the machine's arithmetic."""
-
+class TrainingPlan(Schedule):
     steps: int = 2500
-    seed: int = 1
     pictures: int = 32
     # Questions about a picture, at most.
     turns: int = 4
     # Whether pictures are mixed, as `draw_picture` says.
     mixed: bool = False
     patch_weight: float = 0.5
-    warmup_steps: int = 100
-    muon_learning_rate: float = 0.02
-    adam_learning_rate: float = 3e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +65,7 @@ PLANS = MappingProxyType({"first": TrainingPlan(), "mixed": TrainingPlan(steps=1
 
 
 def train(
-    plan: TrainingPlan, start: Path | None = None, after_step: Callable[[int, float], None] = lambda *_: None
+    plan: TrainingPlan, start: Path | None = None, after_step: AfterStep = lambda *_: None
 ) -> tuple[Any, Tokenizer]:
     """``start``: the folder of the model to train further; None for random weights."""
     torch.manual_seed(plan.seed)
@@ -85,7 +73,7 @@ def train(
     model.train()
     size = model.config.vision_config.hidden_size
     heads = nn.ModuleList([nn.Linear(size, 1 + len(KINDS)), nn.Linear(size, 1 + len(COLOURS))])
-    optimizers = _optimizers(plan, model, heads)
+    descent = Descent(plan, model, heads)
     tower, connector = model.model.vision_model, model.model.connector
     for step in range(plan.steps):
         made = batch(plan, tokenizer, step)
@@ -101,12 +89,7 @@ def train(
         patches = functional.cross_entropy(seen[0], made.kinds.flatten())
         patches = patches + functional.cross_entropy(seen[1], made.colours.flatten())
         (loss + plan.patch_weight * patches).backward()
-        factor = min(1.0, (step + 1) / plan.warmup_steps) * 0.5 * (1 + math.cos(math.pi * step / plan.steps))
-        for optimizer, rate in zip(optimizers, (plan.muon_learning_rate, plan.adam_learning_rate), strict=True):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * factor
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        descent.step(step)
         after_step(step, loss.item())
     return model.eval(), tokenizer
 
@@ -150,41 +133,5 @@ def pixels_of(image: Image.Image) -> Tensor:
     return torch.from_numpy(small / 127.5 - 1).permute(2, 0, 1)
 
 
-def _optimizers(plan: TrainingPlan, model: Any, heads: nn.Module) -> tuple[torch.optim.Optimizer, ...]:
-    """Muon for the layers' matrices (Jordan et al. 2024), AdamW for everything else."""
-    matrices = {name: each for name, each in model.named_parameters() if each.ndim == 2 and "layers." in name}
-    others = [each for name, each in model.named_parameters() if name not in matrices]
-    muon = torch.optim.Muon(list(matrices.values()), lr=plan.muon_learning_rate)
-    others += heads.parameters()
-    return muon, torch.optim.AdamW(others, lr=plan.adam_learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m demo_eyes.train", description=__doc__)
-    parser.add_argument("--plan", choices=PLANS, default="first")
-    parser.add_argument("--start", type=Path, metavar="FOLDER", help="the model to train further")
-    parser.add_argument("--steps", type=int, help="default: those of the plan")
-    parser.add_argument("--seed", type=int, default=TrainingPlan().seed)
-    parser.add_argument("--output", type=Path, default=REPOSITORY / "build/demo-eyes")
-    parser.add_argument("--threads", type=int, default=1, help="the same result needs the same number (default: 1)")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(options.threads)
-    started, losses = time.perf_counter(), []
-
-    def after_step(step: int, loss: float) -> None:
-        losses.append(loss)
-        if (step + 1) % 50 == 0:
-            mean = sum(losses[-50:]) / 50
-            print(f"step {step + 1}: loss {mean:.4f}, {time.perf_counter() - started:.0f} s", flush=True)
-
-    plan = replace(PLANS[options.plan], seed=options.seed)
-    if options.steps is not None:
-        plan = replace(plan, steps=options.steps)
-    model, tokenizer = train(plan, options.start, after_step)
-    write_checkpoint(options.output, model, tokenizer)
-    write_accuracy(options.output / "accuracy.json", table := measure(options.output))
-    print(f"trained in {time.perf_counter() - started:.0f} s; the model is in {options.output}\n{table}")
-
-
 if __name__ == "__main__":
-    main()
+    run("eyes", __doc__, PLANS, train, write_checkpoint, measure)

@@ -19,12 +19,21 @@ def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer, dtype: st
     """Write config, weights (``dtype``: float32 or float16), tokenizer and chat template."""
     folder.mkdir(parents=True, exist_ok=True)
     config = model.model.config
-    _write_json(folder / "config.json", _config(config, dtype))
-    _write_json(
+    write_json(folder / "config.json", _config(config, dtype))
+    write_json(
         folder / "generation_config.json",
         {"bos_token_id": BOS, "eos_token_id": END, "pad_token_id": PAD, "do_sample": False},
     )
-    _write_json(
+    write_tokenizer(folder, tokenizer, CHAT_TEMPLATE, config.max_position_embeddings)
+    weights = {
+        name: tensor.detach().to(getattr(torch, dtype)).contiguous() for name, tensor in model.state_dict().items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, chat_template: str, positions: int) -> None:
+    """The files of a tokenizer with the tokens <bos>, <end> and <pad>, whose chat template writes <bos>."""
+    write_json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -35,15 +44,15 @@ def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer, dtype: st
             "add_bos_token": False,
             "add_eos_token": False,
             "clean_up_tokenization_spaces": False,
-            "model_max_length": config.max_position_embeddings,
-            "chat_template": CHAT_TEMPLATE,
+            "model_max_length": positions,
+            "chat_template": chat_template,
         },
     )
     tokenizer.save(str(folder / "tokenizer.json"))
-    weights = {
-        name: tensor.detach().to(getattr(torch, dtype)).contiguous() for name, tensor in model.state_dict().items()
-    }
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def read_checkpoint(folder: Path) -> tuple[Llama, Tokenizer]:
@@ -73,7 +82,3 @@ def _config(config: LlamaConfig, dtype: str) -> dict[str, object]:
         "pad_token_id": PAD,
         **{name: getattr(config, name) for name in LlamaConfig.__dataclass_fields__},
     }
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")

@@ -39,12 +39,12 @@ def train_tokenizer(seed: int, examples: int = 20_000) -> Tokenizer:
     return train_bpe(_texts(seed, examples), VOCABULARY_SIZE, SPECIAL_TOKENS)
 
 
-def train_bpe(texts: Iterable[str], vocabulary: int, special_tokens: Sequence[str]) -> Tokenizer:
-    """Byte-level BPE whose first ids are the special tokens'."""
+def train_bpe(texts: Iterable[str], vocabulary: int, special_tokens: Sequence[str], pieces: str = PIECES) -> Tokenizer:
+    """Byte-level BPE of parts of ``pieces`` (a pattern), whose first ids are the special tokens'."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(pieces), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

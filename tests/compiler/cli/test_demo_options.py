@@ -8,6 +8,7 @@ import pytest
 
 from nearfar.compiler.browser import page_server
 from nearfar.compiler.cli import demo, main
+from nearfar.compiler.demo import DEMOS
 
 
 def test_a_missing_page_is_refused_before_anything_is_compiled(
@@ -43,3 +44,11 @@ def test_options_need_their_files_and_each_other(
 ) -> None:
     assert main(["demo", *given]) != 0
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_list_has_each_demo_model_with_the_size_of_its_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, checkpoint in DEMOS.items():
+        size = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
+        assert any(line.split()[:3] == [name, f"{size / 1e6:.1f}", "MB"] for line in lines), name
