@@ -1,11 +1,13 @@
 """transformers' own extractor of the frames that Whisper reads.
 
-``python tests/sound_oracle.py`` writes `tests/conformance/log_mel.json`, with which both languages are compared.
+``python tests/sound_oracle.py`` writes `tests/conformance/log_mel.json` and, of the frames that Parakeet reads,
+`parakeet_frames.json`, with which both languages are compared.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from sounds import pattern
 from nearfar.compiler.runtime.batch import FloatArray
 
 VECTORS = Path(__file__).parent / "conformance/log_mel.json"
+PARAKEET = VECTORS.with_name("parakeet_frames.json")
 # The samples of each sound, and how many of the first ones are a thousandth as loud.
 SOUNDS = {"window": (480_000, 0), "quiet, then loud": (33_333, 20_000), "few": (1_777, 0), "a frame": (201, 0)}
 # The places of which the numbers are stored, for each sound.
 PLACES = 40
+Extract = Callable[[FloatArray, int], FloatArray]
 
 
 def sound(samples: int, quiet: int) -> FloatArray:
@@ -36,9 +40,18 @@ def frames_of_transformers(samples: FloatArray, bins: int) -> FloatArray:
     return frames
 
 
-def case(name: str, bins: int) -> dict[str, Any]:
+def frames_of_parakeet(samples: FloatArray, bins: int) -> FloatArray:
+    """The frames (bins, N // 160) as float32."""
+    from transformers import ParakeetFeatureExtractor
+
+    found = ParakeetFeatureExtractor(feature_size=bins)(samples, sampling_rate=16000, return_tensors="np")
+    frames: FloatArray = found["input_features"][0][: int(found["attention_mask"].sum())].T
+    return frames
+
+
+def case(name: str, bins: int, extract: Extract = frames_of_transformers) -> dict[str, Any]:
     samples, quiet = SOUNDS[name]
-    frames = frames_of_transformers(sound(samples, quiet), bins)
+    frames = extract(sound(samples, quiet), bins)
     generator = np.random.default_rng(5)
     places = {(int(generator.integers(bins)), int(generator.integers(frames.shape[1]))) for _ in range(PLACES)}
     numbers = [[*place, round(float(frames[place]), 7)] for place in sorted(places)]
@@ -49,6 +62,8 @@ def case(name: str, bins: int) -> dict[str, Any]:
 def main() -> None:
     cases = [case(name, bins) for name in SOUNDS for bins in (80, 128)]
     VECTORS.write_text(json.dumps({"cases": cases}) + "\n")
+    cases = [case(name, bins, frames_of_parakeet) for name in list(SOUNDS)[:3] for bins in (80, 128)]
+    PARAKEET.write_text(json.dumps({"cases": cases}) + "\n")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def make_parakeet(path: Path, *, seed: int = 0, scale: float = 0.3, **changes: A
             if name.endswith("running_var"):
                 buffer.uniform_(0.5, 1.5)
     model.save_pretrained(path)
-    write_parakeet_files(path)
+    write_parakeet_files(path, encoder["num_mel_bins"])
     return model
 
 

@@ -101,6 +101,11 @@ class Description(Entry):
         return self.task == "generate"
 
     @property
+    def transcribes(self) -> bool:
+        """Whether the model writes down what is said in sound."""
+        return self.task == "transcribe"
+
+    @property
     def paged(self) -> bool:
         """Whether sequences keep keys and values in pages, or states. If not, a batch holds complete texts."""
         return self.generates

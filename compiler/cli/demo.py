@@ -67,7 +67,7 @@ def run(options: Demo) -> None:
     if encoder is not None and encoder.manifest.embedding is None:
         raise RequestError(f"--encoder {options.encoder}: makes no embeddings; give the bundle of an embedding model")
     transcriber = None if options.transcriber is None else open_page_bundle(options.transcriber)
-    if transcriber is not None and transcriber.manifest.speech is None:
+    if transcriber is not None and not transcriber.manifest.transcribes:
         raise RequestError(f"--transcriber {options.transcriber}: transcribes no sound; give the bundle of a Whisper")
     # Before the demo models are compiled, which takes 20 seconds each.
     require_page()

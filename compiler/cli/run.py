@@ -95,7 +95,7 @@ def run(options: Run) -> None:
 
 
 def refuse_sound(manifest: Description) -> None:
-    if manifest.speech is not None:
+    if manifest.transcribes:
         raise RequestError(f"{manifest.model} transcribes sound; use nearfar transcribe SOUND MODEL")
 
 

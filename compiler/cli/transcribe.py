@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..bundle.folder import Bundle, ExportBundle, open_any
-from ..bundle.manifest import AUDIO
+from ..bundle.manifest import AUDIO, CTC
 from ..bundle.signature import read_trusted_keys
 from ..pipeline.target import check_machine
+from ..runtime.audio.ctc import CtcTranscriber, transcriber_of
 from ..runtime.audio.formats import write_transcript
 from ..runtime.audio.sound import read_sound_file
 from ..runtime.audio.transcribe import LIMITS, Transcriber, TranscriptionOptions
@@ -57,14 +58,14 @@ def run(options: Transcribe) -> None:
 
 
 @contextmanager
-def open_transcriber(bundle: Bundle | ExportBundle, runner_name: str | None) -> Iterator[Transcriber]:
+def open_transcriber(bundle: Bundle | ExportBundle, runner_name: str | None) -> Iterator[Transcriber | CtcTranscriber]:
     """Raises RequestError for a bundle that does not transcribe sound, and the errors of `open_command_runner`."""
-    if isinstance(bundle, ExportBundle) and bundle.manifest.speech is not None:
+    if isinstance(bundle, ExportBundle) and bundle.manifest.transcribes:
         # Raises an error that names the tools for the bundle.
         check_machine(bundle)
-    require_plan(bundle.manifest, AUDIO)
+    require_plan(bundle.manifest, CTC if CTC in bundle.manifest.plan_names else AUDIO)
     runner = open_command_runner(runner_name, bundle, LIMITS)
     try:
-        yield Transcriber(runner, Tokenizer(bundle.tokenizer_files()))
+        yield transcriber_of(runner, Tokenizer(bundle.tokenizer_files()))
     finally:
         runner.close()

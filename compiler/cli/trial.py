@@ -52,7 +52,7 @@ def find_trial(bundle: Bundle | ExportBundle) -> Trial:
     if bundle.manifest.classifier is not None:
         passage = f" --passage {PASSAGE}" if bundle.manifest.task == "rerank" else ""
         return Trial(f"{program()} run {name} {PROMPT}{passage}" if reason is None else look, reason)
-    if bundle.manifest.speech is not None:
+    if bundle.manifest.transcribes:
         return Trial(f"{program()} transcribe SOUND.wav {name}" if reason is None else look, reason)
     options = prompt_options(bundle)
     if options is None:

@@ -165,6 +165,12 @@ def check_task(model: str, target: str, checkpoint: Checkpoint, kv: str, plans: 
     """Raises UnsupportedModel for a target whose bundles have no such ``plans``, and RequestError for keys and values
     of integers, which a model that makes embeddings or scores does not keep, and one of sound only as computed.
     """
+    if checkpoint.ctc is not None:
+        raise UnsupportedModel(
+            f"{model}: is an encoder of sound whose rows name tokens, which {target} bundles cannot be; use --target "
+            "webgpu, cpu or cuda",
+            model_type=checkpoint.spec.model_type,
+        )
     if checkpoint.speech is not None:
         if AUDIO not in plans:
             raise UnsupportedModel(

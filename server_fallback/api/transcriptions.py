@@ -111,6 +111,10 @@ def _answer(transcript: Transcript, body: TranscriptionRequest) -> Response:
         text = write_transcript(transcript, body.response_format)
         return Response(text, media_type=MEDIA_TYPES[body.response_format])
     usage = AudioUsage(seconds=math.ceil(transcript.duration))
-    fields = verbose_json(transcript) if body.response_format == "verbose_json" else {"text": transcript.text}
+    fields = (
+        verbose_json(transcript, words=body.words)
+        if body.response_format == "verbose_json"
+        else {"text": transcript.text}
+    )
     answer = TranscriptionResponse.model_validate({**fields, "usage": usage})
     return Response(answer.model_dump_json(), media_type="application/json")

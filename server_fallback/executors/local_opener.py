@@ -171,7 +171,7 @@ class LocalOpener:
         """A step checks drafts of each sequence and in addition those of clients. A step of a draft checks none."""
         bundle = await self._bundle(model)
         manifest, options = bundle.manifest, self._options
-        if manifest.speech is not None:
+        if manifest.transcribes:
             return self._planned_speech(bundle)
         require_known_inputs(manifest)
         checks = manifest.generates and not is_draft

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from nearfar.compiler.runtime.audio.ctc import transcriber_of
 from nearfar.compiler.runtime.audio.sound import read_sound
-from nearfar.compiler.runtime.audio.transcribe import Transcriber, Transcript, TranscriptionOptions
+from nearfar.compiler.runtime.audio.transcribe import Transcript, TranscriptionOptions
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
 from nearfar.compiler.runtime.runner import Runner
@@ -69,7 +70,7 @@ class SpeechExecutor(SpeechModel):
         super().__init__(model, runner.manifest.context)
         self.share = share
         self._runner, self._memory_bytes, self._max_waiting = runner, memory_bytes, max_waiting
-        self._transcriber = Transcriber(runner, model.tokenizer)
+        self._transcriber = transcriber_of(runner, model.tokenizer)
         self._thread = ThreadPoolExecutor(1, "nearfar-speech")
         # Those that wait or run.
         self._count = 0
@@ -92,6 +93,7 @@ class SpeechExecutor(SpeechModel):
             timestamps=request.response_format not in ("json", "text"),
             prompt=request.prompt,
             temperature=request.temperature or None,
+            words=request.words,
         )
         if self._closed.is_set():
             raise Unavailable("the model is being unloaded; try again later")

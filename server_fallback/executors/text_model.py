@@ -67,7 +67,7 @@ class TextModel:
             manifest.spec.num_token_types,
             manifest.images if manifest.sees else None,
             manifest.sounds if manifest.hears else None,
-            manifest.speech is not None,
+            manifest.transcribes,
             identity_of(bundle),
         )
 

@@ -11,7 +11,7 @@ from .common import Items, LeftOut, Reply, Request
 
 class TranscriptionRequest(Request):
     """The fields of a form beside its file. ``temperature`` 0, the default: temperatures from 0 on, until a window's
-    text is good.
+    text is good. ``timestamp_granularities`` "word" is for models that know when each word is said.
     """
 
     model: str
@@ -19,8 +19,13 @@ class TranscriptionRequest(Request):
     prompt: str = ""
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
-    timestamp_granularities: Items[Literal["segment"]] | None = None
+    timestamp_granularities: Items[Literal["segment", "word"]] | None = None
     stream: Literal[False] = False
+
+    @property
+    def words(self) -> bool:
+        """Whether the times of words are requested."""
+        return "word" in (self.timestamp_granularities or [])
 
 
 class AudioUsage(Reply):
@@ -43,6 +48,12 @@ class TranscriptionSegment(Reply):
     no_speech_prob: float
 
 
+class TranscriptionWord(Reply):
+    word: str
+    start: float
+    end: float
+
+
 class TranscriptionResponse(Reply):
     """The fields behind ``text`` are those of response_format "verbose_json"."""
 
@@ -50,6 +61,7 @@ class TranscriptionResponse(Reply):
     task: LeftOut[Literal["transcribe", "translate"]] = None
     language: LeftOut[str] = None
     duration: LeftOut[float] = None
+    words: LeftOut[list[TranscriptionWord]] = None
     segments: LeftOut[list[TranscriptionSegment]] = None
     usage: AudioUsage
 
@@ -70,7 +82,7 @@ FORM: dict[str, Any] = {
                         "prompt": {"type": "string"},
                         "response_format": {"enum": ["json", "text", "srt", "verbose_json", "vtt"]},
                         "temperature": {"type": "number", "minimum": 0, "maximum": 1},
-                        "timestamp_granularities[]": {"type": "array", "items": {"enum": ["segment"]}},
+                        "timestamp_granularities[]": {"type": "array", "items": {"enum": ["segment", "word"]}},
                     },
                 }
             }

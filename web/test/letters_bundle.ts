@@ -374,7 +374,7 @@ const SPEC: Manifest["spec"] = {
   draft_layers: 0,
   factors: {},
   audio: null,
-    conformer: null,
+  conformer: null,
   experts: null,
   qkv_limit: null,
   tie_word_embeddings: false,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any, Literal
 
 from ...shared.script import SharedScript
@@ -20,19 +21,21 @@ def write_transcript(transcript: Transcript, form: Format, *, stamped: bool = Fa
     if form == "json":
         return json.dumps({"text": transcript.text}, ensure_ascii=False) + "\n"
     if form == "verbose_json":
-        return json.dumps(verbose_json(transcript), ensure_ascii=False) + "\n"
+        return json.dumps(verbose_json(transcript, words=True), ensure_ascii=False) + "\n"
     captions = [{"start": each.start, "end": each.end, "text": each.text} for each in transcript.segments]
     text: str = SharedScript.of_thread().ask("asSrt" if form == "srt" else "asVtt", captions)
     return text
 
 
-def verbose_json(transcript: Transcript) -> dict[str, Any]:
-    """As OpenAI's API answers with response_format "verbose_json"."""
+def verbose_json(transcript: Transcript, *, words: bool = False) -> dict[str, Any]:
+    """As OpenAI's API answers with response_format "verbose_json". ``words``: with those that the model knows."""
+    said = [asdict(word) for segment in transcript.segments for word in segment.words] if words else []
     return {
         "task": transcript.task,
         "language": transcript.language,
         "duration": transcript.duration,
         "text": transcript.text,
+        **({"words": said} if said else {}),
         "segments": [_segment(index, each) for index, each in enumerate(transcript.segments)],
     }
 

@@ -48,10 +48,10 @@ def hann() -> npt.NDArray[np.float64]:
 
 
 @cache
-def mel_filters(bins: int) -> npt.NDArray[np.float64]:
-    """The weights (bins, 201) of each frequency of a spectrum in each band."""
+def mel_filters(bins: int, samples: int = FRAME) -> npt.NDArray[np.float64]:
+    """The weights (bins, samples / 2 + 1) of each frequency of a spectrum of ``samples`` in each band."""
     edges = hertz(np.linspace(0, mels(SAMPLE_RATE / 2), bins + 2))
-    frequencies = np.linspace(0, SAMPLE_RATE / 2, FRAME // 2 + 1)
+    frequencies = np.linspace(0, SAMPLE_RATE / 2, samples // 2 + 1)
     low, centre, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     rising, falling = (frequencies - low) / (centre - low), (high - frequencies) / (high - centre)
     filters: npt.NDArray[np.float64] = np.maximum(0, np.minimum(rising, falling)) * (2 / (high - low))

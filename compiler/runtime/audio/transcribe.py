@@ -39,7 +39,7 @@ STEADY = 0.5
 class TranscriptionOptions:
     """``language`` None: the model detects it. ``prompt``: a text that precedes, whose style and names it continues;
     with ``continues``, so does the text of earlier windows, which may also repeat itself. ``temperature``: the only
-    one; None for those of `windows.ts`, from 0 on.
+    one; None for those of `windows.ts`, from 0 on. ``words``: the times of words are needed.
     """
 
     language: str | None = None
@@ -49,11 +49,23 @@ class TranscriptionOptions:
     continues: bool = False
     temperature: float | None = None
     seed: int = 0
+    words: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word from ``start`` to ``end`` in seconds."""
+
+    word: str
+    start: float
+    end: float
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a transcript, from ``start`` to ``end`` in seconds; ``seek`` is the first frame of its window."""
+    """A part of a transcript, from ``start`` to ``end`` in seconds; ``seek`` is the first frame of its window.
+    ``words`` are those of models that know when each is said.
+    """
 
     seek: int
     start: float
@@ -64,6 +76,7 @@ class Segment:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +161,11 @@ class Transcriber:
     def check(self, options: TranscriptionOptions) -> str | None:
         """The language as far as it is known. Raises RequestError for what the model does not have."""
         self._ask("checkTask", self._model, options.language, options.translate)
+        if options.words:
+            raise RequestError(
+                f"{self._manifest.model}: does not know when each word is said; request the times of segments",
+                param="timestamp_granularities",
+            )
         if (options.prompt or options.continues) and self._speech.previous is None:
             raise RequestError(
                 f"{self._manifest.model}: has no token for a text that precedes; use neither a prompt nor earlier text"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from plain_target import compile_plain
 from sounds import wav
+from tiny_parakeet import make_parakeet
 from tiny_whisper import CONTEXT, make_whisper
 
 from nearfar.compiler.cli import main
@@ -62,6 +63,22 @@ def test_what_cannot_be_transcribed_is_refused(
 ) -> None:
     assert transcribe(folder, *options, sound=sound) == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_encoder_whose_rows_name_tokens_knows_when_words_are_said(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_parakeet(tmp_path, num_mel_bins=80)
+    compile_plain(tmp_path, tmp_path / "parakeet", "f32", CONTEXT)
+    texts = {}
+    for form in ("text", "verbose_json", "srt", "vtt"):
+        assert transcribe(folder, "--format", form, bundle=str(tmp_path / "parakeet")) == 0
+        texts[form] = capsys.readouterr().out
+    verbose = json.loads(texts["verbose_json"])
+    assert " ".join(word["word"] for word in verbose["words"]) == verbose["text"] == texts["text"].strip() != ""
+    assert texts["srt"].count("-->") == texts["vtt"].count("-->") == len(verbose["segments"]) >= 1
+    assert transcribe(folder, "--language", "en", bundle=str(tmp_path / "parakeet")) == 2
+    assert "takes no language" in capsys.readouterr().err
 
 
 def test_models_of_text_and_of_sound_are_told_apart(

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from live_server import live_server
 from plain_target import compile_plain
 from sounds import wav
+from tiny_parakeet import make_parakeet
 from tiny_whisper import CONTEXT, make_whisper
 
 from nearfar.compiler.bundle.folder import Bundle
@@ -138,7 +139,8 @@ def test_each_format_has_its_type(app: FastAPI) -> None:
         ({"temperature": "2"}, "temperature", "less than or equal to 1"),
         ({"temperature": "warm"}, "temperature", "valid number"),
         ({"response_format": "docx"}, "response_format", "'json', 'text', 'srt', 'verbose_json' or 'vtt'"),
-        ({"timestamp_granularities[]": ["word"]}, "timestamp_granularities[0]", "'segment'"),
+        ({"timestamp_granularities[]": ["word"]}, "timestamp_granularities", "when each word"),
+        ({"timestamp_granularities[]": ["letter"]}, "timestamp_granularities[0]", "'segment'"),
         ({"stream": "true"}, "stream", "Got true"),
         ({"chunking_strategy": "auto"}, "chunking_strategy", "Unknown parameter"),
         ({"file": b"no sound"}, None, "a.wav: is no sound in a known format"),
@@ -153,6 +155,21 @@ def test_what_cannot_be_transcribed_is_refused(
     error = answer.json()["error"]
     assert message in error["message"]
     assert error["param"] == param
+
+
+def test_a_model_that_knows_when_words_are_said_answers_with_their_times(tmp_path: Path) -> None:
+    make_parakeet(tmp_path, num_mel_bins=80)
+    bundle = compile_plain(tmp_path, tmp_path / "bundle", "f32", CONTEXT)
+    app = create_app(ModelsWithSpeech(speech={"whisper": speech_executor(bundle)}), ApiConfig())
+    words = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
+    answer = post(app, **words).json()
+    assert " ".join(word["word"] for word in answer["words"]) == answer["text"] != ""
+    assert 0 <= answer["words"][0]["start"] < answer["words"][-1]["end"] <= answer["duration"] + 0.08
+    assert "words" not in post(app, response_format="verbose_json").json()
+    assert post(app, response_format="srt").text.startswith("1\n00:00:0")
+    for fields, param in (({"language": "en"}, "language"), ({"prompt": "Hi"}, "prompt")):
+        refused = post(app, **fields)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 def test_a_large_form_and_another_type_are_refused(app: FastAPI) -> None:

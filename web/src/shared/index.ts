@@ -49,6 +49,7 @@ import { TESTS } from "./template/tests.js";
 import { loads } from "./template/json.js";
 import type { Value } from "./template/values.js";
 import { Dict, Unsupported, isList, str } from "./template/values.js";
+import { rowWindows, withRows, wordSegments } from "./transcription/ctc.js";
 import { asSrt, asVtt } from "./transcription/formats.js";
 import { nextTokens } from "./transcription/next_tokens.js";
 import { checkTask, transcriptionPrompt } from "./transcription/speech.js";
@@ -200,6 +201,9 @@ Object.assign(globalThis, {
     nextTokens: overJson(nextTokens),
     cutWindow: overJson(cutWindow),
     judgeText: overJson(judgeText),
+    rowWindows: overJson(rowWindows),
+    withRows: overJson(withRows),
+    wordSegments: overJson(wordSegments),
     asSrt: overJson(asSrt),
     asVtt: overJson(asVtt),
     continuesAsTokens: overJson(continuesAsTokens),
