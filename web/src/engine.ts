@@ -138,6 +138,7 @@ export class Engine implements EngineWithSessions {
             },
       readPictures: pictures && ((...args) => pictures.read(...args)),
       transcribe: loaded.transcriber?.transcribe.bind(loaded.transcriber),
+      heard: new Map(),
       adapters: () => this.#tokens.adapters?.names ?? [],
     };
     this.#model = model;

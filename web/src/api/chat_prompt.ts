@@ -41,17 +41,17 @@ export interface ChatPrompt {
 }
 
 /** What a chat's prompt depends on. */
-export type ChatModel = Pick<Model, "text" | "context" | "readPictures" | "transcribe">;
+export type ChatModel = Pick<Model, "text" | "context" | "readPictures" | "transcribe" | "heard">;
 
 /** Throws RequestError, which names the wrong message, or the signal's reason. */
 export async function encodeChat(
-  { text, context, readPictures, transcribe }: ChatModel,
+  { text, context, readPictures, ...ears }: ChatModel,
   given: readonly ChatCompletionMessageParam[],
   options: ChatPromptOptions = {},
   signal?: AbortSignal,
 ): Promise<ChatPrompt> {
   const { messages, report } = given.some(hasAttachments)
-    ? await (await importAttachments()).attachmentsAsText(given, transcribe, signal)
+    ? await (await importAttachments()).attachmentsAsText(given, ears, signal)
     : { messages: given, report: <T>(chunks: T): T => chunks };
   if (messages.length === 0)
     throw new RequestError("messages is empty; give it at least one message", { param: "messages" });

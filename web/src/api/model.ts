@@ -1,6 +1,6 @@
 // The API's interface to an engine: a source of tokens and a text codec, and optionally grammars and tool calls.
 
-import type { Transcribe } from "../audio/index.js";
+import type { Ears } from "../attachments/index.js";
 import type { Constraint, PromptImage, TokenSource } from "../engine/request.js";
 import type { ReasoningStart } from "../grammar/reasoning_constraint.js";
 import type { GrammarSource } from "../shared/grammar/source.js";
@@ -77,7 +77,7 @@ export interface ReadPictures {
   place(ids: readonly number[], signal?: AbortSignal): Promise<readonly PromptImage[]>;
 }
 
-export interface Model {
+export interface Model extends Ears {
   readonly name: string;
   /** The most tokens of a prompt and its answer. */
   readonly context: number;
@@ -92,8 +92,6 @@ export interface Model {
   readonly readPictures?:
     | ((pictures: readonly ChatPicture[], signal?: AbortSignal) => Promise<ReadPictures>)
     | undefined;
-  /** Writes down what is said in recordings of a chat; not defined if nothing does. */
-  readonly transcribe?: Transcribe | undefined;
   /** The names of the loaded LoRA adapters. */
   readonly adapters?: (() => readonly string[]) | undefined;
 }

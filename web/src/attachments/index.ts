@@ -2,15 +2,24 @@
 // attachments.js, which an engine imports with the first message that has one, and a router with the first file.
 
 import type { ChatCompletionContentPart, ChatCompletionMessageParam, SoundTranscript } from "../api/types.js";
-import type { Transcribe } from "../audio/index.js";
+import type { SoundSource, Transcribe, Transcript } from "../audio/index.js";
 import { NearfarError, RequestError, messageOf } from "../errors.js";
 import type { Media } from "../shared/decision/media.js";
 import { BOUNDS, fileMarks, openFile, requireFew, transcriptText, unheard } from "../shared/attachments.js";
 
 const NO_TRANSCRIBER = "leave it out, or load the engine with the option transcriber, an engine of a Whisper";
 
-interface Reading {
-  readonly transcribe: Transcribe | undefined;
+/** The most transcripts that are retained, so that a conversation's next turn does not make them again. */
+const MOST_HEARD = 64;
+
+export interface Ears {
+  /** Writes down what is said in recordings of a chat; not defined if nothing does. */
+  readonly transcribe?: Transcribe | undefined;
+  /** What it has heard, by the hashes of the sounds. */
+  readonly heard?: Map<string, Pick<Transcript, "text" | "language" | "duration">> | undefined;
+}
+
+interface Reading extends Ears {
   readonly signal: AbortSignal | undefined;
   readonly transcripts: SoundTranscript[];
 }
@@ -24,7 +33,7 @@ export interface AttachmentTexts {
 /** Throws RequestError, which names the part, the errors of the transcriber, or the signal's reason. */
 export async function attachmentsAsText(
   messages: readonly ChatCompletionMessageParam[],
-  transcribe: Transcribe | undefined,
+  { transcribe, heard }: Ears,
   signal: AbortSignal | undefined,
 ): Promise<AttachmentTexts> {
   requireFew("files", countOf(messages, isFile));
@@ -33,7 +42,7 @@ export async function attachmentsAsText(
   const transcripts: SoundTranscript[] = [];
   // One after the other: the transcriber computes one at a time anyway.
   for (const [index, message] of messages.entries())
-    read.push(await withTexts(message, `messages[${index}]`, { transcribe, signal, transcripts }));
+    read.push(await withTexts(message, `messages[${index}]`, { transcribe, heard, signal, transcripts }));
   return {
     messages: read,
     report: (chunks) => (transcripts.length > 0 ? withTranscripts(chunks, transcripts) : chunks),
@@ -131,12 +140,20 @@ function fileText({ filename, file_data: data }: File, where: string): string {
 }
 
 async function soundText(part: ChatCompletionContentPart, where: string, reading: Reading): Promise<string> {
-  const { transcribe, signal, transcripts } = reading;
+  const { transcribe, heard, signal, transcripts } = reading;
   if (transcribe === undefined) throw unheard(where, NO_TRANSCRIBER);
   const source = part.type === "audio" ? part.audio : soundOf(part, `${where}.input_audio`);
   if (source === undefined) throw refused(where, "has no sound; send input_audio");
   try {
-    const { text, language, duration } = await transcribe(source, { maxSeconds: BOUNDS.sound_seconds, signal });
+    const key = heard && (await keyOf(source));
+    const { text, language, duration } =
+      heard?.get(key ?? "") ?? (await transcribe(source, { maxSeconds: BOUNDS.sound_seconds, signal }));
+    if (heard && key) {
+      heard.delete(key);
+      heard.set(key, { text, language, duration });
+      const [oldest = ""] = heard.keys();
+      if (heard.size > MOST_HEARD) heard.delete(oldest);
+    }
     transcripts.push({ param: where, text, language, seconds: duration });
     return transcriptText(text);
   } catch (error) {
@@ -144,6 +161,15 @@ async function soundText(part: ChatCompletionContentPart, where: string, reading
     if (!(error instanceof NearfarError) || error.code !== "request_error") throw error;
     throw new RequestError(`${where}: ${messageOf(error)}`, { ...error.details, param: where }, { cause: error });
   }
+}
+
+/** The hash of a file or of the samples of one channel; null for others. */
+async function keyOf(source: Exclude<SoundSource, string | URL>): Promise<string | null> {
+  const { samples, sampleRate = "" } = source as { readonly samples?: unknown; readonly sampleRate?: number };
+  const data = source instanceof Blob ? await source.arrayBuffer() : samples instanceof Float32Array ? samples : source;
+  if (!(data instanceof ArrayBuffer) && !ArrayBuffer.isView(data)) return null;
+  const digest = await crypto.subtle.digest("SHA-256", data as BufferSource);
+  return `${String.fromCharCode(...new Uint8Array(digest))}${sampleRate}`;
 }
 
 function soundOf({ input_audio: sound }: ChatCompletionContentPart, where: string): Uint8Array {

@@ -5,9 +5,11 @@ import type { EngineApi } from "../api/engine_api.js";
 import type { LoadProgress } from "../load.js";
 import { unlessAborted } from "../runtime/abort.js";
 import { bundleAddress } from "../runtime/source.js";
+import { BundleStore } from "../store/bundle_store.js";
 import { cache } from "../store/cache.js";
 import { domError } from "./dom_errors.js";
 import type { LanguageModelPrompt } from "./prompt.js";
+import type { ExpectedMedia } from "./prompt.js";
 import { canonicalPrompt } from "./prompt.js";
 import type { SamplingOptions } from "./sampling.js";
 import { readSampling } from "./sampling.js";
@@ -56,14 +58,19 @@ export interface LanguageModelFactory {
 export type EngineLoader = (options: { readonly onProgress: (progress: LoadProgress) => void }) => Promise<EngineApi>;
 
 export interface LanguageModelOptions {
-  /** The address of the bundle that the loader loads, so that availability() can look for it in the browser's store. */
+  /**
+   * The address of the bundle that the loader loads. With it, availability() looks for the bundle in the browser's store,
+   * and knows from its manifest whether the model reads images and audio before it is loaded.
+   */
   readonly bundle?: string | URL | undefined;
+  /** Whether the loader gives its engine a transcriber, with which any model reads audio. */
+  readonly transcriber?: boolean | undefined;
 }
 
 /** ``engine`` is a loaded engine, or a function that loads one, which the first create() calls. */
 export function createLanguageModel(
   engine: EngineApi | EngineLoader,
-  { bundle }: LanguageModelOptions = {},
+  { bundle, transcriber = false }: LanguageModelOptions = {},
 ): LanguageModelFactory {
   let loading: Promise<EngineApi> | null = typeof engine === "function" ? null : Promise.resolve(engine);
   let loaded: EngineApi | null = typeof engine === "function" ? null : engine;
@@ -84,12 +91,21 @@ export function createLanguageModel(
         throw domError(error);
       },
     ));
+  /** The first kind of media that the session expects and the model does not read, as far as that is known. */
+  const lack = async ({ image, audio }: ExpectedMedia): Promise<keyof ExpectedMedia | null> => {
+    const isKnown = loaded !== null || bundle === undefined || !(image || audio);
+    const of: Abilities = loaded?.info ?? (isKnown ? UNKNOWN : await abilities(bundle));
+    // Before the load, what is not known may be so.
+    const { images = loaded === null, sound = loaded === null } = of;
+    if (image && !images) return "image";
+    return audio && !sound && (loaded !== null || !transcriber) ? "audio" : null;
+  };
   return {
     async availability(options = {}) {
       const lacksTools = (options.tools ?? []).length > 0 && loaded?.info.tools === false;
       const lacksThinking = options.thinking !== undefined && loaded?.info.thinking === false;
-      const lacksEyes = expectsImages(options) && loaded?.info.images === false;
-      if (!isSupported(options) || lacksTools || lacksThinking || lacksEyes) return "unavailable";
+      if (!isSupported(options) || lacksTools || lacksThinking || (await lack(expectedMedia(options))) !== null)
+        return "unavailable";
       if (loaded !== null) return "available";
       if (loading !== null) return "downloading";
       return bundle !== undefined && (await isStored(bundle)) ? "available" : "downloadable";
@@ -101,10 +117,22 @@ export function createLanguageModel(
       checkTools(tools);
       checkThinking(thinking);
       if (!isSupported(options))
-        throw new DOMException("This model reads and writes text, and reads images if it sees", "NotSupportedError");
-      const sees = expectsImages(options);
+        throw new DOMException(
+          "This model reads and writes text, and reads images if it sees and audio if it hears",
+          "NotSupportedError",
+        );
+      const expected = expectedMedia(options);
+      const requireMedia = async (): Promise<void> => {
+        const lacking = await lack(expected);
+        if (lacking !== null)
+          throw new DOMException(
+            `The model ${loaded?.info.model ?? ""} reads no ${lacking === "image" ? "images" : lacking}`,
+            "NotSupportedError",
+          );
+      };
       // Check them before the download.
-      if (initialPrompts !== undefined) canonicalPrompt(initialPrompts, true, sees);
+      if (initialPrompts !== undefined) canonicalPrompt(initialPrompts, true, expected);
+      await unlessAborted(requireMedia(), signal);
       const report = progressMonitor(monitor);
       report(0);
       monitors.add(report);
@@ -114,9 +142,8 @@ export function createLanguageModel(
         checkThinking(thinking, ready.info);
         if (tools.length > 0 && !ready.info.tools)
           throw new DOMException(`The model ${ready.info.model} cannot call tools`, "NotSupportedError");
-        if (sees && !ready.info.images)
-          throw new DOMException(`The model ${ready.info.model} sees no images`, "NotSupportedError");
-        const session = new LanguageModel(ready, sampling, [...tools], thinking, sees);
+        await requireMedia();
+        const session = new LanguageModel(ready, sampling, [...tools], thinking, expected);
         if (initialPrompts !== undefined) await session.append(initialPrompts, { signal });
         signal?.throwIfAborted();
         signal?.addEventListener("abort", () => {
@@ -130,8 +157,32 @@ export function createLanguageModel(
   };
 }
 
-function expectsImages({ expectedInputs = [] }: LanguageModelCreateCoreOptions): boolean {
-  return expectedInputs.some(({ type }) => type === "image");
+function expectedMedia({ expectedInputs = [] }: LanguageModelCreateCoreOptions): ExpectedMedia {
+  const expects = (media: keyof ExpectedMedia): boolean => expectedInputs.some(({ type }) => type === media);
+  return { image: expects("image"), audio: expects("audio") };
+}
+
+interface Abilities {
+  readonly images?: boolean;
+  readonly sound?: boolean;
+}
+
+const UNKNOWN: Abilities = {};
+
+/** From the manifest of a bundle that is not loaded: the stored one, or its server's. Nothing if it cannot be read. */
+async function abilities(bundle: string | URL): Promise<Abilities> {
+  const base = bundleAddress(bundle);
+  const address = new URL("manifest.json", base);
+  address.search = base.search;
+  try {
+    const stored = await (await BundleStore.open())?.manifest(base.href);
+    const response = stored ? new Response(stored) : await fetch(address, { cache: "no-cache" });
+    if (!response.ok) return UNKNOWN;
+    const { images, sounds } = (await response.json()) as { readonly images?: unknown; readonly sounds?: unknown };
+    return { images: Boolean(images), sound: Boolean(sounds) };
+  } catch {
+    return UNKNOWN;
+  }
 }
 
 /** The types "tool-call" and "tool-response" are supported only together with tools. */
@@ -144,7 +195,7 @@ function isSupported({
   return (
     expectedInputs.every(
       ({ type }) =>
-        type === "text" || type === "image" || (hasTools && (type === "tool-response" || type === "tool-call")),
+        ["text", "image", "audio"].includes(type) || (hasTools && (type === "tool-response" || type === "tool-call")),
     ) && expectedOutputs.every(({ type }) => type === "text" || (hasTools && type === "tool-call"))
   );
 }

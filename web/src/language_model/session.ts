@@ -7,7 +7,7 @@ import type { ChatCompletionMessageParam, FunctionTool, ResponseFormat } from ".
 import type { EngineInfo } from "../engine.js";
 import { unlessAborted } from "../runtime/abort.js";
 import { domError, quotaExceeded } from "./dom_errors.js";
-import type { LanguageModelPrompt, TextMessage } from "./prompt.js";
+import type { ExpectedMedia, LanguageModelPrompt, TextMessage } from "./prompt.js";
 import { canonicalPrompt } from "./prompt.js";
 import type { Sampling, SamplingMode } from "./sampling.js";
 import type { LanguageModelTool, ToolCall } from "./tools.js";
@@ -48,7 +48,7 @@ export class LanguageModel extends EventTarget {
     private readonly sampling: Sampling,
     private readonly tools: readonly LanguageModelTool[] = [],
     private readonly thinking?: boolean,
-    private readonly sees = false,
+    private readonly expected: ExpectedMedia = { image: false, audio: false },
   ) {
     super();
     this.contextWindow = engine.info.context;
@@ -114,7 +114,7 @@ export class LanguageModel extends EventTarget {
   /** A new session that continues this session's conversation. */
   async clone({ signal }: SignalOption = {}): Promise<LanguageModel> {
     anySignal(signal, this.#destroyed.signal).throwIfAborted();
-    const copy = new LanguageModel(this.engine, this.sampling, this.tools, this.thinking, this.sees);
+    const copy = new LanguageModel(this.engine, this.sampling, this.tools, this.thinking, this.expected);
     copy.#messages = this.#messages;
     copy.#contextUsage = this.#contextUsage;
     return Promise.resolve(copy);
@@ -126,7 +126,7 @@ export class LanguageModel extends EventTarget {
   }
 
   private canonical(input: LanguageModelPrompt): readonly TextMessage[] {
-    return canonicalPrompt(input, this.#messages.length === 0, this.sees);
+    return canonicalPrompt(input, this.#messages.length === 0, this.expected);
   }
 
   private answer(
@@ -309,7 +309,7 @@ const chatMessage = ({ role, content, calls, callId }: TextMessage): ChatComplet
   ...(callId === undefined ? {} : { tool_call_id: callId }),
 });
 
-/** An assistant's message has no pictures. */
+/** An assistant's message has neither pictures nor sound. */
 function prefixOf(messages: readonly TextMessage[]): string {
   const content = messages.at(-1)?.content;
   return typeof content === "string" ? content : "";

@@ -16,7 +16,7 @@ import { Conversation } from "../session.js";
 import type { WorkerLike } from "./connection.js";
 import { connectWorker } from "./connection.js";
 import type { Remote } from "./remote.js";
-import { withSentPictures } from "./sent_pictures.js";
+import { withSentMedia } from "./sent_media.js";
 import type { SentSound } from "./sent_sound.js";
 import { sentSound } from "./sent_sound.js";
 
@@ -121,7 +121,7 @@ export function remoteEngine(
     (...path: readonly string[]) =>
     async (...args: readonly unknown[]) => {
       for (const arg of args) requireSendable(arg, "logitProcessor");
-      return remote.call(["engine", ...path], (await withSentPictures(args)) as typeof args);
+      return remote.call(["engine", ...path], (await withSentMedia(args, readable)) as typeof args);
     };
   return {
     info,
@@ -178,7 +178,7 @@ class RemoteSession extends Conversation implements SessionApi {
     this.#remote = remote;
     this.#created =
       original === undefined
-        ? withSentPictures(options).then((sent) => remote.call(["sessions", "create"], [this.#id, sent]))
+        ? withSentMedia(options, sentSound).then((sent) => remote.call(["sessions", "create"], [this.#id, sent]))
         : remote.call(["sessions", "clone"], [original.#id, this.#id]);
     this.#created.catch(() => undefined);
   }
@@ -208,7 +208,11 @@ class RemoteSession extends Conversation implements SessionApi {
     content: SessionContent,
     options: GenerateOptions,
   ): Promise<AsyncIterable<GenerationEvent>> {
-    return (await this.#call("generate", await withSentPictures(content), options)) as AsyncIterable<GenerationEvent>;
+    return (await this.#call(
+      "generate",
+      await withSentMedia(content, sentSound),
+      options,
+    )) as AsyncIterable<GenerationEvent>;
   }
 
   async #call(method: string, ...args: readonly unknown[]): Promise<unknown> {

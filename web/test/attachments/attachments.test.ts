@@ -95,6 +95,34 @@ test("a transcript takes the place of a recording, and the answer reports it", a
   expect(reported).toEqual([2, ...reported.slice(1).map(() => 0)]);
 });
 
+test("a sound that was heard before is not transcribed again, whichever form has it", async () => {
+  const { transcribe, calls } = transcriber();
+  const heard: NonNullable<Model["heard"]> = new Map();
+  const own = (audio: unknown): ChatCompletionContentPart => ({ type: "audio", audio: audio as Blob });
+  const first = await promptOf([recording], { transcribe, heard });
+  const file = new Blob(["RIFF"]);
+  for (const part of [recording, own(file), own(await file.arrayBuffer())])
+    expect(await promptOf([part], { transcribe, heard })).toBe(first);
+  expect(calls.length).toBe(1);
+  const samples = Float32Array.of(0.5, 0.25);
+  const raw = (sampleRate: number) => own({ samples, sampleRate });
+  for (const part of [raw(8000), raw(16_000), raw(8000)]) await promptOf([part], { transcribe, heard });
+  expect(calls.length).toBe(3);
+  samples[0] = 1;
+  await promptOf([raw(8000)], { transcribe, heard });
+  expect(calls.length).toBe(4);
+  // Of several channels, nothing is remembered.
+  const stereo = own({ samples: [samples, samples], sampleRate: 8000 });
+  for (let turn = 0; turn < 2; turn++) await promptOf([stereo], { transcribe, heard });
+  expect(calls.length).toBe(6);
+  // What was used last stays.
+  for (let index = 0; index < 63; index++) {
+    await promptOf([own(new Blob([`${index}`]))], { transcribe, heard });
+    await promptOf([recording], { transcribe, heard });
+  }
+  expect([calls.length, heard.size]).toEqual([6 + 63, 64]);
+});
+
 test("silence is said to be a recording without speech", async () => {
   expect(await promptOf([recording], transcriber(" ")).catch(String)).toBe(
     "[user][A recording without speech]\n[assistant]",

@@ -8,8 +8,7 @@ import type { LoadProgress } from "../../src/load.js";
 import { BundleError, DeviceError } from "../../src/errors.js";
 import { BundleStore } from "../../src/store/bundle_store.js";
 import { storedSource } from "../../src/store/stored_source.js";
-import type { FakeSource } from "../api/fake_model.js";
-import { fakeEngine, fakeModel, modelOf, promptText } from "../api/fake_model.js";
+import { FakeSource, fakeEngine, fakeModel, modelOf, promptText } from "../api/fake_model.js";
 import { lettersBundle, memorySource } from "../letters_bundle.js";
 import { memoryDisk, memoryLocks } from "../store/memory_folder.js";
 
@@ -239,6 +238,7 @@ test.each<[LanguageModelPrompt, object, string]>([
   ],
   [user([{ type: "text", value: 3 }]), {}, "TypeError"],
   [user([{ type: "image", value: 3 }]), {}, "NotSupportedError"],
+  [user([{ type: "audio", value: new Blob() }]), {}, "NotSupportedError"],
   ["a", { omitResponseConstraintInput: true }, "TypeError"],
   ["a", { responseConstraint: "x" }, "TypeError"],
   ["a", { responseConstraint: /a/i }, "NotSupportedError"],
@@ -255,6 +255,7 @@ test.each<[LanguageModelCreateOptions, string]>([
   [{ topK: 1, samplingMode: "creative" }, "TypeError"],
   [{ samplingMode: "wild" as "creative" }, "TypeError"],
   [{ expectedInputs: [{ type: "image" }] }, "NotSupportedError"],
+  [{ expectedInputs: [{ type: "audio" }] }, "NotSupportedError"],
   [{ tools: [{}] as never }, "TypeError"],
   [{ initialPrompts: user([{ type: "audio", value: 1 }]) }, "NotSupportedError"],
   [{ signal: AbortSignal.abort() }, "AbortError"],
@@ -362,7 +363,7 @@ test("images of the user reach a model that sees, if the session expects them", 
   };
   const factory = createLanguageModel(seeing);
   expect(await factory.availability({ expectedInputs })).toBe("available");
-  expect(await createLanguageModel(engine).availability({ expectedInputs })).toBe("available");
+  expect(await createLanguageModel(engine).availability({ expectedInputs })).toBe("unavailable");
   const blind = createLanguageModel({ ...engine, info: { ...engine.info, images: false } });
   expect(await blind.availability({ expectedInputs })).toBe("unavailable");
   const chat = await factory.create({ expectedInputs });
@@ -384,4 +385,106 @@ test("images of the user reach a model that sees, if the session expects them", 
   await expect(chat.prompt(user([{ type: "image", value: 3 }]))).rejects.toBeInstanceOf(TypeError);
   const answered = [{ role: "assistant" as const, content: [image] }];
   await expect(chat.prompt(answered)).rejects.toHaveProperty("name", "NotSupportedError");
+});
+
+/** A factory over an engine with a transcriber, which hears the samples or the bytes of a recording. */
+function hearing(...answers: readonly string[]) {
+  const heard: unknown[] = [];
+  const transcribe = (async (sound: unknown) => {
+    heard.push(sound instanceof Blob ? [...new Uint8Array(await sound.arrayBuffer())] : sound);
+    return { task: "transcribe", language: "en", duration: 1, text: ` take ${heard.length}`, segments: [] };
+  }) as never;
+  const source = new FakeSource(answers);
+  const model = modelOf(source, { transcribe, heard: new Map() });
+  const engine = fakeEngine(model, 1000);
+  const hearingEngine: EngineApi = { ...engine, info: { ...engine.info, sound: true } };
+  const prompts = () => source.requests.map((request) => promptText(model, request));
+  return { factory: createLanguageModel(hearingEngine), heard, prompts };
+}
+
+const AUDIO = { expectedInputs: [{ type: "audio" }] };
+const take = (number: number) => `[Transcript of a recording]\ntake ${number}\n[End of transcript]\n`;
+
+test("audio of the user is heard once by a model with a transcriber, if the session expects it", async () => {
+  const { factory, heard, prompts } = hearing("hello", "again", "well");
+  expect(await factory.availability(AUDIO)).toBe("available");
+  const chat = await factory.create(AUDIO);
+  const channels = [Float32Array.of(0.5, 0.25), Float32Array.of(0, 1)];
+  const decoded = (count: number) => ({
+    numberOfChannels: count,
+    sampleRate: 16_000,
+    getChannelData: (index: number) => channels[index],
+  });
+  const bytes = new Uint8Array([1, 2]);
+  await chat.append(user([{ type: "audio", value: bytes }]));
+  // Neither the page's own bytes nor its samples are kept.
+  bytes.fill(9);
+  expect(
+    await chat.prompt(
+      user([
+        { type: "text", value: "and?" },
+        { type: "audio", value: new Blob(["ab"]) },
+      ]),
+    ),
+  ).toBe("hello");
+  expect(prompts()[0]).toBe(`[user]${take(1)}[user]and?${take(2)}[assistant]`);
+  expect(await chat.prompt(user([{ type: "audio", value: decoded(1) }]))).toBe("again");
+  channels[0]?.fill(9);
+  expect(heard).toEqual([[1, 2], [97, 98], { samples: Float32Array.of(0.5, 0.25), sampleRate: 16_000 }]);
+  // A later prompt, and a clone, hear nothing again.
+  const copy = await chat.clone();
+  expect(await copy.prompt("b")).toBe("well");
+  expect(prompts()[2]).toBe(
+    `[user]${take(1)}[user]and?${take(2)}[assistant]hello[user]${take(3)}[assistant]again[user]b[assistant]`,
+  );
+  expect(heard.length).toBe(3);
+  expect(chat.contextUsage).toBe(
+    `[user]${take(1)}[user]and?${take(2)}[assistant]hello[user]${take(3)}[assistant]again[assistant]`.length,
+  );
+  await chat.prompt(user([{ type: "audio", value: decoded(2) }]));
+  expect(heard.at(-1)).toEqual({ samples: channels, sampleRate: 16_000 });
+  for (const value of [3, "a.mp3", {}, null])
+    await expect(chat.prompt(user([{ type: "audio", value }]))).rejects.toBeInstanceOf(TypeError);
+  const answered = [{ role: "assistant" as const, content: [{ type: "audio", value: new Blob() }] }];
+  await expect(chat.prompt(answered)).rejects.toHaveProperty("name", "NotSupportedError");
+  const images = { expectedInputs: [{ type: "audio" }, { type: "image" }] };
+  expect(await factory.availability(images)).toBe("unavailable");
+  await expect(factory.create(images)).rejects.toMatchObject({ name: "NotSupportedError" });
+});
+
+test("before a bundle is loaded, its manifest says what it reads", async () => {
+  const manifests: Record<string, object | number> = {
+    "https://host/blind/manifest.json?key=1": { images: null, sounds: null },
+    "https://host/seeing/manifest.json": { images: {}, sounds: {} },
+    "https://host/gone/manifest.json": 404,
+  };
+  const fetched: string[] = [];
+  vi.stubGlobal("fetch", (address: URL) => {
+    fetched.push(address.href);
+    const found = manifests[address.href];
+    if (found === undefined) return Promise.reject(new TypeError("no network"));
+    return Promise.resolve(typeof found === "number" ? new Response("{}", { status: found }) : Response.json(found));
+  });
+  const loader = () => Promise.reject(new DeviceError("loaded"));
+  const images = { expectedInputs: [{ type: "image" }] };
+  const found = async (bundle: string | undefined, more: object = {}) => {
+    const factory = createLanguageModel(loader, { bundle, ...more });
+    return [await factory.availability(images), await factory.availability(AUDIO), await factory.availability()];
+  };
+  const [no, yes] = ["unavailable", "downloadable"];
+  expect(await found("https://host/blind?key=1")).toEqual([no, no, yes]);
+  expect(await found("https://host/blind/?key=1", { transcriber: true })).toEqual([no, yes, yes]);
+  expect(await found("https://host/seeing/")).toEqual([yes, yes, yes]);
+  for (const bundle of ["https://host/gone/", "https://host/offline/", undefined])
+    expect(await found(bundle)).toEqual([yes, yes, yes]);
+  // What will be refused is not downloaded.
+  const blind = createLanguageModel(loader, { bundle: "https://host/blind?key=1" });
+  await expect(blind.create(AUDIO)).rejects.toMatchObject({
+    name: "NotSupportedError",
+    message: expect.stringContaining("audio") as string,
+  });
+  const count = fetched.length;
+  await expect(blind.create()).rejects.toThrow("loaded");
+  expect(fetched.length).toBe(count);
+  vi.unstubAllGlobals();
 });

@@ -16,7 +16,7 @@ import { BundleError, RequestError } from "../../src/errors.js";
 import type { WorkerLike } from "../../src/worker/connect_engine.js";
 import { connectEngine } from "../../src/worker/connect_engine.js";
 import type { LoadEngine } from "../../src/worker/shared_engines.js";
-import { FakeSource, fakeEngine, fakeModel } from "../api/fake_model.js";
+import { FakeSource, fakeEngine, fakeModel, modelOf } from "../api/fake_model.js";
 import { fakeWorker } from "./fake_worker.js";
 
 const BUNDLE = "https://example.org/bundle/";
@@ -242,6 +242,43 @@ test("a worker transcribes what the page reads, complete and streamed with the t
     "language 'xx' is not known",
   );
   await expect(engine.transcribe(new Blob(["no sound"]))).rejects.toMatchObject({ name: "DeviceError" });
+  engine.destroy();
+});
+
+test("the page decodes the recordings of messages for a worker", async () => {
+  const heard: unknown[] = [];
+  const transcribe = ((sound: unknown) => {
+    heard.push(sound);
+    return Promise.resolve({ task: "transcribe", language: "en", duration: 1, text: "hi", segments: [] });
+  }) as never;
+  const model = modelOf(new FakeSource(["yes"]), { transcribe });
+  const engine = await connectEngine(
+    fakeWorker(() => Promise.resolve(fakeEngine(model))),
+    BUNDLE,
+  );
+  const samples = Float32Array.from([0, 0.5]);
+  const decoded = { numberOfChannels: 1, sampleRate: 16_000, getChannelData: () => samples } as unknown as AudioBuffer;
+  vi.stubGlobal(
+    "OfflineAudioContext",
+    class {
+      readonly decodeAudioData = (file: ArrayBuffer) =>
+        new TextDecoder().decode(file) === "ID3" ? Promise.resolve(decoded) : Promise.reject(new Error("no sound"));
+    },
+  );
+  const wav = { data: btoa("RIFF....WAVE"), format: "wav" } as const;
+  const content = [
+    { type: "audio", audio: decoded },
+    { type: "audio", audio: new Blob(["ID3"]) },
+    { type: "input_audio", input_audio: { data: btoa("ID3"), format: "mp3" as const } },
+    { type: "input_audio", input_audio: wav },
+  ];
+  const messages = [{ role: "user" as const, content }];
+  expect((await engine.chat.completions.create({ messages })).transcripts?.length).toBe(4);
+  const sent = { samples, sampleRate: 16_000 };
+  expect(heard).toEqual([sent, sent, sent, new TextEncoder().encode("RIFF....WAVE")]);
+  const broken = [{ role: "user" as const, content: [{ type: "audio", audio: new Blob(["text"]) }] }];
+  await expect(engine.chat.completions.create({ messages: broken })).rejects.toThrow("is no sound in a format");
+  vi.unstubAllGlobals();
   engine.destroy();
 });
 

@@ -1,20 +1,31 @@
-// The pictures of messages as a worker can read them: addresses are the page's own, and only the page can be sure of those
-// of Blobs.
+// The pictures and recordings of messages as a worker can read them: addresses are the page's own, only the page can be
+// sure of those of Blobs, and it decodes what is not a WAV file.
 
 import type { ChatCompletionContentPart } from "../api/types.js";
 import { RequestError, messageOf } from "../errors.js";
+import type { SentSound } from "./sent_sound.js";
 
 interface Nested extends Partial<ChatCompletionContentPart> {
   readonly messages?: unknown;
   readonly content?: unknown;
 }
 
-/** Messages, or parameters with some. Throws RequestError for a picture that cannot be sent. */
-export async function withSentPictures(value: unknown): Promise<unknown> {
-  if (Array.isArray(value)) return Promise.all(value.map(withSentPictures));
-  const { type, image_url: address, image, messages, content } = Object(value) as Nested;
-  if (Array.isArray(messages)) return { ...Object(value), messages: await withSentPictures(messages) };
-  if (Array.isArray(content)) return { ...Object(value), content: await withSentPictures(content) };
+/** Messages, or parameters with some. Throws RequestError for a picture that cannot be sent, and what ``readable`` throws. */
+export async function withSentMedia(value: unknown, readable: SentSound): Promise<unknown> {
+  const within = (inner: unknown): Promise<unknown> => withSentMedia(inner, readable);
+  if (Array.isArray(value)) return Promise.all(value.map(within));
+  const { type, image_url: address, image, audio, input_audio: sound, messages, content } = Object(value) as Nested;
+  if (Array.isArray(messages)) return { ...Object(value), messages: await within(messages) };
+  if (Array.isArray(content)) return { ...Object(value), content: await within(content) };
+  if (type === "audio" && audio !== undefined) return { type, audio: await readable(audio, {}) };
+  if (type === "input_audio" && sound?.format === "mp3" && /^[A-Za-z0-9+/]+=*$/.test(sound.data))
+    return {
+      type: "audio",
+      audio: await readable(
+        Uint8Array.from(atob(sound.data), (byte) => byte.charCodeAt(0)),
+        {},
+      ),
+    };
   if (type === "image_url" && typeof address?.url === "string") return sent(address.url);
   if (type === "image" && ("nodeName" in Object(image) || "transferToImageBitmap" in Object(image)))
     throw new RequestError(
