@@ -5,6 +5,7 @@ key, and the handler.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -19,6 +20,7 @@ from nearfar.compiler.runtime.errors import NearfarError
 from ..executors.executor import Models
 from ..kserve.http_routes import kserve_error, kserve_health_router, kserve_router
 from ..schema.about import QUEUE_HEADER
+from ..speech.speaker import Speaker, open_speaker
 from .answer_record import ROUTE_HEADER
 from .config import ApiConfig
 from .drain import Drain
@@ -34,6 +36,7 @@ from .metrics import Metrics
 from .model_routes import about_router, admin_router, models_router
 from .queue_waits import QueueWaits
 from .service import Service
+from .speech import speech_router
 from .texts import embeddings_router, ranking_router, tokenize_router
 from .traces import Traces
 from .transcriptions import transcriptions_router
@@ -68,17 +71,21 @@ def create_app(
     routed: bool = False,
     limits: Limits | None = None,
     on_close: Callable[[], Awaitable[None]] | None = None,
+    speaker: Speaker | None = None,
 ) -> FastAPI:
     """An ASGI app. When its lifespan ends, requests drain, then ``models`` are closed. Its routes share
     ``app.state.service``.
 
     ``routed``: each model is a pair of a near and a far side, and requests may restrict which side answers. ``limits``
-    None: those of ``config``, for this process. ``on_close`` is awaited after the drain.
+    None: those of ``config``, for this process. ``on_close`` is awaited after the drain. ``speaker`` None: that of
+    ``config``, if it names one. Raises the errors of `open_speaker`.
     """
     if limits is None:
         limits = OwnLimits(limiter_of(config))
+    if speaker is None and config.speaker is not None:
+        speaker = open_speaker(config.speaker, config.speaker_api_key_env, os.environ)
     drain = Drain(lambda: limits.running > 0)
-    service = Service(models, config, limits, Metrics(models), QueueWaits(), drain, traces, ERROR_FORMS)
+    service = Service(models, config, limits, Metrics(models), QueueWaits(), drain, traces, ERROR_FORMS, speaker)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:  # noqa: ARG001
@@ -86,6 +93,8 @@ def create_app(
         await service.drain.finish(config.drain_seconds)
         if on_close is not None:
             await on_close()
+        if speaker is not None:
+            await speaker.close()
         await models.close(0.0)
         if traces is not None:
             await asyncio.to_thread(traces.close)
@@ -110,6 +119,7 @@ def create_app(
         kserve_router,
         kserve_health_router,
         transcriptions_router,
+        speech_router,
         tokenize_router,
         about_router,
         verify_router,

@@ -51,6 +51,10 @@ class ApiConfig:
     """time for requests to finish after SIGTERM or SIGHUP"""
     hang_seconds: Seconds = HANG_SECONDS
     """an engine, front end or vLLM that does not respond for this time is started again"""
+    speaker: Annotated[str | None, Flag(metavar="espeak|URL")] = None
+    """what answers /v1/audio/speech: espeak (pip install 'nearfar[espeak]'), or a server with OpenAI's API"""
+    speaker_api_key_env: Annotated[str | None, Flag(metavar="NAME")] = None
+    """the environment variable that holds the API key of the speaker's server"""
     transcriber: str | None = None
     max_choices: int = MAX_CHOICES
     max_stops: int = MAX_STOPS

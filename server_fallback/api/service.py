@@ -11,6 +11,7 @@ from fastapi import Request
 
 from ..executors.executor import ExecutorState, Models
 from ..schema.about import QUEUE_HEADER
+from ..speech.speaker import Speaker
 from ..text.fair_turns import FairTurns
 from .config import ApiConfig
 from .drain import Drain
@@ -29,7 +30,7 @@ INLINE_BYTES = 64 << 10
 @dataclass(frozen=True, slots=True)
 class Service:
     """``error_forms``: how errors are written below an address; the first that matches counts, and others have OpenAI's
-    form.
+    form. ``speaker`` answers /v1/audio/speech.
     """
 
     models: Models
@@ -40,6 +41,7 @@ class Service:
     drain: Drain
     traces: Traces | None
     error_forms: Sequence[tuple[str, WriteError]] = ()
+    speaker: Speaker | None = None
     parsing: FairTurns = field(default_factory=FairTurns)
 
     async def parsed(self, parse: Callable[[bytes], Parsed], body: bytes, client: str) -> Parsed:

@@ -22,9 +22,11 @@ from ..executors.registry import Registry, default_name
 from ..executors.transcriber import TranscriberByName
 from ..router.decision.policy import Policy
 from ..router.opening import HybridOpener
+from ..router.private_speaker import PrivateSpeaker
 from ..router.sides.far import Far
 from ..router.sides.local_embedder import LocalEmbedder, require_encoder
 from ..schema.models import LoadRequest
+from ..speech.speaker import Speaker, open_speaker
 from .announcement import Announcement
 from .options import Gateway
 from .serve import api_config
@@ -40,6 +42,10 @@ def run(options: Gateway) -> None:
     components = require_encoder(policy, options.encoder)
     announcement = Announcement()
     config = api_config(options, os.environ)
+    speaker: Speaker | None = None
+    if config.speaker is not None:
+        speaker = open_speaker(config.speaker, config.speaker_api_key_env, os.environ)
+        speaker = PrivateSpeaker(speaker, policy.private_check) if speaker.is_remote else speaker
     traces = open_traces(os.environ)
     # Bind before any slow work.
     listener = bind(options.host, options.port)
@@ -75,7 +81,8 @@ def run(options: Gateway) -> None:
         announcement.serving(registry, listener.getsockname(), keyed=bool(config.keys.keys))
 
     on_close = None if embedder is None else embedder.close
-    run_server(create_app(registry, config, traces, routed=True, on_close=on_close), listener, started)
+    app = create_app(registry, config, traces, routed=True, on_close=on_close, speaker=speaker)
+    run_server(app, listener, started)
 
 
 def far_of(options: Gateway, environment: Mapping[str, str]) -> Far:

@@ -27,6 +27,7 @@ from ..executors.transcriber import TranscriberByName
 from ..front_ends.front_ends import run_front_ends
 from ..kserve.grpc_server import GrpcServer, require_grpc
 from ..pipelines.opener import PipelineOpener
+from ..speech.speaker import open_speaker
 from .announcement import Announcement
 from .options import Listening, Serve
 from .served_models import load_requests, make_opener
@@ -50,6 +51,9 @@ def run(options: Serve) -> None:
     config = api_config(options, os.environ)
     if options.transcriber is not None:
         config = replace(config, transcriber=default_name(options.transcriber))
+    if config.speaker is not None and options.front_ends > 1:
+        # Each front end opens its own.
+        open_speaker(config.speaker, config.speaker_api_key_env, os.environ)
     traces = open_traces(os.environ)
     requests = load_requests(options, os.environ)
     # Bind before any slow work.

@@ -44,7 +44,10 @@ def by_status(url: str, status: int, error: dict[str, Any], retry_after_seconds:
         hint["retry_after_seconds"] = retry_after_seconds
     if status in (401, 403):
         # The key belongs to this server: the sender of the request cannot correct it.
-        options = "--upstream-api-key-env (serve), --far-api-key-env (gateway, router) or --api-key-env (bench)"
+        options = (
+            "--upstream-api-key-env (serve), --far-api-key-env (gateway, router), --speaker-api-key-env (both) or "
+            "--api-key-env (bench)"
+        )
         advice = f"set the right one in the variable of {options}"
         return DeviceError(
             f"{url}: the server rejects the configured API key ({message}); {advice}", upstream=url, status=status

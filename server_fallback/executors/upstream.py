@@ -85,7 +85,7 @@ class Upstream:
             return not relayed
 
         try:
-            async with self._sent("POST", path, body, call) as response:
+            async with self.sent("POST", path, body, call) as response:
                 read, deadline = reader_of(response, handle), call.deadline
                 while not relay.is_over:
                     if relay.ended:
@@ -113,7 +113,7 @@ class Upstream:
 
     async def request(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> dict[str, Any]:
         """The object in the server's answer. Raises the errors of `stream`."""
-        async with self._sent(method, path, body, call) as response:
+        async with self.sent(method, path, body, call) as response:
             answer = await before(call.deadline, beginning_of(response, MAX_ANSWER_BYTES))
             if len(answer) > MAX_ANSWER_BYTES:
                 too_long = f"{self.url}: the answer has more than {MAX_ANSWER_BYTES >> 20} MB"
@@ -141,7 +141,7 @@ class Upstream:
         await self.client.aclose()
 
     @asynccontextmanager
-    async def _sent(
+    async def sent(
         self, method: str, path: str, body: Mapping[str, Any] | None, call: Call
     ) -> AsyncIterator[httpx.Response]:
         """The answer to a request, once its status line and headers have arrived and show success. The outcome is

@@ -152,7 +152,7 @@ def test_a_silent_front_end_is_ended() -> None:
         limiter = Limiter(1, 1, 1.0)
         config = ApiConfig(hang_seconds=HANG_SECONDS)
         listener: Any = None
-        front_end = FrontEndProcess(listener, config, limiter, "", publish, cast(Any, None))
+        front_end = FrontEndProcess(listener, config, limiter, "", publish, cast(Any, None), cast(Any, None))
         process: Any = Process()
         front_end._child._process = process
         front_end._child.connection = Connection(front_end._receive, front_end._on_end)

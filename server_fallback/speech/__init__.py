@@ -1,0 +1,1 @@
+"""Speech: what answers /v1/audio/speech."""
