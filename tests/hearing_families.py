@@ -4,6 +4,8 @@ picture between two sounds.
 
 from __future__ import annotations
 
+import io
+import wave
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,22 @@ def sound(samples: int, number: int = 0) -> Floats:
     tones = 0.4 * np.sin(2 * np.pi * (440 + 110 * number) * time) + 0.2 * np.sin(2 * np.pi * 2000 * time + number)
     noise = np.random.default_rng(number).normal(0, 0.05, samples)
     return (tones + noise).astype(np.float32)
+
+
+def wav(samples: Floats) -> bytes:
+    """A file of 16 bits."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(16_000)
+        out.writeframes((samples * 32767).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def stored(samples: Floats) -> Floats:
+    """The samples of a file."""
+    return ((samples * 32767).astype("<i2") / 2.0**15).astype(np.float32)
 
 
 def make_hearing(name: str, folder: Path, **text: Any) -> Heard:

@@ -21,7 +21,6 @@ from ..ir.expr import COMPARISONS, MAX_COUNT, MAX_INTEGER, OPERATORS, Condition,
 from ..ir.images import ImageSpec
 from ..ir.sounds import SoundSpec
 from ..ir.spec import ExpertSpec, HearingSpec, RopeSpec, VisionSpec, forms_spans
-from ..ir.speech import SAMPLE_RATE
 from ..names import EXPORTS
 from ..quant.dense import Dense
 from ..quant.layout import stored_shape
@@ -36,8 +35,6 @@ from .manifest import FORMAT_VERSION, HEARING, VISION, Description, ExportManife
 
 # Code loops over all layers before it reads any file, so their number needs a limit.
 MAX_LAYERS = 10_000
-# Of a sound: an hour.
-MAX_SAMPLES = 3600 * SAMPLE_RATE
 # The limit of the context and the vocabulary, for which runtimes allocate arrays before they read any file.
 MAX_LENGTH = 2**24
 # Levels of nested expressions. The largest that we write has one level for each kernel that shares a buffer.
@@ -200,18 +197,11 @@ def check_hearing_spec(hearing: HearingSpec, sounds: SoundSpec | None) -> None:
 
 
 def check_sounds(sounds: SoundSpec, vocab_size: int, images: ImageSpec | None) -> None:
-    prompt = sounds.prompt
-    require(sounds.most <= MAX_SAMPLES, "sounds.most", f"allows {sounds.most} samples")
-    require(bool(prompt.mark and prompt.placeholder), "sounds.prompt", "has no text for a sound")
-    require(prompt.placeholder_id < vocab_size, "sounds.prompt.placeholder_id", "is beyond the vocabulary")
-    same = images is not None and (
-        prompt.placeholder_id == images.prompt.placeholder_id or prompt.mark == images.prompt.mark
-    )
-    require(not same, "sounds.prompt", "has the token of a picture")
-    if sounds.mel is not None:
-        mel = sounds.mel
-        require(mel.window <= mel.points <= MAX_SAMPLES, "sounds.mel", f"has windows of {mel.window} samples")
-        require(mel.bins <= mel.points and mel.hop == sounds.samples, "sounds.mel", f"has {mel.bins} bands")
+    seen = None if images is None else asdict(images)
+    wrong = SharedScript.of_thread().ask("wrongSounds", asdict(sounds), seen, vocab_size)
+    if wrong is not None:
+        part, what = wrong
+        raise Fault(f"sounds.{part}", what)
 
 
 def check_images(images: ImageSpec, vocab_size: int) -> None:

@@ -24,9 +24,10 @@ import type { Transcribe } from "./audio/index.js";
 import type { PictureParts, Pictures } from "./images/pictures.js";
 import { Grammars } from "./grammar/grammars.js";
 import type { BundleAddress, Loaded, LoadOptions } from "./load.js";
-import { load, plan } from "./load.js";
+import { hasPlan, load, plan } from "./load.js";
 import type { TuningEntry } from "./runtime/manifest.js";
 import type { MemoryPlan } from "./runtime/memory_plan.js";
+import { readSoundHere } from "./runtime/import_later.js";
 import { sha256 } from "./runtime/read_file.js";
 import type { SessionOptions } from "./session.js";
 import { SESSION_OPTIONS, Session } from "./session.js";
@@ -51,7 +52,7 @@ export interface EngineInfo extends BackendInfo {
   readonly thinking: boolean;
   /** Whether the model sees pictures. */
   readonly images: boolean;
-  /** Whether it reads recordings in chats: it has a transcriber. */
+  /** Whether it reads recordings in chats: its model hears, or it has a transcriber. */
   readonly sound: boolean;
   /** The SHA-256 of tokenizer.json in hexadecimal. Models with the same value have the same token ids. */
   readonly tokenizerSha256: string | null;
@@ -105,8 +106,13 @@ export class Engine implements EngineWithSessions {
     });
     this.#encoder = opened?.encoder ?? null;
     const features: PictureParts["features"] = (batch) => this.#tokens.features(batch);
-    const spec = manifest.images;
-    const pictures = spec === null ? undefined : loaded.images?.open({ spec, model: manifest.spec, features });
+    const senses = { sees: hasPlan(manifest, "vision"), hears: hasPlan(manifest, "hearing") };
+    const spec = senses.sees ? manifest.images : null;
+    const sounds = senses.hears ? manifest.sounds : null;
+    const pictures =
+      spec === null && sounds === null
+        ? undefined
+        : loaded.images?.open({ spec, sounds, model: manifest.spec, features, readSound: readSoundHere });
     this.#pictures = pictures ?? null;
     this.#tokens = new TokenEngine(
       runner,
@@ -137,6 +143,7 @@ export class Engine implements EngineWithSessions {
               grammar: (tools, choice) => toolGrammar(format, tools, choice as ToolChoice),
             },
       readPictures: pictures && ((...args) => pictures.read(...args)),
+      senses,
       transcribe: loaded.transcriber?.transcribe.bind(loaded.transcriber),
       heard: new Map(),
       adapters: () => this.#tokens.adapters?.names ?? [],
@@ -188,8 +195,8 @@ export class Engine implements EngineWithSessions {
       quantization,
       tools,
       thinking: this.#tokenizer.thinking.canSwitch,
-      images: this.#pictures !== null,
-      sound: this.#model.transcribe !== undefined,
+      images: this.#pictures !== null && this.#model.senses?.sees === true,
+      sound: this.#model.senses?.hears === true || this.#model.transcribe !== undefined,
       tokenizerSha256,
       context: this.#backend.runner.limits.context,
       downloadBytes: totalBytes,

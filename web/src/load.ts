@@ -149,7 +149,7 @@ export interface Loaded {
   readonly grammar?: GrammarModule | undefined;
   /** Null for a model that generates text. */
   readonly encoders?: EncodersModule | null | undefined;
-  /** Null for a model that sees no pictures. */
+  /** Null for a model that sees no pictures and does not hear. */
   readonly images?: ImagesModule | null | undefined;
   /** Null for a model that transcribes no sound. */
   readonly audio?: AudioModule | null | undefined;
@@ -263,8 +263,11 @@ async function loadCandidate(
   options: LoadOptions,
 ): Promise<Loaded> {
   const { address, stored, manifest } = candidate;
-  const images = seesPictures(manifest) ? (options.images ?? (await importImages())) : null;
-  if (manifest.images !== null) images?.requireImages(manifest.images, manifest.spec.vocab_size);
+  const hasSenses = hasPlan(manifest, "vision") || hasPlan(manifest, "hearing");
+  const images = hasSenses ? (options.images ?? (await importImages())) : null;
+  const { vocab_size: vocabSize } = manifest.spec;
+  if (manifest.images !== null) images?.requireImages(manifest.images, vocabSize);
+  if (manifest.sounds !== null) images?.requireSounds(manifest.sounds, manifest.images, vocabSize);
   const audio = manifest.speech === null || isExport(manifest) ? null : await importAudio();
   const loaded = await withDraft(manifest, options, signal, async (draft) => {
     if (checkFirst) await planManifest(manifest, draft, options);
@@ -426,8 +429,10 @@ async function loadFrom(
   throw failed.signal.reason as Error;
 }
 
-function seesPictures(manifest: AnyManifest): boolean {
-  return manifest.images !== null && "plans" in manifest && manifest.plans.vision !== undefined;
+/** Whether the model sees pictures ("vision"), or hears. */
+export function hasPlan(manifest: AnyManifest, name: "vision" | "hearing"): boolean {
+  const spec = name === "vision" ? manifest.images : manifest.sounds;
+  return spec !== null && "plans" in manifest && manifest.plans[name] !== undefined;
 }
 
 function isAddress(address: BundleAddress): address is string | URL {

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import base64
 import io
-import wave
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
-from hearing_families import AUDIO, PICTURE, Floats, make_hearing, sound
+from hearing_families import AUDIO, PICTURE, Floats, make_hearing, sound, stored, wav
 from image_families import pattern
 from light_bundle import one_compilation
 from local_requests import chat, run
@@ -45,17 +43,6 @@ from nearfar.server_fallback.text.text_workers import TextWorkers
 TOKENS = 6
 
 
-def wav(samples: Floats) -> bytes:
-    """A file of 16 bits."""
-    file = io.BytesIO()
-    with wave.open(file, "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(16_000)
-        out.writeframes((samples * 32767).astype("<i2").tobytes())
-    return file.getvalue()
-
-
 def heard(data: bytes) -> dict[str, Any]:
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
 
@@ -65,11 +52,6 @@ def seen(width: int, height: int) -> dict[str, Any]:
     Image.fromarray(pattern(width, height)).save(file, "PNG")
     url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
-
-
-def stored(samples: Floats) -> Floats:
-    """The samples of a file."""
-    return ((samples * 32767).astype("<i2") / 2.0**15).astype(np.float32)
 
 
 def cached(answer: Any) -> int:

@@ -2,6 +2,7 @@
 
 import { RequestError } from "../errors.js";
 import type { PromptImage } from "../engine/request.js";
+import type { SoundSource } from "../audio/index.js";
 import type { ImageSource } from "../images/index.js";
 import { importAttachments } from "../runtime/import_later.js";
 import type { MessagePart, RenderedMessage } from "../text/chat_template.js";
@@ -41,7 +42,7 @@ export interface ChatPrompt {
 }
 
 /** What a chat's prompt depends on. */
-export type ChatModel = Pick<Model, "text" | "context" | "readPictures" | "transcribe" | "heard">;
+export type ChatModel = Pick<Model, "text" | "context" | "readPictures" | "senses" | "transcribe" | "heard">;
 
 /** Throws RequestError, which names the wrong message, or the signal's reason. */
 export async function encodeChat(
@@ -57,7 +58,7 @@ export async function encodeChat(
     throw new RequestError("messages is empty; give it at least one message", { param: "messages" });
   const found: ChatPicture[] = [];
   const parsed = asToolMessages(messages).map((message, index) =>
-    readMessage(message, index, readPictures === undefined ? null : found),
+    readMessage(message, index, readPictures === undefined || ears.senses?.sees === false ? null : found, found),
   );
   const pictures = found.length === 0 ? undefined : await readPictures?.(found, signal);
   const { reasoning } = text.thinking;
@@ -92,11 +93,12 @@ const hasAttachments = ({ content }: ChatCompletionMessageParam): boolean =>
   Array.isArray(content) &&
   content.some((part: unknown) => ATTACHED.test(String((Object(part) as { type?: unknown }).type)));
 
-/** ``pictures`` receives those of the message; null if the model reads text only. */
+/** ``pictures`` receives those of the message, null if the model sees none; ``sounds`` those that it hears. */
 function readMessage(
   message: ChatCompletionMessageParam,
   index: number,
   pictures: ChatPicture[] | null,
+  sounds: ChatPicture[],
 ): RenderedMessage {
   const where = `messages[${index}]`;
   const { role, content } = message;
@@ -116,7 +118,13 @@ function readMessage(
     ...rest,
     // Templates know system messages; developer is OpenAI's later name for them.
     role: role === "developer" ? "system" : role,
-    content: readContent(content, where, role === "assistant" && (calls ?? reasoningContent) !== undefined, pictures),
+    content: readContent(
+      content,
+      where,
+      role === "assistant" && (calls ?? reasoningContent) !== undefined,
+      pictures,
+      sounds,
+    ),
     ...(role === "assistant" && reasoningContent && { reasoning_content: reasoningContent }),
     // Clients send back more fields of a call than templates should receive.
     ...(calls && {
@@ -134,17 +142,23 @@ function readContent(
   where: string,
   isOptional: boolean,
   pictures: ChatPicture[] | null,
+  sounds: ChatPicture[],
 ): string | readonly MessagePart[] {
   if (typeof content === "string") return content;
   if (isOptional && (content === null || content === undefined)) return "";
   if (!Array.isArray(content)) throw refused(`${where}.content`, "must be a string, or a list of parts");
-  const parts = content.map((part: unknown, index) => readPart(part, `${where}.content[${index}]`, pictures));
+  const parts = content.map((part: unknown, index) => readPart(part, `${where}.content[${index}]`, pictures, sounds));
   return parts.every((part) => part.type === "text") ? parts.map(({ text }) => text).join("") : parts;
 }
 
-function readPart(part: unknown, where: string, pictures: ChatPicture[] | null): MessagePart {
-  const { type, text, image_url: address, image } = Object(part) as Readonly<Record<string, unknown>>;
+function readPart(part: unknown, where: string, pictures: ChatPicture[] | null, sounds: ChatPicture[]): MessagePart {
+  const { type, text, image_url: address, image, audio } = Object(part) as Readonly<Record<string, unknown>>;
   if (type === "text" && typeof text === "string") return { type, text };
+  // attachments.js leaves only sounds that the model hears.
+  if (type === "audio") {
+    sounds.push({ kind: "sound", source: audio as SoundSource, param: where });
+    return { type };
+  }
   if (type !== "image_url" && type !== "image")
     throw refused(
       where,
@@ -158,7 +172,7 @@ function readPart(part: unknown, where: string, pictures: ChatPicture[] | null):
       where,
       'needs a picture: {type: "image_url", image_url: {url}}, or {type: "image", image} with a Blob, ImageBitmap or ImageData',
     );
-  pictures.push({ source: source as ImageSource, param: `${where}.${type}` });
+  pictures.push({ kind: "picture", source: source as ImageSource, param: `${where}.${type}` });
   return { type: "image" };
 }
 

@@ -1,6 +1,7 @@
 // The API's interface to an engine: a source of tokens and a text codec, and optionally grammars and tool calls.
 
 import type { Ears } from "../attachments/index.js";
+import type { SoundSource } from "../audio/index.js";
 import type { Constraint, PromptImage, TokenSource } from "../engine/request.js";
 import type { ReasoningStart } from "../grammar/reasoning_constraint.js";
 import type { GrammarSource } from "../shared/grammar/source.js";
@@ -63,11 +64,11 @@ export interface ToolFormat {
   ): GrammarSource | null;
 }
 
-/** A picture of a chat, and the parameter that has it. */
-export interface ChatPicture {
-  readonly source: ImageSource;
-  readonly param: string;
-}
+/** A picture or a sound of a chat, and the parameter that has it. */
+export type ChatPicture = { readonly param: string } & (
+  | { readonly kind: "picture"; readonly source: ImageSource }
+  | { readonly kind: "sound"; readonly source: SoundSource }
+);
 
 /** The pictures of a chat: their texts, and their features. */
 export interface ReadPictures {

@@ -13,6 +13,8 @@ const NO_TRANSCRIBER = "leave it out, or load the engine with the option transcr
 const MOST_HEARD = 64;
 
 export interface Ears {
+  /** What the model itself reads. */
+  readonly senses?: { readonly sees: boolean; readonly hears: boolean } | undefined;
   /** Writes down what is said in recordings of a chat; not defined if nothing does. */
   readonly transcribe?: Transcribe | undefined;
   /** What it has heard, by the hashes of the sounds. */
@@ -30,10 +32,13 @@ export interface AttachmentTexts {
   readonly report: <T extends object>(chunks: AsyncIterable<T>) => AsyncIterable<T>;
 }
 
-/** Throws RequestError, which names the part, the errors of the transcriber, or the signal's reason. */
+/**
+ * Recordings that the model itself hears become parts of the type "audio". Throws RequestError, which names the part, the
+ * errors of the transcriber, or the signal's reason.
+ */
 export async function attachmentsAsText(
   messages: readonly ChatCompletionMessageParam[],
-  { transcribe, heard }: Ears,
+  ears: Ears,
   signal: AbortSignal | undefined,
 ): Promise<AttachmentTexts> {
   requireFew("files", countOf(messages, isFile));
@@ -42,7 +47,7 @@ export async function attachmentsAsText(
   const transcripts: SoundTranscript[] = [];
   // One after the other: the transcriber computes one at a time anyway.
   for (const [index, message] of messages.entries())
-    read.push(await withTexts(message, `messages[${index}]`, { transcribe, heard, signal, transcripts }));
+    read.push(await withTexts(message, `messages[${index}]`, { ...ears, signal, transcripts }));
   return {
     messages: read,
     report: (chunks) => (transcripts.length > 0 ? withTranscripts(chunks, transcripts) : chunks),
@@ -110,6 +115,8 @@ async function withTexts(
   for (const [index, part] of (message.content as readonly ChatCompletionContentPart[]).entries()) {
     const at = `${where}.content[${index}]`;
     if (isFile(part)) content.push(filePart(part, at));
+    else if (isSound(part) && reading.senses?.hears === true)
+      content.push({ type: "audio", audio: sourceOf(part, at) });
     else if (isSound(part)) content.push({ type: "text", text: await soundText(part, at, reading) });
     else content.push(part);
   }
@@ -142,8 +149,7 @@ function fileText({ filename, file_data: data }: File, where: string): string {
 async function soundText(part: ChatCompletionContentPart, where: string, reading: Reading): Promise<string> {
   const { transcribe, heard, signal, transcripts } = reading;
   if (transcribe === undefined) throw unheard(where, NO_TRANSCRIBER);
-  const source = part.type === "audio" ? part.audio : soundOf(part, `${where}.input_audio`);
-  if (source === undefined) throw refused(where, "has no sound; send input_audio");
+  const source = sourceOf(part, where);
   try {
     const key = heard && (await keyOf(source));
     const { text, language, duration } =
@@ -170,6 +176,15 @@ async function keyOf(source: Exclude<SoundSource, string | URL>): Promise<string
   if (!(data instanceof ArrayBuffer) && !ArrayBuffer.isView(data)) return null;
   const digest = await crypto.subtle.digest("SHA-256", data as BufferSource);
   return `${String.fromCharCode(...new Uint8Array(digest))}${sampleRate}`;
+}
+
+function sourceOf(
+  part: ChatCompletionContentPart,
+  where: string,
+): NonNullable<ChatCompletionContentPart["audio"]> | Uint8Array {
+  const source = part.type === "audio" ? part.audio : soundOf(part, `${where}.input_audio`);
+  if (source === undefined) throw refused(where, "has no sound; send input_audio");
+  return source;
 }
 
 function soundOf({ input_audio: sound }: ChatCompletionContentPart, where: string): Uint8Array {

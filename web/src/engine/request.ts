@@ -33,8 +33,8 @@ export interface Constraint {
 export type LogitProcessor = (logitsOrToken: Float32Array | number) => void;
 
 /**
- * An image of a prompt: what a model's tower reads alone, which is a tile of a picture, or a picture that is not cut. Its
- * ``features`` (length, E) take the places of ``length`` placeholder tokens, from ``offset`` on.
+ * An image of a prompt: what one of a model's towers reads alone, which is a tile of a picture, a picture that is not cut,
+ * or a sound (``isSound``). Its ``features`` (length, E) take the places of ``length`` placeholder tokens, from ``offset`` on.
  *
  * ``key`` is the SHA-256 of its picture and of how the model reads that, in hexadecimal digits, and ``first`` the number
  * of features of the picture's tiles before it, 0 by default. Images with the same two have the same features.
@@ -46,6 +46,7 @@ export interface PromptImage {
   readonly key: string;
   readonly first?: number | undefined;
   readonly columns?: number | undefined;
+  readonly isSound?: boolean | undefined;
   readonly features: Float32Array;
 }
 

@@ -42,11 +42,11 @@ export interface PlacedImages {
   readonly keys: readonly number[];
   /** The last position from ``start`` to ``stop`` before which a step may end. */
   end(start: number, stop: number): number;
-  /** The features (n, E) of the positions from ``start`` until before ``stop``, and the first position of each. */
+  /** The features (n, E) of the positions from ``start`` until before ``stop``, the first position of each, and whether they are those of a sound. */
   between(
     start: number,
     stop: number,
-  ): readonly (readonly [position: number, length: number, features: Float32Array])[];
+  ): readonly (readonly [position: number, length: number, features: Float32Array, isSound: boolean])[];
   /** The positions (n, 3) by which tokens rotate, in models whose tokens have positions by row and column. */
   readonly ropePositions?: (start: number, stop: number) => readonly number[];
 }

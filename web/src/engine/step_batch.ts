@@ -38,13 +38,13 @@ export function stepBatch(
 ): Batch {
   const batch = emptyBatch();
   const features: Float32Array[] = [];
-  const placed: [row: number, length: number][] = [];
+  const placed: [row: number, length: number, isSound: boolean][] = [];
   for (const { sequence, start, length, numSampled, promptLogprobs, drafts } of step.rows) {
     const { tokens, slot } = sequence;
     const known = [...tokens.slice(start, start + length), ...drafts];
     const tokenIds = Array.from({ length }, (_, index) => known[index] ?? -1 - slot);
-    for (const [position, count, own] of sequence.params.images?.between(start, start + length) ?? []) {
-      placed.push([batch.token_ids.length + position - start, count]);
+    for (const [position, count, own, isSound] of sequence.params.images?.between(start, start + length) ?? []) {
+      placed.push([batch.token_ids.length + position - start, count, isSound]);
       features.push(own);
     }
     const pages = pageTables(sequence).map((table) => table.pages);
@@ -75,7 +75,9 @@ export function stepBatch(
   }
   if (features.length === 0) return batch;
   const reach = [...batch.positions];
-  for (const [row, length] of placed) reach.fill(reach[row + length - 1] ?? 0, row, row + length);
+  // A sound is not seen both ways.
+  for (const [row, length, isSound] of placed)
+    if (!isSound) reach.fill(reach[row + length - 1] ?? 0, row, row + length);
   const feature_rows = placed.flatMap(([row, length]) => Array.from({ length }, (_, index) => row + index));
   return { ...batch, features: joined(features), feature_rows, reach };
 }

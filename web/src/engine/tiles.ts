@@ -1,12 +1,12 @@
-// Tiles of pictures that wait for their features, which are computed between steps, in the order in which they came.
+// Tiles of pictures, and sounds, that wait for their features, which are computed between steps, in the order in which they came.
 
 import { DeviceError } from "../errors.js";
-import type { PatchBatch } from "../runtime/batch.js";
+import type { Batch, PatchBatch } from "../runtime/batch.js";
 
 type Features = Float32Array<ArrayBuffer>;
 
 interface Tile {
-  readonly batch: PatchBatch;
+  readonly batch: PatchBatch | Batch;
   readonly resolve: (features: Features) => void;
   readonly reject: (error: unknown) => void;
 }
@@ -18,7 +18,7 @@ export class Tiles {
     return this.#waiting.length > 0;
   }
 
-  add(batch: PatchBatch): Promise<Features> {
+  add(batch: PatchBatch | Batch): Promise<Features> {
     return new Promise((resolve, reject) => this.#waiting.push({ batch, resolve, reject }));
   }
 
@@ -26,7 +26,7 @@ export class Tiles {
    * Computes the features of the next tile. False if that fails for a reason of its own, which its reader receives. Throws
    * DeviceError; the tile then waits for another device.
    */
-  async compute(features: (batch: PatchBatch) => Promise<Features | undefined>): Promise<boolean> {
+  async compute(features: (batch: PatchBatch | Batch) => Promise<Features | undefined>): Promise<boolean> {
     const [tile] = this.#waiting;
     if (tile === undefined) return false;
     try {

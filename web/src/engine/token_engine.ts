@@ -3,7 +3,7 @@
 
 import { DeviceError, RequestError } from "../errors.js";
 import type { ExpertCounts } from "../experts/index.js";
-import type { PatchBatch } from "../runtime/batch.js";
+import type { Batch, PatchBatch } from "../runtime/batch.js";
 import { IN_PROMPT } from "../runtime/batch.js";
 import { pagesOfSequence } from "../runtime/page_groups.js";
 import type { StepResult } from "../runtime/results.js";
@@ -181,9 +181,9 @@ export class TokenEngine implements TokenSource {
   }
 
   /**
-   * The features (F, E) of the patches of a tile, which are computed between two steps. Throws RequestError, DeviceError.
+   * The features (F, E) of the patches of a tile, or of frames of sound, which are computed between two steps. Throws RequestError, DeviceError.
    */
-  async features(batch: PatchBatch): Promise<Float32Array<ArrayBuffer>> {
+  async features(batch: PatchBatch | Batch): Promise<Float32Array<ArrayBuffer>> {
     if (this.#failure !== null) throw this.#failure;
     const computed = this.#tiles.add(batch);
     this.#start();
@@ -315,7 +315,7 @@ export class TokenEngine implements TokenSource {
 
   /** Compute the features of the next tile. If the device fails, another one computes them. */
   async #see(): Promise<void> {
-    const compute = (batch: PatchBatch): Promise<Float32Array<ArrayBuffer> | undefined> =>
+    const compute = (batch: PatchBatch | Batch): Promise<Float32Array<ArrayBuffer> | undefined> =>
       this.gate.through(async () => this.#runner.features?.(batch));
     if (!(await this.#tiles.compute(compute))) return;
     this.#failuresInARow = 0;

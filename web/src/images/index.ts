@@ -1,9 +1,11 @@
-// Pictures: from a file, an element or pixels to what a model's tower reads. This is a separate file, images.js, which an
-// engine imports with a model that sees. It runs in pages and workers; in Node, pass pixels.
+// Pictures, and sounds of models that hear: from a file, an element, pixels or samples to what a model's tower reads. This
+// is a separate file, images.js, which an engine imports with a model that sees or hears. It runs in pages and workers; in
+// Node, pass pixels or samples.
 
 import { requireImages } from "./patches.js";
 import type { PictureParts } from "./pictures.js";
 import { Pictures } from "./pictures.js";
+import { requireSounds, testSound } from "./sounds.js";
 import { testPatches, visionDeviation } from "./vision_test.js";
 
 export type { DecodeOptions, ImageSource, RawPixels } from "./decode.js";
@@ -20,7 +22,9 @@ export { imageLayout } from "../shared/images/layout.js";
 export interface ImagesModule {
   readonly open: (parts: PictureParts) => Pictures;
   readonly requireImages: typeof requireImages;
+  readonly requireSounds: typeof requireSounds;
   readonly testPatches: typeof testPatches;
+  readonly testSound: typeof testSound;
   readonly visionDeviation: typeof visionDeviation;
 }
 
@@ -31,6 +35,8 @@ export interface ImagesModule {
 export const images: ImagesModule = {
   open: (parts) => new Pictures(parts),
   requireImages,
+  requireSounds,
   testPatches,
+  testSound,
   visionDeviation,
 };

@@ -1,31 +1,40 @@
-// Pictures: those of a model's chats, from what a message names to images in the prompt.
+// Pictures: those of a model's chats, and sounds, from what a message names to images in the prompt.
 
 import type { ChatPicture, ReadPictures } from "../api/model.js";
+import type { ReadOptions, SoundSource } from "../audio/index.js";
 import type { PromptImage, TokenRequest } from "../engine/request.js";
 import type { PlacedImages } from "../engine/sequence.js";
 import { BundleError, NearfarError, RequestError } from "../errors.js";
-import type { PatchBatch } from "../runtime/batch.js";
+import type { Batch, PatchBatch } from "../runtime/batch.js";
 import { featureSize } from "../runtime/batch.js";
-import type { ImageSpec, ModelSpec } from "../runtime/manifest.js";
+import type { ImagePrompt, ImageSpec, ModelSpec, SoundSpec } from "../runtime/manifest.js";
 import type { ControlTokens } from "../text/control_tokens.js";
 import { BOUNDS } from "../shared/attachments.js";
 import { imageLayout } from "../shared/images/layout.js";
+import { SOUND_RATE, soundLayout } from "../shared/sounds.js";
 import { decodeImage } from "./decode.js";
 import type { PictureCounts, TileFeatures } from "./feature_cache.js";
 import { FeatureCache } from "./feature_cache.js";
 import { imageKey, imagePatches } from "./patches.js";
 import { placeImages } from "./placed_images.js";
+import { soundFeatures, soundKey, soundRows } from "./sounds.js";
 import { storedMessages } from "./stored_messages.js";
 import type { Pixels } from "./resize.js";
 
 /** Of the features that are retained. A picture has about 3 MB of them. */
 const CAPACITY_BYTES = 64 * 2 ** 20;
 
-/** A model that sees. ``features`` computes those of one tile. */
+/**
+ * A model that sees, or hears. ``features`` computes those of one tile, or of rows of a sound. ``spec`` is null for a model
+ * that sees no pictures, ``sounds`` for one that does not hear.
+ */
 export interface PictureParts {
-  readonly spec: ImageSpec;
-  readonly model: Pick<ModelSpec, "hidden_size" | "vision">;
-  readonly features: (batch: PatchBatch) => Promise<Float32Array>;
+  readonly spec: ImageSpec | null;
+  readonly sounds?: SoundSpec | null | undefined;
+  readonly model: Pick<ModelSpec, "hidden_size" | "vision" | "hearing">;
+  readonly features: (batch: PatchBatch | Batch) => Promise<Float32Array>;
+  /** Of audio.js; for models that hear. */
+  readonly readSound?: ((source: SoundSource, options: ReadOptions) => Promise<Float32Array>) | undefined;
   readonly capacityBytes?: number;
 }
 
@@ -43,8 +52,9 @@ interface KnownPicture {
 }
 
 interface Picture extends KnownPicture {
-  /** Decodes it again unless it was just decoded. */
-  readonly pixels: () => Promise<Pixels>;
+  readonly isSound: boolean;
+  /** By tile. Decodes a picture again unless it was just decoded. */
+  readonly features: (signal: AbortSignal) => Promise<TileFeatures>;
 }
 
 export class Pictures {
@@ -68,54 +78,81 @@ export class Pictures {
 
   /** See `TokenModel.place`. */
   place(request: TokenRequest, maxTokens: number): PlacedImages | null {
-    const { spec, model } = this.#parts;
+    const { spec, sounds, model } = this.#parts;
     const isWhole = (model.vision?.both_ways ?? "none") !== "none";
     const rotates = (model.vision?.mrope_section ?? []).length > 0;
-    const columns = featureSize(model);
-    return placeImages(request, spec.prompt.placeholder_id, columns, isWhole ? maxTokens : null, rotates);
+    const placeholders = {
+      picture: spec?.prompt.placeholder_id ?? null,
+      sound: sounds?.prompt.placeholder_id ?? null,
+    };
+    return placeImages(request, placeholders, featureSize(model), isWhole ? maxTokens : null, rotates);
   }
 
   /**
-   * Decode the pictures of a chat. Throws RequestError, which names the parameter, DeviceError if nothing decodes files
-   * here, or the signal's reason.
+   * Decode the pictures and sounds of a chat. Throws RequestError, which names the parameter, DeviceError if nothing
+   * decodes files here, or the signal's reason.
    */
   async read(pictures: readonly ChatPicture[], signal = new AbortController().signal): Promise<ReadPictures> {
-    const tooMany = pictures[BOUNDS.pictures];
+    const seen = pictures.filter(({ kind }) => kind === "picture");
+    const tooMany = seen[BOUNDS.pictures];
     if (tooMany !== undefined)
-      throw new RequestError(`The messages have ${pictures.length} pictures; send at most ${BOUNDS.pictures}`, {
+      throw new RequestError(`The messages have ${seen.length} pictures; send at most ${BOUNDS.pictures}`, {
         param: tooMany.param,
       });
     const read: Picture[] = [];
     // One after the other, because a picture may take 200 MB while it is decoded.
-    for (const picture of pictures) read.push(await this.#decode(picture, signal));
+    for (const picture of pictures) {
+      try {
+        read.push(await (picture.kind === "sound" ? this.#hear(picture, signal) : this.#decode(picture, signal)));
+      } catch (error) {
+        if (!(error instanceof NearfarError) || error.code !== "request_error") throw error;
+        const message = error.message.replace(/^(?:images|audio): /, "");
+        const details = { ...error.details, param: picture.param };
+        throw new RequestError(`${picture.param}: ${message}`, details, { cause: error });
+      }
+    }
     return {
       write: (marked, controls) => this.#write(marked, controls, read),
       place: (ids, until = signal) => this.#place(ids, read, until),
     };
   }
 
-  async #decode({ source, param }: ChatPicture, signal: AbortSignal): Promise<Picture> {
+  async #decode({ source }: ChatPicture & { readonly kind: "picture" }, signal: AbortSignal): Promise<Picture> {
     const { spec } = this.#parts;
+    if (spec === null) throw new Error("a model that sees no pictures has none");
     const known =
       source instanceof Blob
         ? this.#blobs.get(source)
         : typeof source === "string"
           ? this.#addresses.get(source)
           : undefined;
-    if (known !== undefined) return { ...known, pixels: () => decodeImage(source) };
-    try {
-      const pixels = await decodeImage(source, { signal });
-      const { text, features, tiles } = imageLayout(spec, pixels.width, pixels.height);
-      const columns = tiles.map(({ width }) => Math.floor(width / (spec.patch * spec.block)));
-      const found = { key: await imageKey(spec, pixels), text, lengths: features, columns };
-      if (source instanceof Blob) this.#blobs.set(source, found);
-      else if (typeof source === "string" && /^data:/i.test(source)) this.#remember(source, found);
-      return { ...found, pixels: () => Promise.resolve(pixels) };
-    } catch (error) {
-      if (!(error instanceof NearfarError) || error.code !== "request_error") throw error;
-      const message = error.message.replace(/^images: /, "");
-      throw new RequestError(`${param}: ${message}`, { ...error.details, param }, { cause: error });
-    }
+    const featuresOf = (pixels: () => Promise<Pixels>) => async (until: AbortSignal) =>
+      this.#features(spec, await pixels(), until);
+    if (known !== undefined) return { ...known, isSound: false, features: featuresOf(() => decodeImage(source)) };
+    const pixels = await decodeImage(source, { signal });
+    const { text, features, tiles } = imageLayout(spec, pixels.width, pixels.height);
+    const columns = tiles.map(({ width }) => Math.floor(width / (spec.patch * spec.block)));
+    const found = { key: await imageKey(spec, pixels), text, lengths: features, columns };
+    if (source instanceof Blob) this.#blobs.set(source, found);
+    else if (typeof source === "string" && /^data:/i.test(source)) this.#remember(source, found);
+    return { ...found, isSound: false, features: featuresOf(() => Promise.resolve(pixels)) };
+  }
+
+  async #hear({ source }: ChatPicture & { readonly kind: "sound" }, signal: AbortSignal): Promise<Picture> {
+    const { sounds, model, features, readSound } = this.#parts;
+    const { hearing } = model;
+    if (!sounds || hearing === null || readSound === undefined)
+      throw new Error("a model that does not hear has no sounds");
+    const samples = await readSound(source, { maxSeconds: sounds.most / SOUND_RATE, signal });
+    const { text, features: length } = soundLayout(sounds, samples.length);
+    return {
+      key: await soundKey(sounds, samples),
+      text,
+      lengths: [length],
+      columns: [0],
+      isSound: true,
+      features: async (until) => [await soundFeatures(hearing, soundRows(sounds, samples), features, until)],
+    };
   }
 
   #remember(address: string, picture: KnownPicture): void {
@@ -124,27 +161,13 @@ export class Pictures {
     this.#addresses.set(address, picture);
   }
 
-  /** A rendered prompt in which the text of each picture replaces a mark that the template wrote itself. */
+  /** A rendered prompt in which the text of each picture and sound replaces a mark that the template wrote itself. */
   #write(marked: string, controls: ControlTokens, pictures: readonly Picture[]): string {
-    const { mark } = this.#parts.spec.prompt;
-    if (!controls.controls.includes(mark))
-      throw new BundleError(
-        `tokenizer.json: '${mark}', which stands for a picture, is not a special token; correct the checkpoint, and ` +
-          "compile the bundle again",
-      );
-    const own = controls.find(marked).filter(([, content]) => content === mark);
-    if (own.length !== pictures.length)
-      throw new RequestError(
-        `This model's chat template does not write '${mark}' once for each of the ${pictures.length} pictures of these ` +
-          "messages; send pictures in messages of the user only",
-        { param: "messages" },
-      );
-    let [text, end] = ["", 0];
-    for (const [index, [, , at]] of own.entries()) {
-      text += marked.slice(end, at) + (pictures[index]?.text ?? "");
-      end = at + mark.length;
-    }
-    return text + marked.slice(end);
+    const { spec, sounds } = this.#parts;
+    const texts = (isSound: boolean): string[] =>
+      pictures.filter((each) => each.isSound === isSound).map(({ text }) => text);
+    const seen = spec === null ? marked : replaced(marked, controls, spec.prompt, texts(false), "picture");
+    return sounds ? replaced(seen, controls, sounds.prompt, texts(true), "sound") : seen;
   }
 
   async #place(
@@ -152,32 +175,31 @@ export class Pictures {
     pictures: readonly Picture[],
     signal: AbortSignal,
   ): Promise<readonly PromptImage[]> {
-    const { placeholder, placeholder_id: id } = this.#parts.spec.prompt;
-    const places = ids.flatMap((each, index) => (each === id ? [index] : []));
-    const needed = pictures.reduce((sum, { lengths }) => lengths.reduce((total, length) => total + length, sum), 0);
-    if (places.length !== needed)
-      throw new BundleError(
-        `tokenizer.json: the text of the pictures has ${needed} times '${placeholder}', and the prompt ` +
-          `${places.length} times token ${id}; correct the checkpoint's tokenizer, and compile the bundle again`,
-      );
+    const { spec, sounds } = this.#parts;
     const images: PromptImage[] = [];
-    let place = 0;
-    for (const { pixels, key, lengths, columns } of pictures) {
-      const tiles = await this.#cache.get(key, async (until) => this.#features(await pixels(), until), signal);
-      let first = 0;
-      for (const [index, length] of lengths.entries()) {
-        const [offset, own] = [places[place] ?? 0, tiles[index] ?? new Float32Array()];
-        images.push({ offset, length, key, first, columns: columns[index], features: own });
-        first += length;
-        place += length;
+    for (const [isSound, prompt] of [[false, spec?.prompt] as const, [true, sounds?.prompt] as const]) {
+      if (prompt === undefined) continue;
+      const own = pictures.filter((each) => each.isSound === isSound);
+      const places = placesOf(ids, prompt, own, isSound ? "sounds" : "pictures");
+      let place = 0;
+      for (const { features, key, lengths, columns } of own) {
+        const tiles = await this.#cache.get(key, features, signal);
+        let first = 0;
+        for (const [index, length] of lengths.entries()) {
+          const [offset, rows] = [places[place] ?? 0, tiles[index] ?? new Float32Array()];
+          const image = { offset, length, key, first, columns: columns[index], features: rows };
+          images.push(isSound ? { ...image, isSound } : image);
+          first += length;
+          place += length;
+        }
       }
     }
-    return images;
+    return images.sort((one, other) => one.offset - other.offset);
   }
 
   /** Tile after tile, so that other answers continue between them. */
-  async #features(pixels: Pixels, signal: AbortSignal): Promise<TileFeatures> {
-    const { spec, features } = this.#parts;
+  async #features(spec: ImageSpec, pixels: Pixels, signal: AbortSignal): Promise<TileFeatures> {
+    const { features } = this.#parts;
     const { patches, rows, weights, positions, starts } = imagePatches(spec, pixels);
     const count = starts.at(-1) ?? 0;
     const tiles: Float32Array[] = [];
@@ -193,4 +215,49 @@ export class Pictures {
     }
     return tiles;
   }
+}
+
+/** A text in which each mark that the template wrote itself is replaced. */
+function replaced(
+  marked: string,
+  controls: ControlTokens,
+  { mark }: ImagePrompt,
+  texts: readonly string[],
+  what: string,
+): string {
+  if (!controls.controls.includes(mark))
+    throw new BundleError(
+      `tokenizer.json: '${mark}', which stands for a ${what}, is not a special token; correct the checkpoint, and ` +
+        "compile the bundle again",
+    );
+  const own = controls.find(marked).filter(([, content]) => content === mark);
+  if (own.length !== texts.length)
+    throw new RequestError(
+      `This model's chat template does not write '${mark}' once for each of the ${texts.length} ${what}s of these ` +
+        `messages; send ${what}s in messages of the user only`,
+      { param: "messages" },
+    );
+  let [text, end] = ["", 0];
+  for (const [index, [, , at]] of own.entries()) {
+    text += marked.slice(end, at) + (texts[index] ?? "");
+    end = at + mark.length;
+  }
+  return text + marked.slice(end);
+}
+
+/** The positions of all placeholders. */
+function placesOf(
+  ids: readonly number[],
+  { placeholder, placeholder_id: id }: ImagePrompt,
+  pictures: readonly KnownPicture[],
+  what: string,
+): readonly number[] {
+  const places = ids.flatMap((each, index) => (each === id ? [index] : []));
+  const needed = pictures.reduce((sum, { lengths }) => lengths.reduce((total, length) => total + length, sum), 0);
+  if (places.length !== needed)
+    throw new BundleError(
+      `tokenizer.json: the text of the ${what} has ${needed} times '${placeholder}', and the prompt ` +
+        `${places.length} times token ${id}; correct the checkpoint's tokenizer, and compile the bundle again`,
+    );
+  return places;
 }

@@ -33,15 +33,21 @@ export function promptKeys(
   return keys;
 }
 
+/** The placeholder of pictures and that of sounds; null for a model that does not see or hear. */
+export interface Placeholders {
+  readonly picture: number | null;
+  readonly sound: number | null;
+}
+
 /**
- * The images of a request in its prompt; null for a prompt without any. Throws RequestError unless each ``placeholder`` of
- * the prompt is one of an image, and the other way round, and each image has features of ``columns`` numbers.
+ * The images of a request in its prompt; null for a prompt without any. Throws RequestError unless each placeholder of the
+ * prompt is one of an image of its kind, and the other way round, and each image has features of ``columns`` numbers.
  * ``wholeTokens``: the most tokens of a step, if each token of an image sees all of it; null for other models.
  * ``rotates``: tokens have positions by row and column.
  */
 export function placeImages(
   request: TokenRequest,
-  placeholder: number,
+  placeholders: Placeholders,
   columns: number,
   wholeTokens: number | null = null,
   rotates = false,
@@ -52,7 +58,7 @@ export function placeImages(
       param: "whenFull",
     });
   let end = 0;
-  for (const [index, { offset, length, key, features, columns: across = 0 }] of images.entries()) {
+  for (const [index, { offset, length, key, features, columns: across = 0, isSound = false }] of images.entries()) {
     if (!(offset >= end && length > 0 && offset + length <= promptIds.length))
       throw wrong(
         `image ${index} takes ${length} tokens from token ${offset} on; images must be in order, and within the ` +
@@ -62,34 +68,40 @@ export function placeImages(
     if (!/^[0-9a-f]{64}$/.test(key)) throw wrong(`the key of image ${index} is not a SHA-256 in hexadecimal digits`);
     if (features.length !== length * columns)
       throw wrong(`image ${index} has ${features.length} numbers; it needs ${length} features of ${columns}`);
-    if (rotates && !(across > 0 && length % across === 0))
+    if (rotates && !isSound && !(across > 0 && length % across === 0))
       throw wrong(`image ${index} has ${length} features, ${across} side by side; this model needs complete rows`);
+    const [what, placeholder] = isSound ? ["sound", placeholders.sound] : ["image", placeholders.picture];
     if (promptIds.slice(offset, end).some((id) => id !== placeholder))
-      throw wrong(`image ${index} takes tokens that are not the image token ${placeholder}`);
+      throw wrong(`image ${index} takes tokens that are not the ${what} token ${placeholder}`);
   }
-  const places = promptIds.filter((id) => id === placeholder).length;
-  const taken = images.reduce((sum, { length }) => sum + length, 0);
-  if (places !== taken)
-    throw wrong(
-      `the prompt has ${places} image tokens (${placeholder}), and its images take ${taken}; send images where the ` +
-        "prompt has image tokens",
-    );
+  for (const [what, placeholder] of [
+    ["image", placeholders.picture] as const,
+    ["sound", placeholders.sound] as const,
+  ]) {
+    const places = placeholder === null ? 0 : promptIds.filter((id) => id === placeholder).length;
+    const own = images.filter(({ isSound = false }) => isSound === (what === "sound"));
+    const taken = own.reduce((sum, { length }) => sum + length, 0);
+    if (places !== taken)
+      throw wrong(
+        `the prompt has ${places} ${what} tokens (${placeholder}), and its ${what}s take ${taken}; send ${what}s where ` +
+          `the prompt has ${what} tokens`,
+      );
+  }
   if (images.length === 0) return null;
-  if (wholeTokens !== null) checkWholeImages(request, images, wholeTokens);
-  const keys = promptKeys(promptIds, images);
-  const isPlaced = (position: number): boolean => (keys[position] ?? 0) < 0;
+  // Sounds may be cut.
+  const whole = wholeTokens === null ? [] : images.filter(({ isSound = false }) => !isSound);
+  if (wholeTokens !== null) checkWholeImages(request, whole, wholeTokens);
   return {
-    keys,
+    keys: promptKeys(promptIds, images),
     end: (start, stop) => {
-      let end = stop;
-      if (wholeTokens !== null) while (end > start && isPlaced(end - 1) && isPlaced(end)) end--;
-      return end;
+      const cut = whole.find(({ offset, length }) => offset < stop && stop < offset + length);
+      return cut === undefined ? stop : Math.max(start, cut.offset);
     },
     between: (start, stop) =>
-      images.flatMap(({ offset, length, features }) => {
+      images.flatMap(({ offset, length, features, isSound = false }) => {
         const [first, last] = [Math.max(start, offset), Math.min(stop, offset + length)];
         const part = features.subarray((first - offset) * columns, (last - offset) * columns);
-        return first < last ? [[first, last - first, part] as const] : [];
+        return first < last ? [[first, last - first, part, isSound] as const] : [];
       }),
     ...(rotates && { ropePositions: (start, stop) => ropePositions(images, start, stop) }),
   };
@@ -97,7 +109,7 @@ export function placeImages(
 
 /** Each token of an image sees all of it: it fits a step of ``most`` tokens, and nothing else belongs to it. */
 function checkWholeImages({ promptLogprobs = 0 }: TokenRequest, images: readonly PromptImage[], most: number): void {
-  if (promptLogprobs > 0)
+  if (promptLogprobs > 0 && images.length > 0)
     throw new RequestError(
       "promptLogprobs cannot be combined with images that this model reads as a whole; leave it out",
       { param: "promptLogprobs" },

@@ -4,11 +4,11 @@
 import type { EncodersModule } from "../encoders/index.js";
 import { BundleError } from "../errors.js";
 import type { ImagesModule } from "../images/index.js";
-import type { Batch } from "./batch.js";
+import type { Batch, PatchBatch } from "./batch.js";
 import { variantName } from "./choices.js";
 import type { Front } from "./choices.js";
 import { importAudio, importEncoders, importImages } from "./import_later.js";
-import type { Manifest } from "./manifest.js";
+import type { FeatureTestEntry, Manifest } from "./manifest.js";
 import type { Runner } from "./runner.js";
 import { selfTest } from "./self_test.js";
 import type { TrialWatch, Verdict } from "./trials.js";
@@ -16,7 +16,7 @@ import type { ActivationDtype } from "./variants.js";
 
 export interface DeviceTest {
   /** The results that are compared, for messages. */
-  readonly subject: "logits" | "logits, or features of pictures," | "vectors" | "scores";
+  readonly subject: "logits" | "logits, or features of pictures," | "logits, or features," | "vectors" | "scores";
   /** For each activation dtype, the largest allowed error. */
   readonly tolerances: Readonly<Record<string, number>>;
   /**
@@ -44,7 +44,12 @@ export function deviceTest(manifest: Manifest, { encoders, images }: TestModules
   const { self_test: prompt, vector_test: texts, page_size: pageSize, embedding, classifier } = manifest;
   if (prompt !== null) {
     return {
-      subject: manifest.vision_test === null ? "logits" : "logits, or features of pictures,",
+      subject:
+        manifest.hearing_test !== null
+          ? "logits, or features,"
+          : manifest.vision_test === null
+            ? "logits"
+            : "logits, or features of pictures,",
       tolerances: prompt.tolerances,
       run: async (opened, activation, front, watch, signal) => {
         const runner = manifest.speech === null ? opened : (await importAudio()).hearing(opened);
@@ -87,20 +92,31 @@ export function deviceTest(manifest: Manifest, { encoders, images }: TestModules
 }
 
 /**
- * Measures the error of a tower's features, in units of the largest that is allowed; not defined for a bundle without
- * their test.
+ * Measures the error of towers' features, in units of the largest that is allowed; not defined for a bundle without
+ * their tests.
  */
 async function towerDeviation(
   runner: Pick<Runner, "manifest" | "limits" | "features">,
   activation: ActivationDtype,
   given?: ImagesModule,
 ): Promise<(() => Promise<number>) | undefined> {
-  const { vision_test: test, images: spec, spec: model } = runner.manifest;
-  if (test === null || spec === null || (runner.limits.patches ?? 0) === 0) return undefined;
-  const { testPatches, visionDeviation } = given ?? (await importImages());
-  const patches = testPatches(spec, runner.limits.patches ?? 0, model.vision?.tile_side);
-  const allowed = toleranceOf(test, activation);
-  return async () => visionDeviation(test, await runner.features(patches), model) / allowed;
+  const { vision_test: seen, hearing_test: heard, images, spec } = runner.manifest;
+  const patches = runner.limits.patches ?? 0;
+  const sees = seen !== null && images !== null && patches > 0;
+  const hears = heard !== null && spec.hearing !== null;
+  if (!sees && !hears) return undefined;
+  const { testPatches, testSound, visionDeviation } = given ?? (await importImages());
+  const tests: (readonly [FeatureTestEntry, PatchBatch | Batch])[] = [];
+  if (sees) tests.push([seen, testPatches(images, patches, spec.vision?.tile_side)]);
+  if (hears) tests.push([heard, testSound(spec.hearing)]);
+  return async () => {
+    let largest = 0;
+    for (const [test, batch] of tests) {
+      const deviation = visionDeviation(test, await runner.features(batch), spec) / toleranceOf(test, activation);
+      largest = Math.max(largest, deviation);
+    }
+    return largest;
+  };
 }
 
 function optionsOf(

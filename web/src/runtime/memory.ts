@@ -103,10 +103,11 @@ export function limitsOf(
   const maxSequences = sequences ?? (isPaged ? MAX_SEQUENCES : MAX_TEXTS);
   // The start of a transcript and the end of its prompt are sampled together.
   const rows = Math.max(maxSequences * (1 + draftTokens), spec.audio === null ? 0 : 2);
-  // A window of sound is read at once, and so is a picture that is seen both ways.
+  // A window of sound is read at once, and so are a sound whose tower reads it whole, and a picture that is seen both ways.
   const { both_ways: bothWays = "none", tile_patches: patches = 0, block = 1 } = spec.vision ?? {};
   const seen = bothWays === "none" ? 0 : patches / block ** 2;
-  const least = isPaged ? Math.max(spec.audio?.positions ?? 0, seen) : Math.max(context, maxBatchTokens);
+  const heard = manifest.plans.hearing !== undefined && spec.hearing?.whole === true ? spec.hearing.sound_rows : 0;
+  const least = isPaged ? Math.max(spec.audio?.positions ?? 0, heard, seen) : Math.max(context, maxBatchTokens);
   const tokens = Math.max(PREFILL_CHUNK, rows, least);
   const sizes = { context, pageSize, maxTokens: tokens };
   const groups = isPaged ? pageGroups(manifest, sizes, maxSequences, pages) : [];

@@ -25,12 +25,12 @@ export function planOf({
 }
 
 /**
- * `planOf`, the plan "draft" if the model's own heads guess tokens, "vision" if the model sees pictures, and "audio" if it
- * reads sound.
+ * `planOf`, the plan "draft" if the model's own heads guess tokens, "vision" if the model sees pictures, "hearing" if it
+ * hears, and "audio" if it transcribes sound.
  */
 export function plansOf(manifest: Pick<Manifest, "plans" | "embedding" | "classifier">): readonly PlanEntry[] {
-  const { draft, vision, audio } = manifest.plans;
-  return [planOf(manifest), draft, vision, audio].filter((plan) => plan !== undefined);
+  const { draft, vision, hearing, audio } = manifest.plans;
+  return [planOf(manifest), draft, vision, hearing, audio].filter((plan) => plan !== undefined);
 }
 
 /** What all these plans name together. A name is the same array in all of them. */

@@ -32,7 +32,7 @@ export interface StepResult {
 
 const GENERATED = ["logits", "next_token_ids", "token_logprobs", "top_token_ids", "top_logprobs"] as const;
 
-type OutputRole = (typeof GENERATED)[number] | "embeddings" | "scores" | "features";
+type OutputRole = (typeof GENERATED)[number] | "embeddings" | "scores" | "features" | "rows";
 
 /** The name of an output's buffer, and the number of 32-bit values for each sampled row, or for each token. */
 export interface Result {
@@ -48,6 +48,9 @@ export class Results {
   /** The result of the plan "vision"; null if the model sees no pictures. */
   readonly features: Result | null;
 
+  /** That of the plan "hearing"; null if the model does not hear. */
+  readonly heard: Result | null;
+
   /** What the model does, for an error. */
   readonly #makes: string;
 
@@ -62,7 +65,8 @@ export class Results {
           : (["generates text", GENERATED] as const);
     this.#makes = makes;
     this.#outputs = Object.fromEntries(roles.map((role) => [role, findResult(planOf(manifest), role)]));
-    const { vision } = manifest.plans;
+    const { vision, hearing } = manifest.plans;
+    this.heard = hearing === undefined ? null : findResult(hearing, "rows");
     this.features = vision === undefined ? null : findResult(vision, "features");
   }
 

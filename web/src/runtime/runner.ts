@@ -79,6 +79,7 @@ interface RunnerParts {
   /** That of the tower, if the model sees pictures. */
   readonly vision: Schedule | null;
   /** That of the encoder, if the model reads sound. */
+  readonly hearing: Schedule | null;
   readonly audio: Schedule | null;
   readonly results: Results;
   readonly buffers: ReadonlyMap<string, GPUBuffer>;
@@ -111,6 +112,7 @@ export class Runner {
   readonly #logits: Staging;
   readonly #health: Health;
   #features: Staging | null = null;
+  #heard: Staging | null = null;
   #stopwatch: Stopwatch | null = null;
 
   private constructor(parts: RunnerParts) {
@@ -211,7 +213,7 @@ export class Runner {
       schedule.choose(choices);
       return schedule;
     };
-    const { draft, vision, audio } = manifest.plans;
+    const { draft, vision, hearing, audio } = manifest.plans;
     const schedule = scheduleOf(planOf(manifest));
     const few = { S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0, V: 0, I: 0, F: 0 };
     const one = { ...capacity, ...few, H: capacity.PD ? 1 : 0 };
@@ -225,6 +227,7 @@ export class Runner {
       schedule,
       heads: draft ? scheduleOf(draft) : null,
       vision: vision ? scheduleOf(vision) : null,
+      hearing: hearing ? scheduleOf(hearing) : null,
       audio: audio ? scheduleOf(audio) : null,
       results,
       buffers: memory.buffers,
@@ -309,9 +312,11 @@ export class Runner {
 
   /**
    * The features (F, E) of the patches of one tile of a picture. The batches that read them may be submitted when they
-   * are there. Throws RequestError for more patches than a tile of this model has.
+   * are there. A batch of frames: those (S, E) of a sound. Throws RequestError for more patches than a tile of this model
+   * has.
    */
-  async features(batch: PatchBatch): Promise<Float32Array<ArrayBuffer>> {
+  async features(batch: PatchBatch | Batch): Promise<Float32Array<ArrayBuffer>> {
+    if (!("patches" in batch)) return this.#hear(batch);
     const { allocator, capacity, open, results, vision } = this.#parts;
     const { features: result } = results;
     if (vision === null || result === null) throw new RequestError(`${this.manifest.model} sees no pictures`);
@@ -329,6 +334,14 @@ export class Runner {
     const read = this.#features.copy(encoder, [{ source: this.#buffer(result), size: F * result.columns * 4 }]);
     open.device.queue.submit([encoder.finish()]);
     return new Float32Array(await this.#health.result(read()));
+  }
+
+  async #hear(batch: Batch): Promise<Float32Array<ArrayBuffer>> {
+    const { allocator, capacity, hearing, results } = this.#parts;
+    const { heard } = results;
+    if (hearing === null || heard === null) throw new RequestError(`${this.manifest.model} does not hear`);
+    this.#heard ??= new Staging(allocator, "heard", (capacity.S ?? 0) * heard.columns * 4);
+    return new Float32Array(await this.#run(batch, false, this.#heard, [heard], 0, undefined, hearing));
   }
 
   /**
@@ -386,8 +399,8 @@ export class Runner {
 
   /** From the next batch on, select among `rows` by these choices. */
   choose(choices: Choices): void {
-    const { schedule, heads, vision, audio } = this.#parts;
-    for (const each of [schedule, heads, vision, audio]) each?.choose(choices);
+    const { schedule, heads, vision, hearing, audio } = this.#parts;
+    for (const each of [schedule, heads, vision, hearing, audio]) each?.choose(choices);
   }
 
   /**
@@ -440,7 +453,7 @@ export class Runner {
       source: this.#buffer(result),
       size: (result.perToken ? (dims.S ?? 0) : rows) * result.columns * 4,
     }));
-    const read = rows > 0 ? staging.copy(encoder, pieces) : null;
+    const read = pieces.some(({ size }) => size > 0) ? staging.copy(encoder, pieces) : null;
     device.queue.submit([encoder.finish()]);
     return this.#health.result(
       read === null ? device.queue.onSubmittedWorkDone().then(() => new ArrayBuffer(0)) : read(),
@@ -474,13 +487,14 @@ export class Runner {
 
   /** Let the plan's buffers grow for a batch. If the device lacks memory, the batch's result is the error. */
   #makeRoom({ S = 0 }: Dims): void {
-    const { allocator, open, room, schedule, heads, vision, audio } = this.#parts;
+    const { allocator, open, room, schedule, heads, vision, hearing, audio } = this.#parts;
     if (room.suffices(S)) return;
     open.device.pushErrorScope("out-of-memory");
     room.grow(S);
     schedule.bind();
     heads?.bind();
     vision?.bind();
+    hearing?.bind();
     audio?.bind();
     requireMemory(open.device, allocator.bytes).catch((error: unknown) => {
       this.#health.fail(error instanceof DeviceError ? error : new DeviceError(messageOf(error)));

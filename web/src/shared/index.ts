@@ -26,7 +26,7 @@ import { wrongImages } from "./images/check.js";
 import { imageKeyHead } from "./images/key.js";
 import { unreadablePicture } from "./images/kind.js";
 import { imageLayout } from "./images/layout.js";
-import { soundKeyHead, soundLayout } from "./sounds.js";
+import { soundKeyHead, soundLayout, wrongSounds } from "./sounds.js";
 import { axisTaps } from "./images/positions.js";
 import { labelSpans } from "./label_spans.js";
 import {
@@ -189,6 +189,7 @@ Object.assign(globalThis, {
     unheard: overJson(unheardRecording),
     imageLayout: overJson(imageLayout),
     soundLayout: overJson(soundLayout),
+    wrongSounds: overJson(wrongSounds),
     soundKeyHead: overJson(soundKeyHead),
     wrongImages: overJson(wrongImages),
     axisTaps: overJson(axisTaps),

@@ -2,12 +2,12 @@
 // names it. The page and Python then compute the frames, each in its own language.
 
 import { RequestError } from "../errors.js";
-import type { SoundSpec } from "../runtime/manifest.js";
+import type { ImageSpec, SoundSpec } from "../runtime/manifest.js";
 import { keyHead } from "./images/key.js";
 import { imageText } from "./images/text.js";
 
 /** Of all sound that models read, in Hz. */
-const RATE = 16_000;
+export const SOUND_RATE = 16_000;
 
 /** ``frames`` of the sound, which become ``features``. */
 export interface SoundLayout {
@@ -22,7 +22,7 @@ export function soundLayout(spec: SoundSpec, samples: number): SoundLayout {
     throw new RequestError(
       `audio: the sound has ${seconds(samples)} s, and this model hears at most ${seconds(spec.most)} s at once; send ` +
         "parts of it",
-      { seconds: samples / RATE, most: spec.most / RATE },
+      { seconds: samples / SOUND_RATE, most: spec.most / SOUND_RATE },
     );
   const frames = framesOf(spec, samples);
   if (frames < 1)
@@ -44,4 +44,24 @@ export function soundKeyHead(spec: SoundSpec, samples: number): string {
   return keyHead(spec, samples);
 }
 
-const seconds = (samples: number): string => (samples / RATE).toFixed(2).replace(/\.?0+$/, "");
+/** The most samples of a sound: an hour of them. */
+const MAX_SAMPLES = 3600 * SOUND_RATE;
+
+/** The part of a spec that is wrong, and what is wrong with it; null if nothing is. A bundle may come from anywhere. */
+export function wrongSounds(
+  { most, mel, samples, prompt }: SoundSpec,
+  images: Pick<ImageSpec, "prompt"> | null,
+  vocabSize: number,
+): readonly [part: string, what: string] | null {
+  if (most > MAX_SAMPLES) return ["most", `allows ${most} samples`];
+  if (mel !== null && !(mel.window <= mel.points && mel.points <= MAX_SAMPLES && mel.bins <= mel.points))
+    return ["mel", `has ${mel.bins} bands and windows of ${mel.window} samples in ${mel.points} points`];
+  if (mel !== null && mel.hop !== samples) return ["mel.hop", `is ${mel.hop}, but samples is ${samples}`];
+  if (prompt.mark === "" || prompt.placeholder === "") return ["prompt", "has no text for a sound"];
+  if (prompt.placeholder_id >= vocabSize)
+    return ["prompt.placeholder_id", `is ${prompt.placeholder_id}, beyond the vocabulary of ${vocabSize}`];
+  const { mark, placeholder_id: id } = images?.prompt ?? {};
+  return mark === prompt.mark || id === prompt.placeholder_id ? ["prompt", "has the token of a picture"] : null;
+}
+
+const seconds = (samples: number): string => (samples / SOUND_RATE).toFixed(2).replace(/\.?0+$/, "");

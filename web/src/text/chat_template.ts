@@ -29,8 +29,8 @@ export interface RenderedMessage extends Omit<Message, "content"> {
   readonly content?: string | readonly MessagePart[] | null | undefined;
 }
 
-/** For a picture, a template writes a mark. */
-export type MessagePart = { readonly type: "text"; readonly text: string } | { readonly type: "image" };
+/** For a picture or a sound, a template writes a mark. */
+export type MessagePart = { readonly type: "text"; readonly text: string } | { readonly type: "image" | "audio" };
 
 export interface MessageToolCall {
   readonly id?: string | undefined;

@@ -71,7 +71,7 @@ function seeingOn(
   wholeImages = false,
 ): TokenEngine {
   const place = (request: TokenRequest, maxTokens: number) =>
-    placeImages(request, PLACEHOLDER, COLUMNS, wholeImages ? maxTokens : null);
+    placeImages(request, { picture: PLACEHOLDER, sound: null }, COLUMNS, wholeImages ? maxTokens : null);
   return new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP], place }, replace);
 }
 
@@ -94,7 +94,8 @@ test("only models that rotate by row and column have positions of several axes, 
   const parts = [3, { seed: 4, length: 6 }, 5];
   await answer(seeingOn(runner), { ...requestOf(parts), maxTokens: 2 });
   expect(runner.batches[1]?.rope_positions).toEqual([8, 8, 8]);
-  const place = (request: TokenRequest) => placeImages(request, PLACEHOLDER, COLUMNS, null, true);
+  const place = (request: TokenRequest) =>
+    placeImages(request, { picture: PLACEHOLDER, sound: null }, COLUMNS, null, true);
   const engine = new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP], place }, null);
   const request = { ...requestOf(parts), maxTokens: 2 };
   await expect(answer(engine, request)).rejects.toThrow("image 0 has 6 features, 0 side by side");

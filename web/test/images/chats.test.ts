@@ -131,11 +131,11 @@ withEngine("messages cannot spell the place of a picture", async () => {
 test("the bytes of an address of data: are read without fetching it", async () => {
   const pictures = images.open({
     spec: SEEING,
-    model: { hidden_size: 8, vision: null },
+    model: { hidden_size: 8, vision: null, hearing: null },
     features: () => Promise.reject(new Error("not here")),
   });
   const refused = async (source: string): Promise<string> =>
-    pictures.read([{ source, param: "p" }]).then(
+    pictures.read([{ kind: "picture", source, param: "p" }]).then(
       () => "",
       (error: unknown) => String(error),
     );

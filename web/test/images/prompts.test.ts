@@ -46,7 +46,7 @@ test.each(CASES)(
     const { mark, placeholder } = spec.prompt;
     const pictures = new Pictures({
       spec,
-      model: { hidden_size: 1, vision: null },
+      model: { hidden_size: 1, vision: null, hearing: null },
       features: () => Promise.reject(new Error("not computed")),
     });
     const controls = new ControlTokens([mark, placeholder], [mark, placeholder]);
