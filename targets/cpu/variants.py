@@ -30,6 +30,7 @@ from nearfar.compiler.kernels.cpu.linear_matrix import linear_matrix, matrix_mul
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
 from nearfar.compiler.kernels.cpu.matrix_attention import matrix_attends, matrix_attention
 from nearfar.compiler.kernels.cpu.new_heads import append_kv
+from nearfar.compiler.kernels.cpu.pair_attention import pair_attention
 from nearfar.compiler.kernels.cpu.prepare_rows import InputRows, prepare_rows
 from nearfar.compiler.kernels.cpu.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.cpu.rotation import rope
@@ -288,15 +289,23 @@ def ragged_attention_variants(step: Step, context: CpuContext, activation: str) 
         return [variant(level, call) for level, call in ragged_attention_calls(context, **facts).items()]
     of_level = {level.isa: call for level, call in ragged_attention_calls(context, **facts, y_in_scratch=True).items()}
     attended = f"scratch.{ATTENDED}"
-    variants = []
-    for each in variants_of_projection(context.projection(step, activation), context, activation):
+    variants: list[Variant] = []
+    projections = variants_of_projection(context.projection(step, activation), context, activation)
+    # The level of the projection behind attention with VNNI, which has that of floats if weights are floats.
+    of_pairs = VNNI.needs if any(each.needs == VNNI.needs for each in projections) else AVX512.needs
+    takes_pairs = VNNI in context.levels and activation != "float32" and matrix_attends(**facts)
+    for each in projections:
         prepare, multiply = each.kernels
         if each.needs == AMX.needs and matrix_attends(**facts):
             first = instance(matrix_attention, AMX, **facts, y_in_scratch=True, planes=multiply.facts["planes"])
         else:
             first = of_level[prepare.facts["isa"]]
-        reading = (with_roles(call, x=attended) for call in each.kernels)
-        variants.append(replace(each, kernels=(first, *reading)))
+        reading = tuple(with_roles(call, x=attended) for call in each.kernels)
+        if takes_pairs and each.needs == of_pairs:
+            pairs = instance(pair_attention, VNNI, **facts, y_in_scratch=True)
+            variants.append(variant(VNNI, pairs, *reading, when=each.when))
+        if not takes_pairs or each.needs != VNNI.needs:
+            variants.append(replace(each, kernels=(first, *reading)))
     return variants
 
 

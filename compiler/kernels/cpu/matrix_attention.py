@@ -179,9 +179,13 @@ class MatrixKeyBlock(BlockScores):
                 weighs = all_of(index < vectors.stop, True if isinstance(keys.start, int) else index >= vectors.start)
                 stored = self._scores[ramp(query * BLOCK + index * LANES, LANES)]
                 weight = kernel.let("weight", select(weighs, stored, number(0, floats(LANES))))
-                for plane, halves in enumerate(halves_of(kernel, weight, self._planes)):
+                for plane, halves in enumerate(self._stored(weight)):
                     place = self._weights_at(page, plane) + query * PAIRS + half * LANES // 2
                     self._weights[ramp(place, LANES // 2)] = reinterpret(halves, with_lanes("uint32", LANES // 2))
+
+    def _stored(self, weight: Scalar) -> list[Scalar]:
+        """The planes of a vector of weights, as 16-bit integers."""
+        return halves_of(self._kernel, weight, self._planes)
 
     def _weights_at(self, page: Scalar, plane: int) -> Scalar:
         return (page * self._planes + plane) * (ROWS * PAIRS)

@@ -11,6 +11,7 @@ from case_selection import chosen, usual_or_exhaustive
 from cpu_cases import inputs_of
 from cpu_steps import Batch, Inputs, Run, StepCase, StepLibrary, run_of
 from projection_parts import parts_of
+from ragged_cases import TEXTS, Attention, attention_of, texts
 from tolerances import F32, INT8, relative_error
 
 from nearfar.compiler import quant
@@ -58,40 +59,13 @@ def case_of(quantization: str) -> StepCase:
 CASES = {quantization: case_of(quantization) for quantization in PROJECTIONS}
 # Of each activation dtype, plain and gated.
 USUAL = ("f32", "q8f16", "q4f16")
-# Texts of one key, of less than a page, of exactly one, and of more than a block.
-TEXTS = (1, 31, 32, 290)
 # By activations: the quantization, query heads, kv heads, their elements, whether a row sees only the keys before it,
 # and the window. 96 elements are more than four registers of sums.
-ATTENTIONS = {"float32": ("f32", 4, 2, 32, True, None), "int8": ("q8f16", 3, 3, 96, False, 20)}
-
-
-def attention_of(activation: str) -> StepCase:
-    quantization, num_heads, num_kv_heads, head_dim, causal, window = ATTENTIONS[activation]
-    inputs = {
-        "qkv": ("activation", "S", (num_heads + 2 * num_kv_heads) * head_dim),
-        "positions": ("int32", "S"),
-        "seq_starts": ("int32", ["add", "B", 1]),
-        "weight": ("matrix", 40, num_heads * head_dim),
-        "store0_b": ("float32", "S", 40),
-    }
-    attrs = {
-        "store": [{"op": "add"}],
-        "head_dim": head_dim,
-        "num_kv_heads": num_kv_heads,
-        "causal": causal,
-        "window": window,
-        "scale": 0.2,
-    }
-    return StepCase(f"attention_{activation}", "ragged_attention", inputs, attrs, [], activation, quantization)
-
-
-def texts(*lengths: int) -> Batch:
-    positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
-    starts = np.cumsum([0, *lengths], dtype=np.int32)
-    return Batch({"S": sum(lengths), "B": len(lengths)}, {"positions": positions, "seq_starts": starts})
-
-
-ATTENTION_CASES = {activation: attention_of(activation) for activation in ATTENTIONS}
+ATTENTIONS: dict[str, Attention] = {
+    "float32": ("f32", 4, 2, 32, True, None),
+    "int8": ("q8f16", 3, 3, 96, False, 20),
+}
+ATTENTION_CASES = {activation: attention_of(activation, *each) for activation, each in ATTENTIONS.items()}
 
 
 class MatrixLibrary(StepLibrary):
