@@ -17,6 +17,7 @@ class ModelAbout(Reply):
 
     ``verify``: the model checks drafts over /v1/nearfar/verify. ``vision``: it reads images.
     ``sound``: it reads recordings in chats, which the server's transcriber writes down.
+    ``transcribes``: it writes down sound, and answers no chats.
     """
 
     id: str
@@ -27,6 +28,7 @@ class ModelAbout(Reply):
     verify: bool = False
     vision: bool = False
     sound: bool = False
+    transcribes: bool = False
 
 
 class About(Reply):

@@ -160,6 +160,8 @@ class FarSide:
                 each.id, each.context, each.tokenizer_sha256, each.tools, 0.0, each.verify, each.vision, each.sound
             )
             for each in models
+            # The transcriber of a server is no side, unless it is named.
+            if not each.transcribes or each.id == self.far.model
         ]
 
     def _chosen(self, cards: list[FarModel], seconds: float) -> FarModel:

@@ -35,6 +35,7 @@ def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> 
         "verify": True,
         "vision": True,
         "sound": False,
+        "transcribes": False,
     }
     assert upstream == {
         "id": "there",
@@ -45,6 +46,7 @@ def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> 
         "verify": False,
         "vision": False,
         "sound": False,
+        "transcribes": False,
     }
 
 
@@ -64,6 +66,7 @@ def test_models_that_chat_hear_if_the_server_has_a_transcriber() -> None:
     about = ask("GET", "/v1/nearfar/about", models=models, config=ApiConfig(transcriber="whisper")).json()
     hearing = {model["id"]: model["sound"] for model in about["models"]}
     assert [hearing[name] for name in ("fake", "there", "whisper", "e5")] == [True, True, False, False]
+    assert [model["id"] for model in about["models"] if model["transcribes"]] == ["whisper"]
 
 
 def test_it_needs_a_key_if_the_server_has_keys() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_openai import FakeOpenAI, Reply, running
-from hybrid_sides import ABOUT, QUESTION, FakeFar, FakeNear, hybrid, outcome, policy, run
+from hybrid_sides import ABOUT, QUESTION, FakeFar, FakeNear, ask, hybrid, outcome, policy, run
 
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 from nearfar.server_fallback.router.hybrid import Hybrid
@@ -21,6 +21,13 @@ def refused(near: FakeNear | None, far: FakeFar | None, rules: dict[str, Any], *
     with pytest.raises(RequestError) as raised:
         run(work())
     return raised.value
+
+
+def test_a_far_servers_transcriber_is_no_model_to_choose_from() -> None:
+    far = FakeFar()
+    far.about = Reply(value={"api_version": 1, "models": [{**ABOUT, "id": "w", "transcribes": True}, ABOUT]})
+    ask(FakeNear(), far, policy("prefer-far"))
+    assert [body["model"] for body in far.generated] == ["big"]
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,18 @@ test.each([
   ).rejects.toMatchObject({ code: "request_error", details });
 });
 
+test("the transcriber of a far server is no model to choose from", async () => {
+  const models = [
+    { id: "whisper", transcribes: true },
+    { id: "big", context: 4096, tools: true, sound: true },
+  ];
+  const far = Object.assign(new FakeFar(), { about: { api_version: 1, models } });
+  const nf = await create(far, { mode: "prefer-far" });
+  await nf.chat.completions.create({ messages: [{ role: "user", content: "hi" }] });
+  expect(far.bodies[0]).toMatchObject({ model: "big" });
+  await nf.close();
+});
+
 test("a missing network is not an error if near may answer, and far is asked later", async () => {
   const far = Object.assign(new FakeFar(), { reachable: false });
   const clock = new FakeClock();

@@ -226,10 +226,12 @@ export class FarSide implements Side {
     const cards = (Array.isArray(listed) ? listed : []).filter(
       (card): card is JsonObject & { id: string } => typeof (card as { id?: unknown } | null)?.id === "string",
     );
+    // The transcriber of a server is no side, unless it is named.
+    const speaking = cards.filter(({ transcribes }) => transcribes !== true);
     const match =
       this.requestedModel === null
-        ? cards.length === 1
-          ? cards[0]
+        ? speaking.length === 1
+          ? speaking[0]
           : undefined
         : cards.find(({ id }) => id === this.requestedModel);
     if (match !== undefined) return match;
