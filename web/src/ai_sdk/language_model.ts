@@ -102,7 +102,7 @@ async function* streamParts(
   const calls: { readonly id: string; readonly name: string; input: string }[] = [];
   let usage: CompletionUsage | undefined;
   let reason: ChatFinishReason | undefined;
-  let extra: Pick<ChatCompletionChunk, "route" | "timings"> = {};
+  let extra: Extra = {};
   let isFirst = true;
 
   function* show(kind: "text" | "reasoning", delta: string): Generator<LanguageModelV4StreamPart> {
@@ -153,7 +153,8 @@ async function* streamParts(
       };
     isFirst = false;
     usage = chunk.usage ?? usage;
-    extra = { ...extra, ...(chunk.route && { route: chunk.route }), ...(chunk.timings && { timings: chunk.timings }) };
+    const { route = extra.route, timings = extra.timings, transcripts = extra.transcripts } = chunk;
+    extra = { route, timings, transcripts };
     const [choice] = chunk.choices;
     if (choice === undefined) continue;
     const delta: ChatCompletionDelta & Reasoning = choice.delta;
@@ -196,14 +197,16 @@ function usageOf(usage: CompletionUsage | undefined): LanguageModelV4Usage {
   };
 }
 
-function metadataOf({ route, timings }: Pick<ChatCompletionChunk, "route" | "timings">): {
-  providerMetadata: SharedV4ProviderMetadata;
-} {
+/** What is ours of an answer or a chunk. */
+type Extra = { readonly [Name in "route" | "timings" | "transcripts"]?: ChatCompletionChunk[Name] | undefined };
+
+function metadataOf({ route, timings, transcripts }: Extra): { providerMetadata: SharedV4ProviderMetadata } {
   return {
     providerMetadata: {
       nearfar: {
         ...(route && { route: route as unknown as JSONObject }),
         ...(timings && { timings: timings as unknown as JSONObject }),
+        ...(transcripts && { transcripts: transcripts as unknown as JSONObject[] }),
       },
     },
   };

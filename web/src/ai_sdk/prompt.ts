@@ -2,6 +2,7 @@
 
 import type { LanguageModelV4Message, LanguageModelV4Prompt, LanguageModelV4ToolResultPart } from "@ai-sdk/provider";
 
+import { base64Of, filePart, isAudio, soundPart, textFilePart } from "../api/attached_parts.js";
 import type { ChatCompletionContentPart, ChatCompletionMessageParam } from "../api/types.js";
 import { RequestError } from "../errors.js";
 
@@ -28,22 +29,24 @@ export function messagesOf(prompt: LanguageModelV4Prompt): ChatCompletionMessage
 }
 
 function userContent(parts: readonly UserPart[]): string | ChatCompletionContentPart[] {
-  const converted = parts.map((part) => (part.type === "text" ? { type: "text", text: part.text } : filePart(part)));
+  const converted = parts.map((part) => (part.type === "text" ? { type: "text", text: part.text } : partOfFile(part)));
   return converted.every((part) => "text" in part) ? converted.map(({ text }) => text).join("") : converted;
 }
 
-/** An engine whose model reads text only rejects images. */
-function filePart({ data, mediaType }: FilePart): ChatCompletionContentPart {
-  if (data.type === "text") return { type: "text", text: data.text };
-  if (mediaType !== "image" && !mediaType.startsWith("image/")) throw unsupported(`a file of type '${mediaType}'`);
-  if (data.type === "url") return { type: "image_url", image_url: { url: data.url.href } };
+/** An engine rejects what its model does not read. */
+function partOfFile({ data, mediaType, filename }: FilePart): ChatCompletionContentPart {
+  if (data.type === "text") return textFilePart(data.text, mediaType, filename);
   if (data.type === "reference") throw unsupported("a reference to a file of a provider");
-  const base64 =
-    typeof data.data === "string"
-      ? data.data
-      : btoa(Array.from(data.data, (byte) => String.fromCharCode(byte)).join(""));
+  const isImage = mediaType === "image" || mediaType.startsWith("image/");
+  if (data.type === "url") {
+    // The SDK downloads addresses that a model does not read itself.
+    if (!isImage) throw unsupported(`the address of a file of type '${mediaType}'`);
+    return { type: "image_url", image_url: { url: data.url.href } };
+  }
+  if (isAudio(mediaType)) return soundPart({ mediaType, data: data.data });
+  if (!isImage) return filePart({ mediaType, data: data.data, filename });
   const imageType = mediaType === "image" || mediaType.endsWith("/*") ? "image/png" : mediaType;
-  return { type: "image_url", image_url: { url: `data:${imageType};base64,${base64}` } };
+  return { type: "image_url", image_url: { url: `data:${imageType};base64,${base64Of(data.data)}` } };
 }
 
 function assistantMessage(

@@ -59,7 +59,7 @@ export function messageChunk(chunk: ChatCompletionChunk): AIMessageChunk | null 
     reasoning_content: reasoning,
   }: ChatCompletionDelta & Reasoning = choice.delta;
   const { finish_reason: finishReason } = choice;
-  if (content === "" && calls.length === 0 && !reasoning && finishReason === null) return null;
+  if (content === "" && calls.length === 0 && !reasoning && finishReason === null && !chunk.transcripts) return null;
   return new AIMessageChunk({
     id: chunk.id,
     content,
@@ -70,14 +70,17 @@ export function messageChunk(chunk: ChatCompletionChunk): AIMessageChunk | null 
       ...(called?.name !== undefined && { name: called.name }),
       args: called?.arguments ?? "",
     })),
-    // LangChain concatenates the metadata of all chunks, so only the last chunk has any.
-    response_metadata: finishReason === null ? {} : metadataOf(chunk, finishReason),
+    // LangChain concatenates the metadata of all chunks, so each is in one chunk only.
+    response_metadata:
+      finishReason === null
+        ? { ...(chunk.transcripts && { transcripts: chunk.transcripts }) }
+        : metadataOf(chunk, finishReason),
     additional_kwargs: reasoning ? { reasoning_content: reasoning } : {},
   });
 }
 
 function metadataOf(
-  { model, timings, route }: Pick<ChatCompletionChunk, "model" | "timings" | "route">,
+  { model, timings, route, transcripts }: Pick<ChatCompletionChunk, "model" | "timings" | "route" | "transcripts">,
   finishReason: string,
 ): Record<string, unknown> {
   return {
@@ -86,6 +89,7 @@ function metadataOf(
     finish_reason: finishReason,
     ...(timings && { timings }),
     ...(route && { route }),
+    ...(transcripts && { transcripts }),
   };
 }
 

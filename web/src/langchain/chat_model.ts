@@ -22,6 +22,8 @@ import { toJsonSchema } from "@langchain/core/utils/json_schema";
 
 import type { ChatSource } from "../api/chat_source.js";
 import { appendOnly, modelName } from "../api/chat_source.js";
+import type { Attached } from "../api/attached_parts.js";
+import { base64Of, filePart, soundPart, textFilePart } from "../api/attached_parts.js";
 import type { EngineApi } from "../api/engine_api.js";
 import type {
   ChatCompletionContentPart,
@@ -239,9 +241,12 @@ function contentOf({ content }: BaseMessage): string | readonly ChatCompletionCo
     if (part.type === "image_url")
       return [typeof part.image_url === "string" ? { type: part.type, image_url: { url: part.image_url } } : part];
     if (part.type === "image") return [{ type: "image_url", image_url: { url: addressOf(part) } }];
+    if (part.type === "input_audio" || (part.type === "file" && "file" in part)) return [part];
+    if (part.type === "audio") return [soundPart(attached(part, "audio"))];
+    if (part.type === "file" || part.type === "text-plain") return [partOfFile(part)];
     if (part.type === "reasoning" || part.type === "tool_call" || part.type === "tool_use") return [];
     throw new RequestError(
-      `A message's part of type '${part.type}' is not supported; supported: text, image, image_url`,
+      `A message's part of type '${part.type}' is not supported; supported: text, image, image_url, audio, input_audio, file, text-plain`,
       {
         param: "messages",
       },
@@ -250,14 +255,45 @@ function contentOf({ content }: BaseMessage): string | readonly ChatCompletionCo
   return parts.every(({ type }) => type === "text") ? parts.map(({ text = "" }) => text).join("") : parts;
 }
 
+type Block = Readonly<Record<string, unknown>>;
+
 /** Of an image in one of LangChain's standard forms: an address, or base64 or bytes with their type. */
-function addressOf(part: Readonly<Record<string, unknown>>): string {
-  const { url, data, mimeType = part.mime_type } = part;
-  if (typeof url === "string") return url;
-  const bytes =
-    data instanceof Uint8Array ? btoa(Array.from(data, (byte) => String.fromCharCode(byte)).join("")) : data;
-  if (typeof bytes === "string") return `data:${typeof mimeType === "string" ? mimeType : "image/png"};base64,${bytes}`;
-  throw new RequestError("An image of a message has neither url nor data; references to files are not supported", {
-    param: "messages",
-  });
+function addressOf(part: Block): string {
+  if (typeof part.url === "string") return part.url;
+  const { mediaType, data } = attached(part, "image/png");
+  return `data:${mediaType};base64,${base64Of(data)}`;
+}
+
+/** A file in one of LangChain's standard forms: a text, or base64 or bytes with their type. */
+function partOfFile(part: Block): ChatCompletionContentPart {
+  const { type, text, title } = part;
+  if (typeof text !== "string") return filePart(attached(part, type === "file" ? "application/octet-stream" : "text"));
+  const { filename, mediaType } = described(part, "text/plain");
+  return textFilePart(text, mediaType, filename ?? (typeof title === "string" ? title : undefined));
+}
+
+/** ``otherwise``: the type of one without any. Throws RequestError for an address, or a reference to a file. */
+function attached(part: Block, otherwise: string): Attached {
+  const { type, url, data } = part;
+  const inline = typeof url === "string" ? /^data:([^;,]+)?[^,]*;base64,([^]*)$/i.exec(url) : null;
+  const { filename, mediaType } = described(part, inline?.[1] ?? otherwise);
+  if (inline !== null) return { filename, mediaType, data: inline[2] ?? "" };
+  if (typeof data === "string" || data instanceof Uint8Array) return { filename, mediaType, data };
+  const given = typeof url === "string" ? "the address of a server, which is not fetched" : "neither url nor data";
+  throw new RequestError(
+    `The ${String(type)} of a message has ${given}; pass data. Files of a provider cannot be read`,
+    {
+      param: "messages",
+    },
+  );
+}
+
+/** LangChain's later name of the type, or its earlier one. The name of a file is among its metadata. */
+function described(part: Block, otherwise: string): Pick<Attached, "filename" | "mediaType"> {
+  const { mimeType = part.mime_type, metadata } = part;
+  const { filename, name = filename } = Object(metadata) as Block;
+  return {
+    mediaType: typeof mimeType === "string" ? mimeType : otherwise,
+    filename: typeof name === "string" ? name : undefined,
+  };
 }

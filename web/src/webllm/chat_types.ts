@@ -16,7 +16,23 @@ export interface ChatCompletionContentPartImage {
   image_url: { url: string; detail?: "auto" | "low" | "high" };
 }
 
-export type ChatCompletionContentPart = ChatCompletionContentPartText | ChatCompletionContentPartImage;
+/** Extension: read by a model that hears, or an engine with a transcriber; others reject it. */
+export interface ChatCompletionContentPartInputAudio {
+  type: "input_audio";
+  input_audio: { data: string; format: "wav" | "mp3" };
+}
+
+/** Extension: text, Markdown, JSON or CSV as an address of `data:`. */
+export interface ChatCompletionContentPartFile {
+  type: "file";
+  file: { filename?: string; file_data: string };
+}
+
+export type ChatCompletionContentPart =
+  | ChatCompletionContentPartText
+  | ChatCompletionContentPartImage
+  | ChatCompletionContentPartInputAudio
+  | ChatCompletionContentPartFile;
 
 export interface ChatCompletionMessageToolCall {
   id: string;

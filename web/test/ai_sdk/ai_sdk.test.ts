@@ -14,7 +14,15 @@ import type { EngineApi } from "../../src/api/engine_api.js";
 import { DeviceError, RequestError } from "../../src/errors.js";
 import type { Hybrid } from "../../src/router/hybrid.js";
 import { connectEngine } from "../../src/worker/connect_engine.js";
-import { adapterEngine, adapterEngineOver, hermesCall, seeingEngine } from "../api/adapter_engine.js";
+import {
+  adapterEngine,
+  adapterEngineOver,
+  fileText,
+  hearingEngine,
+  hermesCall,
+  seeingEngine,
+  take,
+} from "../api/adapter_engine.js";
 import { FakeSource } from "../api/fake_model.js";
 import { setUp } from "../router/hybrid_set_up.js";
 import { fakeWorker } from "../worker/fake_worker.js";
@@ -215,7 +223,7 @@ test("errors of the engine are thrown unchanged and are not retried", async () =
     },
   ];
   await expect(generateText({ model, messages: pdf })).rejects.toThrow(
-    "a file of type 'application/pdf' is not supported",
+    "messages[0].content[0].file is 'file' of type 'application/pdf': text, Markdown, JSON and CSV are read",
   );
 });
 
@@ -230,6 +238,58 @@ test("a model that sees receives files of images: bytes and base64", async () =>
   const { text } = await generateText({ model, messages: [{ role: "user", content: parts }] });
   expect([text, prompt(0)]).toEqual(["a cat", "[user]((0))((1))who?[assistant]"]);
   expect(sources).toEqual(["data:image/webp;base64,AQID", "data:image/png;base64,BBBB"]);
+});
+
+test("recordings and files of text reach the engine, as bytes, base64 and text", async () => {
+  const { engine, prompt, heard } = hearingEngine("yes", "no", "so");
+  const model = createNearfar(engine)();
+  const file = (mediaType: string, data: string | Uint8Array, filename?: string) => ({
+    type: "file" as const,
+    mediaType,
+    data,
+    ...(filename !== undefined && { filename }),
+  });
+  const text = (content: string) => new TextEncoder().encode(content);
+  const content = [
+    file("audio/wav", new Uint8Array([1])),
+    file("audio/mpeg", btoa("\u0002")),
+    file("audio/ogg", new Uint8Array([3])),
+    file("audio/x-wav", btoa("\u0004")),
+    file("text/markdown", text("# Boats"), "notes.md"),
+    file("text/plain", btoa("plain")),
+    file("application/json", text("{}"), "a.json"),
+    file("text/csv", text("id\nä"), "a.csv"),
+    { type: "text" as const, text: "what?" },
+  ];
+  const { providerMetadata } = await generateText({ model, messages: [{ role: "user", content }] });
+  expect(heard).toEqual([[1], [2], [3], [4]]);
+  const transcripts = [0, 1, 2, 3].map((part) => ({ param: `messages[0].content[${part}]`, text: `take ${part + 1}` }));
+  expect(providerMetadata?.nearfar).toMatchObject({ transcripts });
+  const files = [
+    fileText("notes.md", "# Boats"),
+    fileText("file", "plain"),
+    fileText("a.json", "{}"),
+    fileText("a.csv", "id\nä"),
+  ];
+  expect(prompt(0)).toBe(`[user]${[1, 2, 3, 4].map(take).join("")}${files.join("")}what?[assistant]`);
+  const deaf = createNearfar(adapterEngine("x").engine)();
+  const sound = [{ role: "user" as const, content: [file("audio/wav", new Uint8Array([1]))] }];
+  const streamed = streamText({ model, messages: sound });
+  expect(await streamed.text).toBe("no");
+  expect((await streamed.finalStep).providerMetadata?.nearfar).toMatchObject({ transcripts: [{ text: "take 5" }] });
+  await expect(generateText({ model: deaf, messages: sound })).rejects.toThrow(
+    "messages[0].content[0] is a recording, and this model hears nothing",
+  );
+  // What the SDK passes on as text, and what it does not download.
+  const call = async (data: object, mediaType: string) =>
+    model.doGenerate({
+      prompt: [{ role: "user", content: [{ type: "file", mediaType, data: data as never, filename: "b.txt" }] }],
+    });
+  await call({ type: "text", text: "inline" }, "text");
+  expect(prompt(2)).toBe(`[user]${fileText("b.txt", "inline")}[assistant]`);
+  await expect(call({ type: "url", url: new URL("https://host/a.wav") }, "audio/wav")).rejects.toThrow(
+    "the address of a file of type 'audio/wav' is not supported",
+  );
 });
 
 test("embedMany embeds values in one request", async () => {

@@ -48,6 +48,22 @@ export function seeingEngine(...answers: readonly string[]): AdapterEngine & { r
   return { ...adapterEngineOver(new FakeSource(answers), { readPictures, text }), sources };
 }
 
+/** An engine with a transcriber: ``heard`` has the bytes of each recording. */
+export function hearingEngine(
+  ...answers: readonly string[]
+): AdapterEngine & { readonly heard: (readonly number[])[] } {
+  const heard: (readonly number[])[] = [];
+  const transcribe = (async (sound: Blob | Uint8Array<ArrayBuffer>) => {
+    heard.push([...new Uint8Array(await new Blob([sound]).arrayBuffer())]);
+    return { task: "transcribe", language: "en", duration: 1, text: `take ${heard.length}`, segments: [] };
+  }) as never;
+  return { ...adapterEngineOver(new FakeSource(answers), { transcribe }), heard };
+}
+
+/** What prompts have in the places of recordings, and of files. */
+export const take = (number: number): string => `[Transcript of a recording]\ntake ${number}\n[End of transcript]\n`;
+export const fileText = (name: string, text: string): string => `[File: ${name}]\n${text}\n[End of file: ${name}]\n`;
+
 export function adapterEngineOver(source: FakeSource, rest: Partial<Model> = {}): AdapterEngine {
   const grammars: GrammarSource[] = [];
   const constraint = { mask: () => null, accept: () => undefined, finished: false, dispose: () => undefined };

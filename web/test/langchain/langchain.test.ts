@@ -11,7 +11,15 @@ import { z } from "zod";
 import { DeviceError, RequestError } from "../../src/errors.js";
 import { ChatNearfar } from "../../src/langchain/index.js";
 import type { AdapterEngine } from "../api/adapter_engine.js";
-import { adapterEngine, adapterEngineOver, hermesCall, seeingEngine } from "../api/adapter_engine.js";
+import {
+  adapterEngine,
+  adapterEngineOver,
+  fileText,
+  hearingEngine,
+  hermesCall,
+  seeingEngine,
+  take,
+} from "../api/adapter_engine.js";
 import { FakeSource } from "../api/fake_model.js";
 import { setUp } from "../router/hybrid_set_up.js";
 
@@ -156,8 +164,8 @@ test("errors are thrown unchanged, calls are not repeated, and messages without 
   const source = new FakeSource(["x"], new DeviceError("the device was lost"));
   await expect(chat(adapterEngineOver(source)).invoke("hi")).rejects.toBeInstanceOf(DeviceError);
   expect(source.requests.length).toBe(1);
-  const audio = new HumanMessage({ content: [{ type: "audio", data: "AA==", mimeType: "audio/wav" }] });
-  await expect(chat(adapterEngine("x")).invoke([audio])).rejects.toThrow("part of type 'audio' is not supported");
+  const video = new HumanMessage({ content: [{ type: "video", data: "AA==", mimeType: "audio/wav" }] });
+  await expect(chat(adapterEngine("x")).invoke([video])).rejects.toThrow("part of type 'video' is not supported");
 });
 
 test("tokens are counted by the model's own tokenizer, without the network", async () => {
@@ -195,5 +203,59 @@ test("a model that sees receives images in all of LangChain's forms", async () =
   await expect(chat({ engine }).invoke(file)).rejects.toThrow("neither url nor data");
   await expect(chat(adapterEngine("x")).invoke([new HumanMessage({ content })])).rejects.toThrow(
     "messages[0].content[0] is a picture, and this model reads texts only",
+  );
+});
+
+test("recordings and files of text reach the engine in all of LangChain's forms", async () => {
+  const { engine, prompt, heard } = hearingEngine("yes", "no");
+  const content: ContentBlock[] = [
+    { type: "input_audio", input_audio: { data: btoa("\u0001"), format: "wav" } },
+    { type: "audio", data: btoa("\u0002"), mimeType: "audio/mpeg" },
+    { type: "audio", data: new Uint8Array([3]), mimeType: "audio/webm" },
+    { type: "audio", source_type: "base64", data: btoa("\u0004"), mime_type: "audio/wav" },
+    { type: "audio", url: `data:audio/wav;base64,${btoa("\u0005")}` },
+    { type: "file", file: { filename: "a.txt", file_data: btoa("one") } },
+    { type: "file", data: btoa("# two"), mimeType: "text/markdown", metadata: { filename: "b.md" } },
+    { type: "file", source_type: "text", text: "three", metadata: { name: "c.txt" } },
+    { type: "file", data: new TextEncoder().encode("4"), metadata: { filename: "d.csv" } },
+    { type: "text-plain", text: "five", title: "e.txt" },
+    { type: "text-plain", data: btoa("six"), mimeType: "text/plain" },
+    { type: "text", text: "what?" },
+  ];
+  const few = [content.slice(0, 4), content.slice(4)];
+  const [first] = few.map((parts) => [new HumanMessage({ content: parts })]);
+  const answer = await chat({ engine }).invoke(first ?? []);
+  const transcripts = [0, 1, 2, 3].map((part) => ({ param: `messages[0].content[${part}]`, text: `take ${part + 1}` }));
+  expect(answer.response_metadata).toMatchObject({ transcripts });
+  const streamed = await gathered(await chat({ engine }).stream([new HumanMessage({ content: few[1] ?? [] })]));
+  expect(streamed.response_metadata).toMatchObject({ transcripts: [{ text: "take 5" }], finish_reason: "stop" });
+  expect(heard).toEqual([[1], [2], [3], [4], [5]]);
+  const files = [
+    fileText("a.txt", "one"),
+    fileText("b.md", "# two"),
+    fileText("c.txt", "three"),
+    fileText("d.csv", "4"),
+    fileText("e.txt", "five"),
+    fileText("file", "six"),
+  ];
+  expect(few.map((_, index) => prompt(index))).toEqual([
+    `[user]${[1, 2, 3, 4].map(take).join("")}[assistant]`,
+    `[user]${take(5)}${files.join("")}what?[assistant]`,
+  ]);
+  const asked = (...parts: ContentBlock[]) => chat({ engine }).invoke([new HumanMessage({ content: parts })]);
+  await expect(asked({ type: "audio", url: "https://host/a.wav" })).rejects.toThrow(
+    "The audio of a message has the address of a server, which is not fetched; pass data",
+  );
+  await expect(asked({ type: "file", fileId: "x" })).rejects.toThrow("has neither url nor data");
+  await expect(asked({ type: "file", data: "AAAA", mimeType: "application/pdf" })).rejects.toThrow(
+    "messages[0].content[0].file is 'file' of type 'application/pdf'",
+  );
+  await expect(asked({ type: "audio", data: "!", mimeType: "audio/ogg" })).rejects.toThrow("is not base64");
+  await expect(asked({ type: "video", data: "AAAA", mimeType: "video/mp4" })).rejects.toThrow(
+    "part of type 'video' is not supported",
+  );
+  const sound: ContentBlock = { type: "audio", data: "AAAA", mimeType: "audio/wav" };
+  await expect(chat(adapterEngine("x")).invoke([new HumanMessage({ content: [sound] })])).rejects.toThrow(
+    "messages[0].content[0] is a recording, and this model hears nothing",
   );
 });

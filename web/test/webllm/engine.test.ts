@@ -5,6 +5,7 @@ import type { Model } from "../../src/api/model.js";
 import type { LogitProcessor as EngineProcessor } from "../../src/engine/request.js";
 import type {
   ChatCompletionRequestNonStreaming,
+  ChatCompletionUserMessageParam,
   ChatOptions,
   InitProgressReport,
   LogitProcessor,
@@ -290,6 +291,28 @@ test.each<[object, string]>([
 ])("a request with %j is an error that names the field", async (params, message) => {
   const engine = await ready("a");
   await expect(engine.chat.completions.create({ messages, ...params })).rejects.toThrow(message);
+});
+
+test("recordings and files of text reach an engine that is loaded with a transcriber", async () => {
+  const transcribe = (() => Promise.resolve({ text: "hello", language: "en", duration: 1, segments: [] })) as never;
+  const { load, source } = fakeLoad("yes", { transcribe });
+  const engine = new MLCEngine({}, load);
+  await engine.reload("/a/");
+  const content: Exclude<ChatCompletionUserMessageParam["content"], string> = [
+    { type: "input_audio", input_audio: { data: "AAAA", format: "wav" } },
+    { type: "file", file: { filename: "a.txt", file_data: `data:text/plain;base64,${btoa("one")}` } },
+    { type: "text", text: "what?" },
+  ];
+  const { choices } = await engine.chat.completions.create({ messages: [{ role: "user", content }] });
+  expect(choices[0]?.message.content).toBe("yes");
+  const [request] = source("/a/").requests;
+  expect(new TextDecoder().decode(Uint8Array.from(request?.promptIds ?? []))).toContain(
+    "[Transcript of a recording]\nhello\n[End of transcript]\n[File: a.txt]\none\n[End of file: a.txt]\nwhat?",
+  );
+  const deaf = await ready("a");
+  await expect(deaf.chat.completions.create({ messages: [{ role: "user", content }] })).rejects.toThrow(
+    "messages[0].content[0] is a recording, and this model hears nothing",
+  );
 });
 
 test("fields that change nothing are accepted", async () => {
