@@ -119,7 +119,7 @@ export class Engine implements EngineWithSessions {
       {
         vocabSize,
         endTokenIds,
-        generates: opened === undefined && manifest.speech === null,
+        generates: opened === undefined && manifest.speech === null && manifest.ctc === null,
         place: pictures && ((request, maxTokens) => pictures.place(request, maxTokens)),
       },
       () => this.#replaceRunner(),

@@ -268,7 +268,7 @@ async function loadCandidate(
   const { vocab_size: vocabSize } = manifest.spec;
   if (manifest.images !== null) images?.requireImages(manifest.images, vocabSize);
   if (manifest.sounds !== null) images?.requireSounds(manifest.sounds, manifest.images, vocabSize);
-  const audio = manifest.speech === null || isExport(manifest) ? null : await importAudio();
+  const audio = (manifest.speech === null && manifest.ctc === null) || isExport(manifest) ? null : await importAudio();
   const loaded = await withDraft(manifest, options, signal, async (draft) => {
     if (checkFirst) await planManifest(manifest, draft, options);
     return loadFrom(candidate, draft, signal, options);
@@ -334,7 +334,13 @@ async function withDraft<T>(
 ): Promise<T> {
   const { draft: address } = options;
   if (address === undefined) return use(undefined);
-  if (isExport(model) || model.embedding !== null || model.classifier !== null || model.speech !== null)
+  if (
+    isExport(model) ||
+    model.embedding !== null ||
+    model.classifier !== null ||
+    model.speech !== null ||
+    model.ctc !== null
+  )
     throw new RequestError(`${model.model} cannot check drafts; leave out draft, or use a WebGPU bundle for text`, {
       param: "draft",
     });

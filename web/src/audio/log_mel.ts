@@ -101,13 +101,14 @@ class Band {
   }
 }
 
-function melBands(bins: number): readonly Band[] {
+/** The bands of a spectrum of ``points``. */
+export function melBands(bins: number, points = FRAME): readonly Band[] {
   const top = mels(SAMPLE_RATE / 2);
   const edges = Float64Array.from({ length: bins + 2 }, (_, index) => hertz((top * index) / (bins + 1)));
   return Array.from({ length: bins }, (_, bin) => {
     const [low = 0, centre = 0, high = 0] = edges.subarray(bin, bin + 3);
-    const weights = Float64Array.from({ length: FREQUENCIES }, (_weight, index) => {
-      const frequency = (index * SAMPLE_RATE) / FRAME;
+    const weights = Float64Array.from({ length: points / 2 + 1 }, (_weight, index) => {
+      const frequency = (index * SAMPLE_RATE) / points;
       const [rising, falling] = [(frequency - low) / (centre - low), (high - frequency) / (high - centre)];
       return Math.max(0, Math.min(rising, falling)) * (2 / (high - low));
     });

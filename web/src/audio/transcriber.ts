@@ -12,6 +12,7 @@ import { addTokens, emptyBatch, settingsRow } from "../runtime/batch.js";
 import { nextTokens } from "../shared/transcription/next_tokens.js";
 import type { SpeechModel, TranscriptionTask } from "../shared/transcription/speech.js";
 import { checkTask, transcriptionPrompt } from "../shared/transcription/speech.js";
+import type { Word } from "../shared/transcription/ctc.js";
 import { TEMPERATURES, THRESHOLDS, cutWindow, judgeText } from "../shared/transcription/windows.js";
 import type { Tokenizer } from "../text/tokenizer.js";
 import { attending, windowBatch } from "./hearing.js";
@@ -21,6 +22,7 @@ import type { SoundSource } from "./read_sound.js";
 import { MAX_SECONDS, readSound } from "./read_sound.js";
 import { SAMPLE_RATE } from "./resample.js";
 import { allowed, choose, compressionRatio, logprobOf } from "./scores.js";
+import { Turns } from "./turns.js";
 
 export interface TranscribeOptions {
   /** Yield segments as soon as they are known. */
@@ -41,7 +43,7 @@ export interface TranscribeOptions {
   readonly signal?: AbortSignal | undefined;
 }
 
-const OPTIONS: Checks = {
+export const OPTIONS: Checks = {
   stream: "boolean",
   language: "string",
   task: "=transcribe|translate",
@@ -65,6 +67,8 @@ export interface TranscriptSegment {
   readonly avg_logprob: number;
   readonly compression_ratio: number;
   readonly no_speech_prob: number;
+  /** Of models that know when each word is said. */
+  readonly words?: readonly Word[];
 }
 
 /** As OpenAI's API answers with response_format "verbose_json". ``language`` is null for models of one language. */
@@ -88,9 +92,9 @@ export interface Transcribe {
 
 /** A loaded model of sound, and the device that runs it. */
 export interface TranscriberParts {
-  readonly manifest: Pick<Manifest, "model" | "spec" | "speech" | "context" | "page_size">;
+  readonly manifest: Pick<Manifest, "model" | "spec" | "speech" | "ctc" | "context" | "page_size">;
   readonly tokenizer: Pick<Tokenizer, "encode" | "decode">;
-  readonly runner: () => Partial<Pick<Runner, "listen" | "forwardLogits">> & Pick<Runner, "limits">;
+  readonly runner: () => Partial<Pick<Runner, "listen" | "forwardLogits" | "encode">> & Pick<Runner, "limits">;
   /** Opens the model on another device after the device has failed, or throws. */
   readonly replaceRunner: () => Promise<unknown>;
   readonly gate: Gate;
@@ -123,8 +127,7 @@ interface Window {
 export class Transcriber {
   readonly #parts: TranscriberParts;
   readonly #model: SpeechModel;
-  /** Windows share the pages of the device, so they take turns. */
-  #turn: Promise<unknown> = Promise.resolve();
+  readonly #turns: Turns;
 
   /** Throws BundleError for a bundle that names no tokens of speech. */
   constructor(parts: TranscriberParts) {
@@ -132,6 +135,7 @@ export class Transcriber {
     if (speech === null || spec.audio === null)
       throw new BundleError(`manifest.json: ${model} has no tokens of speech; compile the bundle again`);
     this.#parts = parts;
+    this.#turns = new Turns(parts);
     this.#model = { ...speech, ends: spec.eos_token_ids, rows: spec.audio.positions, context };
   }
 
@@ -186,7 +190,10 @@ export class Transcriber {
     let language = options.language ?? null;
     const segments: TranscriptSegment[] = [];
     for (let seek = 0; seek < count;) {
-      const window = await this.#inTurn(job, seek, Math.min(count - seek, length), language);
+      const [from, spoken] = [seek, language];
+      const window = await this.#turns.take(until, () =>
+        this.#window(job, from, Math.min(count - from, length), spoken),
+      );
       ({ language } = window);
       for (const found of window.segments) {
         if (found.text.trim() === "") continue;
@@ -204,30 +211,10 @@ export class Transcriber {
     return { task, language, duration: samples.length / SAMPLE_RATE, text, segments };
   }
 
-  /** The window after those that were asked for earlier. If the device fails, another one computes it again. */
-  async #inTurn(job: Job, seek: number, frames: number, language: string | null): Promise<Window> {
-    const before = this.#turn;
-    let finish = (): void => undefined;
-    this.#turn = new Promise<void>((resolve) => (finish = resolve));
-    await before;
-    try {
-      try {
-        return await this.#window(job, seek, frames, language);
-      } catch (error) {
-        if (!(error instanceof DeviceError)) throw error;
-        job.signal.throwIfAborted();
-        await this.#parts.replaceRunner();
-        return await this.#window(job, seek, frames, language);
-      }
-    } finally {
-      finish();
-    }
-  }
-
   async #window(job: Job, seek: number, frames: number, given: string | null): Promise<Window> {
     const model = this.#model;
     const batch = windowBatch(this.#parts.manifest, job.frames, seek);
-    await this.#compute(job, async (runner) => runner.listen?.(batch));
+    await this.#turns.compute(job.signal, async (runner) => runner.listen?.(batch));
     const language = given ?? (model.languages.length === 0 ? null : await this.#detectLanguage(job));
     const prompt = transcriptionPrompt(model, { ...job, language });
     const start = prompt.indexOf(model.start);
@@ -306,7 +293,8 @@ export class Transcriber {
         batch.sample_settings.push(...settingsRow({}));
       }
       const heard = attending(manifest, batch);
-      const logits = (await this.#compute(job, async (runner) => runner.forwardLogits?.(heard))) ?? new Float32Array();
+      const logits =
+        (await this.#turns.compute(job.signal, async (runner) => runner.forwardLogits?.(heard))) ?? new Float32Array();
       if (!logits.every(Number.isFinite))
         throw new DeviceError(
           "The device computed logits that are not numbers; load the model again, or report it with the device's name",
@@ -315,14 +303,6 @@ export class Transcriber {
       for (let row = 0; row < batch.sample_rows.length; row++) found.push(logits.slice(row * size, (row + 1) * size));
     }
     return found;
-  }
-
-  /** Runs a step when the engine may use the device. */
-  async #compute<T>(job: Job, step: (runner: ReturnType<TranscriberParts["runner"]>) => Promise<T>): Promise<T> {
-    job.signal.throwIfAborted();
-    await this.#parts.gate.opened();
-    job.signal.throwIfAborted();
-    return this.#parts.gate.through(() => step(this.#parts.runner()));
   }
 }
 

@@ -24,7 +24,8 @@ import type { PagesByGroup } from "./page_groups.js";
  * rope_positions (S, 3): the positions in time, rows and columns by which tokens rotate.
  * source_positions (S,): the last row of the sound that each token attends to; source_page_indptr (B + 1,) and
  * source_page_ids (LS,): the pages that hold its keys and values. For the plan "audio", source_slots (S,): those for the
- * keys and values of each row; frames (S, 4 * mel bins): what it reads.
+ * keys and values of each row; frames (S, 4 * mel bins): what it reads. For the plan "ctc", frames
+ * (S, frames of a row * mel bins), and row_frames (S,): how many of them exist.
  */
 export interface Batch {
   readonly token_ids: readonly number[];
@@ -52,6 +53,7 @@ export interface Batch {
   readonly source_page_ids?: readonly number[];
   readonly source_slots?: readonly number[];
   readonly frames?: Float32Array;
+  readonly row_frames?: readonly number[];
 }
 
 /**
@@ -95,6 +97,7 @@ export const MEDIA_INPUTS = [
   "source_page_indptr",
   "source_page_ids",
   "source_slots",
+  "row_frames",
   "frames",
   "feature_rows",
   "features",

@@ -41,6 +41,7 @@ function ofPlans({
   vector_test: vectors,
   embedding,
   classifier,
+  ctc,
 }: Manifest): readonly [string, unknown] | null {
   // Arrays by name, and by name and plane, as bindings refer to them.
   const common = Object.keys(scratch).map((name) => key("scratch", name));
@@ -105,8 +106,8 @@ function ofPlans({
   if (vectors === null) return null;
   const { texts, rows } = vectors;
   const tokens = texts.flat();
-  const columns = embedding?.size ?? classifier?.labels.length ?? 0;
-  const count = classifier?.per_token === true ? tokens.length : texts.length;
+  const columns = embedding?.size ?? classifier?.labels.length ?? (ctc === null ? 0 : spec.vocab_size);
+  const count = ctc !== null || classifier?.per_token === true ? tokens.length : texts.length;
   // Without an expected value, or with only zeros, every result would pass.
   const compares =
     rows.some(({ values }) => values.some(Boolean)) &&

@@ -80,10 +80,13 @@ export function deviceTest(manifest: Manifest, { encoders, images }: TestModules
         numPages: splitsTexts === false ? [] : groups.map(({ pages }) => pages),
         tokens,
         sequences,
-        encode: runner.encode.bind(runner),
+        encode: async (batch: Batch) => {
+          const { conformer } = manifest.spec;
+          return runner.encode(conformer === null ? batch : (await importAudio()).withTestFrames(batch, conformer));
+        },
         choose: runner.choose.bind(runner),
       };
-      const perToken = classifier?.per_token ?? false;
+      const perToken = manifest.ctc !== null || (classifier?.per_token ?? false);
       const options = optionsOf(runner, texts, activation, front);
       const { vectorTest } = encoders ?? (await importEncoders());
       return vectorTest(tested, { ...texts, ...options, watch, pageSize, perToken, signal });

@@ -107,7 +107,9 @@ export function limitsOf(
   const { both_ways: bothWays = "none", tile_patches: patches = 0, block = 1 } = spec.vision ?? {};
   const seen = bothWays === "none" ? 0 : patches / block ** 2;
   const heard = manifest.plans.hearing !== undefined && spec.hearing?.whole === true ? spec.hearing.sound_rows : 0;
-  const least = isPaged ? Math.max(spec.audio?.positions ?? 0, heard, seen) : Math.max(context, maxBatchTokens);
+  // An encoder of sound reads one window at a time.
+  const ofTexts = manifest.ctc === null ? maxBatchTokens : 0;
+  const least = isPaged ? Math.max(spec.audio?.positions ?? 0, heard, seen) : Math.max(context, ofTexts);
   const tokens = Math.max(PREFILL_CHUNK, rows, least);
   const sizes = { context, pageSize, maxTokens: tokens };
   const groups = isPaged ? pageGroups(manifest, sizes, maxSequences, pages) : [];

@@ -4,7 +4,7 @@ import { BundleError } from "../errors.js";
 import type { Manifest, PlanEntry } from "./manifest.js";
 
 /**
- * The plan "embed" of an embedding model, "classify" of a classifier, otherwise "generate". Throws BundleError for a
+ * The plan "embed" of an embedding model, "classify" of a classifier, "ctc" of an encoder of sound, otherwise "generate". Throws BundleError for a
  * bundle without this plan.
  */
 export function planOf({
@@ -12,7 +12,8 @@ export function planOf({
   embedding,
   classifier,
 }: Pick<Manifest, "plans" | "embedding" | "classifier">): PlanEntry {
-  const name = embedding !== null ? "embed" : classifier !== null ? "classify" : "generate";
+  const name =
+    embedding !== null ? "embed" : classifier !== null ? "classify" : plans.ctc !== undefined ? "ctc" : "generate";
   const plan = plans[name];
   if (plan === undefined) {
     const known = Object.keys(plans);

@@ -60,8 +60,8 @@ export class Results {
     const [makes, roles] =
       embedding !== null
         ? (["makes embeddings", ["embeddings"]] as const)
-        : classifier !== null
-          ? (["classifies texts", ["scores"]] as const)
+        : classifier !== null || manifest.ctc !== null
+          ? ([manifest.ctc === null ? "classifies texts" : "transcribes sound", ["scores"]] as const)
           : (["generates text", GENERATED] as const);
     this.#makes = makes;
     this.#outputs = Object.fromEntries(roles.map((role) => [role, findResult(planOf(manifest), role)]));

@@ -128,7 +128,8 @@ export async function openTrusted(
       return (await rememberedTuning(note(`tuning ${activation}`), device)) ?? shippedTuning(manifest.tuning, device);
     };
     // Tuning has no sound to which the batches that it times could attend.
-    const mayTune = manifest.speech === null && (options.tuning ?? !adapter.info.isFallbackAdapter);
+    const mayTune =
+      manifest.speech === null && manifest.ctc === null && (options.tuning ?? !adapter.info.isFallbackAdapter);
     const noted = trustsNotes ? asRemembered(await note("self-test").read(), manifest) : null;
     // Tuning would choose among untested variants.
     const remembered =

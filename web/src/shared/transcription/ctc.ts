@@ -88,7 +88,7 @@ export function withRows(
     const at = row + index;
     const logprob = logprobs[index] ?? 0;
     const before = all.at(-1);
-    if (before !== undefined && before.token === token && before.end === at) {
+    if (before?.token === token && before.end === at) {
       const count = at - before.start;
       all[all.length - 1] = { ...before, end: at + 1, logprob: (before.logprob * count + logprob) / (count + 1) };
     } else all.push({ token, start: at, end: at + 1, logprob });
@@ -116,9 +116,9 @@ export function wordSegments(
     const ends =
       next === undefined
         ? isLast
-        : next.start - word.end >= PAUSE_SECONDS ||
+        : rounded(next.start - word.end) >= PAUSE_SECONDS ||
           SENTENCE_END.test(word.word) ||
-          next.end - begun.start > LONGEST_SECONDS;
+          rounded(next.end - begun.start) > LONGEST_SECONDS;
     if (!ends) continue;
     const own = words.slice(first, index + 1);
     const of = spans.slice(begun.first, word.last + 1);
@@ -135,6 +135,9 @@ export function wordSegments(
   return { segments, used: isLast ? spans.length : (words[first]?.first ?? 0) };
 }
 
+/** Seconds to the millisecond. */
+const rounded = (seconds: number): number => Math.round(seconds * 1000) / 1000;
+
 /** A word with the first and the last span that it has characters of. */
 interface SpannedWord extends Word {
   readonly first: number;
@@ -143,7 +146,7 @@ interface SpannedWord extends Word {
 
 function wordsOf(spans: readonly TokenSpan[], texts: readonly string[], rowSeconds: number): readonly SpannedWord[] {
   const text = texts.at(-1) ?? "";
-  const seconds = (row: number): number => Math.round(row * rowSeconds * 1000) / 1000;
+  const seconds = (row: number): number => rounded(row * rowSeconds);
   return [...text.matchAll(/\S+/gu)].map(({ 0: word, index }) => {
     // The first span that reaches into the word, and the first one that reaches its end.
     const first = Math.max(
