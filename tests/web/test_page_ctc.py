@@ -95,7 +95,7 @@ def test_words_of_long_sound_are_those_of_python(page: Page, bundle: Bundle) -> 
 
 
 def test_the_test_of_the_bundle_has_run_and_what_it_does_not_do_is_refused(page: Page) -> None:
-    assert page.evaluate("engine.selfTest.state") == "passed"
+    assert page.evaluate("engine.info.selfTest.state") == "passed"
     for options, message in (
         ({"language": "en"}, "takes no language"),
         ({"task": "translate"}, "does not translate"),
