@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from nearfar.compiler.formats.images import read_images
+from nearfar.compiler.formats.videos import with_video
 from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer as OurTokenizer
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
@@ -27,6 +28,7 @@ MARKERS = (
     "<|audio>", "<audio|>", "<pad>",
     *(f"<row_{row}_col_{column}>" for row in GRID for column in GRID),
     *(f"<|img_row_{row}_col_{column}|>" for row in GRID for column in GRID),
+    "<|video|>",
 )  # fmt: skip
 # The first token after the 256 bytes.
 FIRST_MARKER = 256
@@ -44,6 +46,8 @@ class Family:
     preprocessor: dict[str, Any]
     processor: dict[str, Any] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
+    # The processor of videos.
+    video: dict[str, Any] = field(default_factory=dict)
     sizes: tuple[tuple[int, int], ...] = ()
     # Whether the processor's settings are a section of processor_config.json, as transformers 5 writes them.
     nested: bool = False
@@ -101,6 +105,14 @@ FAMILIES: dict[str, Family] = {
             "end_of_utterance_token": "<end_of_utterance>",
             "video_token": "<video>",
         },
+        {
+            **HALF,
+            "video_processor_type": "SmolVLMVideoProcessor",
+            "max_image_size": {"longest_edge": 90},
+            "size": {"longest_edge": 200},
+            "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 512}},
+            "do_sample_frames": False,
+        },
         sizes=AWKWARD,
         nested=True,
     ),
@@ -157,6 +169,15 @@ FAMILIES: dict[str, Family] = {
             "processor_class": "Qwen3VLProcessor",
             "image_processor_type": "Qwen2VLImageProcessorFast",
         },
+        video={
+            "size": {"longest_edge": 25165824, "shortest_edge": 4096},
+            "patch_size": 16,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            **HALF,
+            "processor_class": "Qwen3VLProcessor",
+            "video_processor_type": "Qwen3VLVideoProcessor",
+        },
         sizes=(*AWKWARD, (528, 400)),
     ),
     # With the mean and the deviation of CLIP, which Qwen2-VL has.
@@ -168,6 +189,17 @@ FAMILIES: dict[str, Family] = {
             "image_std": [0.26862954, 0.26130258, 0.27577711],
             "max_pixels": 100352,
             "min_pixels": 3136,
+        },
+        # Frames of bounded size, as Qwen's own library prepares them.
+        video={
+            "image_mean": [0.48145466, 0.4578275, 0.40821073],
+            "image_std": [0.26862954, 0.26130258, 0.27577711],
+            "patch_size": 14,
+            "size": {"shortest_edge": 3136, "longest_edge": 602112},
+            "fps": 4,
+            "max_frames": 16,
+            "cap_pixels_per_frame": True,
+            "max_video_tokens": 64,
         },
         sizes=AWKWARD[:3],
         nested=True,
@@ -230,6 +262,17 @@ FAMILIES: dict[str, Family] = {
             "eoa_token": "<audio|>",
             "pad_token": "<pad>",
         },
+        {
+            "do_normalize": True,
+            "image_mean": [0.0, 0.0, 0.0],
+            "image_std": [1.0, 1.0, 1.0],
+            "max_soft_tokens": 70,
+            "num_frames": 32,
+            "patch_size": 16,
+            "pooling_kernel_size": 3,
+            "resample": 3,
+            "video_processor_type": "Gemma4VideoProcessor",
+        },
         sizes=AWKWARD,
         nested=True,
     ),
@@ -260,8 +303,10 @@ def write_family(family: Family, folder: Path) -> Path:
     processor = family.processor
     if family.nested:
         processor = {**processor, "image_processor": family.preprocessor}
+        processor |= {"video_processor": family.video} if family.video else {}
     else:
         files["preprocessor_config.json"] = family.preprocessor
+        files |= {"video_preprocessor_config.json": family.video} if family.video else {}
     if processor:
         files["processor_config.json"] = processor
     for name, values in files.items():
@@ -276,9 +321,12 @@ def write_family(family: Family, folder: Path) -> Path:
     return folder
 
 
-def spec_of(folder: Path) -> ImageSpec:
-    tokenizer = OurTokenizer(TokenizerFiles.at(folder / "tokenizer.json"))
-    return read_images(folder, json.loads((folder / "config.json").read_text()), tokenizer)
+def spec_of(folder: Path, notes: list[str] | None = None) -> ImageSpec:
+    """``notes`` receives why videos are not read."""
+    files = TokenizerFiles.at(folder / "tokenizer.json", "<video> <|video_pad|> <|video|>")
+    config = json.loads((folder / "config.json").read_text())
+    images = read_images(folder, config, OurTokenizer(files))
+    return with_video(folder, config, images, files, [] if notes is None else notes)[0]
 
 
 def pattern(width: int, height: int) -> npt.NDArray[np.uint8]:

@@ -169,7 +169,7 @@ def batches_within(limits: Limits) -> Iterator[dict[str, int]]:
     """
     # No adapters, and no sampling but the greedy one.
     others = {"P": limits.pages or 1, "PW": limits.pages or 1, "N": limits.sequences, "M": 0} | dict.fromkeys(
-        "GAWVIF", 0
+        "GAWVIFC", 0
     )
     for tokens in range(1, limits.tokens + 1):
         for sequences in range(1, min(tokens, limits.sequences) + 1):
@@ -179,7 +179,11 @@ def batches_within(limits: Limits) -> Iterator[dict[str, int]]:
                     dims = {"S": tokens, "B": sequences, "R": rows, "T": longest, "L": pages, "LW": pages}
                     yield dims | others | {"DR": 0}
     for count in range(1, (limits.patches or 0) + 1):
-        yield dict.fromkeys(("S", "B", "R", "T", "L", "LW", "DR"), 0) | others | {"V": count, "I": 1, "F": count}
+        yield (
+            dict.fromkeys(("S", "B", "R", "T", "L", "LW", "DR"), 0)
+            | others
+            | {"V": count, "I": 1, "F": count, "C": count}
+        )
 
 
 def lighten(bundle: Path, *, keep: Collection[str] = (), self_test: bool = False, tokens: Tokens = "few") -> None:

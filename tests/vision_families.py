@@ -5,7 +5,7 @@ with two pictures.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,14 @@ GEMMA4_PICTURES = {
     "patch_size": 4,
     "pooling_kernel_size": 2,
 }
+GEMMA4_VIDEO = {**GEMMA4_PICTURES, "num_frames": 3, "video_processor_type": "Gemma4VideoProcessor"}
 GEMMA4_TEXT = {**GEMMA4, "model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
 IDEFICS3 = {"vision_config": {**VISION, "image_size": 42, "patch_size": 7}, "scale_factor": 3, "pad_token_id": 0}
 # Writes the mark of each picture, and the texts, between control tokens.
 TEMPLATE = (
     "{% for message in messages %}{{ '<start_of_image>' }}{% if message.content is string %}{{ message.content }}"
-    "{% else %}{% for part in message.content %}{% if part.type == 'image' %}{{ '<image>' }}{% else %}{{ part.text }}"
+    "{% else %}{% for part in message.content %}{% if part.type == 'image' %}{{ '<image>' }}"
+    "{% elif part.type == 'video' %}{{ '<video>' }}{% else %}{{ part.text }}"
     "{% endif %}{% endfor %}{% endif %}{{ '<end_of_utterance>' }}{% endfor %}"
 )
 
@@ -111,6 +113,12 @@ QWEN_AREAS = {
     "patch_size": 4,
     "size": {"shortest_edge": 8 * 64, "longest_edge": 20 * 64},
 }
+QWEN_VIDEO = {
+    **HALF,
+    "video_processor_type": "Qwen3VLVideoProcessor",
+    "patch_size": 4,
+    "size": {"shortest_edge": 8 * 64, "longest_edge": 60 * 64},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,9 @@ class VisionFamily:
     processor: dict[str, Any]
     sizes: Sequence[tuple[int, int]]
     placeholder: str = "<image>"
+    # How videos are read, and the token that a chat template writes for them.
+    video: dict[str, Any] = field(default_factory=dict)
+    video_mark: str = "<video>"
 
 
 FAMILIES: dict[str, VisionFamily] = {
@@ -133,6 +144,7 @@ FAMILIES: dict[str, VisionFamily] = {
         {"text_config": LLAMA, **IDEFICS3},
         {**TILES, "image_processor_type": "SmolVLMImageProcessor"},
         ((90, 61), (20, 20)),
+        video={**TILES, "video_sampling": {"fps": 1, "max_frames": 4, "video_size": {"longest_edge": 84}}},
     ),
     "idefics3": VisionFamily(
         "Idefics3",
@@ -183,6 +195,8 @@ FAMILIES: dict[str, VisionFamily] = {
         },
         ((60, 45), (20, 70)),
         "<|image|>",
+        {**GEMMA4_VIDEO, "video_processor_type": "Gemma4UnifiedVideoProcessor"},
+        "<|video|>",
     ),
     # Features in their standard form, which layers with a window see both ways.
     "gemma4": VisionFamily(
@@ -195,6 +209,8 @@ FAMILIES: dict[str, VisionFamily] = {
         GEMMA4_PICTURES,
         ((60, 45), (20, 70)),
         "<|image|>",
+        GEMMA4_VIDEO,
+        "<|video|>",
     ),
     # Bounds of projections, and a table for each layer; pictures are read from left to right.
     "gemma4_bounded": VisionFamily(
@@ -214,6 +230,8 @@ FAMILIES: dict[str, VisionFamily] = {
         GEMMA4_PICTURES,
         ((60, 45), (20, 70)),
         "<|image|>",
+        GEMMA4_VIDEO,
+        "<|video|>",
     ),
     # Pictures are read from left to right.
     "gemma4_causal": VisionFamily(
@@ -222,6 +240,8 @@ FAMILIES: dict[str, VisionFamily] = {
         GEMMA4_PICTURES,
         ((60, 45), (20, 70)),
         "<|image|>",
+        GEMMA4_VIDEO,
+        "<|video|>",
     ),
     # Wide and high pictures, whose rotations are by other axes; features for two further layers, made in another order.
     "qwen3_vl": VisionFamily(
@@ -233,6 +253,8 @@ FAMILIES: dict[str, VisionFamily] = {
         QWEN_AREAS,
         ((70, 24), (20, 51)),
         "<|image_pad|>",
+        QWEN_VIDEO,
+        "<|video_pad|>",
     ),
     "qwen3_5": VisionFamily(
         "Qwen3_5",
@@ -247,6 +269,8 @@ FAMILIES: dict[str, VisionFamily] = {
         QWEN_AREAS,
         ((70, 24), (20, 51)),
         "<|image_pad|>",
+        QWEN_VIDEO,
+        "<|video_pad|>",
     ),
 }  # fmt: skip
 
@@ -275,14 +299,17 @@ def make_vision(name: str, folder: Path, **text: Any) -> Expected:
     placeholder = marker_id(family.placeholder)
     torch.manual_seed(len(name))
     values = {**family.config, "text_config": {**family.config["text_config"], **text}}
-    config = getattr(transformers, f"{family.name}Config")(**values, image_token_id=placeholder)
+    marks = {"image_token_id": placeholder}
+    if family.video:
+        marks["video_token_id"] = marker_id(family.video_mark)
+    config = getattr(transformers, f"{family.name}Config")(**values, **marks)
     for part in (config, config.text_config, config.vision_config):
         part._attn_implementation = "eager"
     model = getattr(transformers, f"{family.name}ForConditionalGeneration")(config).float().eval()
     randomize(model)
     standardize(model)
-    write_family(Family({}, family.processor), folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    write_family(Family({}, family.processor, video=family.video), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("<video>", family.video_mark))
     model.save_pretrained(folder)
     spec = load(str(folder)).images
     assert spec is not None
@@ -306,6 +333,81 @@ def make_vision(name: str, folder: Path, **text: Any) -> Expected:
     stops = np.cumsum([sum(image.features) for image in images])[:-1]
     features = np.split(rows.reshape(-1, rows.shape[-1]).numpy(), stops)
     return Expected(images, token_ids, tuple(places), tuple(features), logits)
+
+
+def make_video(name: str, folder: Path) -> Expected:
+    """The same for a prompt with one video, of which each tile is an image of the result."""
+    import torch
+    import transformers
+    from video_oracle import video_of
+
+    from nearfar.compiler.formats import load
+    from nearfar.compiler.runtime.images.videos import prepare_video
+    from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+
+    make_vision(name, folder)
+    family, placeholder = FAMILIES[name], marker_id(FAMILIES[name].placeholder)
+    loaded = load(str(folder))
+    spec = loaded.images
+    assert spec is not None
+    assert spec.video is not None, loaded.notes
+    video = prepare_video(spec, video_of(40, 33, 30, 10.0))
+    token_ids = [5, 6, *Tokenizer(loaded.tokenizer).encode(video.text, split_special_tokens=False), 11, 12, 13]
+    tiles = tiles_of(video)
+    rows = [index for index, token_id in enumerate(token_ids) if token_id == placeholder]
+    places = [rows[start] for start in np.cumsum([0, *video.features])[:-1]]
+    model = getattr(transformers, f"{family.name}ForConditionalGeneration").from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    )
+    inputs = video_arguments(model, spec, tiles)
+    is_frame = torch.tensor([[token_id == placeholder for token_id in token_ids]])
+    given, kinds = torch.tensor([token_ids]), {}
+    # Other models take frames for pictures.
+    if "pixel_values_videos" in inputs:
+        given = torch.where(is_frame, model.config.video_token_id, given)
+        unified = model.config.model_type == "gemma4_unified"
+        kinds = masks_of(model, token_ids) if unified else {"mm_token_type_ids": 2 * is_frame.long()}
+    with torch.no_grad():
+        made = (model.model.get_video_features if kinds else model.model.get_image_features)(**inputs)
+        logits = model(input_ids=given, **inputs, **kinds).logits[0].numpy()
+    found = made.pooler_output
+    features = torch.cat(list(found)) if isinstance(found, list | tuple) else found
+    features = features.reshape(-1, features.shape[-1])
+    further = [torch.cat(list(each)) for each in getattr(made, "deepstack_features", None) or []]
+    features = torch.cat([features, *further], dim=-1)
+    parts = np.split(features.numpy(), np.cumsum(video.features)[:-1])
+    return Expected(tiles, token_ids, tuple(places), tuple(parts), logits)
+
+
+def tiles_of(video: PreparedImage) -> tuple[PreparedImage, ...]:
+    """Each tile as an image of its own."""
+    names = ("patches", "rows", "weights", "positions", "changes")
+    tiles = []
+    for index, (start, stop) in enumerate(zip(video.starts[:-1], video.starts[1:], strict=True)):
+        own = {name: getattr(video, name)[start:stop] for name in names}
+        starts = np.array([0, stop - start], np.int32)
+        tiles.append(replace(video, **own, starts=starts, features=(video.features[index],)))
+    return tuple(tiles)
+
+
+def video_arguments(model: Any, spec: ImageSpec, tiles: Sequence[PreparedImage]) -> dict[str, Any]:
+    """The arguments of transformers' model for the frames of a video."""
+    import torch
+
+    if model.config.model_type in QWEN:
+        patches, changes = (np.concatenate([getattr(tile, name) for tile in tiles]) for name in ("patches", "changes"))
+        frames = [each.reshape(len(each), 3, -1) for each in (patches + changes, patches - changes)]
+        grid = [len(tiles), *(int(each) + 1 for each in tiles[0].positions.max(axis=0))]
+        pixels = torch.tensor(np.stack(frames, 2).reshape(len(patches), -1))
+        return {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([grid])}
+    arguments = arguments_of(model, spec, tiles)
+    if "image_position_ids" not in arguments:
+        return arguments
+    return {
+        "pixel_values_videos": arguments["pixel_values"],
+        "video_position_ids": arguments["image_position_ids"],
+        "num_frames_per_video": torch.tensor([len(tiles)]),
+    }
 
 
 def standardize(model: Any) -> None:
@@ -435,4 +537,21 @@ def greedy_answer(
         for _ in range(count):
             logits = model(input_ids=torch.tensor([found]), **inputs, **masks_of(model, found)).logits
             found.append(int(logits[0, -1].argmax()))
+    return found[len(token_ids) :]
+
+
+def greedy_video_answer(folder: Path, token_ids: Sequence[int], video: PreparedImage, count: int) -> list[int]:
+    """The tokens that transformers' model likes best after a prompt with a video."""
+    import torch
+    import transformers
+
+    from nearfar.compiler.formats import load
+
+    spec = load(str(folder)).images
+    assert spec is not None
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    inputs, found = video_arguments(model, spec, tiles_of(video)), list(token_ids)
+    with torch.no_grad():
+        for _ in range(count):
+            found.append(int(model(input_ids=torch.tensor([found]), **inputs).logits[0, -1].argmax()))
     return found[len(token_ids) :]

@@ -37,6 +37,7 @@ def tower_of(spec: ImageSpec) -> VisionSpec:
         block=spec.block,
         tile_patches=largest_tile(spec),
         tile_side=longest_side(spec),
+        frames=2 if spec.video is not None and spec.video.frames == 2 else 1,
     )
 
 
@@ -48,7 +49,7 @@ def vectors() -> dict[str, Any]:
             spec = spec_of(write_family(family, Path(folder)))
         tower = tower_of(spec)
         batch = patches_of_test(tower, spec)
-        names = ("patches", "patch_rows", "patch_weights", "patch_starts", "patch_positions")
+        names = ("patches", "patch_rows", "patch_weights", "patch_starts", "patch_positions", "changes", "change_rows")
         hashes = {each: hashlib.sha256(getattr(batch, each).tobytes()).hexdigest() for each in names}
         found[name] = {
             "tile_patches": tower.tile_patches,

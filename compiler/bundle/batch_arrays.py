@@ -17,6 +17,8 @@ STARTS: Shape = (["add", "B", 1],)
 PATCH_STARTS = "patch_starts"
 # The row and the column of each patch in its tile.
 PATCH_POSITIONS = "patch_positions"
+# The patches of two frames.
+CHANGE_ROWS = "change_rows"
 # The inputs of a batch that an engine makes. Code that indexes arrays by their values relies on these shapes.
 INPUTS: Mapping[str, tuple[Shape, str]] = {
     "token_ids": (TOKENS, "int32"),
@@ -46,6 +48,7 @@ INPUTS: Mapping[str, tuple[Shape, str]] = {
     "reach": (TOKENS, "int32"),
     ROW_FRAMES: (TOKENS, "int32"),
     "rope_positions": (("S", 3), "int32"),
+    CHANGE_ROWS: (("C",), "int32"),
     PATCH_STARTS: ((["add", "I", 1],), "int32"),
     "sample_settings": (("R", len(Settings._fields)), "float32"),
 }

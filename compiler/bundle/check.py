@@ -45,7 +45,7 @@ PLANE_ALIGNMENT = 256
 MAX_UNIFORMS = 64
 # More than any GPU has for one workgroup.
 MAX_SHARED_BYTES = 256 << 10
-DIMS = frozenset((*"SBRTLPNMAWGZHVIF", "LW", "PW", "DR", "PD", "PH", "LS", "PS"))
+DIMS = frozenset((*"SBRTLPNMAWGZHVIFC", "LW", "PW", "DR", "PD", "PH", "LS", "PS"))
 
 
 def parse_manifest(data: bytes, file: Path) -> Manifest | ExportManifest:
@@ -181,6 +181,8 @@ def check_vision_spec(vision: VisionSpec, images: ImageSpec | None, num_layers: 
     own = all(layer < vision.num_layers for layer in vision.deepstack_layers)
     require(own and len(vision.deepstack_layers) <= num_layers, where, "has features for layers that do not exist")
     require(len(vision.mrope_section) in (0, 3), where, f"rotates by {len(vision.mrope_section)} axes")
+    frames = 1 if images.video is None else images.video.frames
+    require(frames == vision.frames, where, f"joins {vision.frames} frames, but images.video {frames}")
     expected = (images.block, 3 * images.patch**2, tables)
     found = (vision.block, vision.patch_elements, vision.positions)
     require(found == expected, where, f"has blocks, patches and positions of {found}, but images has {expected}")

@@ -27,7 +27,16 @@ from ..ir.pages import (
 from ..ir.sampling import ALTERNATIVES
 from ..ir.spec import ModelSpec, VisionSpec
 from ..ir.speech import FRAMES, FRAMES_OF_ROW, ROW_FRAMES
-from .batch_arrays import INPUTS, NAMES, PATCH_POSITIONS, PATCH_STARTS, SAMPLED_NAMES, Shape, is_on_sampled_rows
+from .batch_arrays import (
+    CHANGE_ROWS,
+    INPUTS,
+    NAMES,
+    PATCH_POSITIONS,
+    PATCH_STARTS,
+    SAMPLED_NAMES,
+    Shape,
+    is_on_sampled_rows,
+)
 from .check_kernels import check_names, check_variants
 from .entries import PlanEntry, StepEntry
 from .fault import Fault, require
@@ -191,6 +200,8 @@ def check_vision(where: str, plan: PlanEntry, manifest: Manifest) -> None:
     }
     if vision.tile_side:
         declared[PATCH_POSITIONS] = (["V", 2], "int32")
+    if vision.frames > 1:
+        declared |= {"changes": (["C", vision.patch_elements], "float32"), CHANGE_ROWS: (["C"], "int32")}
     found = {name: (entry.shape, entry.dtype) for name, entry in plan.inputs.items()}
     require(found == declared, f"{where}.inputs", f"must be {', '.join(declared)} of the sizes of the tower")
 
@@ -285,6 +296,10 @@ def check_roles(where: str, step: StepEntry, use: Use, plan: PlanEntry) -> None:
         names["sampled"] = DRAFT_SAMPLED
     if "kv" in shapes and shapes["kv"][0] == WINDOW_PAGES:
         names = {role: f"{WINDOW}{name}" if name in PAGE_INPUTS else name for role, name in names.items()}
+    if "feature_rows" in shapes and shapes["feature_rows"][0] == "C":
+        # Added to patches, and computed of their changes.
+        names["feature_rows"] = CHANGE_ROWS
+        del names["features"]
     if "qkv" in shapes and shapes["qkv"][0] == "V":
         names["seq_starts"] = PATCH_STARTS
     if "axis_positions" in shapes and shapes["axis_positions"][0] == "V":
@@ -298,7 +313,7 @@ def check_roles(where: str, step: StepEntry, use: Use, plan: PlanEntry) -> None:
     # An op that looks up rows by their indices checks those itself.
     rows = [shapes[role][0] for role in ("x", "q", "qkv", "k") if role in shapes and "rows" not in shapes]
     by_token = ("R" if on_sampled_rows else "S",)
-    allowed: tuple[Expr, ...] = by_token if shapes.keys() & BY_TOKEN else ("S", "R", "V", "F")
+    allowed: tuple[Expr, ...] = by_token if shapes.keys() & BY_TOKEN else ("S", "R", "V", "F", "C")
     # Rows of experts are pairs of a token and an expert that it chose.
     allowed += tuple(["mul", *shapes[role]] for role in ("chosen", "weights") if role in shapes)
     are_rows = (op.per_text and rows == ["B"]) or all(each in allowed for each in rows)

@@ -260,7 +260,7 @@ class Manifest(Description):
         patches of pictures, the frames of sound, and features.
         """
         gathered = {name for plan in self.plans.values() for name in plan.gathered}
-        return gathered | {name for name, entry in self.inputs.items() if entry.shape[0] in ("V", "F")}
+        return gathered | {name for name, entry in self.inputs.items() if entry.shape[0] in ("V", "F", "C")}
 
     @property
     def states(self) -> dict[str, BufferEntry]:

@@ -47,6 +47,7 @@ from ..ir.spec import (
     VisionSpec,
 )
 from ..ir.speech import CtcSpec, LanguageToken, SpeechSpec
+from ..ir.videos import ByCount, ByRate, BySeconds, FrameArea, FrameEdge, FrameVolume, VideoPrompt, VideoSpec
 from . import entries, manifest
 from .check import DIMS
 
@@ -107,6 +108,14 @@ def typescript() -> str:
         TileGrid,
         PositionSpec,
         ImagePrompt,
+        BySeconds,
+        ByRate,
+        ByCount,
+        FrameEdge,
+        FrameArea,
+        FrameVolume,
+        VideoPrompt,
+        VideoSpec,
         ImageSpec,
         MelSpec,
         SoundSpec,

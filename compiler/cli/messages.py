@@ -1,4 +1,6 @@
-"""A conversation in a file: messages in the form of OpenAI's API, with pictures as data: URLs or files beside it."""
+"""A conversation in a file: messages in the form of OpenAI's API, with pictures and videos as data: URLs or files
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,17 @@ from ..ir.images import ImageSpec
 from ..runtime.errors import RequestError, reason_of
 from ..runtime.images.data_url import is_data_url, read_data_url
 from ..runtime.images.decode import decode_image
+from ..runtime.images.decode_video import open_video
 from ..runtime.images.patches import PreparedImage, prepare_image
+from ..runtime.images.videos import prepare_video
 from ..runtime.media import encode_media
 from ..runtime.text.tokenizer import Tokenizer
 
-NO_PART = 'must be {"type": "text", "text": ...} or {"type": "image_url", "image_url": {"url": ...}}'
+NO_PART = 'must be {"type": "text", "text": ...} or {"type": "image_url", "image_url": {"url": ...}}, or a video_url'
 
 
 class Conversation(NamedTuple):
-    """``messages`` for a chat template, whose parts {"type": "image"} stand for ``pictures``."""
+    """``messages`` for a chat template, whose parts {"type": "image"} and {"type": "video"} stand for ``pictures``."""
 
     messages: Sequence[Mapping[str, Any]]
     pictures: Sequence[PreparedImage]
@@ -70,12 +74,19 @@ def picture_of(data: bytes, spec: ImageSpec) -> PreparedImage:
     return prepare_image(spec, decode_image(data))
 
 
+def video_of(data: bytes, spec: ImageSpec, model: str) -> PreparedImage:
+    """Raises RequestError, also for a model that reads no videos, and ToolError without a decoder."""
+    if spec.video is None:
+        raise RequestError(f"is a video, and {model} reads pictures and texts only; send pictures of it")
+    return prepare_video(spec, open_video(data))
+
+
 def _content(parts: Sequence[str | PreparedImage]) -> str | list[dict[str, str]]:
     """Parts in the form of templates: one text, or a list with a mark for each picture."""
     texts = [part for part in parts if isinstance(part, str)]
     if len(texts) == len(parts):
         return "".join(texts)
-    return [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts]
+    return [{"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind} for part in parts]
 
 
 def _part(file: Path, part: object, where: str, spec: ImageSpec | None, model: str) -> str | PreparedImage:
@@ -83,25 +94,28 @@ def _part(file: Path, part: object, where: str, spec: ImageSpec | None, model: s
     value = part.get(kind) if isinstance(part, dict) and isinstance(kind, str) else None
     if kind == "text" and isinstance(value, str):
         return value
-    url = value.get("url") if kind == "image_url" and isinstance(value, dict) else None
+    url = value.get("url") if kind in ("image_url", "video_url") and isinstance(value, dict) else None
     if not isinstance(url, str):
         raise _wrong(file, f"{where} {NO_PART}")
+    what = "video" if kind == "video_url" else "picture"
     if spec is None:
-        raise _wrong(file, f"{where} is a picture, and {model} sees none; use the bundle of a model that does")
+        raise _wrong(file, f"{where} is a {what}, and {model} sees none; use the bundle of a model that does")
     try:
-        return picture_of(_bytes(file, url), spec)
+        if what == "video":
+            return video_of(_bytes(file, url, what), spec, model)
+        return picture_of(_bytes(file, url, what), spec)
     except OSError as error:
         raise _wrong(file, f"{where}: {url} cannot be read: {reason_of(error)}") from error
     except RequestError as error:
         raise _wrong(file, f"{where}: {error.message}") from error
 
 
-def _bytes(file: Path, url: str) -> bytes:
+def _bytes(file: Path, url: str, what: str) -> bytes:
     """Of a data: URL, or of a file whose path is relative to the folder of the messages."""
     if is_data_url(url):
-        return read_data_url(url)
+        return read_data_url(url, what)
     if "://" in url:
-        raise RequestError(f"{url[:80]!r} is not fetched; save the picture, and write its path or a data: URL")
+        raise RequestError(f"{url[:80]!r} is not fetched; save the {what}, and write its path or a data: URL")
     try:
         return (file.parent / url).read_bytes()
     except ValueError as error:

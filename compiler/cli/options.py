@@ -54,6 +54,9 @@ class Run:
     """for embeddings: the length of the vector (default: all numbers)"""
     image: Annotated[tuple[Path, ...], Flag(metavar="FILE")] = ()
     """for a model that sees pictures: one before the message (PNG, JPEG, WebP, GIF, BMP or AVIF); may be repeated"""
+    video: Annotated[tuple[Path, ...], Flag(metavar="FILE")] = ()
+    """for a model that reads videos: one before the message, after pictures (MP4 or WebM); may be repeated; needs pip
+    install 'nearfar[video]'"""
     audio: Annotated[tuple[Path, ...], Flag(metavar="FILE")] = ()
     """a recording before the message, of which --transcriber writes down what is said; may be repeated"""
     transcriber: Annotated[Path | None, Flag(metavar="BUNDLE")] = None
@@ -192,7 +195,8 @@ class Score:
     tokens: Annotated[str | None, Flag(metavar="IDS")] = None
     """token ids, separated by commas"""
     messages: File | None = None
-    """a conversation instead of tokens: JSON with OpenAI's messages; an image_url has a data: URL, or a file's path"""
+    """a conversation instead of tokens: JSON with OpenAI's messages; an image_url or video_url has a data: URL, or a
+    file's path"""
     runner: Runner | None = None
     trust: Trust = ()
     json: Json = False

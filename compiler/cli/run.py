@@ -21,7 +21,7 @@ from ..runtime.text.stop_strings import StopAutomaton
 from ..runtime.text.tokenizer import Tokenizer
 from .answer import Answer, Answerer, print_speed, write_out
 from .chat import Conversation, converse
-from .messages import picture_of
+from .messages import picture_of, video_of
 from .model import bundle_of, open_command_runner
 from .options import Run
 from .output import print_json
@@ -42,7 +42,8 @@ def run(options: Run) -> None:
     """Raises RequestError for options that exclude each other, and all errors of opening and running the bundle."""
     check_options(options)
     text = read_prompt(options)
-    needs = {"--json": options.json, "--raw": options.raw, "--image": options.image, "--audio": options.audio}
+    needs = {"--json": options.json, "--raw": options.raw, "--image": options.image}
+    needs |= {"--video": options.video, "--audio": options.audio}
     if text is None and any(needs.values()):
         name = next(name for name, given in needs.items() if given)
         raise RequestError(f"{name} needs a prompt; pass it as an argument or on standard input")
@@ -53,7 +54,7 @@ def run(options: Run) -> None:
     tokenizer = Tokenizer(bundle.tokenizer_files())
     refuse_sound(bundle.manifest)
     require_transcriber(options, bundle.manifest)
-    pictures = read_pictures(options.image, bundle.manifest)
+    pictures = read_pictures(options.image, options.video, bundle.manifest)
     if not bundle.manifest.generates:
         encode_once(options, bundle, tokenizer, text)
         return
@@ -66,7 +67,10 @@ def run(options: Run) -> None:
         encode(tokenizer, "", raw=False, system=options.system)
         prompt: list[int] = []
     elif pictures:
-        content = [*({"type": "image"} for _ in pictures), {"type": "text", "text": said(recordings) + text}]
+        content = [
+            *({"type": str(picture.kind)} for picture in pictures),
+            {"type": "text", "text": said(recordings) + text},
+        ]
         prompt = encode_media(tokenizer, bundle.manifest, conversation(options.system, content), pictures)
     else:
         split = options.split_special_tokens
@@ -119,7 +123,7 @@ def encode_once(options: Run, bundle: Bundle | ExportBundle, tokenizer: Tokenize
 
 
 def check_options(options: Run) -> None:
-    for name, given in {"image": options.image, "audio": options.audio}.items():
+    for name, given in {"image": options.image, "video": options.video, "audio": options.audio}.items():
         if given and options.raw:
             raise RequestError(
                 f"--{name} needs the chat template, which --raw switches off; use only one of the two options"
@@ -135,22 +139,23 @@ def check_options(options: Run) -> None:
         raise RequestError("--top-p and --top-k need --temperature above 0; at 0, the likeliest token is always chosen")
 
 
-def read_pictures(files: Sequence[Path], manifest: Description) -> list[PreparedImage]:
-    """The pictures in files, prepared for the model. Raises RequestError for a model that sees none, and for files that
-    cannot be read.
+def read_pictures(files: Sequence[Path], videos: Sequence[Path], manifest: Description) -> list[PreparedImage]:
+    """The pictures and videos in files, prepared for the model. Raises RequestError for a model that sees none, and for
+    files that cannot be read, ToolError without their decoders.
     """
     spec, pictures = manifest.images, []
-    for file in files:
+    for option, file in [*(("--image", file) for file in files), *(("--video", file) for file in videos)]:
         if spec is None:
             raise RequestError(
-                f"--image {file}: {manifest.model} sees no pictures; use the bundle of a model that does"
+                f"{option} {file}: {manifest.model} sees no pictures; use the bundle of a model that does"
             )
         try:
-            pictures.append(picture_of(file.read_bytes(), spec))
+            data = file.read_bytes()
+            pictures.append(picture_of(data, spec) if option == "--image" else video_of(data, spec, manifest.model))
         except OSError as error:
-            raise RequestError(f"--image {file}: cannot be read: {error.strerror}") from error
+            raise RequestError(f"{option} {file}: cannot be read: {error.strerror}") from error
         except RequestError as error:
-            raise RequestError(f"--image {file}: {error.message}", **error.details) from error
+            raise RequestError(f"{option} {file}: {error.message}", **error.details) from error
     return pictures
 
 

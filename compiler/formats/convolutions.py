@@ -72,6 +72,16 @@ class FrameSum(Derived):
 
 
 @dataclass(frozen=True, slots=True)
+class FrameDifference(FrameSum):
+    """What the weights of the first of two frames have more than those of the second."""
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        first, second = self.stored.rows(start, stop).swapaxes(0, 2)
+        found: npt.NDArray[np.float32] = (first - second).swapaxes(0, 1)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class ConvolutionMatrix(Derived):
     """The weights of a convolution (outputs, inputs, size) as the matrix of a projection of the ``size`` rows that a
     filter reads, one behind the other (`near_rows` in `ir/ops/encoders.py`). A projection can apply the filter at

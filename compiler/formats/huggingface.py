@@ -146,7 +146,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
         tensors = {**tensors, **dense_tensors(path, vectors.dense_folders)}
     images, sounds = None, None
     if tower is not None:
-        images, vision = tower.read_images(Tokenizer(tokenizer), notes)
+        images, vision, tokenizer = tower.read_images(tokenizer, notes)
         sounds, hearing = tower.read_sounds(Tokenizer(tokenizer))
         tensors = tower.with_media(tensors, [images] if sounds is None else [images, sounds])
         spec = replace(spec, vision=vision, hearing=hearing)

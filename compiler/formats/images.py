@@ -59,6 +59,15 @@ class ProcessorFiles:
     vision: ConfigReader
     tokenizer: Tokenizer
 
+    @staticmethod
+    def open(path: Path, values: Mapping[str, Any], processor: ConfigReader, tokenizer: Tokenizer) -> ProcessorFiles:
+        """``values`` are those of config.json. Raises CheckpointError."""
+        config = ConfigReader(values, str(path / "config.json"))
+        vision = config.section("vision_config")
+        if vision is None:
+            raise config.contradiction("vision_config", "'vision_config' is missing")
+        return ProcessorFiles(path, processor, config, vision, tokenizer)
+
     def token(self, name: str, default: str) -> str:
         """The text of a token that tokenizer_config.json may name. Raises CheckpointError if there is no such token."""
         file = self.path / TOKENIZER_FILE
@@ -102,11 +111,9 @@ def read_images(path: Path, values: Mapping[str, Any], tokenizer: Tokenizer) -> 
         raise config.unsupported(
             "model_type", f"pictures of model_type {model_type!r} are not supported; supported: {known}"
         )
-    vision = config.section("vision_config")
-    if vision is None:
-        raise config.contradiction("vision_config", "'vision_config' is missing")
     read, processors = READERS[model_type]
     processor = _processor(path)
+    files = ProcessorFiles.open(path, values, processor, tokenizer)
     name = processor.optional_text("image_processor_type")
     # Classes of earlier versions, and those for Pillow, compute the same.
     if name is not None and name.removesuffix("Fast").removesuffix("Pil") not in processors:
@@ -115,7 +122,7 @@ def read_images(path: Path, values: Mapping[str, Any], tokenizer: Tokenizer) -> 
             f"'image_processor_type' is {name!r}, which is not supported for {model_type}; supported: "
             + ", ".join(processors),
         )
-    spec = read(ProcessorFiles(path, processor, config, vision, tokenizer))
+    spec = read(files)
     processor.ignore(*HARMLESS)
     processor.finish()
     return spec
@@ -141,7 +148,7 @@ def processor_values(path: Path) -> Mapping[str, Any]:
     return read_json_object(file) if file.is_file() else {}
 
 
-def _filter(processor: ConfigReader, default: int) -> Literal["bilinear", "bicubic", "lanczos"]:
+def read_filter(processor: ConfigReader, default: int) -> Literal["bilinear", "bicubic", "lanczos"]:
     number = processor.integer("resample", minimum=0, default=default)
     if number not in FILTERS:
         known = " or ".join(f"{each} ({name})" for each, name in FILTERS.items())
@@ -149,7 +156,7 @@ def _filter(processor: ConfigReader, default: int) -> Literal["bilinear", "bicub
     return FILTERS[number]
 
 
-def _scales(processor: ConfigReader, *, normalizes: bool = True) -> tuple[Numbers, Numbers]:
+def read_scales(processor: ConfigReader, *, normalizes: bool = True) -> tuple[Numbers, Numbers]:
     """The mean and the standard deviation; both None if bytes are only divided by 255."""
     processor.expect("do_rescale", True)
     processor.expect("rescale_factor", 1 / 255)
@@ -172,8 +179,8 @@ def _idefics3(files: ProcessorFiles) -> ImageSpec:
     processor.expect("do_pad", True)
     # How videos are read.
     processor.ignore("video_sampling")
-    side = _size(processor, "max_image_size", {"longest_edge": 364})["longest_edge"]
-    longest = _size(processor, "size", {"longest_edge": 4 * 364})["longest_edge"]
+    side = read_size(processor, "max_image_size", {"longest_edge": 364})["longest_edge"]
+    longest = read_size(processor, "size", {"longest_edge": 4 * 364})["longest_edge"]
     patch, block = vision.integer("patch_size", default=32), files.config.integer("scale_factor", default=2)
     across = side // patch
     if across % block:
@@ -190,7 +197,7 @@ def _idefics3(files: ProcessorFiles) -> ImageSpec:
     image, image_id = files.placeholder(("image_token_id",), "image_token", "<image>")
     fake = files.token("fake_image_token", "<fake_token_around_image>")
     overview = fake + files.token("global_image_token", "<global-img>")
-    mean, std = _scales(processor)
+    mean, std = read_scales(processor)
     if mean is None or all((255 * each).is_integer() for each in mean):
         # transformers takes a tile of zeros for padding and drops it.
         raise processor.unsupported(
@@ -200,7 +207,7 @@ def _idefics3(files: ProcessorFiles) -> ImageSpec:
         patch=patch,
         block=block,
         order="channel_row_column",
-        filter=_filter(processor, 1),
+        filter=read_filter(processor, 1),
         mean=mean,
         std=std,
         size=LongestEdge(longest, IDEFICS_MOST),
@@ -249,12 +256,12 @@ def _lfm2_vl(files: ProcessorFiles) -> ImageSpec:
         where.expect("use_image_special_tokens", True)
     image, image_id = files.placeholder(("image_token_id", "image_token_index"), "image_token", "<image>")
     table = math.isqrt(files.vision.integer("num_patches", default=256))
-    mean, std = _scales(processor)
+    mean, std = read_scales(processor)
     return ImageSpec(
         patch=patch,
         block=block,
         order="row_column_channel",
-        filter=_filter(processor, 2),
+        filter=read_filter(processor, 2),
         mean=mean,
         std=std,
         size=AreaBounds(fewest * pixels, most * pixels, whole_blocks=True, max_aspect=None),
@@ -281,17 +288,17 @@ def _qwen(files: ProcessorFiles) -> ImageSpec:
     files.agree("merge_size", block, "spatial_merge_size", vision.integer("spatial_merge_size", default=2))
     frames = processor.integer("temporal_patch_size", default=2)
     files.agree("temporal_patch_size", frames, "temporal_patch_size", vision.integer("temporal_patch_size", default=2))
-    size = _size(processor, "size", {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
+    size = read_size(processor, "size", {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
     least = processor.optional_integer("min_pixels") or size["shortest_edge"]
     most = processor.optional_integer("max_pixels") or size["longest_edge"]
     image, image_id = files.placeholder(("image_token_id",), "image_token", "<|image_pad|>")
     table = math.isqrt(vision.integer("num_position_embeddings", default=2304))
-    mean, std = _scales(processor)
+    mean, std = read_scales(processor)
     return ImageSpec(
         patch=patch,
         block=block,
         order="channel_row_column",
-        filter=_filter(processor, 3),
+        filter=read_filter(processor, 3),
         mean=mean,
         std=std,
         size=AreaBounds(least, most, whole_blocks=False, max_aspect=QWEN_ASPECT),
@@ -306,7 +313,7 @@ def _gemma3(files: ProcessorFiles) -> ImageSpec:
     processor.expect("do_resize", True)
     processor.expect("do_pan_and_scan", False)
     processor.ignore("pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size", "pan_and_scan_min_ratio_to_activate")
-    size = _size(processor, "size", {"height": 224, "width": 224})
+    size = read_size(processor, "size", {"height": 224, "width": 224})
     pixels, patch = vision.integer("image_size", default=224), vision.integer("patch_size", default=16)
     for key in ("height", "width"):
         files.agree(f"size.{key}", size[key], "image_size", pixels)
@@ -320,12 +327,12 @@ def _gemma3(files: ProcessorFiles) -> ImageSpec:
         where.expect("image_seq_length", tokens)
     image, image_id = files.placeholder(("image_token_index", "image_token_id"), "image_token", "<image_soft_token>")
     start, end = files.token("boi_token", "<start_of_image>"), files.token("eoi_token", "<end_of_image>")
-    mean, std = _scales(processor)
+    mean, std = read_scales(processor)
     return ImageSpec(
         patch=patch,
         block=side // across,
         order="channel_row_column",
-        filter=_filter(processor, 2),
+        filter=read_filter(processor, 2),
         mean=mean,
         std=std,
         size=FixedSize(size["height"], size["width"]),
@@ -359,12 +366,12 @@ def _gemma4_of(files: ProcessorFiles, *, merged: bool) -> ImageSpec:
     if most * (1 if merged else block) > rows:
         raise processor.contradiction("max_soft_tokens", f"{most} features in a row need more than {rows} positions")
     image, image_id = files.placeholder(("image_token_id",), "image_token", "<|image|>")
-    mean, std = _scales(processor, normalizes=False)
+    mean, std = read_scales(processor, normalizes=False)
     return ImageSpec(
         patch=patch * block if merged else patch,
         block=1 if merged else block,
         order="row_column_channel",
-        filter=_filter(processor, 3),
+        filter=read_filter(processor, 3),
         mean=mean,
         std=std,
         size=LargestArea(most * (patch * block) ** 2),
@@ -380,7 +387,7 @@ def _gemma4_of(files: ProcessorFiles, *, merged: bool) -> ImageSpec:
     )
 
 
-def _size(processor: ConfigReader, key: str, default: Mapping[str, int]) -> dict[str, int]:
+def read_size(processor: ConfigReader, key: str, default: Mapping[str, int]) -> dict[str, int]:
     """A section of sizes, which must have exactly the keys of the default."""
     if not processor.has(key):
         return dict(default)

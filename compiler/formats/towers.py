@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +20,22 @@ from ..arch.draft_heads import HEADS
 from ..arch.gemma4_assistant import ASSISTANT
 from ..arch.hearing import EARS, ear_of
 from ..arch.vision import TOWERS, tower_of
+from ..arch.vision.qwen_vl import CHANGE
 from ..arch.vision.siglip import CHANNELS
 from ..ir.images import AreaBounds, EvenTiles, FixedSize, ImageSpec, LargestArea, LongestEdge
 from ..ir.sounds import SoundSpec
 from ..ir.spec import HearingSpec, ModelSpec, VisionSpec
 from ..runtime.errors import CheckpointError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
+from ..runtime.text.tokenizer_files import TokenizerFiles
 from .checkpoint import Checkpoint, Tensor
 from .config import ConfigReader
-from .convolutions import ChannelsFirst, FlatMatrix, FrameSum, TransposedMatrix
+from .convolutions import ChannelsFirst, FlatMatrix, FrameDifference, FrameSum, TransposedMatrix
 from .distance_tensors import MadeTensor
 from .images import PREPROCESSOR_FILE, PROCESSOR_FILE, read_images
 from .json_file import read_json_object
 from .sounds import read_sounds, sound_values
+from .videos import with_video
 
 # Of a picture that is one tile, as patches of 16 x 16 pixels 4,096: a layer's largest activations of these fit a WebGPU
 # buffer of 128 MiB.
@@ -89,6 +92,8 @@ class StoredTower:
         token.
         """
         found = {**tensors, **self.tensors}
+        if not any(isinstance(each, ImageSpec) and each.video is not None for each in media):
+            found.pop(f"{CHANGE}.weight", None)
         if PER_LAYER_TABLE in found:
             text = ConfigReader(self.config["text_config"], f"{self.path / 'config.json'}: text_config")
             pad = text.optional_integer("pad_token_id", minimum=0) or 0
@@ -106,12 +111,13 @@ class StoredTower:
             sounds = read_sounds(self.path, self.config, tokenizer, self.hearing)
         return sounds, replace(self.hearing, sound_rows=-(-sounds.most // (sounds.samples * sounds.frames)))
 
-    def read_images(self, tokenizer: Tokenizer, notes: list[str]) -> tuple[ImageSpec, VisionSpec]:
-        """How pictures are prepared, and the complete spec of the tower. A note says if pictures become smaller than
-        the processor makes them. Raises CheckpointError, and UnsupportedModel, which names `TEXT_ONLY`.
+    def read_images(self, tokenizer: TokenizerFiles, notes: list[str]) -> tuple[ImageSpec, VisionSpec, TokenizerFiles]:
+        """How pictures and videos are prepared, the complete spec of the tower, and the tokenizer whose chat template
+        writes marks for both. Notes say if pictures become smaller than the processor makes them, or videos are not
+        read. Raises CheckpointError, and UnsupportedModel, which names `TEXT_ONLY`.
         """
         with text_only_advised():
-            images = read_images(self.path, self.config, tokenizer)
+            images = read_images(self.path, self.config, Tokenizer(tokenizer))
         elements, block = 3 * images.patch**2, images.block
         if (elements, block) != (self.spec.patch_elements, self.spec.block):
             raise CheckpointError(
@@ -119,6 +125,7 @@ class StoredTower:
                 f"the tower reads {self.spec.block} x {self.spec.block} of {self.spec.patch_elements}; the files "
                 "belong to different models"
             )
+        images, tokenizer = with_video(self.path, self.config, images, tokenizer, notes)
         if isinstance(images.size, AreaBounds) and images.size.most > MOST_PIXELS:
             notes.append(
                 f"{self.path}: pictures are reduced to {MOST_PIXELS} pixels; the processor allows {images.size.most}, "
@@ -129,7 +136,10 @@ class StoredTower:
             images = doubled(images)
         patches = largest_tile(images)
         rotates = self.spec.model_type in ROTATING
-        return images, replace(self.spec, tile_patches=patches, tile_side=longest_side(images) if rotates else 0)
+        side = longest_side(images) if rotates else 0
+        frames: Literal[1, 2] = 2 if images.video is not None and images.video.frames == 2 else 1
+        vision = replace(self.spec, tile_patches=patches, tile_side=side, frames=frames)
+        return images, vision, tokenizer
 
 
 def read_tower(
@@ -173,6 +183,9 @@ def read_tower(
         elif not UNUSED.fullmatch(name):
             renamed = parts[prefix] + short.removeprefix(prefix)
             own[renamed] = arranged(tensor, renamed, path)
+            ordered = channels_first(tensor)
+            if len(ordered.shape) == 5 and ordered.shape[2] == 2:
+                own[f"{CHANGE}.weight"] = FlatMatrix(FrameDifference(ordered))
     own = bounds_of(own) if spec.bounded else own
     if spec.num_layers > len(own):
         raise CheckpointError(
@@ -306,10 +319,15 @@ def arranged(tensor: Tensor, name: str, path: Path) -> Tensor:
     return flat(tensor, name, path) if len(tensor.shape) in (4, 5) else tensor
 
 
+def channels_first(tensor: Tensor) -> Tensor:
+    """A convolution of patches as transformers stores it, or MLX."""
+    from_mlx = len(tensor.shape) in (4, 5) and tensor.shape[1] != CHANNELS and tensor.shape[-1] == CHANNELS
+    return ChannelsFirst(tensor) if from_mlx else tensor
+
+
 def flat(tensor: Tensor, name: str, path: Path) -> FlatMatrix:
     """Raises CheckpointError for another order of the dimensions than that of transformers or MLX."""
-    if tensor.shape[1] != CHANNELS and tensor.shape[-1] == CHANNELS:
-        tensor = ChannelsFirst(tensor)
+    tensor = channels_first(tensor)
     if len(tensor.shape) == 5:
         tensor = FrameSum(tensor)
     _, channels, height, width = tensor.shape

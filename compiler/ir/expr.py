@@ -9,7 +9,7 @@ of the pool, LW and PW those of the second page group, N sequence slots, M slots
 states. A is R if any row's
 logits are adjusted, else 0. W is R if the batch requests the most likely tokens, else 0. DR is R if any row has a
 temperature, else 0. G is S if the sequence of any new token has an adapter, else 0. F features of pictures; where they
-are made, of V patches of I tiles. The model's dims are H query heads,
+are made, of V patches of I tiles, C of which are those of two frames of a video. The model's dims are H query heads,
 K kv heads, D head dim, E hidden, F ffn, V vocab; they are plain ints by the time a plan exists.
 """
 

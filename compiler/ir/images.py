@@ -9,9 +9,13 @@ a row in place of the embedding of one placeholder token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from .expr import Count, Natural, Positive
+from .videos import VideoSpec
+
+# The type of the part of a message that a chat template writes a mark for.
+MediumKind: TypeAlias = Literal["image", "video"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,7 @@ class ImageSpec:
 
     ``filter`` resizes, with antialiasing. The value of one of the 3 channels is (x - 255 mean) / (255 std), with x from
     0 to 255, or x / 255 if ``mean`` and ``std`` are None. ``order`` is that of a patch's elements. If ``tiles`` is
-    None, a picture is one tile.
+    None, a picture is one tile. ``video`` is None if the model reads no videos.
     """
 
     patch: Count
@@ -138,3 +142,4 @@ class ImageSpec:
     tiles: EvenTiles | TileGrid | None
     positions: PositionSpec
     prompt: ImagePrompt
+    video: VideoSpec | None = None

@@ -128,8 +128,8 @@ class VisionSpec:
     of a tile's side, is not 0. The rows behind each of ``deepstack_layers`` become as many more features, which are
     added behind the first layers of the text model (DeepStack). ``mrope_section``: of the pairs that the text model's
     rotation has, those that turn by each of a token's three positions, interleaved (M-RoPE); empty if tokens have one
-    position. ``bounded``: the inputs and outputs of its layers' projections have bounds. `images.ImageSpec` says how
-    pictures become patches.
+    position. ``bounded``: the inputs and outputs of its layers' projections have bounds. ``frames``: a patch of a
+    video joins as many. `images.ImageSpec` says how pictures become patches.
     """
 
     model_type: str
@@ -153,6 +153,7 @@ class VisionSpec:
     deepstack_layers: tuple[Natural, ...] = ()
     mrope_section: tuple[Natural, ...] = ()
     bounded: bool = False
+    frames: Literal[1, 2] = 1
 
     @property
     def head_dim(self) -> int:

@@ -65,22 +65,29 @@ def fold_rows(name: str, columns: int, size: int, mode: str, isa: Isa | None = N
 
 
 def place_rows(
-    name: str, columns: int, width: int, first: int = 0, adds: bool = False, isa: Isa | None = None
+    name: str,
+    columns: int,
+    width: int,
+    first: int = 0,
+    adds: bool = False,
+    batch: str = "S",
+    features: str = "F",
+    isa: Isa | None = None,
 ) -> Kernel:
     """Copy ``columns`` of the ``width`` of each feature, from ``first`` on, into its row of y, which holds the batch's
-    embeddings, or add them.
+    embeddings, or add them. ``batch`` and ``features`` are the dims of their rows.
     """
     kernel = builder(name, isa)
-    features = kernel.buffer("features", ("F", width), "float32")
-    rows = kernel.buffer("feature_rows", ("F",), "int32")
-    y = kernel.buffer("y", ("S", columns), "float32", write=True)
+    given = kernel.buffer("features", (features, width), "float32")
+    rows = kernel.buffer("feature_rows", (features,), "int32")
+    y = kernel.buffer("y", (batch, columns), "float32", write=True)
 
     def store(feature: Scalar, column: Scalar, lanes: int) -> None:
-        own = features[feature, ramp(first + column, lanes)]
+        own = given[feature, ramp(first + column, lanes)]
         place = rows[feature], ramp(column, lanes)
         y[place] = y[place] + own if adds else own
 
-    kernel.each("F", columns, store, 64)
+    kernel.each(features, columns, store, 64)
     return kernel.finish()
 
 

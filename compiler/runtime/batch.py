@@ -193,7 +193,7 @@ class Batch:
 
 
 # The dims of a plan that makes features.
-NO_PATCHES = {"V": 0, "I": 0, "F": 0}
+NO_PATCHES = {"V": 0, "I": 0, "F": 0, "C": 0}
 # The positions of the sampled rows (R,), where each starts as a sequence of one row (R + 1,), and the first page of its
 # sequence in each page group (R + 1,): for layers that compute only sampled rows. They follow from the other inputs.
 SAMPLED_INPUTS = frozenset(("sample_positions", "sample_starts", "sample_page_indptr", f"{WINDOW}sample_page_indptr"))

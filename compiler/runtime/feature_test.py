@@ -24,8 +24,8 @@ ROWS = 48
 
 
 def test_patches(vision: VisionSpec, images: ImageSpec) -> PatchBatch:
-    """The patches of the test, in a tile of all blocks but one, and a tile of one block if there are several. Every
-    runtime makes them.
+    """The patches of the test, in a tile of all blocks but one, and a tile of one block if there are several. If the
+    tower joins frames, every other patch has changes. Every runtime makes them.
     """
     block = vision.block**2
     blocks = max(1, min(PATCHES, vision.tile_patches) // block)
@@ -33,12 +33,16 @@ def test_patches(vision: VisionSpec, images: ImageSpec) -> PatchBatch:
     tap = np.arange(images.positions.taps)[None]
     weights = np.broadcast_to(0.5 ** np.minimum(tap + 1, 8), (len(patch), tap.size))
     starts = [0, blocks * block] if blocks == 1 else [0, (blocks - 1) * block, blocks * block]
+    patches = ((31 * patch + 17 * element + patch * element // 3) % 41 / 20 - 1).astype(np.float32)
+    changed = np.arange(0, len(patch) if vision.frames > 1 else 0, 2)
     return PatchBatch(
-        patches=((31 * patch + 17 * element + patch * element // 3) % 41 / 20 - 1).astype(np.float32),
+        patches=patches,
         patch_rows=((7 * patch + 3 * tap) % vision.positions).astype(np.int32),
         patch_weights=weights.astype(np.float32),
         patch_starts=np.array(starts, np.int32),
         patch_positions=np.concatenate([5 * patch, 3 * patch + 1], axis=1).astype(np.int32) % max(1, vision.tile_side),
+        changes=patches[::-1][changed],
+        change_rows=changed.astype(np.int32),
     )
 
 

@@ -105,7 +105,8 @@ def patch_dims(manifest: Description, patches: int, tokens: int) -> Mapping[str,
         return NO_PATCHES
     # Each tile has at least one block, which becomes one feature.
     features = patches // vision.block**2
-    return {"V": patches, "I": features, "F": max(features, tokens)}
+    changes = patches if vision.frames > 1 else 0
+    return {"V": patches, "I": features, "F": max(features, tokens), "C": changes}
 
 
 def require_within(dims: Mapping[str, int], most: Mapping[str, int]) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..bundle.manifest import Description
-from ..ir.images import ImagePrompt
+from ..ir.images import ImagePrompt, ImageSpec
 from .audio.prepared_sound import PreparedSound
 from .batch import FloatArray, PlacedFeatures, make_frame_batch
 from .errors import CheckpointError
-from .images.patches import PreparedImage
+from .images.patches import CutImage, PreparedImage
 from .patches import image_features
 from .runner import Runner
 from .text.tokenizer import Tokenizer
@@ -30,19 +30,32 @@ def encode_media(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """The token ids of a chat. Parts {"type": "image"} of the messages stand for ``pictures``, and {"type": "audio"}
-    for ``sounds``, in their order. Raises RequestError, and CheckpointError for a tokenizer that does not fit their
-    texts.
+    """The token ids of a chat. Parts {"type": "image"} and {"type": "video"} of the messages stand for ``pictures``,
+    and {"type": "audio"} for ``sounds``, in their order. Raises RequestError, and CheckpointError for a tokenizer that
+    does not fit their texts.
     """
     marked, _ = tokenizer.mark_chat(messages)
     prompt = tokenizer.apply_chat_template(marked, add_generation_prompt)
     if pictures:
         assert manifest.images is not None
-        prompt = tokenizer.with_media(prompt, manifest.images.prompt.mark, [each.text for each in pictures], "picture")
+        prompt = with_pictures(tokenizer, prompt, manifest.images, pictures)
     if sounds:
         assert manifest.sounds is not None
         prompt = tokenizer.with_media(prompt, manifest.sounds.prompt.mark, [each.text for each in sounds], "sound")
     return tokenizer.encode_rendered(prompt)
+
+
+def with_pictures(
+    tokenizer: Tokenizer, prompt: str, spec: ImageSpec, pictures: Sequence[PreparedImage | CutImage]
+) -> str:
+    """A rendered prompt with the texts of pictures, and then those of videos, which may have the mark of pictures.
+    Raises RequestError, and CheckpointError.
+    """
+    marks = {"image": spec.prompt.mark} | ({} if spec.video is None else {"video": spec.video.prompt.mark})
+    for kind, mark in marks.items():
+        texts = [picture.text for picture in pictures if picture.kind == kind]
+        prompt = tokenizer.with_media(prompt, mark, texts, "picture" if kind == "image" else kind)
+    return prompt
 
 
 def placed_features(

@@ -20,7 +20,8 @@ class PatchBatch:
     """The V patches of I complete tiles, one tile after the other. ``patches`` (V, elements) are normalized pixels.
     ``patch_rows`` and ``patch_weights`` (V, taps) are the rows of the tower's table of positions that each patch mixes;
     unused ones have the weight 0. ``patch_starts`` (I + 1,): the first patch of each tile, then V. ``patch_positions``
-    (V, 2): the row and the column of each patch in its tile.
+    (V, 2): the row and the column of each patch in its tile. ``change_rows`` (C,) are the patches of two frames, of
+    which ``patches`` are the mean, and ``changes`` (C, elements) half of what the first frame has more than the second.
     """
 
     patches: FloatArray
@@ -28,6 +29,8 @@ class PatchBatch:
     patch_weights: FloatArray
     patch_starts: IntArray
     patch_positions: IntArray
+    changes: FloatArray
+    change_rows: IntArray
 
     def arrays(self, declared: Collection[str] = ()) -> dict[str, Array]:
         """The inputs that a plan declares."""
@@ -36,7 +39,7 @@ class PatchBatch:
     def dims(self, known: Mapping[str, int], block: int) -> dict[str, int]:
         """The values of all ``known`` dims for this batch."""
         patches = len(self.patches)
-        own = {"V": patches, "I": len(self.patch_starts) - 1, "F": patches // block**2}
+        own = {"V": patches, "I": len(self.patch_starts) - 1, "F": patches // block**2, "C": len(self.changes)}
         return {**dict.fromkeys(known, 0), **own}
 
 
@@ -61,10 +64,16 @@ def image_features(runner: Runner, image: PreparedImage) -> FloatArray:
             image.weights[own],
             image.starts[first : last + 1] - starts[first],
             image.positions[own],
+            *changed(image.changes[own]),
         )
         found.append(runner.features(batch))
         first = last
     return np.concatenate(found)
+
+
+def changed(changes: FloatArray) -> tuple[FloatArray, IntArray]:
+    """The changes of all patches of a batch, or of none, and their rows."""
+    return changes, np.arange(len(changes), dtype=np.int32)
 
 
 def require_patches(batch: PatchBatch, spec: VisionSpec, taps: int) -> None:
@@ -76,6 +85,8 @@ def require_patches(batch: PatchBatch, spec: VisionSpec, taps: int) -> None:
         "patch_weights": ((count, taps), "float32"),
         "patch_starts": ((len(starts),), "int32"),
         "patch_positions": ((count, 2), "int32"),
+        "changes": ((len(batch.change_rows), spec.patch_elements), "float32"),
+        "change_rows": ((len(batch.change_rows),), "int32"),
     }
     for name, (shape, dtype) in expected.items():
         array = getattr(batch, name)
@@ -83,6 +94,13 @@ def require_patches(batch: PatchBatch, spec: VisionSpec, taps: int) -> None:
             raise RequestError(
                 f"{name} of pictures is {list(array.shape)} of {array.dtype}; the model needs {list(shape)} of {dtype}"
             )
+    changed_rows = batch.change_rows
+    if len(changed_rows) and (
+        spec.frames == 1 or changed_rows.min() < 0 or np.unique(changed_rows).size < len(changed_rows)
+    ):
+        raise RequestError("patches of two frames are not for this model, or have changes twice")
+    if len(changed_rows) and changed_rows.max() >= count:
+        raise RequestError(f"change_rows name patch {changed_rows.max()} of {count}")
     tiles = np.diff(starts)
     if len(tiles) == 0 or starts[0] != 0 or starts[-1] != count or tiles.min() <= 0 or (tiles % spec.block**2).any():
         raise RequestError(

@@ -43,13 +43,19 @@ class ImageTower:
         assert self._images is not None, "check_request refuses images for models that do not see"
         tiles = [tile_patches(self._images, image) for image in images]
         lengths = [len(tile.patches) for tile in tiles]
+        starts = np.cumsum([0, *lengths], dtype=np.int32)
         features = self._runner.features(
             PatchBatch(
                 np.concatenate([tile.patches for tile in tiles]),
                 np.concatenate([tile.rows for tile in tiles]),
                 np.concatenate([tile.weights for tile in tiles]),
-                np.cumsum([0, *lengths], dtype=np.int32),
+                starts,
                 np.concatenate([tile.positions for tile in tiles]),
+                np.concatenate([tile.changes for tile in tiles]),
+                # The tiles of videos have as many as patches, those of pictures none.
+                np.concatenate(
+                    [start + np.arange(len(tile.changes)) for start, tile in zip(starts, tiles, strict=False)]
+                ).astype(np.int32),
             )
         )
         ends = np.cumsum([length // self._images.block**2 for length in lengths])

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from nearfar.compiler.runtime.audio.prepared_sound import HeardSound
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, RequestError
 from nearfar.compiler.runtime.images.patches import CutImage
+from nearfar.compiler.runtime.media import with_pictures
 
 from ..engine.request import TokenRequest, TokenSource
 from ..engine.stats import EngineStats
@@ -130,7 +131,7 @@ class LocalExecutor:
                 tools=request.tools,
                 add_generation_prompt=request.add_generation_prompt,
                 variables=request.chat_template_kwargs,
-                sees=self._model.images is not None,
+                images=self._model.images,
                 hears=self._model.sounds is not None,
             )
             ids = (await self._chat_prompt(chat, "")).ids
@@ -201,7 +202,7 @@ class LocalExecutor:
             reasoning = self._model.reasoning
             spec, pictures = self._model.images, await self._pictures(chat, client)
             if spec is not None:
-                text = tokenizer.with_media(text, spec.prompt.mark, [picture.text for picture in pictures])
+                text = with_pictures(tokenizer, text, spec, pictures)
             ears, sounds = self._model.sounds, await self._sounds(chat)
             if ears is not None:
                 text = tokenizer.with_media(text, ears.prompt.mark, [sound.text for sound in sounds], "sound")

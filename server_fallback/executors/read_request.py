@@ -115,7 +115,7 @@ def read_chat_request(
         tools=form.tools,
         continue_final_message=bool(request.continue_final_message),
         variables=thinking.variables,
-        sees=model.images is not None,
+        images=model.images,
         hears=model.sounds is not None,
     )
     return Asked(

@@ -39,6 +39,8 @@ class ImageOptions:
     256MiB)"""
     max_images: Count = 16
     """images of one request"""
+    max_videos: Count = 4
+    """videos of one request, which need pip install 'nearfar[video]'"""
     fetch_seconds: Seconds = 10.0
     max_fetched_bytes: int = 16 << 20
     max_pixels: int | None = None

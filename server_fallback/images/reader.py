@@ -1,16 +1,16 @@
-"""ImageReader: the images of requests, from their URLs to tiles of pixels, in a process with limits of time and
-memory.
+"""ImageReader: the images and videos of requests, from their URLs to tiles of pixels, in a process with limits of time
+and memory.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from hashlib import sha256
 from importlib.util import find_spec
 
 from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.runtime.errors import RequestError, ToolError, Unavailable
+from nearfar.compiler.runtime.images.data_url import VIDEO
 from nearfar.compiler.runtime.images.patches import CutImage
 
 from ..processes.worker import WorkerEnded, WorkerLimits, WorkerProcess
@@ -19,13 +19,13 @@ from ..text.fair_turns import FairTurns
 from ..text.requests import context_overflow
 from .image_urls import ImageUrls
 from .options import ImageOptions
-from .worker import ReadJob
+from .worker import ReadJob, VideoJob
 
-READ_SECONDS = 20.0
+READ_SECONDS, VIDEO_SECONDS = 20.0, 60.0
 MEMORY_BYTES, KEPT_BYTES = 1 << 30, 256 << 20
 # Of tiles that are retained: those of a picture take 13 MB at most if the model reads 17 tiles of 512 x 512 pixels.
 RECENT_BYTES = 64 << 20
-CODE = "invalid_image"
+CODES = {"image": "invalid_image", "video": "invalid_video"}
 
 
 class ImageReader:
@@ -48,18 +48,20 @@ class ImageReader:
         self._turns = FairTurns()
         # By the hash of the file: each turn of a chat sends its images again.
         self._recent: OrderedDict[bytes, CutImage] = OrderedDict()
-        limits = WorkerLimits(MEMORY_BYTES, KEPT_BYTES, int(seconds) + 10)
+        limits = WorkerLimits(MEMORY_BYTES, KEPT_BYTES, int(max(seconds, VIDEO_SECONDS)) + 10)
         self._process = WorkerProcess(f"{__package__}.worker", limits)
 
     async def read(self, images: Sequence[ChatImage], context: int, client: str) -> list[CutImage]:
         """Raises RequestError, whose details name the parameter, and Unavailable. Images after those that fill the
         ``context`` are not read.
         """
-        most = self._options.max_images
-        if len(images) > most:
-            raise RequestError(
-                f"the messages have {len(images)} images; at most {most} are supported", param=images[most].param
-            )
+        bounds = {"image": self._options.max_images, "video": self._options.max_videos}
+        for kind, most in bounds.items():
+            own = [image for image in images if image.kind == kind]
+            if len(own) > most:
+                raise RequestError(
+                    f"the messages have {len(own)} {kind}s; at most {most} are supported", param=own[most].param
+                )
         cuts, tokens = list[CutImage](), 0
         for image in images:
             cuts.append(await self._read(image, client))
@@ -70,15 +72,29 @@ class ImageReader:
 
     async def _read(self, image: ChatImage, client: str) -> CutImage:
         try:
-            data = await self._urls.read(image.url)
-            digest = sha256(data).digest()
+            job = await self._job(image)
+            digest = job.digest()
             async with self._turns.turn(client):
-                cut = self._recent.get(digest) or await self._cut(data)
+                cut = self._recent.get(digest) or await self._cut(job)
             self._retain(digest, cut)
             return cut
         except RequestError as error:
-            message = f"{image.param}: {error.message.removeprefix('images: ')}"
-            raise RequestError(message, **{"code": CODE, **error.details, "param": image.param}) from error
+            message = f"{image.param}: {error.message.removeprefix('images: ').removeprefix('videos: ')}"
+            details = {"code": CODES[image.kind], **error.details, "param": image.param}
+            raise RequestError(message, **details) from error
+
+    async def _job(self, image: ChatImage) -> ReadJob | VideoJob:
+        if image.kind == "image":
+            return ReadJob(await self._urls.read(image.url), self.spec, self._options.max_pixels)
+        if image.frames:
+            frames = [await self._urls.read(url) for url in image.frames]
+            return VideoJob(b"", self.spec, tuple(frames), image.fps)
+        if find_spec("av") is None:
+            raise RequestError(
+                "videos need PyAV on the server; its operator must run pip install 'nearfar[video]'; send pictures of "
+                "the video meanwhile"
+            )
+        return VideoJob(await self._urls.read(image.url, VIDEO), self.spec)
 
     def _retain(self, digest: bytes, cut: CutImage) -> None:
         self._recent[digest] = cut
@@ -86,19 +102,19 @@ class ImageReader:
         while sum(map(size_bytes, self._recent.values())) > RECENT_BYTES:
             self._recent.popitem(last=False)
 
-    async def _cut(self, data: bytes) -> CutImage:
-        job = ReadJob(data, self.spec, self._options.max_pixels)
+    async def _cut(self, job: ReadJob | VideoJob) -> CutImage:
+        what, seconds = (
+            ("picture", self._seconds) if isinstance(job, ReadJob) else ("video", max(self._seconds, VIDEO_SECONDS))
+        )
         try:
-            cut = await self._process.call(job, self._seconds)
+            cut = await self._process.call(job, seconds)
         except MemoryError as error:
-            raise RequestError("the picture needs too much memory; make it smaller") from error
+            raise RequestError(f"the {what} needs too much memory; make it smaller") from error
         except WorkerEnded as ended:
             if ended.timed_out:
-                raise RequestError(
-                    f"the picture takes more than {self._seconds:g} s to read; make it smaller"
-                ) from ended
+                raise RequestError(f"the {what} takes more than {seconds:g} s to read; make it smaller") from ended
             if ended.fault:
-                raise RequestError("the picture needs too much memory, or is damaged; make it smaller") from ended
+                raise RequestError(f"the {what} needs too much memory, or is damaged; make it smaller") from ended
             raise Unavailable("the process that decodes images was ended; send the request again") from ended
         assert isinstance(cut, CutImage)
         return cut

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -46,6 +46,8 @@ MAX_PARTS = 1024
 MAX_ALL_PARTS = 16_384
 MAX_TOOL_CALLS = 1024
 MAX_TOOLS = 1024
+# Of a video that is sent as frames.
+MAX_FRAMES = 256
 
 
 class TextPart(Request):
@@ -63,6 +65,25 @@ class ImageUrl(Request):
 class ImagePart(Request):
     type: Literal["image_url"]
     image_url: ImageUrl
+
+
+class VideoUrl(Request):
+    """``url`` is an address, or the video itself as a data URL."""
+
+    url: str
+
+
+class VideoPart(Request):
+    type: Literal["video_url"]
+    video_url: VideoUrl
+
+
+class FramesPart(Request):
+    """A video as its frames, each an address or a data URL of an image, of which a second has ``fps``."""
+
+    type: Literal["video"]
+    frames: Annotated[Items[str], Field(min_length=1, max_length=MAX_FRAMES)]
+    fps: Annotated[float, Field(gt=0, le=240, allow_inf_nan=False)]
 
 
 class RefusalPart(Request):
@@ -97,7 +118,11 @@ class FilePart(Request):
     file: FileData
 
 
-Part = Annotated[TextPart | ImagePart | SoundPart | FilePart | RefusalPart, Field(discriminator="type")]
+Part = Annotated[
+    TextPart | ImagePart | VideoPart | FramesPart | SoundPart | FilePart | RefusalPart, Field(discriminator="type")
+]
+# Those that a model reads with its tower.
+SeenPart: TypeAlias = ImagePart | VideoPart | FramesPart
 
 
 def require_few_parts(messages: object) -> object:
@@ -115,8 +140,8 @@ def require_few_parts(messages: object) -> object:
 
 
 class Message(Request):
-    """``content`` is text, or parts: texts, files of text, and images and sound for servers that read them. The fields
-    after ``refusal`` appear in messages that clients send back.
+    """``content`` is text, or parts: texts, files of text, and images, videos and sound for servers that read them. The
+    fields after ``refusal`` appear in messages that clients send back.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -147,8 +172,9 @@ class Message(Request):
         )
 
     @property
-    def images(self) -> list[ImagePart]:
-        return [part for part in self.content if isinstance(part, ImagePart)] if isinstance(self.content, list) else []
+    def images(self) -> list[SeenPart]:
+        """Its pictures and videos."""
+        return [part for part in self.content if isinstance(part, SeenPart)] if isinstance(self.content, list) else []
 
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)

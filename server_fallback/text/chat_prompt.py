@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from nearfar.compiler.ir.images import ImageSpec, MediumKind
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 from ..engine.images import PromptImage
-from ..schema.chat import ImagePart, Message, Part, RefusalPart, SoundPart, TextPart
+from ..schema.chat import ImagePart, Message, Part, RefusalPart, SeenPart, SoundPart, TextPart, VideoPart
 from ..schema.functions import Tool
 from .attachments import recordings, require_heard, with_files
 from .reasoning import Reasoning, State
@@ -18,10 +19,15 @@ from .requests import check_length
 
 
 class ChatImage(NamedTuple):
-    """An image's URL, and the parameter that has it."""
+    """The URL of an image or a video, and the parameter that has it. A video may be ``frames`` instead, URLs of images,
+    of which a second has ``fps``.
+    """
 
     url: str
     param: str
+    kind: MediumKind = "image"
+    frames: Sequence[str] = ()
+    fps: float = 0.0
 
 
 class ChatSound(NamedTuple):
@@ -36,7 +42,7 @@ class Chat:
     """The input of a chat template: messages, and the keyword arguments of `ChatTemplate.render`.
 
     ``begun`` is the start of the answer, which follows the rendered text, and ``begun_reasoning`` the reasoning before
-    it. ``images`` and ``sounds`` are those of all messages, in their order.
+    it. ``images`` are the pictures and videos of all messages, and ``sounds`` their recordings, in their order.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -62,32 +68,32 @@ def read_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     variables: Mapping[str, Any] | None = None,
-    sees: bool = False,
+    images: ImageSpec | None = None,
     hears: bool = False,
 ) -> Chat:
     """With ``continue_final_message``, the last message is the start of the answer. The template gets ``variables``.
-    ``sees`` and ``hears``: the model reads images and recordings.
+    ``images``: how the model reads images and videos, None if it reads neither; ``hears``: it reads recordings.
 
-    Raises RequestError, also for an image unless the model ``sees``, and for a recording unless it ``hears``.
+    Raises RequestError, also for an image, a video or a recording that the model does not read.
     """
     messages = with_files(messages)
-    read = [_read(message, f"messages[{index}]", sees=sees, hears=hears) for index, message in enumerate(messages)]
+    read = [_read(message, f"messages[{index}]", images, hears=hears) for index, message in enumerate(messages)]
     sounds = [
         ChatSound(part.input_audio.data, f"messages[{index}].content[{at}].input_audio")
         for index, at, part in recordings(messages)
     ]
-    images = [image for index, message in enumerate(messages) for image in _images(message, f"messages[{index}]")]
+    seen = [image for index, message in enumerate(messages) for image in _images(message, f"messages[{index}]")]
     described = None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
     options = {"add_generation_prompt": add_generation_prompt, "tools": described, "variables": variables}
     if not continue_final_message:
-        return Chat(read, options, images=images, sounds=sounds)
+        return Chat(read, options, images=seen, sounds=sounds)
     last = read[-1]
     if last["role"] != "assistant" or "tool_calls" in last or not isinstance(last["content"], str):
         raise RequestError(
             "continue_final_message needs an assistant's message of text at the end", param="continue_final_message"
         )
     # The template ends with what opens an answer, so the answer's own start follows it.
-    return Chat(read[:-1], options, last["content"], last.get("reasoning_content", ""), images, sounds)
+    return Chat(read[:-1], options, last["content"], last.get("reasoning_content", ""), seen, sounds)
 
 
 def check_chat_length(tokenizer: Tokenizer, chat: Chat, context: int) -> None:
@@ -149,14 +155,18 @@ def _texts(content: str | Sequence[Mapping[str, str]]) -> list[str]:
 
 def _images(message: Message, where: str) -> list[ChatImage]:
     parts = message.content if isinstance(message.content, list) else []
-    return [
-        ChatImage(part.image_url.url, f"{where}.content[{index}].image_url")
-        for index, part in enumerate(parts)
-        if isinstance(part, ImagePart)
-    ]
+    return [_image(part, f"{where}.content[{index}]") for index, part in enumerate(parts) if isinstance(part, SeenPart)]
 
 
-def _read(message: Message, where: str, *, sees: bool, hears: bool) -> Mapping[str, Any]:
+def _image(part: SeenPart, where: str) -> ChatImage:
+    if isinstance(part, ImagePart):
+        return ChatImage(part.image_url.url, f"{where}.image_url")
+    if isinstance(part, VideoPart):
+        return ChatImage(part.video_url.url, f"{where}.video_url", "video")
+    return ChatImage("", f"{where}.frames", "video", part.frames, part.fps)
+
+
+def _read(message: Message, where: str, images: ImageSpec | None, *, hears: bool) -> Mapping[str, Any]:
     """The message in the form that templates expect.
 
     OpenAI's client sends ``refusal`` back with each message. It is null except for OpenAI's own models.
@@ -175,14 +185,18 @@ def _read(message: Message, where: str, *, sees: bool, hears: bool) -> Mapping[s
     if content is None and not (message.role == "assistant" and (message.tool_calls or reasoning)):
         raise RequestError(f"{where}.content must be a string, or a list of parts", param=f"{where}.content")
     parts = content if isinstance(content, list) else []
-    image = next((index for index, part in enumerate(parts) if isinstance(part, ImagePart)), None)
-    if image is not None and not sees:
-        raise RequestError(
-            f"{where}.content[{image}] is an image, and this model reads texts only; leave it out, or use a "
-            "model that reads images",
-            param=f"{where}.content[{image}]",
-        )
-    has_media = any(isinstance(part, ImagePart | SoundPart) for part in parts)
+    for index, part in enumerate(parts):
+        if not isinstance(part, SeenPart):
+            continue
+        what = "an image" if isinstance(part, ImagePart) else "a video"
+        if images is None or (what == "a video" and images.video is None):
+            read = "texts" if images is None else "texts and images"
+            raise RequestError(
+                f"{where}.content[{index}] is {what}, and this model reads {read} only; leave it out, or use a model "
+                f"that reads {what.split()[1]}s",
+                param=f"{where}.content[{index}]",
+            )
+    has_media = any(isinstance(part, SeenPart | SoundPart) for part in parts)
     return {
         # Templates know system messages; developer is OpenAI's later name for them.
         "role": "system" if message.role == "developer" else message.role,
@@ -194,7 +208,7 @@ def _read(message: Message, where: str, *, sees: bool, hears: bool) -> Mapping[s
 
 
 def _part(part: Part) -> Mapping[str, str]:
-    """A part of a content in the form of templates, which write a mark for an image or a recording."""
+    """A part of a content in the form of templates, which write a mark for an image, a video or a recording."""
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
-    return {"type": "audio" if isinstance(part, SoundPart) else "image"}
+    return {"type": "audio" if isinstance(part, SoundPart) else "image" if isinstance(part, ImagePart) else "video"}

@@ -23,6 +23,7 @@ def image_graphs() -> Iterator[tuple[str, str, Build]]:
         yield "fold_rows", mode, partial(fold_rows, mode)
     yield "place_rows", "", place_rows
     yield "place_rows", "adds", partial(place_rows, width=3 * COLUMNS, first=COLUMNS, adds=True)
+    yield "place_rows", "patches", partial(place_rows, batch="V", features="C", adds=True)
     yield "rope_rows", "tokens", partial(rope_rows, "S", 3, [[1, 1, 11, 3], [2, 2, 8, 3]])
     yield "rope_rows", "patches", partial(rope_rows, "V", 2, [[1, 6, 12, 1]])
 
@@ -52,12 +53,12 @@ def rope_rows(rows: str, num_axes: int, axes: list[list[int]]) -> Graph:
     return graph.ends(graph.add("rope_rows", inputs, name="y", axes=axes))
 
 
-def place_rows(width: int = COLUMNS, **attrs: Any) -> Graph:
+def place_rows(width: int = COLUMNS, batch: str = "S", features: str = "F", **attrs: Any) -> Graph:
     graph = Builder()
-    x = {"a": graph.value("a", ("S", COLUMNS)), "b": graph.value("b", ("S", COLUMNS))}
+    x = {"a": graph.value("a", (batch, COLUMNS)), "b": graph.value("b", (batch, COLUMNS))}
     inputs = {
         "into": graph.add("add", x, name="z"),
-        "features": graph.value("features", ("F", width)),
-        "feature_rows": graph.value("feature_rows", ("F",), "int32"),
+        "features": graph.value("features", (features, width)),
+        "feature_rows": graph.value("feature_rows", (features,), "int32"),
     }
     return graph.ends(graph.add("place_rows", inputs, name="y", **attrs))

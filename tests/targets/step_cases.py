@@ -106,7 +106,7 @@ def case_of(name: str, row: Variant, step: Step, context: Context, activation: s
 
 def run_of(name: str, step: Step, context: Context, activation: str, size: int) -> Run:
     plan, rng, made = context.plan, random(f"{name}{size}"), OPS[step.op].result
-    dims = {**DIMS, "S": size, "G": size, "H": size, "V": 4 * (size - 1), "F": size - 1}
+    dims = {**DIMS, "S": size, "G": size, "H": size, "V": 4 * (size - 1), "F": size - 1, "C": 2 * (size - 1)}
     if "qkv" in step.inputs and plan.shape_of(step.inputs["qkv"])[0] == "V":
         size = dims["V"]
     inputs: dict[str, Array] = {}
@@ -155,7 +155,8 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
             # Each once, and then the one without a slot: two workgroups that wrote to one slot would be in any order.
             inputs[role] = np.append(rng.permutation(dims["S"]), [1] * shape[0])[: shape[0]].astype(np.int32)
         elif role == "feature_rows":
-            inputs[role] = rng.permutation(dims["S"])[: dims["F"]].astype(np.int32)
+            rows, count = ("S", "F") if plan.shape_of(array)[0] == "F" else ("V", "C")
+            inputs[role] = rng.permutation(dims[rows])[: dims[count]].astype(np.int32)
         elif dtype == "int32":
             inputs[role] = rng.integers(*LIMITS[role], shape).astype(np.int32)
         else:

@@ -17,7 +17,7 @@ import pytest
 from light_bundle import kernels_for, one_compilation
 from test_runners import open_on
 from tolerances import F32, INT8, relative_error
-from vision_families import FAMILIES, Expected, make_vision
+from vision_families import FAMILIES, Expected, make_video, make_vision
 
 from nearfar.compiler.bundle.check import parse_manifest
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
@@ -31,7 +31,7 @@ from nearfar.compiler.runtime.errors import BundleError, DeviceError, RequestErr
 from nearfar.compiler.runtime.generate import end_outside_pictures
 from nearfar.compiler.runtime.images.patches import PreparedImage
 from nearfar.compiler.runtime.limits import complete_limits
-from nearfar.compiler.runtime.patches import PatchBatch, image_features
+from nearfar.compiler.runtime.patches import PatchBatch, changed, image_features
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.trust import check_runner
@@ -60,6 +60,7 @@ def batch_of(*images: PreparedImage) -> PatchBatch:
         np.concatenate([image.weights for image in images]),
         np.cumsum([0, *np.concatenate(counts)]).astype(np.int32),
         np.concatenate([image.positions for image in images]),
+        *changed(np.concatenate([image.changes for image in images])),
     )
 
 
@@ -106,6 +107,49 @@ def require_a_text_beside(runner: PlanRunner, expected: Expected, features: Sequ
     found = runner.forward(make_batch(chunks, manifest.page_size)).logits
     wanted = expected.logits[[*range(len(text)), *range(length)]]
     assert relative_error(found, wanted) < F32
+
+
+WATCHED = {
+    ("smolvlm", "cpu"),
+    ("qwen3_vl", "webgpu"),
+    ("qwen3_5", "numpy"),
+    ("gemma4", "cpu"),
+    ("gemma4_bounded", "numpy"),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "target"),
+    [
+        pytest.param(family, target, marks=() if (family, target) in WATCHED else pytest.mark.exhaustive)
+        for family, values in FAMILIES.items()
+        if values.video
+        for target in ("numpy", "webgpu", "cpu", "cuda")
+    ],
+)
+def test_videos_have_the_features_and_logits_of_transformers(
+    family: str, target: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """In one piece, in chunks, and tile after tile."""
+    for fixture in {"webgpu": ("vulkan",), "cuda": ("nvrtc",)}.get(target, ()):
+        request.getfixturevalue(fixture)
+    emulated = request.getfixturevalue("emulated_cuda") if target == "cuda" else None
+    expected = make_video(family, tmp_path / "checkpoint")
+    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", "cpu" if target == "numpy" else target)
+    runner = open_on(target, bundle, LIMITS, "float32", emulated)
+    assert isinstance(runner, PlanRunner)
+    try:
+        check_runner(runner, runner.manifest)
+        features = features_of(runner, expected)
+        for found, wanted in zip(features, expected.features, strict=True):
+            assert relative_error(found, wanted) < F32
+        together = runner.features(batch_of(*expected.images))
+        assert relative_error(together, np.concatenate(expected.features)) < F32
+        for size in (LIMITS.tokens, 7):
+            found = logits_of(runner, expected, features, size, len(expected.token_ids))
+            assert relative_error(found, expected.logits) < F32
+    finally:
+        runner.close()
 
 
 USUAL = {("gemma3", "webgpu"), ("gemma4_unified", "numpy"), ("gemma4_unified", "cpu")}

@@ -33,6 +33,7 @@ export const SEEING: ImageSpec = {
     overview: "d",
     end: "",
   },
+  video: null,
 };
 
 const SEE = `struct U { F: i32 }
@@ -87,6 +88,7 @@ export const VISION: VisionSpec = {
   deepstack_layers: [],
   mrope_section: [],
   bounded: false,
+  frames: 1,
 };
 
 /** Expects each feature of the test's patches to be as the kernel computes it. */

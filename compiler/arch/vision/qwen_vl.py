@@ -2,7 +2,8 @@
 blocks of patches are joined and pass through two layers. In Qwen3-VL, blocks behind earlier layers become features for
 the first layers of the text model, too (DeepStack). Bai et al. 2025.
 
-A still picture is two equal frames, so the importer adds the weights of both.
+A patch joins two frames. With the sum S of their weights and the difference D, W0 a + W1 b is S (a + b) / 2 +
+D (a - b) / 2. A still picture is two equal frames, so it costs one projection; D is for the patches of videos alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 
 from ...formats.config import ConfigReader
 from ...formats.harmless_keys import HARMLESS_KEYS
-from ...ir.graph import Graph, Parameter, Source
+from ...ir.graph import Graph, Parameter, Source, Value
 from ...ir.spec import ModelSpec, VisionSpec
 from ..decoder_config import read_activation
 from .siglip import CHANNELS, TowerGraph
@@ -20,6 +21,8 @@ from .siglip import CHANNELS, TowerGraph
 PARTS = {"visual.": "visual.", "vision_tower.": "visual."}
 HARMLESS = HARMLESS_KEYS | {"model_type"}
 # transformers has no key for it.
+# The difference of the weights of two frames.
+CHANGE = "visual.patch_embed.change"
 THETA, NORM_EPS = 10_000.0, 1e-6
 # transformers' defaults: those of a rotation of 64 pairs, and of one of 32.
 SECTIONS = {"qwen3_vl": (24, 20, 20), "qwen3_5": (11, 11, 10)}
@@ -103,7 +106,14 @@ class QwenTower(TowerGraph):
         super().__init__(spec, taps, "visual.")
 
     def placed_patches(self) -> str:
-        x = self.linear([("visual.patch_embed.proj", self.spec.hidden_size)], "patches")
+        size, elements = self.spec.hidden_size, self.spec.patch_elements
+        x = self.linear([("visual.patch_embed.proj", size)], "patches")
+        if self.spec.frames > 1:
+            self.graph.inputs["changes"] = Value("changes", ("C", elements), "float32")
+            self.graph.inputs["change_rows"] = Value("change_rows", ("C",), "int32")
+            made = self.linear([(CHANGE, size)], "changes", bias=False)
+            inputs = {"into": x, "features": made, "feature_rows": "change_rows"}
+            x = self.graph.add("place_rows", inputs, name="visual.patch_embed.changed", adds=True)
         return self.placed(x, "pos_embed.weight")
 
     def layer(self, here: str, x: str) -> str:

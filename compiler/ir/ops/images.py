@@ -103,7 +103,8 @@ def infer_place_rows(shapes: Shapes, attrs: Attrs) -> Type:
 
 def place_rows(inputs: Inputs, attrs: Attrs) -> Array:
     """Rows of a batch, of which some are replaced by E columns of features, from ``first`` on; or with ``adds``, these
-    are added to them. into (S, E), features (F, N), feature_rows (F,) -> (S, E). No two features have the same row.
+    are added to them. into (S, E), features (F, N), feature_rows (F,) -> (S, E), or for patches (V, E) with what (C, E)
+    adds to some of them. No two features have the same row.
     """
     y, rows = inputs["into"], inputs["feature_rows"]
     if len(rows):
@@ -113,17 +114,22 @@ def place_rows(inputs: Inputs, attrs: Attrs) -> Array:
 
 
 def check_place_rows(use: Use, sizes: Sizes) -> None:
-    (rows, columns), senses = use.shapes["into"], sizes.spec.vision or sizes.spec.hearing
-    require_use(
-        senses is not None and columns == sizes.spec.hidden_size,
-        "is for embeddings of models that see pictures or hear",
+    (rows, columns), vision = use.shapes["into"], sizes.spec.vision
+    require_use(vision is not None or sizes.spec.hearing is not None, "is for models that see pictures or hear")
+    own, features = (
+        (vision.hidden_size, ("C", vision.hidden_size))
+        if rows == "V" and vision is not None and vision.frames > 1
+        else (sizes.spec.hidden_size, ("F", sizes.spec.feature_size))
     )
-    features = ("F", sizes.spec.feature_size)
-    require_use(rows == "S" and use.shapes["features"] == features, "must place features in rows of tokens")
+    fits = rows in ("S", "V") and (rows == "V") == (features[0] == "C")
+    require_use(columns == own, "is for embeddings of models that see pictures")
+    require_use(fits and use.shapes["features"] == features, "must place features in rows of tokens")
 
 
 def place_rows_facts(use: Use, bound: Bound) -> Mapping[str, Any]:
-    return {**use.attrs, "columns": use.shapes["into"][1], "width": use.shapes["features"][1]}
+    rows, columns = use.shapes["into"]
+    dims = {} if rows == "S" else {"batch": rows, "features": use.shapes["features"][0]}
+    return {**use.attrs, "columns": columns, "width": use.shapes["features"][1], **dims}
 
 
 def infer_rope_rows(shapes: Shapes, attrs: Attrs) -> Type:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...ir.images import ImageSpec, PositionSpec
+from ...ir.images import ImageSpec, MediumKind, PositionSpec
 from ...shared.script import SharedScript
 from ..errors import RequestError
 from .resize import Bytes, resize_u8
@@ -25,14 +25,16 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class CutImage:
-    """A picture in ``tiles`` of bytes (H, W, 3), each with its number of ``features``. ``text`` is what stands for it
-    in the prompt, and ``key`` names its pixels and how they were read.
+    """A picture, or a video, in ``tiles`` of bytes (H, W, 3), each with its number of ``features``. A tile of two
+    frames has six channels. ``text`` is what stands for it in the prompt, and ``key`` names its pixels and how they
+    were read.
     """
 
     tiles: tuple[Bytes, ...]
     features: tuple[int, ...]
     text: str
     key: str
+    kind: MediumKind = "image"
 
 
 class TilePatches(NamedTuple):
@@ -42,12 +44,15 @@ class TilePatches(NamedTuple):
     rows: Ints
     weights: Floats
     positions: Ints
+    changes: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
     """A picture for the plan "vision": ``patches`` (V, 3 patch^2), block by block; ``rows`` and ``weights`` (V, taps)
     of the table of positions; ``positions`` (V, 2), row and column; ``starts`` (I + 1), the first patch of each tile.
+    ``changes`` are empty (0, 3 patch^2), or for tiles of two frames, of which ``patches`` are the mean, half of what
+    the first has more than the second (V, 3 patch^2).
 
     ``features`` are the numbers of features of its tiles, ``text`` is what stands for it in the prompt, and ``key``
     names its pixels and how they were read.
@@ -61,6 +66,8 @@ class PreparedImage:
     features: tuple[int, ...]
     text: str
     key: str
+    changes: Floats
+    kind: MediumKind = "image"
 
 
 def image_layout(spec: ImageSpec, width: int, height: int) -> dict[str, Any]:
@@ -82,11 +89,15 @@ def cut_image(spec: ImageSpec, picture: Bytes) -> CutImage:
 
 def prepare_image(spec: ImageSpec, picture: Bytes) -> PreparedImage:
     """``picture`` (H, W, 3), RGB. Raises RequestError for sides that the model's own processor refuses, too."""
-    cut = cut_image(spec, picture)
+    return prepared(spec, cut_image(spec, picture))
+
+
+def prepared(spec: ImageSpec, cut: CutImage) -> PreparedImage:
+    """What the tower reads of a picture, or of a video, that is cut into tiles."""
     tiles = [tile_patches(spec, tile) for tile in cut.tiles]
-    patches, rows, weights, positions = (np.concatenate(parts) for parts in zip(*tiles, strict=True))
+    patches, rows, weights, positions, changes = (np.concatenate(parts) for parts in zip(*tiles, strict=True))
     starts = np.cumsum([0, *(len(tile.patches) for tile in tiles)], dtype=np.int32)
-    return PreparedImage(patches, rows, weights, positions, starts, cut.features, cut.text, cut.key)
+    return PreparedImage(patches, rows, weights, positions, starts, cut.features, cut.text, cut.key, changes, cut.kind)
 
 
 def image_key(spec: ImageSpec, picture: Bytes) -> str:
@@ -97,20 +108,33 @@ def image_key(spec: ImageSpec, picture: Bytes) -> str:
 
 
 def tile_patches(spec: ImageSpec, tile: Bytes) -> TilePatches:
-    """The patches of a tile (H, W, 3). Pixels beyond the last block are not read."""
+    """The patches of a tile (H, W, 3), or of one of two frames (H, W, 6). Pixels beyond the last block are not read."""
     side, block = spec.patch, spec.block
     down, across = tile.shape[0] // (side * block), tile.shape[1] // (side * block)
     pixels = tile[: down * side * block, : across * side * block]
+    patches = _frame_patches(spec, pixels[:, :, :3])
+    changes = np.empty((0, patches.shape[1]), np.float32)
+    if pixels.shape[2] > 3:
+        second = _frame_patches(spec, pixels[:, :, 3:])
+        half = np.float32(0.5)
+        patches, changes = half * (patches + second), half * (patches - second)
+    grid = np.indices((down * block, across * block), np.int32).reshape(2, down, block, across, block)
+    positions = np.ascontiguousarray(grid.transpose(1, 3, 2, 4, 0).reshape(-1, 2))
+    rows, weights = table_rows(spec.positions, down * block, across * block, positions)
+    return TilePatches(patches, rows, weights, positions, changes)
+
+
+def _frame_patches(spec: ImageSpec, pixels: Bytes) -> Floats:
+    """The patches (V, 3 patch^2) of pixels in whole blocks, block by block."""
+    side, block = spec.patch, spec.block
+    down, across = pixels.shape[0] // (side * block), pixels.shape[1] // (side * block)
     values = np.empty(pixels.shape, np.float32)
     for channel, table in enumerate(channel_values(spec)):
         np.take(table, pixels[:, :, channel], out=values[:, :, channel])
     # (row of blocks, row in the block, row in the patch, the same of columns, channel)
     values = values.reshape(down, block, side, across, block, side, 3)
     by_patch = (0, 3, 1, 4, 6, 2, 5) if spec.order == "channel_row_column" else (0, 3, 1, 4, 2, 5, 6)
-    grid = np.indices((down * block, across * block), np.int32).reshape(2, down, block, across, block)
-    positions = np.ascontiguousarray(grid.transpose(1, 3, 2, 4, 0).reshape(-1, 2))
-    rows, weights = table_rows(spec.positions, down * block, across * block, positions)
-    return TilePatches(values.transpose(by_patch).reshape(len(positions), -1), rows, weights, positions)
+    return values.transpose(by_patch).reshape(down * across * block * block, -1)
 
 
 def _cropped(picture: Bytes, tile: Mapping[str, int]) -> Bytes:

@@ -11,10 +11,14 @@ from image_families import pattern
 from image_files import saved
 from light_bundle import few_kernels, one_compilation
 from PIL import Image
-from vision_families import FAMILIES, IMAGE, greedy_answer, make_vision
+from video_files import grey_video
+from vision_families import FAMILIES, IMAGE, greedy_answer, greedy_video_answer, make_vision
 
 from nearfar.compiler.cli import main
+from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.images.decode_video import open_video
+from nearfar.compiler.runtime.images.videos import prepare_video
 
 COUNT = 12
 
@@ -54,9 +58,27 @@ def test_an_answer_about_two_pictures_is_that_of_transformers(folder: Path, caps
     assert answer["token_ids"] == greedy_answer(folder / "checkpoint", prompt, pixels, COUNT)
 
 
+def test_an_answer_about_a_video_is_that_of_transformers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    video, checkpoint = folder / "grey.webm", folder / "checkpoint"
+    video.write_bytes(grey_video("webm"))
+    given = [str(folder / "bundle"), "What <video> moves?", "--video", str(video), "--max-tokens", str(COUNT), "--json"]
+    code, out, err = run(capsys, *given)
+    assert code == 0, err
+    answer = json.loads(out)
+    prompt = answer["prompt_token_ids"]
+    spec = load(str(checkpoint)).images
+    assert spec is not None
+    prepared = prepare_video(spec, open_video(video.read_bytes()))
+    assert prompt.count(IMAGE) == sum(prepared.features) == 3 * 4
+    assert answer["token_ids"] == greedy_video_answer(checkpoint, prompt, prepared, COUNT)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["text", "hi", "--video", "wide.png"], "--video .*wide.png: checkpoint sees no pictures"),
+        (["bundle", "hi", "--video", "wide.png"], "--video .*wide.png: videos: the video is a picture; send it as"),
+        (["bundle", "hi", "--video", "wide.png", "--raw"], "--video needs the chat template"),
         (["text", "hi", "--image", "wide.png"], "--image .*wide.png: checkpoint sees no pictures"),
         (["bundle", "hi", "--image", "missing.png"], "--image .*missing.png: cannot be read: No such file"),
         (["bundle", "hi", "--image", "text.png"], "--image .*text.png: images: the picture has an unknown format"),

@@ -50,7 +50,12 @@ def refusal(model: type[BaseModel], body: Any) -> ApiError:
             "messages[0].content[0].image_url.x",
             "unknown_parameter",
         ),
-        (parts({"type": "video_url", "video_url": {}}), "messages[0].content[0]", "invalid_value"),
+        (parts({"type": "picture_url", "picture_url": {}}), "messages[0].content[0]", "invalid_value"),
+        (
+            parts({"type": "video_url", "video_url": {}}),
+            "messages[0].content[0].video_url.url",
+            "missing_required_parameter",
+        ),
         (
             parts({"type": "input_audio", "input_audio": {"format": "wav"}}),
             "messages[0].content[0].input_audio.data",

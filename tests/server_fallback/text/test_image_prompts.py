@@ -15,7 +15,8 @@ from image_families import FAMILIES, spec_of, write_family
 from pydantic import TypeAdapter
 
 from nearfar.compiler.ir.images import ImageSpec
-from nearfar.compiler.runtime.images.patches import image_layout
+from nearfar.compiler.runtime.images.patches import CutImage, image_layout
+from nearfar.compiler.runtime.media import with_pictures
 from nearfar.compiler.runtime.text.control_tokens import SENTINEL
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
@@ -53,6 +54,10 @@ def texts_of(spec: ImageSpec, chat: Any) -> list[str]:
     return [str(image_layout(spec, *size)["text"]) for size in sizes_of(chat)]
 
 
+def written(spec: ImageSpec, chat: Any) -> list[CutImage]:
+    return [CutImage((), (), text, "") for text in texts_of(spec, chat)]
+
+
 def theirs(spec: ImageSpec, source: str, chat: Any, folder: Path) -> tuple[str, list[int]]:
     """transformers' prompt and its tokens: its processors replace one mark after the other by a picture's text."""
     import transformers
@@ -79,9 +84,9 @@ def test_pictures_stand_where_the_chat_template_writes_them(family: str, tmp_pat
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     for chat, recorded in zip(RECORDED["chats"], RECORDED["prompts"][family], strict=True):
         expected, ids = theirs(spec, source, chat, folder)
-        read = read_chat(TypeAdapter(list[Message]).validate_python(with_parts(chat, image)), sees=True)
+        read = read_chat(TypeAdapter(list[Message]).validate_python(with_parts(chat, image)), images=spec)
         marked = mark_chat(tokenizer, read)
-        text = tokenizer.with_media(render_chat(tokenizer, marked), spec.prompt.mark, texts_of(spec, chat))
+        text = with_pictures(tokenizer, render_chat(tokenizer, marked), spec, written(spec, chat))
         assert text.replace(SENTINEL, "") == expected == spelled(spec, recorded)
         assert list(encode_rendered(tokenizer, marked, text).ids) == ids
         features = sum(sum(image_layout(spec, *size)["features"]) for size in sizes_of(chat))

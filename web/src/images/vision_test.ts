@@ -10,9 +10,13 @@ const PATCHES = 160;
 
 /**
  * ``tilePatches``: those of the largest tile, ``tileSide`` those of the longest side if the tower rotates. All blocks but
- * one are a tile, and the last one is another.
+ * one are a tile, and the last one is another. If the tower joins frames, every other patch has changes.
  */
-export function testPatches({ patch, block, positions }: ImageSpec, tilePatches: number, tileSide = 0): PatchBatch {
+export function testPatches(
+  { patch, block, positions, video }: ImageSpec,
+  tilePatches: number,
+  tileSide = 0,
+): PatchBatch {
   const size = block ** 2;
   const blocks = Math.max(1, Math.floor(Math.min(PATCHES, tilePatches) / size));
   const count = blocks * size;
@@ -22,12 +26,19 @@ export function testPatches({ patch, block, positions }: ImageSpec, tilePatches:
     Array.from({ length: count * columns }, (_, index) => value(Math.floor(index / columns), index % columns));
   const number = (row: number, element: number): number =>
     ((31 * row + 17 * element + Math.floor((row * element) / 3)) % 41) / 20 - 1;
+  const changed = Array.from({ length: (video?.frames ?? 1) > 1 ? Math.ceil(count / 2) : 0 }, (_, index) => index * 2);
   return {
     patches: Float32Array.from(filled(3 * patch ** 2, number)),
     patch_rows: Int32Array.from(filled(taps, (row, tap) => (7 * row + 3 * tap) % table)),
     patch_weights: Float32Array.from(filled(taps, (_, tap) => 0.5 ** Math.min(tap + 1, 8))),
     patch_positions: Int32Array.from(
       filled(2, (row, axis) => (axis === 0 ? 5 * row : 3 * row + 1) % Math.max(1, tileSide)),
+    ),
+    change_rows: Int32Array.from(changed),
+    changes: Float32Array.from(
+      changed.flatMap((row) =>
+        Array.from({ length: 3 * patch ** 2 }, (_, element) => number(count - 1 - row, element)),
+      ),
     ),
     patch_starts: blocks === 1 ? [0, count] : [0, count - size, count],
   };

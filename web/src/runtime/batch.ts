@@ -60,7 +60,8 @@ export interface Batch {
  * The V patches of I complete tiles of pictures, one tile after the other: patches (V, elements), normalized;
  * patch_rows and patch_weights (V, taps), the rows of the tower's table of positions that each patch mixes, unused ones
  * with the weight 0; patch_starts (I + 1,), the first patch of each tile, then V; patch_positions (V, 2), the row and the
- * column of each patch in its tile.
+ * column of each patch in its tile. change_rows (C,) are the patches of two frames, of which patches are the mean, and
+ * changes (C, elements) half of what the first frame has more than the second.
  */
 export interface PatchBatch {
   readonly patches: Float32Array;
@@ -68,6 +69,8 @@ export interface PatchBatch {
   readonly patch_weights: Float32Array;
   readonly patch_starts: readonly number[];
   readonly patch_positions?: Int32Array;
+  readonly changes?: Float32Array;
+  readonly change_rows?: Int32Array;
 }
 
 /**
@@ -106,6 +109,8 @@ export const MEDIA_INPUTS = [
   "patch_rows",
   "patch_weights",
   "patches",
+  "change_rows",
+  "changes",
 ] as const satisfies readonly (keyof BatchInputs)[];
 
 /** The numbers of a feature of pictures, with those for further layers of the text model. */
@@ -238,6 +243,7 @@ export function dimsOf(batch: Batch, capacity: Dims, alternatives: boolean): Dim
     V: 0,
     I: 0,
     F: batch.feature_rows?.length ?? 0,
+    C: 0,
     H: (capacity.H ?? 0) > 0 ? batch.token_ids.length : 0,
     G: batch.adapters?.some((slot) => slot >= 0) === true ? batch.token_ids.length : 0,
   };

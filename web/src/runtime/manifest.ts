@@ -9,7 +9,7 @@ export type Condition = readonly [string, unknown, unknown] | null;
 export const FORMAT_VERSION = 7;
 
 /** The names of all dims; expr.ts describes them. */
-export const DIMS: readonly string[] = ["A", "B", "DR", "F", "G", "H", "I", "L", "LS", "LW", "M", "N", "P", "PD", "PH", "PS", "PW", "R", "S", "T", "V", "W", "Z"];
+export const DIMS: readonly string[] = ["A", "B", "C", "DR", "F", "G", "H", "I", "L", "LS", "LW", "M", "N", "P", "PD", "PH", "PS", "PW", "R", "S", "T", "V", "W", "Z"];
 
 /** Rotary position embedding of the rotate-half form (Su et al. 2021). `rope.py` defines the scalings. ``rotary_dim`` elements of each head are rotated, None for all of them. "proportional" rotates pairs over the whole head, of which only the first ``rotary_dim / 2`` have an angle. The cosines and sines are multiplied by ``attention_factor``, and rotated queries by 1 + ``query_beta`` ln(1 + floor(position / original length)). */
 export interface RopeSpec {
@@ -70,7 +70,7 @@ export interface ConvolutionSpec {
   readonly activation: string;
 }
 
-/** The tower of a model that sees pictures, and the projector behind it: together they make features, which take the places of tokens' embeddings. ``model_type`` is that of the complete model; `arch/vision` has one file for each. A patch has ``patch_elements`` numbers, a block of ``block`` x ``block`` patches becomes one feature, and a tile of a picture has at most ``tile_patches``. The tower has a table of ``positions``. ``projector_size``: the elements between the projector's two projections, which pass through ``projector_activation``; None if it has only one. ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases. ``both_ways``: the layers of the text model in which the tokens of a picture see all of it, and not only those before them; "windows" are those with a window. Towers rotate by row and column if ``tile_side``, the most patches of a tile's side, is not 0. The rows behind each of ``deepstack_layers`` become as many more features, which are added behind the first layers of the text model (DeepStack). ``mrope_section``: of the pairs that the text model's rotation has, those that turn by each of a token's three positions, interleaved (M-RoPE); empty if tokens have one position. ``bounded``: the inputs and outputs of its layers' projections have bounds. `images.ImageSpec` says how pictures become patches. */
+/** The tower of a model that sees pictures, and the projector behind it: together they make features, which take the places of tokens' embeddings. ``model_type`` is that of the complete model; `arch/vision` has one file for each. A patch has ``patch_elements`` numbers, a block of ``block`` x ``block`` patches becomes one feature, and a tile of a picture has at most ``tile_patches``. The tower has a table of ``positions``. ``projector_size``: the elements between the projector's two projections, which pass through ``projector_activation``; None if it has only one. ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases. ``both_ways``: the layers of the text model in which the tokens of a picture see all of it, and not only those before them; "windows" are those with a window. Towers rotate by row and column if ``tile_side``, the most patches of a tile's side, is not 0. The rows behind each of ``deepstack_layers`` become as many more features, which are added behind the first layers of the text model (DeepStack). ``mrope_section``: of the pairs that the text model's rotation has, those that turn by each of a token's three positions, interleaved (M-RoPE); empty if tokens have one position. ``bounded``: the inputs and outputs of its layers' projections have bounds. ``frames``: a patch of a video joins as many. `images.ImageSpec` says how pictures become patches. */
 export interface VisionSpec {
   readonly model_type: string;
   readonly hidden_size: number;
@@ -93,6 +93,7 @@ export interface VisionSpec {
   readonly deepstack_layers: readonly number[];
   readonly mrope_section: readonly number[];
   readonly bounded: boolean;
+  readonly frames: 1 | 2;
 }
 
 /** The tower of a model that hears, which makes features of frames of sound. ``model_type`` is that of the complete model; `arch/hearing` has one file for each. A row of the tower has ``row_elements`` numbers, those of the frames that become one feature, and a sound has at most ``sound_rows``, which the tower reads at once if it is ``whole``. Without layers, rows are only normed, with ``norm_eps``, and projected. `sounds.SoundSpec` says how sound becomes frames. */
@@ -319,7 +320,69 @@ export interface ImagePrompt {
   readonly end: string;
 }
 
-/** How pictures become patches of ``patch`` x ``patch`` pixels, in blocks of ``block`` x ``block`` patches. ``filter`` resizes, with antialiasing. The value of one of the 3 channels is (x - 255 mean) / (255 std), with x from 0 to 255, or x / 255 if ``mean`` and ``std`` are None. ``order`` is that of a patch's elements. If ``tiles`` is None, a picture is one tile. */
+/** ``fps`` frames a second, rounded, but 1 to ``most``, evenly from the first to the last one, with indices rounded down. Of videos that are more than 2 ``skip`` seconds longer than ``most`` times ``fps``, ``skip`` seconds at both ends are left out (SmolVLM). */
+export interface BySeconds {
+  readonly fps: number;
+  readonly most: number;
+  readonly skip: number;
+  readonly rule: "seconds";
+}
+
+/** ``fps`` frames a second, rounded down, but ``least`` to ``most`` and no more than there are, evenly from the first to the last one, with indices rounded, half to even (Qwen3-VL). */
+export interface ByRate {
+  readonly fps: number;
+  readonly least: number;
+  readonly most: number;
+  readonly rule: "rate";
+}
+
+/** ``count`` frames at the beginnings of equal parts of the video; all of a video that has no more (Gemma 4). */
+export interface ByCount {
+  readonly count: number;
+  readonly rule: "count";
+}
+
+/** The longer side becomes ``pixels``, as by `LongestEdge`; the frame is then resized to ``side`` x ``side``, whatever its aspect ratio (SmolVLM). */
+export interface FrameEdge {
+  readonly pixels: number;
+  readonly most: number;
+  readonly side: number;
+  readonly rule: "edge";
+}
+
+/** As `LargestArea`, for each frame (Gemma 4). */
+export interface FrameArea {
+  readonly most: number;
+  readonly rule: "area";
+}
+
+/** Both sides become multiples of a block's side: rounded, half to even, if all frames together then have ``least`` to ``most`` pixels, otherwise scaled to these bounds. If ``each`` is given, ``most`` is the smaller one of ``each`` and an equal part of ``most`` for each frame, but at least 1.05 times ``least``. No frame is larger than a picture. Frames whose longer side is more than ``max_aspect`` times the other one are refused (Qwen3-VL). */
+export interface FrameVolume {
+  readonly least: number;
+  readonly most: number;
+  readonly each: number | null;
+  readonly max_aspect: number;
+  readonly rule: "volume";
+}
+
+/** How a video reads in a prompt. A chat template writes ``mark`` for it, which is replaced by: ``start``, the tiles with ``between`` between them, ``end``. A tile is ``tile`` with its placeholders for {features}. {mm:ss} and {seconds} are the time of a tile, the latter with one decimal; the time of several frames is the mean of the first and the last one. In ``start``, {count} is the number of frames in English words, and {h:mm:ss} the length of the video. */
+export interface VideoPrompt {
+  readonly mark: string;
+  readonly tile: string;
+  readonly start: string;
+  readonly between: string;
+  readonly end: string;
+}
+
+/** ``frames`` are those of a tile; the last one is repeated for a tile that lacks some. */
+export interface VideoSpec {
+  readonly sampling: BySeconds | ByRate | ByCount;
+  readonly size: FrameEdge | FrameArea | FrameVolume;
+  readonly frames: number;
+  readonly prompt: VideoPrompt;
+}
+
+/** How pictures become patches of ``patch`` x ``patch`` pixels, in blocks of ``block`` x ``block`` patches. ``filter`` resizes, with antialiasing. The value of one of the 3 channels is (x - 255 mean) / (255 std), with x from 0 to 255, or x / 255 if ``mean`` and ``std`` are None. ``order`` is that of a patch's elements. If ``tiles`` is None, a picture is one tile. ``video`` is None if the model reads no videos. */
 export interface ImageSpec {
   readonly patch: number;
   readonly block: number;
@@ -331,6 +394,7 @@ export interface ImageSpec {
   readonly tiles: EvenTiles | TileGrid | null;
   readonly positions: PositionSpec;
   readonly prompt: ImagePrompt;
+  readonly video: VideoSpec | null;
 }
 
 /** Frames are logarithms of magnitudes in ``bins`` bands of the HTK mel scale, from 0 Hz to half of the rate. A frame of ``window`` samples begins every ``hop`` samples, the first one half a window before the sound; its spectrum has ``points``. ``floor`` is added to the magnitude of a band. A frame exists if the sample after its window is one of the sound (Gemma 4). */

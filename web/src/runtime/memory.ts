@@ -167,6 +167,7 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
     V,
     I,
     F: V > 0 ? Math.max(S, I) : 0,
+    C: (spec.vision?.frames ?? 1) > 1 ? V : 0,
   };
 }
 

@@ -215,7 +215,7 @@ export class Runner {
     };
     const { draft, vision, hearing, audio } = manifest.plans;
     const schedule = scheduleOf(planOf(manifest));
-    const few = { S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0, V: 0, I: 0, F: 0 };
+    const few = { S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0, V: 0, I: 0, F: 0, C: 0 };
     const one = { ...capacity, ...few, H: capacity.PD ? 1 : 0 };
     return new Runner({
       manifest,
@@ -324,7 +324,7 @@ export class Runner {
     const V = batch.patch_starts.at(-1) ?? 0;
     const F = V / (this.manifest.images?.block ?? 1) ** 2;
     const none = Object.fromEntries(Object.keys(capacity).map((dim) => [dim, 0]));
-    const dims = { ...none, V, I: batch.patch_starts.length - 1, F };
+    const dims = { ...none, V, I: batch.patch_starts.length - 1, F, C: batch.change_rows?.length ?? 0 };
     this.#requireFit(dims);
     this.#features ??= new Staging(allocator, "features", (capacity.F ?? 0) * result.columns * 4);
     const encoder = open.device.createCommandEncoder();

@@ -1,5 +1,5 @@
 // The attachments of messages: how many and how large they may be, and how files of text and transcripts of sound read in
-// a prompt. Only `BOUNDS` concerns pictures.
+// a prompt. Only `BOUNDS` concerns pictures and videos.
 
 import { RequestError } from "../errors.js";
 import { unreadableKind } from "./file_kinds.js";
@@ -9,6 +9,12 @@ export const BOUNDS = {
   pictures: 16,
   /** The width times the height of a picture: a photo of 48 megapixels, whose pixels take 144 MB. */
   picture_pixels: 50_000_000,
+  videos: 4,
+  video_bytes: 32 * 2 ** 20,
+  video_seconds: 600,
+  video_fps: 240,
+  /** The width times the height of a frame: 4K. */
+  video_pixels: 4096 * 2304,
   files: 16,
   file_bytes: 2 ** 20,
   sounds: 4,

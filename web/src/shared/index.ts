@@ -54,6 +54,8 @@ import { asSrt, asVtt } from "./transcription/formats.js";
 import { nextTokens } from "./transcription/next_tokens.js";
 import { checkTask, transcriptionPrompt } from "./transcription/speech.js";
 import { TEMPERATURES, THRESHOLDS, cutWindow, judgeText } from "./transcription/windows.js";
+import { videoKind } from "./videos/kind.js";
+import { requireVideoBytes, videoLayout } from "./videos/layout.js";
 import { zeroShotHypotheses, zeroShotProbabilities } from "./zero_shot.js";
 
 /** A function of values as a function of JSON texts. For an exception it returns {error, message, details}. */
@@ -195,6 +197,9 @@ Object.assign(globalThis, {
     axisTaps: overJson(axisTaps),
     imageKeyHead: overJson(imageKeyHead),
     unreadablePicture: overJson(unreadablePicture),
+    videoKind: overJson(videoKind),
+    videoLayout: overJson(videoLayout),
+    requireVideoBytes: overJson(requireVideoBytes),
     sideFault: overJson(sideFault),
     checkTask: overJson(checkTask),
     transcriptionPrompt: overJson(transcriptionPrompt),

@@ -16,6 +16,8 @@ interface Recorded {
   readonly patch_starts: string;
   readonly patch_positions: string;
   readonly tile_side: number;
+  readonly changes: string;
+  readonly change_rows: string;
 }
 
 const read = (name: string): unknown => JSON.parse(readFileSync(`../tests/conformance/${name}.json`, "utf8"));
@@ -33,8 +35,11 @@ test.each(Object.entries(RECORDED))("the page makes the patches of %s as Python 
     patch_weights: weights,
     patch_starts: starts,
     patch_positions: positions = new Int32Array(),
+    changes = new Float32Array(),
+    change_rows: changed = new Int32Array(),
   } = testPatches(spec, recorded.tile_patches, recorded.tile_side);
   expect(hashOf(positions)).toBe(recorded.patch_positions);
+  expect([hashOf(changes), hashOf(changed)]).toEqual([recorded.changes, recorded.change_rows]);
   expect([hashOf(Float32Array.from(patches)), hashOf(Int32Array.from(rows))]).toEqual([
     recorded.patches,
     recorded.patch_rows,

@@ -38,6 +38,7 @@ test("dims contain the numbers of tokens, sequences, sampled rows and listed pag
     V: 0,
     I: 0,
     F: 0,
+    C: 0,
   });
   expect(dimsOf({ ...whole, sample_settings: settingsRow({ temperature: 0.5 }) }, CAPACITY, false)).toMatchObject({
     DR: 1,

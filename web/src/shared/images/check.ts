@@ -18,6 +18,23 @@ export function wrongImages(spec: ImageSpec, vocabSize: number): readonly [part:
   if (prompt.mark === "" || prompt.placeholder === "") return ["prompt", "has no text for a picture"];
   if (prompt.placeholder_id >= vocabSize)
     return ["prompt.placeholder_id", `is ${prompt.placeholder_id}, beyond the vocabulary of ${vocabSize}`];
+  return wrongVideo(spec);
+}
+
+/** Frames are tiles of the same tower. */
+function wrongVideo({ patch, block, size, tiles, prompt, video }: ImageSpec): readonly [string, string] | null {
+  if (video === null) return null;
+  const { size: frame, frames, prompt: text } = video;
+  if (frames > 2) return ["video.frames", `is ${frames}; towers join at most 2`];
+  if (text.mark === "" || text.mark === prompt.mark || text.tile.split("{features}").length !== 2)
+    return ["video.prompt", "needs a mark of its own, and a tile with {features}"];
+  const largest = size.rule === "fixed" ? size.width * size.height : size.rule === "longest_edge" ? 0 : size.most;
+  if (frame.rule === "edge" && frame.side !== tiles?.side)
+    return ["video.size", `makes frames of ${frame.side} pixels a side, which are no tiles of pictures`];
+  if (frame.rule === "area" && !(frame.most >= (patch * block) ** 2 && frame.most <= largest))
+    return ["video.size", `allows frames of ${frame.most} pixels, and pictures have up to ${largest}`];
+  if (frame.rule === "volume" && !(frame.least <= frame.most && size.rule === "area_bounds"))
+    return ["video.size", `allows ${frame.least} to ${frame.most} pixels, with pictures of the rule ${size.rule}`];
   return null;
 }
 

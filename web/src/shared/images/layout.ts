@@ -77,7 +77,7 @@ function sizeOf(spec: ImageSpec, picture: Size): Size {
   }
 }
 
-function longestEdge({ pixels, most }: LongestEdge, { width, height }: Size): Size {
+export function longestEdge({ pixels, most }: Pick<LongestEdge, "pixels" | "most">, { width, height }: Size): Size {
   const even = (length: number): number => Math.max(length + (length % 2), 1);
   const ratio = width / height;
   const scaled =
@@ -111,7 +111,7 @@ function areaBounds(bounds: AreaBounds, picture: Size, side: number): Size {
   return size;
 }
 
-function largestArea({ most }: LargestArea, picture: Size, side: number): Size {
+export function largestArea({ most }: Pick<LargestArea, "most">, picture: Size, side: number): Size {
   const { width, height } = picture;
   const scale = Math.sqrt(most / (height * width));
   const floored = (length: number): number => Math.floor((scale * length) / side) * side;
@@ -199,7 +199,7 @@ function closestGrid({ side, least, most }: TileGrid, { width, height }: Size): 
 }
 
 /** The nearest integer; of two, the even one, as Python rounds. */
-function halfToEven(value: number): number {
+export function halfToEven(value: number): number {
   const below = Math.floor(value);
   const rest = value - below;
   if (rest === 0.5) return below + (below % 2);

@@ -1,0 +1,70 @@
+"""Small files of videos, which PyAV makes."""
+
+from __future__ import annotations
+
+import io
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+# Frames, each with the grey level 8 times its number.
+GREYS = 30
+CODECS = {
+    "webm": ("webm", "libvpx"),
+    "vp9": ("webm", "libvpx-vp9"),
+    "mp4": ("mp4", "mpeg4"),
+    "h264": ("mp4", "libx264"),
+}
+
+
+def open_file(kind: str) -> tuple[Any, io.BytesIO, str]:
+    av = pytest.importorskip("av", reason="PyAV is not installed; pip install 'nearfar[video]'")
+    container, codec = CODECS[kind]
+    file = io.BytesIO()
+    return av.open(file, "w", format=container), file, codec
+
+
+@cache
+def grey_video(kind: str, width: int = 48, height: int = 32) -> bytes:
+    """GREYS frames, ten a second, with a key frame at every eighth one."""
+    import av
+
+    container, file, codec = open_file(kind)
+    stream = container.add_stream(codec, rate=10)
+    stream.width, stream.height, stream.pix_fmt, stream.gop_size = width, height, "yuv420p", 8
+    for number in range(GREYS):
+        pixels = np.full((height, width, 3), 8 * number, np.uint8)
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+    container.mux(stream.encode(None))
+    container.close()
+    return file.getvalue()
+
+
+def still_video(kind: str) -> bytes:
+    """ "sound": a WebM without pictures; "sizes": a VP9 whose frames change their size."""
+    import av
+
+    container, file, codec = open_file("vp9")
+    if kind == "sound":
+        stream = container.add_stream("libopus", rate=48000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 48000), np.float32), format="flt", layout="mono")
+        frame.sample_rate = 48000
+        container.mux([*stream.encode(frame), *stream.encode(None)])
+        container.close()
+        return file.getvalue()
+    stream = container.add_stream(codec, rate=10)
+    stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+    other = av.CodecContext.create(codec, "w")
+    other.width, other.height, other.pix_fmt, other.time_base = 32, 48, "yuv420p", Fraction(1, 10)
+    packets = [*stream.encode(av.VideoFrame.from_ndarray(np.zeros((32, 48, 3), np.uint8), format="rgb24"))]
+    packets += stream.encode(None)
+    container.mux(packets)
+    frame = av.VideoFrame.from_ndarray(np.zeros((48, 32, 3), np.uint8), format="rgb24")
+    for packet in [*other.encode(frame), *other.encode(None)]:
+        packet.stream, packet.pts, packet.dts, packet.time_base = stream, 1000, 1000, stream.time_base
+        container.mux(packet)
+    container.close()
+    return file.getvalue()
