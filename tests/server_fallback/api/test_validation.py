@@ -104,7 +104,8 @@ def test_the_parameter_is_named(body: Any, param: str | None, code: str | None) 
 def test_a_part_of_an_unknown_type_is_named_with_those_that_are_read(kind: str, advice: str) -> None:
     error = refusal(ChatCompletionRequest, parts({"type": "text", "text": "a"}, {"type": kind, kind: "secret"}))
     assert error.message.startswith(
-        f"'messages[0].content[1]' is a part of type '{kind}'; supported: text, image_url, input_audio, file, "
+        f"'messages[0].content[1]' is a part of type '{kind}'; supported: text, image_url, video_url, video, "
+        "input_audio, file, "
     )
     assert advice in error.message.split(";", 2)[2]
     assert "secret" not in error.message
