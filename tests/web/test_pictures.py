@@ -127,7 +127,10 @@ def page_with(browser: Browser, bundle: Bundle, site: Path) -> Iterator[Page]:
     """A page with an engine that has loaded a bundle."""
     for name, pixels in PICTURES.items():
         (site / f"{name}.png").write_bytes(png_of(pixels))
-    scripts = ("nearfar.js", "client.js", "worker.js", "images.js", "attachments.js", "language-model.js", "webllm.js")
+    scripts = (
+        *("nearfar.js", "client.js", "worker.js", "images.js", "attachments.js", "language-model.js", "webllm.js"),
+        *("hybrid.js", "describer.js"),
+    )
     files = {"index.html": HTML, "start.js": START, "engine_worker.js": WORKER}
     with engine_page(browser, bundle, site, scripts, files) as opened:
         yield opened
@@ -283,6 +286,55 @@ def test_a_session_of_the_prompt_api_sees_images(page: Page) -> None:
     }""")
     assert len(answers[0]) > 20
     assert answers[0] == answers[1]
+
+
+def test_both_sides_and_descriptions_read_the_pictures_that_a_page_has(page: Page) -> None:
+    found: dict[str, Any] = page.evaluate("""async () => {
+        const { Hybrid } = await import("./hybrid.js");
+        const bodies = [];
+        const model = { id: "big", context: 4096, tokenizer_sha256: null, tools: true, verify: false, vision: true };
+        const chunk = (delta, finish_reason = null) =>
+            `data: ${JSON.stringify({ choices: [{ index: 0, delta, finish_reason }] })}\\n\\n`;
+        const far = async (url, { body }) => {
+            if (url.endsWith("/about")) return Response.json({ api_version: 1, models: [model] });
+            bodies.push(JSON.parse(body).messages[0].content);
+            const events = [chunk({ content: "far" }), chunk({}, "stop"), "data: [DONE]\\n\\n"];
+            return new Response(events.join(""), { headers: { "Content-Type": "text/event-stream" } });
+        };
+        const over = (policy) => Hybrid.create(
+            { near: engine, far: { baseURL: "https://far.test/v1" }, fetch: far, policy: { version: 1, ...policy } });
+        const asked = async (nf, part, rest = {}) => {
+            const messages = [{ role: "user", content: [part, { type: "text", text: "what?" }] }];
+            const answer = await nf.chat.completions.create({ messages, temperature: 0, max_tokens: 8, ...rest });
+            return [answer.choices[0].message.content, answer.route];
+        };
+        const blob = await (await fetch("./cat.png")).blob();
+        const bitmap = await createImageBitmap(blob);
+        const canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
+        canvas.getContext("2d").drawImage(bitmap, 0, 0);
+        const nf = await over({ mode: "prefer-near" });
+        const near = [];
+        for (const part of [at("./cat.png"), { type: "image", image: bitmap }])
+            near.push(await asked(nf, part));
+        const sides = [];
+        const own = [blob, bitmap, canvas].map((image) => ({ type: "image", image }));
+        for (const part of [...own, at(URL.createObjectURL(blob))])
+            sides.push((await asked(nf, part, { pin: "far" }))[1].side);
+        const describing = await over({ mode: "prefer-far", private: { media: "describe" } });
+        const [, route] = await asked(describing, { type: "image", image: bitmap });
+        return { near, sides, bodies, route };
+    }""")
+    (first, route), (second, _) = found["near"]
+    assert (first, route["side"]) == (second, "near")
+    assert found["sides"] == ["far"] * 4
+    *sent, described = found["bodies"]
+    for part, _ in sent:
+        image = Image.open(
+            io.BytesIO(base64.b64decode(part["image_url"]["url"].removeprefix("data:image/png;base64,")))
+        )
+        assert np.array_equal(np.asarray(image.convert("RGB")), PICTURES["cat"])
+    assert described[0] == {"type": "text", "text": found["route"]["described"][0]["text"]}
+    assert described[0]["text"].startswith("[Picture, described on the user's device: ")
 
 
 def test_what_cannot_be_read_is_refused_by_name(page: Page) -> None:
