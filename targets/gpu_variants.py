@@ -22,6 +22,7 @@ from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.causal_conv import CONVOLVED, causal_conv
 from nearfar.compiler.kernels.chunk_products import gated_delta_products, ssm_scan_products
 from nearfar.compiler.kernels.chunk_scan import gated_delta_chunks, gated_delta_output, outputs_of, ssm_scan_chunks
+from nearfar.compiler.kernels.clip_norm import clip_norm, row_moments
 from nearfar.compiler.kernels.convolve import convolve
 from nearfar.compiler.kernels.convolved_delta import convolved_delta
 from nearfar.compiler.kernels.cuda.linear_async import linear_async
@@ -376,6 +377,8 @@ TEMPLATES: dict[str, Template] = {
     "near_rows": near_rows,
     "convolve": convolve,
     "pool_rows": pool_rows,
+    "row_moments": row_moments,
+    "clip_norm": clip_norm,
     "rope": rope,
     "take_rows": take_rows,
     "keep_rows": keep_rows,

@@ -42,7 +42,7 @@ class HeadLayout:
 
 class EncoderGraph(GraphParts):
     """``norm_bias``: whether the norms have a bias. ``centered``: whether they are LayerNorms. ``graph``: one that
-    computes the first nodes; None: empty.
+    computes the first nodes; None: empty. ``tables``: what the names of tables of rotations begin with.
     """
 
     def __init__(
@@ -53,9 +53,10 @@ class EncoderGraph(GraphParts):
         norm_bias: bool = True,
         centered: bool = True,
         graph: Graph | None = None,
+        tables: str = "",
     ) -> None:
         super().__init__(graph or Graph(), spec.rms_norm_eps, norm_bias=norm_bias, centered=centered)
-        self.spec, self.context = spec, context
+        self.spec, self.context, self._tables = spec, context, tables
         self._table_columns = spec.embedding_size or spec.hidden_size
 
     def embedding(self, module: str) -> str:
@@ -134,7 +135,7 @@ class EncoderGraph(GraphParts):
         )
 
     def rope_table(self, rope: RopeSpec, head_dim: int) -> str:
-        name = "rope_table" if rope == self.spec.rope else "window_rope_table"
+        name = self._tables + ("rope_table" if rope == self.spec.rope else "window_rope_table")
         if name not in self.graph.constants:
             frequencies = inverse_frequencies(rope, head_dim, self.context)
             attrs = {"inverse_frequencies": frequencies, "scale": rope.attention_factor}

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from ..formats.config import ConfigReader
 from ..formats.harmless_keys import HARMLESS_KEYS
-from ..ir.graph import Graph, Parameter, Source, Value
-from ..ir.pages import SOURCE, SOURCE_PAGES
+from ..ir.graph import Graph
 from ..ir.spec import AudioSpec, ModelSpec, RopeSpec
-from ..ir.speech import FRAMES, FRAMES_OF_ROW
+from ..ir.speech import FRAME, HOP
 from . import decoder
 from .decoder_config import read_activation, read_num_layers
 from .encoder import EncoderGraph
+from .sources import ENCODER, Layer, append_sources, convolved, read_frames
 
 __all__ = ["forward", "listen", "read_config"]
 
@@ -28,8 +28,9 @@ LAYOUT = decoder.DecoderLayout(
     gated=False,
     positions="model.embed_positions",
 )
-ENCODER = "model.encoder"
 EPS = 1e-5
+# The first convolution makes as many rows as it reads, the second one half of them.
+FRAMES_OF_ROW = 2
 # Keys that concern training, fine-tuning as a classifier, or the times of words.
 OTHER_KEYS = frozenset(
     {
@@ -55,7 +56,7 @@ def read_config(config: ConfigReader) -> ModelSpec:
             raise config.unsupported(
                 key, f"{key!r} is {heads}: heads of {hidden_size} / {heads} elements ('d_model') are not supported"
             )
-    layers = read_num_layers(config, "decoder_layers")
+    layers, mel_bins = read_num_layers(config, "decoder_layers"), config.integer("num_mel_bins")
     spec = ModelSpec(
         model_type=config.text("model_type"),
         vocab_size=config.integer("vocab_size"),
@@ -76,10 +77,16 @@ def read_config(config: ConfigReader) -> ModelSpec:
         unrotated=tuple(range(layers)),
         embedding_scale=hidden_size**0.5 if config.flag("scale_embedding", default=False) else 1.0,
         audio=AudioSpec(
-            mel_bins=config.integer("num_mel_bins"),
+            mel_bins=mel_bins,
+            frame_samples=FRAME,
+            hop_samples=HOP,
+            frames_of_row=FRAMES_OF_ROW,
+            row_elements=(FRAMES_OF_ROW + 2) * mel_bins,
             positions=config.integer("max_source_positions"),
+            hidden_size=hidden_size,
             num_layers=encoder_layers,
             num_heads=encoder_heads,
+            head_dim=hidden_size // encoder_heads,
             intermediate_size=config.integer("encoder_ffn_dim"),
         ),
         bos_token_id=config.optional_integer("bos_token_id", minimum=0),
@@ -94,41 +101,6 @@ def forward(spec: ModelSpec, page_size: int, context: int, *, embeds: bool = Fal
     return decoder.forward(spec, page_size, context, embeds=embeds, layout=LAYOUT, layers=Layer)
 
 
-class Layer(decoder.Layer):
-    """A layer with an attention to the source of each sequence, between its own attention and its feed-forward."""
-
-    def attention(self, x: str, page_size: int) -> str:
-        x, graph, spec = super().attention(x, page_size), self._graph, self._spec
-        size = spec.num_heads * self._head_dim
-        self._rows |= {"encoder_attn.q_proj": size, "encoder_attn.o_proj": spec.hidden_size}
-        kv = source_pages(graph, spec, self._layer, page_size)
-        tables = {name: _source_input(graph, name) for name in ("positions", "page_indptr", "page_ids")}
-        normed = self._norm("encoder_attn_layer_norm", x)
-        q = self._linear("encoder_attn.q_proj", normed, spec.hidden_size, bias=True, dtype="activation")
-        attended = graph.add(
-            "attention",
-            {"q": q, "kv": kv, "seq_starts": "seq_starts", **tables},
-            name=f"{self._here}.source_attended",
-        )
-        mixed = self._linear("encoder_attn.o_proj", attended, size, bias=True)
-        return graph.add("add", {"a": mixed, "b": x}, name=f"{self._here}.after_source")
-
-
-def source_pages(graph: Graph, spec: ModelSpec, layer: int, page_size: int) -> str:
-    """The state with the keys and values of sources for a layer of the decoder."""
-    name = f"layers.{layer}.source_kv"
-    shape = (SOURCE_PAGES, 2, spec.num_kv_heads, page_size, spec.head_dim)
-    graph.states[name] = Value(name, shape, "activation")
-    return name
-
-
-def _source_input(graph: Graph, name: str) -> str:
-    own = SOURCE + name
-    shape, dtype = decoder.BATCH_INPUTS[name]
-    graph.inputs[own] = Value(own, ("LS",) if name == "page_ids" else shape, dtype)
-    return own
-
-
 def listen(spec: ModelSpec, page_size: int) -> Graph:
     """The encoder; see `ListeningArchitecture`. The output "rows" (S, E) is that of its last norm."""
     audio = spec.audio
@@ -138,46 +110,26 @@ def listen(spec: ModelSpec, page_size: int) -> Graph:
         spec,
         num_heads=audio.num_heads,
         num_kv_heads=audio.num_heads,
-        head_dim=spec.hidden_size // audio.num_heads,
+        head_dim=audio.head_dim,
         intermediate_size=audio.intermediate_size,
         max_position_embeddings=audio.positions,
         causal=False,
     )
     encoder = EncoderGraph(of_encoder, audio.positions)
     graph, size = encoder.graph, spec.hidden_size
-    graph.inputs[FRAMES] = Value(FRAMES, ("S", FRAMES_OF_ROW * audio.mel_bins), "float32")
     # Rows of two frames: those of the first convolution at 2t and 2t + 1.
-    x = _convolved(encoder, "conv1", FRAMES, 2, FRAMES_OF_ROW * audio.mel_bins)
+    x = convolved(encoder, "conv1", read_frames(graph, audio), 2 * size, "gelu", copies=2)
     near = {"x": x, "positions": encoder.input("positions")}
     x = graph.add("near_rows", near, name=f"{ENCODER}.conv2.near", size=3)
     # Of the frames 2t - 2 to 2t + 3, the second convolution reads 2t - 1 to 2t + 1.
     attrs = {"start": size, "stop": 4 * size, "dtype": "float32"}
     x = graph.add("slice_columns", {"x": x}, name=f"{ENCODER}.conv2.frames", **attrs)
-    x = _convolved(encoder, "conv2", x, 1, 3 * size)
+    x = convolved(encoder, "conv2", x, size, "gelu")
     x = encoder.positions(x, f"{ENCODER}.embed_positions", None)
     for layer in range(audio.num_layers):
         x = _encoder_layer(encoder, layer, x, audio)
     x = encoder.norm(f"{ENCODER}.layer_norm", x, "rows")
-    for layer in range(spec.num_layers):
-        parts = {}
-        for role in ("k", "v"):
-            module = f"model.layers.{layer}.encoder_attn.{role}_proj"
-            parts[role] = encoder.linear([(module, size)], x, dtype="activation")
-        kv = source_pages(graph, spec, layer, page_size)
-        graph.add("append_kv", {**parts, "kv": kv, "slots": _source_input(graph, "slots")})
-    graph.outputs = {"rows": x}
-    return graph
-
-
-def _convolved(encoder: EncoderGraph, module: str, x: str, times: int, columns: int) -> str:
-    """A convolution as a projection, and its activation; ``times``: how often its rows are stacked, a frame apart."""
-    graph, size = encoder.graph, encoder.spec.hidden_size
-    name = f"{ENCODER}.{module}"
-    weight, bias = f"{name}.matrix", f"{name}.bias"
-    graph.parameters[weight] = Parameter(weight, (Source(weight, 0, times * size),), columns)
-    graph.parameters[bias] = Parameter(bias, (Source(bias, 0, size),) * times, None)
-    y = graph.add("linear", {"x": x, "weight": weight, "bias": bias}, name=f"{name}.linear", dtype="float32")
-    return graph.add("activate", {"x": y}, name=f"{name}.out", activation="gelu")
+    return append_sources(encoder, spec, x, page_size)
 
 
 def _encoder_layer(encoder: EncoderGraph, layer: int, x: str, audio: AudioSpec) -> str:

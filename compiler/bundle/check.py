@@ -31,7 +31,7 @@ from .check_tests import check_feature_test, check_self_test, check_vector_test
 from .digest import text_sha256
 from .entries import FileEntry, LoraEntry, WeightEntry, shards_of
 from .fault import Fault, require
-from .manifest import FORMAT_VERSION, HEARING, VISION, Description, ExportManifest, Manifest
+from .manifest import AUDIO, FORMAT_VERSION, HEARING, VISION, Description, ExportManifest, Manifest
 
 # Code loops over all layers before it reads any file, so their number needs a limit.
 MAX_LAYERS = 10_000
@@ -108,8 +108,9 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
                 constant.shape == shape, f"constants.{name}", f"has shape {constant.shape}; its values make {shape}"
             )
             # Otherwise a table of many positions and pairs would be computed before another check refuses it.
+            audio = manifest.spec.audio if plan_name == AUDIO else None
             require(
-                shape[0] <= manifest.spec.max_position_embeddings,
+                shape[0] <= (manifest.spec.max_position_embeddings if audio is None else audio.positions),
                 f"constants.{name}",
                 "is longer than the model's positions",
             )
@@ -221,7 +222,9 @@ def check_description(manifest: Description) -> None:
         "spec.num_heads",
         f"{spec.num_heads} is not a multiple of {spec.num_kv_heads} kv heads",
     )
-    for name, length in (("spec.vocab_size", spec.vocab_size), ("context", manifest.context)):
+    lengths = [("spec.vocab_size", spec.vocab_size), ("context", manifest.context)]
+    lengths += [] if spec.audio is None else [("spec.audio.positions", spec.audio.positions)]
+    for name, length in lengths:
         require(length <= MAX_LENGTH, name, f"is {length}; the maximum is {MAX_LENGTH}")
     require(manifest.context <= spec.max_position_embeddings, "context", "is longer than the model's positions")
     conforms = (spec.conformer is None) == (manifest.ctc is None)

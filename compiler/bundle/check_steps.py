@@ -26,7 +26,7 @@ from ..ir.pages import (
 )
 from ..ir.sampling import ALTERNATIVES
 from ..ir.spec import ModelSpec, VisionSpec
-from ..ir.speech import FRAMES, FRAMES_OF_ROW, ROW_FRAMES
+from ..ir.speech import FRAMES, ROW_FRAMES
 from .batch_arrays import (
     CHANGE_ROWS,
     INPUTS,
@@ -107,6 +107,7 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         expected[EMBED] = {"embeddings": ((rows, manifest.embedding.size), "float32")}
     if name == AUDIO:
         check_audio(where, plan, manifest)
+        expected[AUDIO] = {"rows": (("S", manifest.spec.hidden_size), "float32")}
     if name == CTC:
         check_ctc(where, plan, manifest)
         expected[CTC] = {"scores": (("S", vocabulary), "float32")}
@@ -164,9 +165,13 @@ def check_audio(where: str, plan: PlanEntry, manifest: Manifest) -> None:
     audio, frames = manifest.spec.audio, plan.inputs.get(FRAMES)
     require(audio is not None, where, "is for models that read sound, and spec.audio is null")
     assert audio is not None
-    must_be = ["S", FRAMES_OF_ROW * audio.mel_bins]
+    must_be = ["S", audio.row_elements]
     fits = frames is not None and (frames.shape, frames.dtype) == (must_be, "float32")
     require(fits, f"{where}.inputs.{FRAMES}", f"must be {must_be} of float32")
+    by_frames = (audio.frames_of_row + 2) * audio.mel_bins
+    by_samples = (audio.frames_of_row - 1) * audio.hop_samples + audio.frame_samples
+    fits = audio.row_elements == by_frames if audio.mel_bins else audio.row_elements >= by_samples
+    require(fits, "spec.audio.row_elements", "is not the size of a row's frames")
 
 
 def check_ctc(where: str, plan: PlanEntry, manifest: Manifest) -> None:

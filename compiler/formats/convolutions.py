@@ -85,16 +85,18 @@ class FrameDifference(FrameSum):
 class ConvolutionMatrix(Derived):
     """The weights of a convolution (outputs, inputs, size) as the matrix of a projection of the ``size`` rows that a
     filter reads, one behind the other (`near_rows` in `ir/ops/encoders.py`). A projection can apply the filter at
-    ``times`` places in a row at once: it reads times + size - 1 rows, and its matrix is a stack of ``times`` copies,
-    each shifted by one row more.
+    ``times`` places at once, each ``stride`` rows after the one before: its matrix is a stack of ``times`` copies, each
+    shifted by as many rows more. With ``columns``, zeros fill up the matrix to so many.
     """
 
     times: int = 1
+    stride: int = 1
+    columns: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         outputs, inputs, size = self.stored.shape
-        return self.times * outputs, (self.times + size - 1) * inputs
+        return self.times * outputs, self.columns or ((self.times - 1) * self.stride + size) * inputs
 
     def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         outputs, inputs, size = self.stored.shape
@@ -104,6 +106,6 @@ class ConvolutionMatrix(Derived):
             low, high = max(start, first), min(stop, first + outputs)
             if low < high:
                 filters = self.stored.rows(low - first, high - first).swapaxes(1, 2)
-                columns = slice(time * inputs, (time + size) * inputs)
+                columns = slice(time * self.stride * inputs, (time * self.stride + size) * inputs)
                 matrix[low - start : high - start, columns] = filters.reshape(high - low, -1)
         return matrix

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from ..arch import CtcArchitecture, Encoder, by_model_type, ctc_of, encoder_of
 from ..bundle.manifest import MANIFEST_FILE
 from ..ir.spec import EmbeddingSpec, ModelSpec
+from ..ir.speech import SpeechSpec
 from ..runtime.errors import CheckpointError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from . import (
@@ -25,7 +26,9 @@ from . import (
     gptq_quant,
     mlx_quant,
     modelopt_quant,
+    moonshine_files,
     torchao_quant,
+    whisper_files,
 )
 from .checkpoint import ActivationScales, Checkpoint, Tensor
 from .classifier import read_classifier, with_transitions
@@ -53,7 +56,6 @@ from .spec_against_tensors import choose_draft_heads, choose_head, require_sizes
 from .task_adapters import with_adapters
 from .tokenizer_files import read_tokenizer_files
 from .towers import read_tower
-from .whisper_files import read_speech
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -83,6 +85,12 @@ METHODS: Mapping[str, Callable[[ConfigReader], Quantization]] = {
     torchao_quant.METHOD: torchao_quant.read_quantization,
 }
 
+# The readers of how a model of sound transcribes.
+SPEECH: Mapping[str, Callable[[Path, ModelSpec], SpeechSpec]] = {
+    "moonshine": moonshine_files.read_speech,
+    "whisper": whisper_files.read_speech,
+}
+
 QUANTIZATION_KEYS = ("quantization_config", mlx_quant.SECTION)
 
 # A name that contains a folder could lead anywhere on this machine.
@@ -107,7 +115,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
     config = with_activation(path, _text_config(path / "config.json", ignore_keys))
     classifier = read_classifier(config, str(path / "config.json"), "last_token") if vectors is None else None
     classifier = with_transitions(classifier, path, spec.model_type)
-    speech = None if spec.audio is None else read_speech(path, spec)
+    speech = None if spec.audio is None else SPEECH[spec.model_type](path, spec)
     makes_text = embedding is None and classifier is None
     if makes_text and not spec.causal:
         raise UnsupportedModel(

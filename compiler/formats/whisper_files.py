@@ -26,6 +26,7 @@ _NAMES = {
     "model.decoder.embed_tokens.": "model.embed_tokens.",
     "model.decoder.embed_positions.": "model.embed_positions.",
     "model.decoder.layer_norm.": "model.norm.",
+    "model.decoder.norm.": "model.norm.",
     "proj_out.": "lm_head.",
 }
 _LAYER = re.compile(r"model\.decoder\.(layers\.\d{1,5}\.)(\w+(?:\.\w+)?)\.(weight|bias)")
@@ -47,11 +48,7 @@ def whisper_tensors(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str,
     """
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        layer = _LAYER.fullmatch(name)
-        if layer is not None:
-            name = f"model.{layer[1]}{_MODULES.get(layer[2], layer[2])}.{layer[3]}"
-        prefix = next((each for each in _NAMES if name.startswith(each)), None)
-        name = name if prefix is None else _NAMES[prefix] + name.removeprefix(prefix)
+        name = decoder_name(name, _MODULES)
         convolution = _CONVOLUTION.fullmatch(name)
         if convolution is not None and len(tensor.shape) == 3 and tensor.shape[2] == 3:
             name = name.removesuffix("weight") + "matrix"
@@ -62,6 +59,17 @@ def whisper_tensors(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str,
         if bias and bias not in tensors and tensor.shape:
             renamed[bias] = zeros(bias, tensor.shape[0])
     return renamed
+
+
+def decoder_name(name: str, modules: Mapping[str, str]) -> str:
+    """The name that other decoders have for a tensor of a decoder beside an encoder of sound. ``modules``: those of
+    layers that have other names.
+    """
+    layer = _LAYER.fullmatch(name)
+    if layer is not None:
+        name = f"model.{layer[1]}{modules.get(layer[2], layer[2])}.{layer[3]}"
+    prefix = next((each for each in _NAMES if name.startswith(each)), None)
+    return name if prefix is None else _NAMES[prefix] + name.removeprefix(prefix)
 
 
 def zeros(name: str, size: int) -> MadeTensor:
@@ -134,22 +142,13 @@ def _languages(config: ConfigReader) -> tuple[LanguageToken, ...]:
 
 
 def _read_preprocessor(path: Path, mel_bins: int, positions: int) -> int:
-    """The seconds of a window, which follow from its rows. Raises UnsupportedModel for frames of other kinds, which
-    transformers 5 describes in a section of another file.
-    """
+    """The seconds of a window, which follow from its rows. Raises UnsupportedModel for frames of other kinds."""
     seconds = 2 * positions * HOP / SAMPLE_RATE
     if seconds != int(seconds):
         raise CheckpointError(
             f"{path}: a window of {positions} rows ('max_source_positions') has {seconds} seconds; expected whole ones"
         )
-    if (path / PREPROCESSOR).is_file():
-        where = path / PREPROCESSOR
-        config: ConfigReader | None = ConfigReader(read_json_object(where), str(where))
-    elif (path / PROCESSOR).is_file():
-        where = path / PROCESSOR
-        config = ConfigReader(read_json_object(where), str(where)).section("feature_extractor")
-    else:
-        config = None
+    config = read_feature_extractor(path)
     if config is None:
         return int(seconds)
     config.expect("feature_extractor_type", "WhisperFeatureExtractor")
@@ -167,3 +166,16 @@ def _read_preprocessor(path: Path, mel_bins: int, positions: int) -> int:
     # transformers computes the filters, also if a file holds them; the mask is not read.
     config.finish(frozenset({"mel_filters", "processor_class", "return_attention_mask"}))
     return int(seconds)
+
+
+def read_feature_extractor(path: Path) -> ConfigReader | None:
+    """How a folder says that sound is prepared: in a file, or as transformers 5 writes it, in a section of another one;
+    None if it has neither.
+    """
+    if (path / PREPROCESSOR).is_file():
+        where = path / PREPROCESSOR
+        return ConfigReader(read_json_object(where), str(where))
+    if (path / PROCESSOR).is_file():
+        where = path / PROCESSOR
+        return ConfigReader(read_json_object(where), str(where)).section("feature_extractor")
+    return None

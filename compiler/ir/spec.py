@@ -179,15 +179,26 @@ class HearingSpec:
 
 @dataclass(frozen=True, slots=True)
 class AudioSpec:
-    """The encoder of windows of sound to whose rows a decoder attends. A window has two frames of ``mel_bins`` numbers
-    for each of ``positions`` rows. Its rows have the hidden size of the decoder, and so have its heads together.
+    """The encoder of windows of sound to whose rows a decoder attends; `runtime/audio/windows.py` makes what it reads.
+
+    A row has ``frames_of_row`` frames of ``frame_samples``, each ``hop_samples`` after the one before, and reads
+    ``row_elements`` numbers. With ``mel_bins``, these are the energies of its frames and of those before and after
+    them, and a window has exactly ``positions`` rows. With none, they are the samples from its first frame on, and a
+    window has up to ``positions`` rows, of which the last ``rows_behind`` are only read by those before them.
     """
 
-    mel_bins: Count
+    mel_bins: Natural
+    frame_samples: Count
+    hop_samples: Count
+    frames_of_row: Count
+    row_elements: Count
     positions: Count
+    hidden_size: Count
     num_layers: Count
     num_heads: Count
+    head_dim: Count
     intermediate_size: Count
+    rows_behind: Natural = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +348,7 @@ class ModelSpec:
         if self.vision is not None and self.vision.num_layers:
             kinds.add((self.vision.num_heads, self.vision.head_dim))
         if self.audio is not None:
-            kinds.add((self.audio.num_heads, self.hidden_size // self.audio.num_heads))
+            kinds.add((self.audio.num_heads, self.audio.head_dim))
         return kinds
 
     @property

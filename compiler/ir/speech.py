@@ -9,14 +9,13 @@ from typing import Literal
 
 from .expr import Count, Natural
 
-# The rate of the sound that models read, the samples from one frame to the next, and those of a frame's window.
+# The rate of the sound that models read. Of frames of mel bands, the samples from one to the next, and those of a
+# frame's window.
 SAMPLE_RATE = 16_000
 HOP = 160
 FRAME = 400
-# The input of a plan "audio": for row t of a window (S, 4 * mel bins), the frames 2t - 1 to 2t + 2, zeros for those
-# outside of the window.
+# The input of a plan "audio": what each row of a window reads (S, `AudioSpec.row_elements`).
 FRAMES = "frames"
-FRAMES_OF_ROW = 4
 # The input (S,) int32 with the number of frames that exist of those of a row.
 ROW_FRAMES = "row_frames"
 
@@ -32,17 +31,18 @@ class LanguageToken:
 @dataclass(frozen=True, slots=True)
 class SpeechSpec:
     """A prompt is ``start``, and if there are ``languages``, one of them and the task; then ``no_timestamps``, unless
-    the text is to have timestamps: all tokens after it, ``seconds`` / rows of a window apart. ``previous`` precedes a
-    text that was transcribed before, None if the model has no such token. The probability of ``no_speech`` after
-    ``start`` is that of a window without speech.
+    the text is to have timestamps: all tokens after it, ``seconds`` / rows of a window apart. Without that token, the
+    model writes no timestamps, and ``seconds`` are those of its longest window. ``previous`` precedes a text that was
+    transcribed before, None if the model has no such token. The probability of ``no_speech`` after ``start`` is that
+    of a window without speech.
 
     ``suppressed`` tokens are never written, ``suppressed_first`` not as the first one. With timestamps, the first one
     is at most number ``max_initial_timestamp``, unless that is None.
     """
 
     start: Natural
-    no_timestamps: Natural
-    no_speech: Natural
+    no_timestamps: Natural | None
+    no_speech: Natural | None
     seconds: Count
     languages: tuple[LanguageToken, ...] = ()
     transcribe: Natural | None = None

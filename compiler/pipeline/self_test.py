@@ -158,7 +158,7 @@ def reference_logits(
     """The logits (S, V) of all rows with float32 and with float16 activations, in one walk over the weights."""
     manifest = reference.bundle.manifest
     pages = range(manifest.pages_for(len(prompt)))
-    source = None if reference.audio is None else source_of(manifest)
+    source = None if reference.audio is None else source_of(manifest, window=test_window(manifest))
     batch = make_batch([Chunk(prompt, 0, pages, range(len(prompt)), state=(0, 0), source=source)], manifest.page_size)
     dims = batch.dims(len(pages), num_states=1, num_source_pages=manifest.source_pages)
     # With float16, values may overflow, which makes the distance infinite.

@@ -25,7 +25,7 @@ from ..ir.pages import (
     WINDOW,
 )
 from ..ir.sampling import GREEDY, Settings
-from ..ir.speech import FRAMES
+from ..ir.speech import FRAMES, ROW_FRAMES
 from .errors import RequestError
 
 IntArray = npt.NDArray[np.int32]
@@ -448,14 +448,27 @@ def make_frame_batch(sounds: Sequence[FloatArray]) -> Batch:
     return replace(make_text_batch([[0] * len(rows) for rows in sounds]), extra={FRAMES: np.concatenate(sounds)})
 
 
-def make_audio_batch(windows: Sequence[FloatArray], pages: Sequence[Sequence[int]], page_size: int) -> Batch:
-    """A batch of windows of sound for a plan "audio": their rows (N, frames), and the pages that will hold the keys and
-    values of each.
+def make_audio_batch(
+    windows: Sequence[FloatArray],
+    pages: Sequence[Sequence[int]],
+    page_size: int,
+    *,
+    behind: int = 0,
+    row_frames: Sequence[IntArray] | None = None,
+) -> Batch:
+    """A batch of windows of sound for a plan "audio": their rows (N, elements), and the pages that will hold the keys
+    and values of each. The last ``behind`` rows of each are a sequence of their own, to which no other row attends.
     """
     batch = make_frame_batch(windows)
     slots = slots_of(pages, [np.arange(len(rows)) for rows in windows], page_size)
-    source = SourceTables(batch.positions, slots, *page_lists(pages))
-    return replace(batch, source=source)
+    if row_frames is not None:
+        batch = replace(batch, extra={**batch.extra, ROW_FRAMES: np.concatenate(row_frames)})
+    if behind:
+        ends = batch.seq_starts[1:]
+        starts = np.append(0, np.stack([ends - behind, ends], axis=1).reshape(-1)).astype(np.int32)
+        pages = [each for each in pages for _ in range(2)]
+        batch = replace(batch, seq_starts=starts, page_indptr=np.zeros_like(starts))
+    return replace(batch, source=SourceTables(batch.positions, slots, *page_lists(pages)))
 
 
 def join(parts: Sequence[Sequence[int] | npt.NDArray[np.int_]]) -> IntArray:

@@ -66,12 +66,15 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
     """The dims of a runner's largest batch."""
     limits = complete_limits(manifest, limits)
     pages, context_pages = limits.pages or 0, manifest.pages_for(manifest.context)
-    rows = 0 if manifest.spec.audio is None else manifest.spec.audio.positions
+    audio = manifest.spec.audio
+    rows = 0 if audio is None else audio.positions
+    # A window is two sequences if it has rows behind it.
+    of_windows = 0 if audio is None else limits.windows * (2 if audio.rows_behind else 1)
     source_pages = manifest.pages_for(rows)
     gives_back = any(window is not None for window in group_windows(manifest))
     return {
         "S": limits.tokens,
-        "B": limits.sequences,
+        "B": max(limits.sequences, of_windows),
         "R": limits.rows,
         "T": max(manifest.context, rows),
         # A sequence lists each page once, and at most the pages of its context, including those that were given back.
@@ -84,7 +87,7 @@ def largest_dims(manifest: Description, limits: Limits) -> dict[str, int]:
         "M": limits.adapters,
         "Z": limits.states or 0,
         SOURCE_PAGES: limits.windows * source_pages,
-        "LS": limits.sequences * source_pages,
+        "LS": max(limits.sequences, of_windows) * source_pages,
         DRAFT_PAGES: limits.draft_pages,
         KEPT_PAGES: pages if limits.draft_pages else 0,
         KEPT: limits.tokens if limits.draft_pages else 0,

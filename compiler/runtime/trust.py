@@ -32,7 +32,7 @@ def check_runner(runner: PlanRunner, manifest: Manifest) -> None:
     if manifest.self_test is not None:
         if manifest.speech is not None:
             runner.listen(window_batch(manifest, [test_window(manifest)]))
-        source = None if manifest.speech is None else source_of(manifest)
+        source = None if manifest.speech is None else source_of(manifest, window=test_window(manifest))
         deviation = largest_deviation(runner, manifest.self_test, manifest.page_size, source)
         require_close(runner, "logits", deviation, manifest.self_test.tolerances)
     if manifest.vector_test is not None:

@@ -21,6 +21,7 @@ from nearfar.compiler.kernels.convolve import convolve
 from nearfar.compiler.kernels.cpu.add_lora import add_lora
 from nearfar.compiler.kernels.cpu.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.cpu.attention import attention, attention_split
+from nearfar.compiler.kernels.cpu.clip_norm import clip_norm, row_moments
 from nearfar.compiler.kernels.cpu.embed import embed
 from nearfar.compiler.kernels.cpu.encoder_rows import embed_positions, mix_rows, near_rows, pool_rows, rope_heads
 from nearfar.compiler.kernels.cpu.experts import expert_tiles, grouped_expert_tiles, route, sort_pairs
@@ -350,6 +351,8 @@ TEMPLATES: dict[str, Template] = {
     "near_rows": near_rows,
     "convolve": convolve,
     "pool_rows": pool_rows,
+    "row_moments": row_moments,
+    "clip_norm": clip_norm,
     "rope": rope,
     "take_rows": take_rows,
     "keep_rows": keep_rows,

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from nearfar.compiler.ir.graph import Graph, Node
-from nearfar.compiler.ir.speech import FRAMES, FRAMES_OF_ROW
+from nearfar.compiler.ir.speech import FRAMES
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .attention import add_attention
@@ -45,6 +45,12 @@ def build_listener(emitter: Emitter) -> None:
     """Fill the emitter's builder with an encoder. Raises UnsupportedModel for an op that has no form."""
     builder, audio = emitter.builder, emitter.spec.audio
     assert audio is not None
+    if not audio.mel_bins:
+        raise UnsupportedModel(
+            f"the encoder of {emitter.spec.model_type} reads samples, which --target onnx does not support; use "
+            "--target webgpu, cpu or cuda",
+            model_type=emitter.spec.model_type,
+        )
     add, integers = builder.add, builder.integers
     length, mels = audio.positions, audio.mel_bins
     builder.add_input("input_features", "float32", ("batch_size", mels, 2 * length))
@@ -57,7 +63,7 @@ def build_listener(emitter: Emitter) -> None:
         for start in (0, 1)
     ]
     rows = add("Concat", parts, "frames.sequences", axis=2)
-    rows = add("Reshape", [rows, integers(-1, FRAMES_OF_ROW * mels)], "frames.rows")
+    rows = add("Reshape", [rows, integers(-1, audio.row_elements)], "frames.rows")
     emitter.names[FRAMES] = add("Cast", [rows], FRAMES, to=ELEMENT_TYPES[emitter.activation])
     batch = add("Shape", ["input_features"], "batch", end=1)
     add("Concat", [batch, integers(length)], "ids_shape", axis=0)

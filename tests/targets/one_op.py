@@ -37,6 +37,8 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield "near_rows", "", near_rows
     for name in CONVOLUTIONS:
         yield "convolve", name, partial(convolve, **CONVOLUTIONS[name])
+    yield "row_moments", "", row_moments
+    yield "clip_norm", "", clip_norm
     yield from text_graphs()
     yield "take_rows", "plain", take_rows
     for x_dtype, dtype in product(DTYPES, DTYPES):
@@ -166,6 +168,24 @@ def convolve(channels: int, outputs: int | None = None, *, frames: int = 8, bias
         inputs["row_frames"] = graph.value("row_frames", ("S",), "int32")
     depthwise = outputs is None
     return graph.ends(graph.add("convolve", inputs, name="y", frames=frames, depthwise=depthwise, **attrs))
+
+
+def row_moments() -> Graph:
+    graph = Builder()
+    inputs = {"x": graph.value("x", ("S", 4 * COLUMNS)), "row_frames": graph.value("row_frames", ("S",), "int32")}
+    return graph.ends(graph.add("row_moments", inputs, name="y", frame=COLUMNS))
+
+
+def clip_norm() -> Graph:
+    graph = Builder()
+    inputs = {
+        "x": graph.value("x", ("S", 4 * COLUMNS)),
+        "moments": graph.value("moments", ("S", 3)),
+        "positions": graph.value("positions", ("S",), "int32"),
+        "weight": graph.vector("weight", COLUMNS),
+        "bias": graph.vector("bias", COLUMNS),
+    }
+    return graph.ends(graph.add("clip_norm", inputs, name="y", eps=1e-5))
 
 
 def take_rows() -> Graph:

@@ -154,6 +154,9 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
         if step.op == "keep_rows" and role == "rows":
             # Each once, and then the one without a slot: two workgroups that wrote to one slot would be in any order.
             inputs[role] = np.append(rng.permutation(dims["S"]), [1] * shape[0])[: shape[0]].astype(np.int32)
+        elif role == "moments":
+            # Numbers of elements and sums of squares.
+            inputs[role] = np.abs(rng.normal(size=shape)).astype(dtype)
         elif role == "feature_rows":
             rows, count = ("S", "F") if plan.shape_of(array)[0] == "F" else ("V", "C")
             inputs[role] = rng.permutation(dims[rows])[: dims[count]].astype(np.int32)

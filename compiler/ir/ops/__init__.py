@@ -6,14 +6,15 @@ after the op.
 
 A batch is ragged: S new tokens of B sequences, at least one of each. Rows ``seq_starts[b]`` to ``seq_starts[b + 1]``
 belong to sequence b, by ascending position. New keys and values are written to pages first, then attention reads pages;
-`encoders.py` and `convolutions.py` have the ops of models without pages, `states.py` those with a state for each
-sequence, `images.py` those of models that see pictures.
+`encoders.py` and `convolutions.py` have the ops of models without pages, `clips.py` those that normalize sound,
+`states.py` those with a state for each sequence, `images.py` those of models that see pictures.
 """
 
 from __future__ import annotations
 
 from . import (
     attention,
+    clips,
     convolutions,
     drafts,
     elementwise,
@@ -42,6 +43,7 @@ OPS: dict[str, Op] = {
     **states.OPS,
     **encoders.OPS,
     **convolutions.OPS,
+    **clips.OPS,
     **drafts.OPS,
     **images.OPS,
     **sampling.OPS,

@@ -17,20 +17,19 @@ import numpy as np
 
 from ...bundle.manifest import AUDIO, Manifest
 from ...ir.ops.sampling import log_softmax, log_sum_exp
-from ...ir.speech import HOP, SAMPLE_RATE
+from ...ir.speech import SAMPLE_RATE
 from ...shared.script import SharedScript
 from ..batch import Chunk, FloatArray, make_batch
 from ..errors import DeviceError, RequestError
 from ..generate import not_finite
 from ..runner import Limits, Runner, require_plan
 from ..text.tokenizer import Tokenizer
-from .log_mel import log_mel
+from .readings import FRAMES_PER_SECOND, reading_of
 from .windows import source_of, window_batch
 
 # The rows of a prompt that are sampled: that of the start, after which the model says whether there is speech, and the
 # last one.
 LIMITS = Limits(rows=2)
-FRAMES_PER_SECOND = SAMPLE_RATE // HOP
 # The temperature from which on a text is not continued.
 STEADY = 0.5
 
@@ -63,8 +62,8 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a transcript, from ``start`` to ``end`` in seconds; ``seek`` is the first frame of its window.
-    ``words`` are those of models that know when each is said.
+    """A part of a transcript, from ``start`` to ``end`` in seconds; ``seek`` is the first frame of 10 ms of its window,
+    of which a model without timestamps makes one segment. ``words`` are those of models that know when each is said.
     """
 
     seek: int
@@ -124,7 +123,6 @@ class Transcriber:
         assert manifest.spec.audio is not None
         self._runner, self._manifest, self._tokenizer = runner, manifest, tokenizer
         self._speech, self._audio = manifest.speech, manifest.spec.audio
-        self._window_frames = 2 * self._audio.positions
         sizes = {"ends": manifest.spec.eos_token_ids, "rows": self._audio.positions, "context": manifest.context}
         self._model = {**asdict(self._speech), **sizes}
         # What the rules of timestamps read, which are asked once for each token.
@@ -178,8 +176,8 @@ class Transcriber:
         """The segments of each window, as soon as they are known, with the language and the seconds that are done."""
         if not len(samples):
             raise RequestError("there are no samples of sound")
-        frames, count = self._frames(samples)
-        stamped = options.timestamps or count > self._window_frames
+        reading = reading_of(samples, self._audio, self._speech.seconds)
+        stamped = (options.timestamps or reading.is_long) and self._speech.no_timestamps is not None
         language, generator = options.language, np.random.default_rng(options.seed)
         given = f" {options.prompt.strip()}" if options.prompt.strip() else ""
         preceding = self._tokenizer.encode(given, add_special_tokens=False)
@@ -187,9 +185,9 @@ class Transcriber:
         history, continues = list(preceding), options.continues
         task: dict[str, Any] = {"translate": options.translate, "timestamps": stamped}
         seek = 0
-        while seek < count and not cancelled():
-            window = min(count - seek, self._window_frames)
-            self._listen(frames[:, seek : seek + self._window_frames])
+        while seek < reading.count and not cancelled():
+            window, read = reading.window(seek)
+            self._listen(read)
             if language is None and self._speech.languages:
                 language = self._detect_language()
             task |= {"language": language, "previous": history if continues else preceding}
@@ -205,19 +203,10 @@ class Transcriber:
             seek += advance
             yield language, seek / FRAMES_PER_SECOND, [each for each in segments if each.text.strip()]
 
-    def _frames(self, samples: FloatArray) -> tuple[FloatArray, int]:
-        """The frames, and how many of them are of the sound. Silence follows what is shorter than a window."""
-        length = self._window_frames * HOP
-        if len(samples) > length:
-            frames = log_mel(samples, self._audio.mel_bins)
-            return frames, frames.shape[1]
-        padded = np.pad(samples, (0, length - len(samples)))
-        return log_mel(padded, self._audio.mel_bins), -(-len(samples) // HOP)
-
-    def _listen(self, frames: FloatArray) -> None:
-        """Compute the keys and values of a window. Behind the end of a sound, frames are zeros, as in training."""
-        short = self._window_frames - frames.shape[1]
-        self._runner.listen(window_batch(self._manifest, [np.pad(frames, ((0, 0), (0, short)))]))
+    def _listen(self, window: FloatArray) -> None:
+        """Compute the keys and values of a window, to which all tokens attend until the next one."""
+        self._source = source_of(self._manifest, window=window)
+        self._runner.listen(window_batch(self._manifest, [window]))
 
     def _detect_language(self) -> str:
         """The language whose token is likeliest behind the start."""
@@ -237,7 +226,8 @@ class Transcriber:
         start = prompt.index(self._speech.start)
         rows = list(dict.fromkeys([start, len(prompt) - 1]))
         logits = self._forward(prompt, 0, rows)
-        no_speech = float(np.exp(log_softmax(logits[0])[self._speech.no_speech]))
+        silent = self._speech.no_speech
+        no_speech = 0.0 if silent is None else float(np.exp(log_softmax(logits[0])[silent]))
         temperatures = self._temperatures if options.temperature is None else [options.temperature]
         for temperature in temperatures:
             text = self._text(prompt, logits[-1], temperature, generator, cancelled, stamped=stamped)
@@ -308,12 +298,15 @@ class Transcriber:
 
     def _segment(self, cut: Mapping[str, Any], seek: int, text: WindowText) -> Segment:
         tokens = tuple(cut["tokens"])
-        words = [token for token in tokens if token < self._speech.no_timestamps]
+        last = self._speech.no_timestamps
+        words = self._tokenizer.decode([token for token in tokens if last is None or token < last])
+        # Text without timestamps stands for itself; those of Whisper's segments begin with their space.
+        spoken = words if last is not None or not words.strip() else f" {words.strip()}"
         return Segment(
             seek,
             cut["start"],
             cut["end"],
-            self._tokenizer.decode(words),
+            spoken,
             tokens,
             text.temperature,
             text.mean_logprob,

@@ -97,7 +97,7 @@ def changed(saved: Path, tmp_path: Path) -> Callable[..., Path]:
 def test_a_released_configuration_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(RELEASED))
     spec = read_spec(tmp_path / "config.json")
-    assert spec.audio == AudioSpec(80, 1500, 4, 6, 1536)
+    assert spec.audio == AudioSpec(80, 400, 160, 2, 320, 1500, 384, 4, 6, 64, 1536)
     assert (spec.num_heads, spec.head_dim, spec.max_position_embeddings, spec.embedding_scale) == (6, 64, 448, 1.0)
     assert (spec.tie_word_embeddings, spec.activation, spec.eos_token_ids) == (True, "gelu", (50257,))
 

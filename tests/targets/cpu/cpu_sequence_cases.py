@@ -12,6 +12,7 @@ import numpy as np
 from cpu_steps import Batch, Inputs, StepCase
 
 from nearfar.compiler.ir.ops.encoders import POOLINGS
+from nearfar.compiler.runtime.batch import FloatArray
 
 EPS = 1e-6
 # The channels of x, those of the result unless each has its own filter, and the attributes.
@@ -59,6 +60,17 @@ def text_cases() -> Iterator[StepCase]:
             batches = [replace(each, arrays={**each.arrays, **more}) for each, more in zip(batches, rows, strict=True)]
         attrs = {"depthwise": outputs is None, **options}
         yield StepCase(f"convolve_{name}", "convolve", inputs, attrs, batches)
+    for columns in (7, 37):
+        inputs = {"x": ("float32", "S", 4 * columns), "row_frames": ("int32", "S")}
+        counts = [Batch(each.dims, {"row_frames": np.arange(each.dims["S"], dtype=np.int32) % 6}) for each in texts]
+        yield StepCase(f"row_moments_{columns}", "row_moments", inputs, {"frame": columns}, counts)
+        inputs = {"x": inputs["x"], "moments": ("float32", "S", 3), "positions": ("int32", "S")}
+        inputs |= {"weight": ("vector", columns), "bias": ("vector", columns)}
+        moments = [
+            Batch(each.dims, {"positions": each.arrays["positions"], "moments": moments_of(each.dims["S"])})
+            for each in texts
+        ]
+        yield StepCase(f"clip_norm_{columns}", "clip_norm", inputs, {"eps": 1e-5}, moments)
     for columns, quantization, attrs in ((37, "f32", {"first_position": 2}), (72, "q4f16", {})):
         inputs = {"x": ("float32", "S", columns), "positions": ("int32", "S"), "token_types": ("int32", "S")}
         inputs |= {"position_table": ("matrix", 280, columns), "type_table": ("matrix", 2, columns)}
@@ -108,6 +120,15 @@ def text_cases() -> Iterator[StepCase]:
         del by_row["positions"]
         name = f"rope_heads_by_row_{head_dim}"
         yield StepCase(name, "rope_heads", by_row, prepared, given(texts, by_row), activation)
+
+
+def moments_of(rows: int) -> FloatArray:
+    """Of rows with up to 4 elements that count."""
+    generator = np.random.default_rng(rows)
+    counts = np.arange(rows) % 5
+    return np.stack([counts, generator.normal(0, 1, rows), counts * generator.uniform(0.5, 2, rows)], 1).astype(
+        np.float32
+    )
 
 
 def state_cases() -> Iterator[StepCase]:

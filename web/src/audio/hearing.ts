@@ -1,78 +1,83 @@
-// Windows of sound as a runner reads them, and the batches of tokens that attend to the last one.
+// The batches of windows of sound, and those of tokens that attend to the last one.
 
+import { BundleError } from "../errors.js";
 import type { Batch } from "../runtime/batch.js";
 import { emptyBatch } from "../runtime/batch.js";
-import type { Manifest } from "../runtime/manifest.js";
+import type { AudioSpec, Manifest } from "../runtime/manifest.js";
 import type { Runner } from "../runtime/runner.js";
-import type { Frames } from "./log_mel.js";
-
-/** The frames of a row: two, that before and that after them. */
-const FRAMES_OF_ROW = 4;
+import type { AudioWindow } from "./readings.js";
+import { melWindow, sampleWindow } from "./readings.js";
 
 type Sizes = Pick<Manifest, "page_size" | "spec">;
 
-/**
- * The batch of the window from frame ``start`` on, whose keys and values will be on the first pages of sound. Beyond the
- * end of the sound, frames are zeros, as in training.
- */
-export function windowBatch({ spec }: Sizes, { data, bins, count }: Frames, start: number): Batch {
-  const rows = rowsOf({ spec });
-  const frames = new Float32Array(rows * FRAMES_OF_ROW * bins);
-  // Row t has the frames 2t - 1 to 2t + 2, one behind the other, with zeros outside of the window.
-  for (let row = 0; row < rows; row++)
-    for (let place = 0; place < FRAMES_OF_ROW; place++) {
-      const frame = 2 * row - 1 + place;
-      if (frame < 0 || frame >= 2 * rows || start + frame >= count) continue;
-      const at = (row * FRAMES_OF_ROW + place) * bins;
-      for (let bin = 0; bin < bins; bin++) frames[at + bin] = Number(data[bin * count + start + frame]);
-    }
+/** The rows of the self-test's window, of a model that reads samples. */
+const TEST_ROWS = 32;
+
+/** The batch of a window, whose keys and values will be on the first pages of sound. */
+export function windowBatch(manifest: Pick<Manifest, "spec">, { rows, frames, rowFrames }: AudioWindow): Batch {
+  const { rows_behind: behind } = audioOf(manifest);
   const positions = Array.from({ length: rows }, (_, index) => index);
-  const token_ids = positions.map(() => 0);
+  // The rows behind are a sequence of their own, to which no other row attends.
+  const seq_starts = behind === 0 ? [0, rows] : [0, rows - behind, rows];
   return {
     ...emptyBatch(),
-    token_ids,
+    token_ids: positions.map(() => 0),
     positions,
     slots: positions,
-    seq_starts: [0, rows],
+    seq_starts,
     source_slots: positions,
     frames,
+    ...(rowFrames === null ? {} : { row_frames: rowFrames }),
   };
 }
 
-/** The batch of one sequence with the sound to which it attends, all rows of the last window. */
-export function attending({ spec, page_size }: Sizes, batch: Batch): Batch {
-  const rows = rowsOf({ spec });
-  const pages = Array.from({ length: Math.ceil(rows / page_size) }, (_, index) => index);
+/** The batch of one sequence with the sound to which it attends, the rows of a window but those behind it. */
+export function attending(manifest: Sizes, batch: Batch, { rows }: Pick<AudioWindow, "rows">): Batch {
+  const attended = rows - audioOf(manifest).rows_behind;
+  const pages = Array.from({ length: Math.ceil(attended / manifest.page_size) }, (_, index) => index);
   return {
     ...batch,
-    source_positions: batch.positions.map(() => rows - 1),
+    source_positions: batch.positions.map(() => attended - 1),
     source_page_indptr: [0, pages.length],
     source_page_ids: pages,
   };
 }
 
 /** The window of the self-test. `compiler/runtime/audio/windows.py` makes the same. */
-export function testWindow({ spec }: Pick<Manifest, "spec">): Frames {
-  const bins = spec.audio?.mel_bins ?? 0;
-  const count = 2 * rowsOf({ spec });
+export function testWindow(manifest: Pick<Manifest, "spec">): AudioWindow {
+  const audio = audioOf(manifest);
+  const { mel_bins: bins, positions, frames_of_row: perRow, hop_samples: hop } = audio;
+  if (bins === 0) {
+    const step = hop * perRow;
+    const length = Math.min(TEST_ROWS, positions - 1) * step + Math.floor(step / 2);
+    const samples = Float32Array.from(
+      { length },
+      (_, at) => ((31 * at + Math.floor(at / 7) * Math.floor(at / 64)) % 64) / 32 - 1,
+    );
+    return sampleWindow(audio, samples);
+  }
+  const count = perRow * positions;
   const data = Float32Array.from({ length: bins * count }, (_, index) => {
     const [mel, frame] = [Math.floor(index / count), index % count];
     return ((31 * frame + 17 * mel + frame * mel) % 64) / 32 - 1;
   });
-  return { data, bins, count };
+  return melWindow(audio, { data, bins, count }, 0);
 }
 
-/** The rows of a window. */
-export const rowsOf = ({ spec }: Pick<Manifest, "spec">): number => spec.audio?.positions ?? 0;
+/** Throws BundleError for a bundle that reads no sound. */
+export function audioOf({ spec }: Pick<Manifest, "spec">): AudioSpec {
+  if (spec.audio === null) throw new BundleError("manifest.json: spec.audio is null; compile the bundle again");
+  return spec.audio;
+}
 
 type Tested = Pick<Runner, "manifest" | "limits" | "rows" | "features" | "forwardLogits" | "submit" | "choose">;
 
 /** A runner for the self-test: its batches attend to the test's window, which the variants that are chosen compute. */
 export function hearing(runner: Tested & Pick<Runner, "listen">): Tested {
   const { manifest, limits, rows } = runner;
-  const window = windowBatch(manifest, testWindow(manifest), 0);
+  const window = testWindow(manifest);
   let heard: Promise<void> | null = null;
-  const listened = (): Promise<void> => (heard ??= runner.listen(window));
+  const listened = (): Promise<void> => (heard ??= runner.listen(windowBatch(manifest, window)));
   return {
     manifest,
     limits,
@@ -84,11 +89,11 @@ export function hearing(runner: Tested & Pick<Runner, "listen">): Tested {
     },
     forwardLogits: async (batch) => {
       await listened();
-      return runner.forwardLogits(attending(manifest, batch));
+      return runner.forwardLogits(attending(manifest, batch, window));
     },
     submit: async (batch, options) => {
       await listened();
-      return runner.submit(attending(manifest, batch), options);
+      return runner.submit(attending(manifest, batch, window), options);
     },
   };
 }

@@ -11,13 +11,13 @@ import type { Runner } from "../runtime/runner.js";
 import { addTokens, emptyBatch, settingsRow } from "../runtime/batch.js";
 import { nextTokens } from "../shared/transcription/next_tokens.js";
 import type { SpeechModel, TranscriptionTask } from "../shared/transcription/speech.js";
-import { checkTask, transcriptionPrompt } from "../shared/transcription/speech.js";
+import { checkTask, firstTimestamp, transcriptionPrompt } from "../shared/transcription/speech.js";
 import type { Word } from "../shared/transcription/ctc.js";
 import { TEMPERATURES, THRESHOLDS, cutWindow, judgeText } from "../shared/transcription/windows.js";
 import type { Tokenizer } from "../text/tokenizer.js";
-import { attending, windowBatch } from "./hearing.js";
-import type { Frames } from "./log_mel.js";
-import { HOP, logMel } from "./log_mel.js";
+import { attending, audioOf, windowBatch } from "./hearing.js";
+import type { AudioWindow, Reading } from "./readings.js";
+import { readingOf } from "./readings.js";
 import type { SoundSource } from "./read_sound.js";
 import { MAX_SECONDS, readSound } from "./read_sound.js";
 import { SAMPLE_RATE } from "./resample.js";
@@ -31,7 +31,10 @@ export interface TranscribeOptions {
   readonly language?: string | undefined;
   /** "translate": into English. */
   readonly task?: "transcribe" | "translate" | undefined;
-  /** Whether the model writes timestamps, which it does for sound that is longer than a window anyway. */
+  /**
+   * Whether the model writes timestamps, which it does for sound that is longer than a window anyway. One that has none
+   * makes a segment of each window.
+   */
   readonly timestamps?: boolean | undefined;
   /** A text that precedes, whose style and names the transcript continues. */
   readonly prompt?: string | undefined;
@@ -55,7 +58,7 @@ export const OPTIONS: Checks = {
   signal,
 } satisfies Record<keyof TranscribeOptions, unknown>;
 
-/** A part of a transcript, from ``start`` to ``end`` in seconds; ``seek`` is the first frame of its window. */
+/** A part of a transcript, from ``start`` to ``end`` in seconds; ``seek`` is the first frame of 10 ms of its window. */
 export interface TranscriptSegment {
   readonly id: number;
   readonly seek: number;
@@ -110,7 +113,7 @@ interface WindowText {
 
 /** What a window of a transcript is computed with. */
 interface Job extends Omit<TranscriptionTask, "language"> {
-  readonly frames: Frames;
+  readonly reading: Reading;
   readonly temperatures: readonly number[];
   readonly signal: AbortSignal;
   /** The next number in [0, 1). */
@@ -128,6 +131,8 @@ export class Transcriber {
   readonly #parts: TranscriberParts;
   readonly #model: SpeechModel;
   readonly #turns: Turns;
+  /** The window to which tokens attend. */
+  #heard: Pick<AudioWindow, "rows"> = { rows: 0 };
 
   /** Throws BundleError for a bundle that names no tokens of speech. */
   constructor(parts: TranscriberParts) {
@@ -170,18 +175,12 @@ export class Transcriber {
     until: AbortSignal,
   ): AsyncGenerator<TranscriptSegment, Transcript, undefined> {
     const { task = "transcribe", prompt = "", temperature, seed = 0 } = options;
-    const length = 2 * this.#model.rows;
-    const isLong = samples.length > length * HOP;
-    const frames = logMel(
-      isLong ? samples : padded(samples, length * HOP),
-      this.#parts.manifest.spec.audio?.mel_bins ?? 0,
-    );
-    const count = isLong ? frames.count : Math.ceil(samples.length / HOP);
+    const reading = readingOf(samples, audioOf(this.#parts.manifest), this.#model.seconds);
     let drawn = 0;
     const job: Job = {
-      frames,
+      reading,
       translate: task === "translate",
-      timestamps: options.timestamps === true || count > length,
+      timestamps: (options.timestamps === true || reading.isLong) && this.#model.no_timestamps !== null,
       previous: prompt.trim() === "" ? [] : this.#parts.tokenizer.encode(` ${prompt.trim()}`, false),
       temperatures: temperature === undefined ? TEMPERATURES : [temperature],
       signal: until,
@@ -189,11 +188,9 @@ export class Transcriber {
     };
     let language = options.language ?? null;
     const segments: TranscriptSegment[] = [];
-    for (let seek = 0; seek < count;) {
+    for (let seek = 0; seek < reading.count;) {
       const [from, spoken] = [seek, language];
-      const window = await this.#turns.take(until, () =>
-        this.#window(job, from, Math.min(count - from, length), spoken),
-      );
+      const window = await this.#turns.take(until, () => this.#window(job, from, spoken));
       ({ language } = window);
       for (const found of window.segments) {
         if (found.text.trim() === "") continue;
@@ -211,16 +208,18 @@ export class Transcriber {
     return { task, language, duration: samples.length / SAMPLE_RATE, text, segments };
   }
 
-  async #window(job: Job, seek: number, frames: number, given: string | null): Promise<Window> {
+  async #window(job: Job, seek: number, given: string | null): Promise<Window> {
     const model = this.#model;
-    const batch = windowBatch(this.#parts.manifest, job.frames, seek);
+    const { frames, read } = job.reading.window(seek);
+    const batch = windowBatch(this.#parts.manifest, read);
+    this.#heard = read;
     await this.#turns.compute(job.signal, async (runner) => runner.listen?.(batch));
     const language = given ?? (model.languages.length === 0 ? null : await this.#detectLanguage(job));
     const prompt = transcriptionPrompt(model, { ...job, language });
     const start = prompt.indexOf(model.start);
     const logits = await this.#forward(job, prompt, 0, [...new Set([start, prompt.length - 1])]);
     const [first = new Float32Array(), last = first] = logits;
-    const noSpeech = Math.exp(logprobOf(first, model.no_speech));
+    const noSpeech = model.no_speech === null ? 0 : Math.exp(logprobOf(first, model.no_speech));
     for (const [index, temperature] of job.temperatures.entries()) {
       const text = await this.#text(job, prompt, last, temperature);
       const verdict = judgeText({ ...text, noSpeech }, THRESHOLDS);
@@ -234,12 +233,18 @@ export class Transcriber {
         no_speech_prob: noSpeech,
       };
       const written = segments.map(({ start: from, end, tokens }) => {
-        const words = tokens.filter((token) => token < model.no_timestamps);
-        return { seek, start: from, end, text: this.#parts.tokenizer.decode(words), tokens, ...quality };
+        return { seek, start: from, end, text: this.#wordsOf(tokens), tokens, ...quality };
       });
       return { language, segments: written, advance };
     }
     throw new Error("no temperature was tried");
+  }
+
+  /** The text without timestamps. A model that has none writes no space before it, as Whisper does. */
+  #wordsOf(tokens: readonly number[]): string {
+    const first = firstTimestamp(this.#model);
+    const text = this.#parts.tokenizer.decode(tokens.filter((token) => token < first - 1));
+    return first < Infinity || text.trim() === "" ? text : ` ${text.trim()}`;
   }
 
   /** The language whose token is likeliest after the start. */
@@ -292,7 +297,7 @@ export class Transcriber {
         batch.sample_slots.push(-1, 0);
         batch.sample_settings.push(...settingsRow({}));
       }
-      const heard = attending(manifest, batch);
+      const heard = attending(manifest, batch, this.#heard);
       const logits =
         (await this.#turns.compute(job.signal, async (runner) => runner.forwardLogits?.(heard))) ?? new Float32Array();
       if (!logits.every(Number.isFinite))
@@ -304,10 +309,4 @@ export class Transcriber {
     }
     return found;
   }
-}
-
-function padded(samples: Float32Array, length: number): Float32Array {
-  const longer = new Float32Array(length);
-  longer.set(samples);
-  return longer;
 }

@@ -24,8 +24,8 @@ import type { PagesByGroup } from "./page_groups.js";
  * rope_positions (S, 3): the positions in time, rows and columns by which tokens rotate.
  * source_positions (S,): the last row of the sound that each token attends to; source_page_indptr (B + 1,) and
  * source_page_ids (LS,): the pages that hold its keys and values. For the plan "audio", source_slots (S,): those for the
- * keys and values of each row; frames (S, 4 * mel bins): what it reads. For the plan "ctc", frames
- * (S, frames of a row * mel bins), and row_frames (S,): how many of them exist.
+ * keys and values of each row. For it and the plan "ctc", frames (S, elements): what it reads, and row_frames (S,): how
+ * many frames that are.
  */
 export interface Batch {
   readonly token_ids: readonly number[];

@@ -105,13 +105,20 @@ export interface HearingSpec {
   readonly norm_eps: number;
 }
 
-/** The encoder of windows of sound to whose rows a decoder attends. A window has two frames of ``mel_bins`` numbers for each of ``positions`` rows. Its rows have the hidden size of the decoder, and so have its heads together. */
+/** The encoder of windows of sound to whose rows a decoder attends; `runtime/audio/windows.py` makes what it reads. A row has ``frames_of_row`` frames of ``frame_samples``, each ``hop_samples`` after the one before, and reads ``row_elements`` numbers. With ``mel_bins``, these are the energies of its frames and of those before and after them, and a window has exactly ``positions`` rows. With none, they are the samples from its first frame on, and a window has up to ``positions`` rows, of which the last ``rows_behind`` are only read by those before them. */
 export interface AudioSpec {
   readonly mel_bins: number;
+  readonly frame_samples: number;
+  readonly hop_samples: number;
+  readonly frames_of_row: number;
+  readonly row_elements: number;
   readonly positions: number;
+  readonly hidden_size: number;
   readonly num_layers: number;
   readonly num_heads: number;
+  readonly head_dim: number;
   readonly intermediate_size: number;
+  readonly rows_behind: number;
 }
 
 /** What an encoder of sound has besides the layers of other encoders. A row reads ``frames`` of ``mel_bins`` energies, through convolutions of ``channels`` that each halve time and bands. Layers have a convolution over ``size`` rows, an odd number. Gulati et al. 2020; Rekesh et al. 2023 (Fast Conformer). */
@@ -234,11 +241,11 @@ export interface LanguageToken {
   readonly token: number;
 }
 
-/** A prompt is ``start``, and if there are ``languages``, one of them and the task; then ``no_timestamps``, unless the text is to have timestamps: all tokens after it, ``seconds`` / rows of a window apart. ``previous`` precedes a text that was transcribed before, None if the model has no such token. The probability of ``no_speech`` after ``start`` is that of a window without speech. ``suppressed`` tokens are never written, ``suppressed_first`` not as the first one. With timestamps, the first one is at most number ``max_initial_timestamp``, unless that is None. */
+/** A prompt is ``start``, and if there are ``languages``, one of them and the task; then ``no_timestamps``, unless the text is to have timestamps: all tokens after it, ``seconds`` / rows of a window apart. Without that token, the model writes no timestamps, and ``seconds`` are those of its longest window. ``previous`` precedes a text that was transcribed before, None if the model has no such token. The probability of ``no_speech`` after ``start`` is that of a window without speech. ``suppressed`` tokens are never written, ``suppressed_first`` not as the first one. With timestamps, the first one is at most number ``max_initial_timestamp``, unless that is None. */
 export interface SpeechSpec {
   readonly start: number;
-  readonly no_timestamps: number;
-  readonly no_speech: number;
+  readonly no_timestamps: number | null;
+  readonly no_speech: number | null;
   readonly seconds: number;
   readonly languages: readonly LanguageToken[];
   readonly transcribe: number | null;

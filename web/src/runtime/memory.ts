@@ -134,7 +134,9 @@ export function limitsOf(
 export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
   const { context, page_size: pageSize, spec } = manifest;
   const limits = limitsOf(manifest, options);
-  const { tokens: S, sequences: B, rows: R = B, groups, adapters: M = 0, states: Z = 0, draftPages: PD = 0 } = limits;
+  const { tokens: S, sequences, rows: R = sequences, groups, adapters: M = 0, states: Z = 0, draftPages: PD = 0 } = limits;
+  // A window of sound is two sequences if it has rows behind it.
+  const B = Math.max(sequences, (spec.audio?.rows_behind ?? 0) > 0 ? 2 : 1);
   const V = limits.patches ?? 0;
   // Each tile has at least one block, which becomes one feature.
   const I = Math.floor(V / (spec.vision?.block ?? 1) ** 2);
@@ -152,7 +154,7 @@ export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
     ...(PW === undefined ? {} : { PW, LW: L }),
     B,
     R,
-    N: B,
+    N: sequences,
     A: R,
     W: R,
     DR: R,

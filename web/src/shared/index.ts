@@ -53,7 +53,7 @@ import { rowWindows, withRows, wordSegments } from "./transcription/ctc.js";
 import { asSrt, asVtt } from "./transcription/formats.js";
 import { nextTokens } from "./transcription/next_tokens.js";
 import { checkTask, transcriptionPrompt } from "./transcription/speech.js";
-import { TEMPERATURES, THRESHOLDS, cutWindow, judgeText } from "./transcription/windows.js";
+import { TEMPERATURES, THRESHOLDS, cutWindow, judgeText, quietEnd } from "./transcription/windows.js";
 import { videoKind } from "./videos/kind.js";
 import { requireVideoBytes, videoLayout } from "./videos/layout.js";
 import { zeroShotHypotheses, zeroShotProbabilities } from "./zero_shot.js";
@@ -207,6 +207,7 @@ Object.assign(globalThis, {
     nextTokens: overJson(nextTokens),
     cutWindow: overJson(cutWindow),
     judgeText: overJson(judgeText),
+    quietEnd: overJson(quietEnd),
     rowWindows: overJson(rowWindows),
     withRows: overJson(withRows),
     wordSegments: overJson(wordSegments),

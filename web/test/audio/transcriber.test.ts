@@ -2,7 +2,8 @@
 
 import { expect, test } from "vitest";
 
-import { attending, testWindow, windowBatch } from "../../src/audio/hearing.js";
+import { attending, windowBatch } from "../../src/audio/hearing.js";
+import { melWindow } from "../../src/audio/readings.js";
 import { choose, compressionRatio } from "../../src/audio/scores.js";
 import type { TranscriberParts } from "../../src/audio/transcriber.js";
 import { Transcriber } from "../../src/audio/transcriber.js";
@@ -10,13 +11,28 @@ import { Gate } from "../../src/engine/gate.js";
 import { drawAt } from "../../src/engine/resolved_sampling.js";
 import { DeviceError, RequestError } from "../../src/errors.js";
 import type { Batch } from "../../src/runtime/batch.js";
+import type { AudioSpec } from "../../src/runtime/manifest.js";
 import { pattern } from "./sound.js";
 
 const ROWS = 50;
 const [END, START, NO_SPEECH, NO_TIMESTAMPS, VOCABULARY] = [8, 9, 10, 11, 12 + ROWS + 1];
+const AUDIO: AudioSpec = {
+  mel_bins: 20,
+  frame_samples: 400,
+  hop_samples: 160,
+  frames_of_row: 2,
+  row_elements: 80,
+  positions: ROWS,
+  hidden_size: 8,
+  num_layers: 1,
+  num_heads: 1,
+  head_dim: 8,
+  intermediate_size: 8,
+  rows_behind: 0,
+};
 const MANIFEST = {
   model: "words",
-  spec: { eos_token_ids: [END], audio: { mel_bins: 20, positions: ROWS } },
+  spec: { eos_token_ids: [END], audio: AUDIO },
   speech: {
     start: START,
     no_timestamps: NO_TIMESTAMPS,
@@ -151,8 +167,8 @@ test("what the model does not have is refused by name", async () => {
 });
 
 test("rows have the frames around them, with zeros outside of the window and of the sound", () => {
-  const window = testWindow(MANIFEST);
-  const { frames = new Float32Array(), source_slots: slots } = windowBatch(MANIFEST, window, 0);
+  const window = { bins: 20, count: 100, data: Float32Array.from({ length: 2000 }, (_, index) => 1 + (index % 97)) };
+  const { frames = new Float32Array(), source_slots: slots } = windowBatch(MANIFEST, melWindow(AUDIO, window, 0));
   const value = (bin: number, frame: number): number => Number(window.data[bin * window.count + frame]);
   expect([frames.length, slots?.length]).toEqual([ROWS * 80, ROWS]);
   expect([...frames.subarray(0, 20)]).toEqual(new Array<number>(20).fill(0));
@@ -164,10 +180,10 @@ test("rows have the frames around them, with zeros outside of the window and of 
   ] as const)
     expect(frames[row * 80 + place * 20 + 7]).toBe(value(7, 2 * row - 1 + place));
   expect([...frames.subarray(49 * 80 + 60)]).toEqual(new Array<number>(20).fill(0));
-  const { frames: later = new Float32Array() } = windowBatch(MANIFEST, window, 90);
+  const { frames: later = new Float32Array() } = windowBatch(MANIFEST, melWindow(AUDIO, window, 90));
   expect(later[20 + 7]).toBe(value(7, 90));
   expect([...later.subarray(0, 20), ...later.subarray(5 * 80 + 20)].every((each) => each === 0)).toBe(true);
-  expect(attending(MANIFEST, { positions: [4, 5] } as unknown as Batch)).toMatchObject({
+  expect(attending(MANIFEST, { positions: [4, 5] } as unknown as Batch, { rows: 50 })).toMatchObject({
     source_positions: [49, 49],
     source_page_indptr: [0, 4],
     source_page_ids: [0, 1, 2, 3],

@@ -2,6 +2,7 @@
 // and the start of the next one, and never go back.
 
 import type { SpeechModel } from "./speech.js";
+import { firstTimestamp } from "./speech.js";
 
 /** What the rules read of a model: they are asked once for each token. */
 export type TimestampRules = Pick<SpeechModel, "ends" | "max_initial_timestamp" | "no_timestamps">;
@@ -29,8 +30,8 @@ export function nextTokens(
   size: number,
 ): NextTokens {
   const isFirst = written.length === 0;
-  if (!timestamps) return { banned: [], isFirst, preferred: null };
-  const first = model.no_timestamps + 1;
+  if (!timestamps || model.no_timestamps === null) return { banned: [], isFirst, preferred: null };
+  const first = firstTimestamp(model);
   const banned: Range[] = [[model.no_timestamps, first]];
   if (isFirst) {
     banned.push([0, first]);

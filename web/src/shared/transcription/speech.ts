@@ -6,16 +6,18 @@ import type { SpeechSpec } from "../../runtime/manifest.js";
 export interface SpeechModel extends SpeechSpec {
   /** The tokens that end a text. */
   readonly ends: readonly number[];
-  /** The rows of a window of sound; a row stands for two frames, and a timestamp begins each row. */
+  /** The rows of the longest window of sound. If the model writes timestamps, one begins each row. */
   readonly rows: number;
   /** The most tokens of a prompt and a text. */
   readonly context: number;
 }
 
-/** The frames of a second. */
+/** The frames of a second by which windows of sound are cut. */
 export const FRAMES_PER_SECOND = 100;
 
-export const firstTimestamp = ({ no_timestamps }: SpeechModel): number => no_timestamps + 1;
+/** Infinity for a model that writes no timestamps. */
+export const firstTimestamp = ({ no_timestamps }: Pick<SpeechModel, "no_timestamps">): number =>
+  no_timestamps === null ? Infinity : no_timestamps + 1;
 
 /** The seconds from one timestamp to the next. */
 export const secondsPerStamp = ({ seconds, rows }: SpeechModel): number => seconds / rows;
@@ -55,5 +57,5 @@ export function transcriptionPrompt(model: SpeechModel, task: TranscriptionTask)
     const chosen = task.translate ? translate : transcribe;
     tokens.push(language.token, ...(chosen === null ? [] : [chosen]));
   }
-  return task.timestamps ? tokens : [...tokens, no_timestamps];
+  return task.timestamps || no_timestamps === null ? tokens : [...tokens, no_timestamps];
 }

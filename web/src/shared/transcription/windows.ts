@@ -84,3 +84,22 @@ export function judgeText(quality: TextQuality, thresholds: Thresholds): "use" |
   if (unlikely && quality.noSpeech > thresholds.no_speech) return "skip";
   return unlikely || quality.compressionRatio > thresholds.compression_ratio ? "retry" : "use";
 }
+
+/** The frames of a quiet place. */
+const QUIET = 20;
+
+/**
+ * Where a window ends in a longer sound, of which these are the levels of the frames that it may have at most: in the
+ * middle of the last of the quietest places in its last third.
+ */
+export function quietEnd(levels: readonly number[]): number {
+  const from = Math.floor((2 * levels.length) / 3);
+  let [best, least, sum] = [levels.length, Infinity, 0];
+  for (let end = from; end < levels.length; end++) {
+    sum += Number(levels[end]);
+    if (end - from >= QUIET) sum -= Number(levels[end - QUIET]);
+    if (end - from < QUIET - 1 || sum > least) continue;
+    [best, least] = [end + 1 - QUIET / 2, sum];
+  }
+  return best;
+}

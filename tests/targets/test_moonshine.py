@@ -1,0 +1,110 @@
+"""Moonshine computes what transformers computes, on every kernel target: the rows of its encoder for clips of different
+lengths, and the logits of its decoder in one piece and token by token, for two sequences that attend to two clips.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from light_bundle import one_compilation
+from plain_target import compile_plain
+from sounds import pattern
+from test_runners import open_on
+from tiny_moonshine import CONTEXT, VOCABULARY, make_moonshine, rows_and_logits
+from tolerances import F32, relative_error
+
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.pipeline.compile import compile_model
+from nearfar.compiler.pipeline.options import CompileOptions
+from nearfar.compiler.runtime.audio.windows import attended_rows, least_samples, source_of, window_batch
+from nearfar.compiler.runtime.base_runner import BaseRunner
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.plan_runner import PlanRunner
+from nearfar.compiler.runtime.runner import Limits
+from nearfar.compiler.runtime.trust import check_runner
+
+LIMITS = Limits(tokens=CONTEXT, sequences=2, rows=CONTEXT, pages=6, windows=2)
+TOKENS = [[(7 * i * i + 3 * i + 5) % VOCABULARY for i in range(17)], [(5 * i + 1) % VOCABULARY for i in range(9)]]
+# The last row has one frame of the first convolution, and all six.
+CLIPS = [pattern(127 + 64 * 60), pattern(127 + 64 * (6 * 7 - 1) + 63)]
+# The shortest clip, one that lacks a frame of the next row, and one that has it.
+LENGTHS = [895, 895 + 6 * 64 - 1, 895 + 6 * 64, 16_000]
+
+
+@pytest.fixture(scope="module")
+def moonshine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The checkpoint's folder, and transformers' model."""
+    folder = tmp_path_factory.mktemp("moonshine")
+    return folder, make_moonshine(folder)
+
+
+def compiled(folder: Path, output: Path, target: str, **options: Any) -> Bundle:
+    compile_model(str(folder), output, CompileOptions(**{"target": target, "quantization": "f32", **options}))
+    return open_bundle(output)
+
+
+def chunk(runner: BaseRunner[Any], index: int, start: int, stop: int) -> Chunk:
+    """Tokens of a sequence, on pages of its own."""
+    pages = range(3 * index, 3 * index + 3)
+    source = source_of(runner.manifest, index, CLIPS[index])
+    return Chunk(TOKENS[index][start:stop], start, pages, range(stop - start), source=source)
+
+
+@pytest.mark.parametrize("target", ["numpy", "webgpu", "cpu", pytest.param("cuda", marks=pytest.mark.exhaustive)])
+def test_rows_and_logits_are_those_of_transformers(
+    target: str, moonshine: tuple[Path, Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder, model = moonshine
+    if target == "webgpu":
+        request.getfixturevalue("vulkan")
+    if target == "cuda":
+        request.getfixturevalue("nvrtc")
+    emulated = request.getfixturevalue("emulated_cuda") if target == "cuda" else None
+    with one_compilation() if target == "cpu" else nullcontext():
+        bundle = compiled(folder, tmp_path / "bundle", "webgpu" if target == "numpy" else target)
+    runner = open_on(target, bundle, LIMITS, "float32", emulated)
+    assert isinstance(runner, PlanRunner)
+    manifest, audio = runner.manifest, runner.manifest.spec.audio
+    assert audio is not None
+    oracle = [rows_and_logits(model, clip, tokens) for clip, tokens in zip(CLIPS, TOKENS, strict=True)]
+    try:
+        check_runner(runner, manifest)
+        for length in LENGTHS if target in ("numpy", "cpu") else LENGTHS[:2]:
+            samples = pattern(length)
+            rows, _ = rows_and_logits(model, samples, [1])
+            assert len(rows) == attended_rows(audio, samples)
+            found = runner.listen(window_batch(manifest, [samples]))
+            assert relative_error(found[: len(rows)], rows) < F32
+        # Both clips at once are not normalized together.
+        found = runner.listen(window_batch(manifest, CLIPS))
+        starts = np.cumsum([0, *(attended_rows(audio, each) + audio.rows_behind for each in CLIPS)])
+        for start, (rows, _) in zip(starts[:-1], oracle, strict=True):
+            assert relative_error(found[start : start + len(rows)], rows) < F32
+        chunks = [chunk(runner, index, 0, len(tokens)) for index, tokens in enumerate(TOKENS)]
+        whole = runner.forward(make_batch(chunks, manifest.page_size)).logits
+        assert relative_error(whole, np.concatenate([logits for _, logits in oracle])) < F32
+        for position in range(len(TOKENS[0])):
+            here = [index for index, tokens in enumerate(TOKENS) if position < len(tokens)]
+            chunks = [chunk(runner, index, position, position + 1) for index in here]
+            output = runner.forward(make_batch(chunks, manifest.page_size))
+            for row, index in zip(output.logits, here, strict=True):
+                assert relative_error(row, oracle[index][1][position]) < F32
+    finally:
+        runner.close()
+
+
+def test_a_batch_with_a_wrong_window_is_refused(moonshine: tuple[Path, Any], tmp_path: Path) -> None:
+    bundle = compile_plain(moonshine[0], tmp_path / "bundle", "f32", CONTEXT)
+    runner = open_on("numpy", bundle, LIMITS, "float32", None)
+    audio = bundle.manifest.spec.audio
+    assert audio is not None
+    assert least_samples(audio) == LENGTHS[0]
+    with pytest.raises(RequestError, match=r"reads windows of 3 to 1250 rows, not of \[2\]"):
+        runner.listen(window_batch(bundle.manifest, [np.zeros(LENGTHS[0] - 1, np.float32)]))
+    with pytest.raises(RequestError, match=r"reads windows of 3 to 1250 rows, not of \[1251\]"):
+        runner.listen(window_batch(bundle.manifest, [np.zeros(30 * 16_000 + 384, np.float32)]))
