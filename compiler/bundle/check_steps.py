@@ -107,7 +107,6 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         expected[EMBED] = {"embeddings": ((rows, manifest.embedding.size), "float32")}
     if name == AUDIO:
         check_audio(where, plan, manifest)
-        expected[AUDIO] = {"rows": (("S", manifest.spec.hidden_size), "float32")}
     if name == CTC:
         check_ctc(where, plan, manifest)
         expected[CTC] = {"scores": (("S", vocabulary), "float32")}

@@ -60,7 +60,7 @@ class Run:
     audio: Annotated[tuple[Path, ...], Flag(metavar="FILE")] = ()
     """a recording before the message, of which --transcriber writes down what is said; may be repeated"""
     transcriber: Annotated[Path | None, Flag(metavar="BUNDLE")] = None
-    """for --audio: the bundle of a Whisper; a checkpoint's folder is compiled once into a cache"""
+    """for --audio: the bundle of a Whisper or Moonshine; a checkpoint's folder is compiled once into a cache"""
     system: Text | None = None
     """the system prompt: instructions on how to answer"""
     max_tokens: int | None = None
@@ -93,7 +93,7 @@ class Transcribe:
     sound: Annotated[Path, Flag(metavar="SOUND", place=True)]
     """a WAV file; with pip install 'nearfar[audio]' also FLAC, MP3, Ogg and more"""
     bundle: BundlePlace
-    """a folder that nearfar compile made of a Whisper; a checkpoint's folder is compiled once into a cache"""
+    """the bundle of a Whisper or Moonshine; a checkpoint's folder is compiled once into a cache"""
     language: Text | None = None
     """the language that is spoken, such as en (default: the model detects it)"""
     translate: bool = False

@@ -12,6 +12,7 @@ from page_whisper import page_whisper
 from playwright.sync_api import Browser, Page
 from site_pages import engine_page
 from sounds import chirp, wav
+from transcript_page import HTML, NEAR, START, WORKER
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.runtime.audio.formats import verbose_json
@@ -21,40 +22,6 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
-HTML = '<!doctype html><body><script type="module" src="start.js"></script>'
-START = """import { Engine } from "./nearfar.js";
-const fileOf = async (text) => (await fetch(`data:application/octet-stream;base64,${text}`)).blob();
-window.transcribe = async (text, options) => engine.transcribe(await fileOf(text), options);
-window.streamed = async (text, options) => {
-    const stream = await engine.transcribe(await fileOf(text), { ...options, stream: true });
-    const segments = [];
-    for (;;) {
-        const { done, value } = await stream.next();
-        if (done) return [segments, value];
-        segments.push(value);
-    }
-};
-window.refusal = (work) => work.then(() => null, (error) => [error.name, error.message]);
-window.inWorker = async (text) => {
-    const { connectEngine } = await import("./client.js");
-    const worker = new Worker("./engine_worker.js", { type: "module" });
-    const distant = await connectEngine(worker, "./bundle/");
-    const stream = await distant.transcribe(await fileOf(text), { temperature: 0, stream: true });
-    try {
-        for (const segments = []; ; ) {
-            const { done, value } = await stream.next();
-            if (done) return [segments, value];
-            segments.push(value);
-        }
-    } finally {
-        distant.destroy();
-        worker.terminate();
-    }
-};
-Object.assign(window, { Engine });
-document.body.dataset.state = "ready";
-"""
-WORKER = 'import { serveEngine } from "./worker.js"; serveEngine(self);'
 # A window has a second.
 SOUNDS: dict[str, FloatArray] = {
     "short": chirp(9_000),
@@ -73,8 +40,6 @@ CASES: list[tuple[str, dict[str, Any], TranscriptionOptions]] = [
         TranscriptionOptions(language="yue", translate=True, prompt="a name", temperature=0.0),
     ),
 ]
-# Of log-probabilities and ratios.
-NEAR = 1e-3
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(name: str) -> None
         ("t5", r"It is an encoder with a decoder, .*, nor one near it\."),
         ("qwen3_vl_moe", "It is a model of images beside text, .* is the text model of 'qwen3_vl'"),
         ("gemma3n", "images beside text, .* is the text model of 'gemma3'"),
-        ("moonshine", "It is a model of sound or speech, .*, nor one near it"),
+        ("hubert", "It is a model of sound or speech, .*, nor one near it"),
         ("dinov2", r"It is a model of images, .*, nor one near it"),
         ("patchtst", "It is a model of time series"),
         ("clap_text_model", "It is a part of a larger model"),

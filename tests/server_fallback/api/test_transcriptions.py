@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from live_server import live_server
 from plain_target import compile_plain
 from sounds import wav
+from tiny_moonshine import make_moonshine
 from tiny_parakeet import make_parakeet
 from tiny_whisper import CONTEXT, make_whisper
 
@@ -89,6 +90,25 @@ def post(app: FastAPI, path: str = "transcriptions", *, file: bytes | None = NOI
             return await client.post(f"/v1/audio/{path}", data={"model": "whisper", **fields}, files=files)
 
     return run(send())
+
+
+def test_a_model_without_languages_and_timestamps_transcribes(tmp_path: Path) -> None:
+    make_moonshine(tmp_path / "model", seed=2, scale=0.2)
+    executor = speech_executor(compile_plain(tmp_path / "model", tmp_path / "bundle", "f32", CONTEXT))
+    app = create_app(ModelsWithSpeech(speech={"whisper": executor}), ApiConfig())
+    found = post(app, response_format="verbose_json", temperature="0").json()
+    (segment,) = found["segments"]
+    assert (segment["start"], segment["end"], found["text"]) == (0, 2, segment["text"].strip())
+    assert found["text"] != ""
+    assert "00:00:00,000 --> 00:00:02,000" in post(app, response_format="srt", temperature="0").text
+    cases: tuple[tuple[str, dict[str, Any], str], ...] = (
+        ("transcriptions", {"language": "en"}, "it knows one language, so leave it out"),
+        ("transcriptions", {"prompt": "names"}, "has no token for a text that precedes"),
+        ("translations", {}, "does not translate"),
+    )
+    for path, fields, message in cases:
+        refused = post(app, path, **fields)
+        assert (refused.status_code, message in refused.text) == (400, True), refused.text
 
 
 def test_openai_s_client_transcribes(url: str) -> None:

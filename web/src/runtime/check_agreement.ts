@@ -20,12 +20,16 @@ export function disagreement(manifest: AnyManifest): readonly [what: string, val
   if (spec.num_layers > MAX_LAYERS) return ["spec.num_layers", spec.num_layers];
   if (spec.num_heads % spec.num_kv_heads > 0) return ["spec.num_heads", spec.num_heads];
   const { tile_patches: patches = 1 } = spec.vision ?? {};
-  if (!(Number.isInteger(patches) && patches > 0 && patches <= MAX_LENGTH)) return ["spec.vision", patches];
+  if (!isLength(patches)) return ["spec.vision", patches];
+  if (!isLength(spec.audio?.positions ?? 1)) return ["spec.audio", spec.audio];
   if (spec.vocab_size > MAX_LENGTH) return ["spec.vocab_size", spec.vocab_size];
   if (context > MAX_LENGTH || context > spec.max_position_embeddings) return ["context", context];
   if (!files.some(({ file }) => file === tokenizer.file)) return ["tokenizer.file", tokenizer.file];
   return "plans" in manifest ? ofPlans(manifest) : null;
 }
+
+/** The fields of some specs are not checked before. */
+const isLength = (value: number): boolean => Number.isInteger(value) && value > 0 && value <= MAX_LENGTH;
 
 function ofPlans({
   spec,
@@ -72,7 +76,7 @@ function ofPlans({
         return [`gathered.${name}`, shape];
     }
     for (const [name, { shape, inverse_frequencies: pairs }] of Object.entries(constants)) {
-      const positions = Math.min(Number(shape[0]), spec.max_position_embeddings);
+      const positions = Math.min(Number(shape[0]), Math.max(spec.max_position_embeddings, spec.audio?.positions ?? 0));
       if (shape.join() !== [positions, pairs.length, 2].join() || pairs.length > spec.head_dim)
         return [`constants.${name}`, shape];
     }

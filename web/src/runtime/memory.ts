@@ -134,9 +134,17 @@ export function limitsOf(
 export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
   const { context, page_size: pageSize, spec } = manifest;
   const limits = limitsOf(manifest, options);
-  const { tokens: S, sequences, rows: R = sequences, groups, adapters: M = 0, states: Z = 0, draftPages: PD = 0 } = limits;
-  // A window of sound is two sequences if it has rows behind it.
-  const B = Math.max(sequences, (spec.audio?.rows_behind ?? 0) > 0 ? 2 : 1);
+  const {
+    tokens: S,
+    sequences,
+    rows: R = sequences,
+    groups,
+    adapters: M = 0,
+    states: Z = 0,
+    draftPages: PD = 0,
+  } = limits;
+  // A window of sound may be two sequences.
+  const B = spec.audio ? Math.max(sequences, 2) : sequences;
   const V = limits.patches ?? 0;
   // Each tile has at least one block, which becomes one feature.
   const I = Math.floor(V / (spec.vision?.block ?? 1) ** 2);
