@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from importlib.util import find_spec
 
-from nearfar.compiler.runtime.errors import RequestError, ToolError, Unavailable
+from nearfar.compiler.runtime.errors import QueueFull, RequestError, ToolError, Unavailable
 
 from ..executors.executor import Call, UnknownModel
 from ..executors.upstream import before
@@ -26,6 +27,8 @@ MEDIA_TYPES = {"wav": "audio/wav", "pcm": "audio/pcm"}
 SAMPLE_BYTES = 2
 # 43 MB. A text of 4,096 characters takes five minutes; one of signs whose names are spoken takes longer.
 MAX_SECONDS = 900
+# Of WAV files that are being made, half of it for one client.
+HELD_BYTES = 256 << 20
 # A part ends at the first end of a sentence after this many characters, or at the last space before the most.
 PART_CHARACTERS, MOST_CHARACTERS = 120, 600
 SENTENCE_END = re.compile(r"[.!?…]['\")\]]*\s+|[。！？\n]\s*")
@@ -45,13 +48,15 @@ class EspeakSpeaker:
         if missing:
             raise ToolError(f"--speaker {ESPEAK} needs {' and '.join(missing)}; run pip install 'nearfar[espeak]'")
         self._turns = FairTurns()
+        # The bytes of WAV files that are being made, by client.
+        self._held = Counter[str]()
         self._process = WorkerProcess(f"{__package__}.espeak_worker", LIMITS)
 
     async def speak(self, request: SpeechRequest, call: Call) -> Speech:
         """WAV as a whole, because its header says how long it is; PCM in parts. Both have one channel at 24 kHz."""
         check(request)
         form, parts = request.response_format or "wav", self._parts(request, call)
-        return Speech(MEDIA_TYPES[form], as_wav(parts) if form == "wav" else parts)
+        return Speech(MEDIA_TYPES[form], self._as_wav(parts, call.client) if form == "wav" else parts)
 
     async def _parts(self, request: SpeechRequest, call: Call) -> AsyncGenerator[bytes, None]:
         assert isinstance(request.voice, str)
@@ -74,6 +79,24 @@ class EspeakSpeaker:
             except MemoryError as error:
                 raise RequestError("the text needs too much memory to speak; send less", param="input") from error
         return sound
+
+    async def _as_wav(self, parts: AsyncGenerator[bytes, None], client: str) -> AsyncGenerator[bytes, None]:
+        """One part with all of the samples."""
+        samples = list[bytes]()
+        try:
+            async for part in parts:
+                self._held[client] += len(part)
+                samples.append(part)
+                if self._held[client] > HELD_BYTES // 2 or self._held.total() > HELD_BYTES:
+                    raise QueueFull(
+                        "the sounds that are being made take too much memory; try again later, request pcm, which is "
+                        "sent part by part, or send less text"
+                    )
+            yield wav_file(b"".join(samples))
+        finally:
+            await parts.aclose()
+            self._held[client] -= sum(map(len, samples))
+            self._held += Counter()
 
     async def close(self) -> None:
         self._process.close()
@@ -113,9 +136,8 @@ def parts_of(text: str) -> Iterator[str]:
         yield text
 
 
-async def as_wav(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """One part with all of the samples (RIFF, 1991)."""
-    samples = b"".join([part async for part in parts])
+def wav_file(samples: bytes) -> bytes:
+    """A file with samples of 16 bits (RIFF, 1991)."""
     form = struct.pack("<HHIIHH", 1, 1, SAMPLE_RATE, SAMPLE_RATE * SAMPLE_BYTES, SAMPLE_BYTES, 8 * SAMPLE_BYTES)
     chunks = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(samples)) + samples
-    yield b"RIFF" + struct.pack("<I", len(chunks)) + chunks
+    return b"RIFF" + struct.pack("<I", len(chunks)) + chunks

@@ -21,7 +21,7 @@ from live_server import live_server
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.runtime.audio.sound import read_sound
-from nearfar.compiler.runtime.errors import NearfarError, RequestError
+from nearfar.compiler.runtime.errors import NearfarError, QueueFull, RequestError
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.schema.speech import SpeechRequest
@@ -199,6 +199,34 @@ def test_sound_beyond_the_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     assert asyncio.run(spoken(TEXT)) < 5 * 48000
     with pytest.raises(RequestError, match=r"takes more than .* seconds to speak; send parts of it"):
         asyncio.run(spoken(TEXT * 8))
+
+
+def test_the_memory_of_sounds_is_bounded_and_half_of_it_is_for_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of two texts. One alone takes a quarter.
+    monkeypatch.setattr(espeak_speaker, "HELD_BYTES", 4 * 300_000)
+    request = SpeechRequest(model="espeak", voice="en", input=TEXT, response_format="wav")
+
+    async def spoken(speaker: EspeakSpeaker, client: str, form: str = "wav") -> int:
+        asked = request.model_copy(update={"response_format": form})
+        return sum([len(part) async for part in (await speaker.speak(asked, Call("a", client=client))).parts])
+
+    async def work() -> None:
+        speaker = EspeakSpeaker()
+        try:
+            assert 150_000 < await spoken(speaker, "one") < 300_000
+            speaker._held["one"] = 500_000
+            with pytest.raises(QueueFull, match="take too much memory; try again later"):
+                await spoken(speaker, "one")
+            assert speaker._held == {"one": 500_000}
+            assert await spoken(speaker, "one", "pcm") > 150_000
+            assert await spoken(speaker, "other") > 150_000
+            speaker._held["third"] = 600_000
+            with pytest.raises(QueueFull):
+                await spoken(speaker, "other")
+        finally:
+            await speaker.close()
+
+    asyncio.run(work())
 
 
 def test_a_process_that_is_killed_is_started_again() -> None:
