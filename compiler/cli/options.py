@@ -58,7 +58,8 @@ class Run:
     """for a model that reads videos: one before the message, after pictures (MP4 or WebM); may be repeated; needs pip
     install 'nearfar[video]'"""
     audio: Annotated[tuple[Path, ...], Flag(metavar="FILE")] = ()
-    """a recording before the message, of which --transcriber writes down what is said; may be repeated"""
+    """a recording before the message, for a model that hears; for others, --transcriber writes down what is said; may
+    be repeated"""
     transcriber: Annotated[Path | None, Flag(metavar="BUNDLE")] = None
     """for --audio: the bundle of a Whisper or Moonshine; a checkpoint's folder is compiled once into a cache"""
     system: Text | None = None

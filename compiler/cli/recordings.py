@@ -1,4 +1,6 @@
-"""The recordings of `nearfar run --audio`: a transcriber writes them down, and the texts precede the message."""
+"""The recordings of `nearfar run --audio`, which precede the message: the model hears them, or reads what a transcriber
+writes down.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from pathlib import Path
 from ..bundle.folder import open_any
 from ..bundle.manifest import Description
 from ..bundle.signature import TrustedKey
+from ..runtime.audio.prepared_sound import PreparedSound, prepare_sound
 from ..runtime.audio.sound import read_sound_file
 from ..runtime.audio.transcribe import Transcript, TranscriptionOptions
 from ..runtime.errors import RequestError
@@ -39,8 +42,8 @@ class Recording:
 
 
 def require_transcriber(options: Run, manifest: Description) -> None:
-    """Raises RequestError for recordings that the model cannot answer about. A model that hears would need no
-    transcriber; none does.
+    """Raises RequestError for recordings that the model cannot answer about. A model that hears needs no
+    transcriber.
     """
     if not options.audio:
         if options.transcriber is not None:
@@ -48,11 +51,28 @@ def require_transcriber(options: Run, manifest: Description) -> None:
         return
     if not manifest.generates:
         raise RequestError(f"--audio: {manifest.model} generates no text; use a model that does")
-    if options.transcriber is None:
+    if options.transcriber is None and not manifest.hears:
         raise RequestError(
             f"--audio {options.audio[0]}: {manifest.model} hears nothing; add --transcriber BUNDLE, a Whisper that "
             "writes down what is said"
         )
+
+
+def read_sounds(options: Run, manifest: Description) -> list[PreparedSound]:
+    """The recordings as a model that hears reads them, unless a transcriber writes them down. Raises RequestError and
+    ToolError, which name the file.
+    """
+    sounds = list[PreparedSound]()
+    if not manifest.hears or options.transcriber is not None:
+        return sounds
+    assert manifest.sounds is not None
+    for file in options.audio:
+        samples = read_sound_file(file)
+        try:
+            sounds.append(prepare_sound(manifest.sounds, samples))
+        except RequestError as error:
+            raise RequestError(f"--audio {file}: {error.message}", **error.details) from error
+    return sounds
 
 
 def write_down(options: Run, trusted: Sequence[TrustedKey]) -> list[Recording]:

@@ -25,7 +25,7 @@ from .messages import picture_of, video_of
 from .model import bundle_of, open_command_runner
 from .options import Run
 from .output import print_json
-from .recordings import Recording, require_transcriber, said, write_down
+from .recordings import Recording, read_sounds, require_transcriber, said, write_down
 from .run_encoder import (
     encode_hypotheses,
     encode_text,
@@ -55,6 +55,7 @@ def run(options: Run) -> None:
     refuse_sound(bundle.manifest)
     require_transcriber(options, bundle.manifest)
     pictures = read_pictures(options.image, options.video, bundle.manifest)
+    sounds = read_sounds(options, bundle.manifest)
     if not bundle.manifest.generates:
         encode_once(options, bundle, tokenizer, text)
         return
@@ -66,12 +67,13 @@ def run(options: Run) -> None:
         # A model without a template cannot chat. Report that before the user types the first message.
         encode(tokenizer, "", raw=False, system=options.system)
         prompt: list[int] = []
-    elif pictures:
+    elif pictures or sounds:
         content = [
             *({"type": str(picture.kind)} for picture in pictures),
+            *({"type": "audio"} for _ in sounds),
             {"type": "text", "text": said(recordings) + text},
         ]
-        prompt = encode_media(tokenizer, bundle.manifest, conversation(options.system, content), pictures)
+        prompt = encode_media(tokenizer, bundle.manifest, conversation(options.system, content), pictures, sounds)
     else:
         split = options.split_special_tokens
         prompt = encode(
@@ -86,7 +88,7 @@ def run(options: Run) -> None:
             return
         max_tokens = options.max_tokens if options.max_tokens is not None else default_max_tokens(bundle, len(prompt))
         write = no_output if options.json else write_out
-        features = partial(placed_features, runner, prompt, pictures)
+        features = partial(placed_features, runner, prompt, pictures, sounds)
         answer = answerer.answer(prompt, max_tokens, write, features=features)
         device = runner.device
     finally:

@@ -1,4 +1,4 @@
-"""`nearfar run --audio`: a transcriber writes down what is said, and the model answers about that."""
+"""`nearfar run --audio`: the model hears, or answers about what a transcriber writes down."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hearing_families import AUDIO, make_hearing, sound
+from hearing_families import wav as file_of
+from light_bundle import few_kernels, one_compilation
 from plain_target import compile_plain
 from sounds import wav
 from tiny_whisper import CONTEXT, make_whisper
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.cli import main
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.audio.prepared_sound import prepare_sound
+from nearfar.compiler.runtime.audio.sound import read_sound_file
+from nearfar.compiler.runtime.generate import score
+from nearfar.compiler.runtime.media import placed_features
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 
@@ -39,8 +49,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def test_transcripts_precede_the_message(folder: Path, tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sounds = [folder / "one.wav", folder / "two.wav"]
     transcripts = []
-    for sound in sounds:
-        assert main(["transcribe", str(sound), str(folder / "whisper"), "--runner", "numpy", "--format", "json"]) == 0
+    for file in sounds:
+        assert main(["transcribe", str(file), str(folder / "whisper"), "--runner", "numpy", "--format", "json"]) == 0
         transcripts.append(json.loads(capsys.readouterr().out)["text"])
     assert transcripts[0] != transcripts[1]
     given = [part for sound in sounds for part in ("--audio", str(sound))]
@@ -54,6 +64,47 @@ def test_transcripts_precede_the_message(folder: Path, tiny_bundle: Path, capsys
     said = "".join(f"[Transcript of a recording]\n{text}\n[End of transcript]\n" for text in transcripts)
     tokenizer = Tokenizer(open_bundle(tiny_bundle).tokenizer_files())
     assert answer["prompt_token_ids"] == tokenizer.encode_chat([{"role": "user", "content": f"{said}what?"}])
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of a model that hears, and sounds of 11 features and of one."""
+    folder = tmp_path_factory.mktemp("hearing")
+    make_hearing("gemma4_unified", folder / "checkpoint")
+    options = CompileOptions(target="cpu", quantization="f32", context=256, activations=("float32",), self_test=False)
+    with one_compilation(), few_kernels():
+        compile_model(str(folder / "checkpoint"), folder / "bundle", options)
+    for number, samples in enumerate((32 * 11, 32)):
+        (folder / f"{number}.wav").write_bytes(file_of(sound(samples, number)))
+    return folder
+
+
+def test_a_model_that_hears_answers_about_recordings_without_a_transcriber(
+    hearing: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [hearing / "0.wav", hearing / "1.wav"]
+    given = [str(hearing / "bundle"), "What <|audio|>?", *(part for file in files for part in ("--audio", str(file)))]
+    assert main(["run", *given, "--max-tokens", "1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    prompt = answer["prompt_token_ids"]
+    # The mark in the message is text.
+    assert prompt.count(AUDIO) == 11 + 1
+    assert "transcripts" not in answer
+    bundle = open_bundle(hearing / "bundle")
+    assert bundle.manifest.sounds is not None
+    sounds = [prepare_sound(bundle.manifest.sounds, read_sound_file(file)) for file in files]
+    runner = open_runner("numpy", bundle, Limits(rows=len(prompt)))
+    try:
+        placed = placed_features(runner, prompt, [], sounds)
+        *_, logits = score(runner, prompt, len(prompt), placed)
+    finally:
+        runner.close()
+    assert answer["token_ids"] == [int(logits[-1].argmax())]
+    # With a transcriber it reads what is said.
+    assert main(["run", *given, "--transcriber", str(folder / "whisper"), "--max-tokens", "1", "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert AUDIO not in written["prompt_token_ids"]
+    assert len(written["transcripts"]) == 2
 
 
 @pytest.mark.parametrize(
