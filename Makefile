@@ -50,7 +50,7 @@
 # make demo-model   train the demo model again (about 30 minutes on one core)
 # make demo-encoder  train the demo encoder again (about two minutes on one core)
 # make demo-eyes    train the demo model that sees again (about half an hour on a busy core)
-# make demo-ears    train the demo model that hears again (about an hour on a busy core); installs eSpeak NG, under GPL 3.0
+# make demo-ears    train the demo model that hears again (about an hour on a busy core)
 # make recall       recall@5 of the demo encoder in the browser's index, on held-out questions
 # make router-eval  fit and evaluate the demo's router policy; FAR is a folder, a bundle or a server's address
 
@@ -323,7 +323,7 @@ demo-eyes: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --output build/demo-eyes-first
 	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --plan mixed --start build/demo-eyes-first
 
-demo-ears: .venv/.training
+demo-ears: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python -m demo_ears.train --output build/demo-ears-first
 	PYTHONPATH=tests $(BIN)/python -m demo_ears.train --plan quiet --start build/demo-ears-first
 
@@ -348,10 +348,6 @@ demo-model: .venv/.dev
 
 .venv/.dev: pyproject.toml | .venv/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $@
-
-.venv/.training: .venv/.dev
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[training]'
 	@touch $@
 
 web/node_modules/.installed: web/package-lock.json

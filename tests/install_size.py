@@ -22,8 +22,8 @@ PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 EXTRAS: Mapping[str, Sequence[str]] = PROJECT["optional-dependencies"]
 # What the extra "serve" may add.
 MAX_SERVE_MB = 300
-# The first two are for developers, the third replaces "cuda".
-MEASURED = sorted(EXTRAS.keys() - {"dev", "training", "cuda12"})
+# The first is for developers, the second replaces "cuda".
+MEASURED = sorted(EXTRAS.keys() - {"dev", "cuda12"})
 
 
 def closure(*extras: str) -> Set[str]:

@@ -1,5 +1,5 @@
 """The demo model that hears, in the repository: with the weights that the demo compiles, it writes down what the demo's
-recordings say, and so do the recipe's parts. eSpeak NG is not needed: the recordings are utterances that it made.
+recordings say, and so do the recipe's parts. Only one test needs eSpeak NG: the recordings are utterances that it made.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from demo_ears.checkpoint import (
     train_tokenizer,
 )
 from demo_ears.commands import any_command
+from demo_ears.recordings import CHOSEN
 from demo_ears.train import TrainingPlan, batch, train
-from demo_ears.voices import Samples, Utterance, at_rate, in_room, silence
+from demo_ears.voices import Samples, Utterance, at_rate, in_room, silence, speak
 from nearfar.compiler.demo import CHECKPOINT, DEMOS, EARS_CHECKPOINT, RECORDINGS
 from nearfar.compiler.ir.speech import SAMPLE_RATE
 from nearfar.compiler.runtime.audio.sound import read_sound_file
@@ -206,3 +207,15 @@ def test_a_room_keeps_the_length_and_the_range_and_depends_on_the_seed() -> None
     assert np.abs(one).max() <= 1
     np.testing.assert_array_equal(one, in_room(samples, random.Random("a")))
     assert not np.array_equal(one, other)
+
+
+def test_the_voices_of_the_recipe_say_what_the_recordings_have(listener: Listener) -> None:
+    pytest.importorskip("espeakng_loader", reason="the extra espeak is not installed")
+    made = speak(f"held out {CHOSEN['light.wav']}", held_out=True)
+    assert (made.text, made.voice) == (SAID[0], "en+linda")
+    # eSpeak NG has a state.
+    assert len(made.samples) == pytest.approx(len(recorded()[0]), abs=100)
+    loud = np.flatnonzero(np.abs(made.samples) > 0.2 * np.abs(made.samples).max()) / SAMPLE_RATE
+    assert made.start - 0.01 < loud[0]
+    assert loud[-1] < made.end + 0.1
+    assert [text for text, _, _ in listener(made.samples)] == [made.text]

@@ -1,9 +1,9 @@
 """Train the demo model that hears: ``python -m demo_ears.train [--plan first|quiet] [--start FOLDER] [--steps N]
 [--seed N] [--output FOLDER]``. The plan "quiet" trains the result of "first" further.
 
-Seed and step decide the sounds and the learning rate, so the same number of threads gives the same weights. Beside the
-decoder, a second head of the encoder's rows learns the words by connectionist temporal classification (Graves et al.
-2006), which aligns them with the sound; it is not part of the model.
+Seed and step decide the sounds and the learning rate, so the same number of threads gives the same weights in a new
+process. Beside the decoder, a second head of the encoder's rows learns the words by connectionist temporal
+classification (Graves et al. 2006), which aligns them with the sound; it is not part of the model.
 """
 
 from __future__ import annotations

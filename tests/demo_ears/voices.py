@@ -1,28 +1,30 @@
 """Spoken commands of eSpeak NG, as training and evaluation hear them: voices, accents, speeds, pitches, noise.
 
-A sound is a function of its seed. The voices of HELD_OUT_VOICES never speak in training. eSpeak NG is a program under
-GPL 3.0 that only the recipe runs, from the package espeakng-loader; its licence does not extend to the sound that it
-makes, and nothing of it is in the model's folder.
+A seed decides what is said, how and where. eSpeak NG has a state, by which a few samples differ between a process that
+said something else before and one that did not, so the same seeds in the same order give the same sounds. The voices of
+HELD_OUT_VOICES never speak in training. eSpeak NG is a program under GPL 3.0 that the recipe runs, from the package
+espeakng-loader; its licence does not extend to the sound that it makes, and nothing of it is in the model's folder.
 """
 
 from __future__ import annotations
 
-import ctypes
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.ir.speech import SAMPLE_RATE
+from nearfar.server_fallback.speech.espeak_library import Espeak
 
 from .commands import Command, any_command
 
 Samples = npt.NDArray[np.float32]
 WINDOW_SECONDS = 4
+# Of what a voice says, which is too long for a window if it is slow.
+MOST_SECONDS = 30
 # Variants of eSpeak NG's voice: other formants, pitches and sources of sound.
 HELD_OUT_VOICES = ("f3", "linda", "steph", "m5", "adam", "john", "klatt4", "victor")
 VOICES = (
@@ -33,9 +35,8 @@ VOICES = (
     "miguel", "norbert", "pablo", "paul", "pedro", "quincy", "rob", "robert", "sandro", "shelby", "travis", "zac",
 )  # fmt: skip
 ACCENTS = ("en-us", "en", "en-gb-x-rp", "en-gb-scotland", "en-us-nyc", "en-gb-x-gbclan", "en-gb-x-gbcwmd", "en-029")
-# espeak_PARAMETER and constants of speak_lib.h.
-RATE, PITCH, RANGE = 1, 3, 4
-SYNCHRONOUS, UTF8 = 2, 1
+# espeakPITCH and espeakRANGE of speak_lib.h, from 0 to 99.
+PITCH, RANGE = 3, 4
 BLOCK = 512
 
 
@@ -78,12 +79,13 @@ def silence(seed: str) -> Utterance:
 
 def say(command: Command, voice: str, generator: random.Random) -> Samples:
     """The voice's samples without silence at their ends, shorter than a window."""
+    synthesizer = _Synthesizer.of_process()
     while True:
-        samples = _Synthesizer.of_process().samples(
+        samples = synthesizer.samples(
             command.spoken, voice, generator.randint(140, 210), generator.randint(25, 75), generator.randint(25, 75)
         )
         # Played slower or faster, which moves pitch and formants together.
-        samples = at_rate(samples, _Synthesizer.of_process().rate, SAMPLE_RATE * generator.uniform(0.92, 1.08))
+        samples = at_rate(samples, synthesizer.rate, SAMPLE_RATE * generator.uniform(0.92, 1.08))
         loud = np.flatnonzero(np.abs(samples) > 0.02 * np.abs(samples).max())
         samples = samples[loud[0] : loud[-1] + 1]
         if len(samples) < WINDOW_SECONDS * SAMPLE_RATE:
@@ -129,43 +131,24 @@ def in_room(samples: Samples, generator: random.Random) -> Samples:
     return finished
 
 
-class _Synthesizer:
-    """eSpeak NG in this process, which has one voice at a time."""
+def held_out_utterances(count: int) -> Sequence[Utterance]:
+    return [speak(f"held out {index}", held_out=True) for index in range(count)]
 
-    def __init__(self) -> None:
-        import espeakng_loader
 
-        self._library = ctypes.CDLL(espeakng_loader.get_library_path())
-        self._parts: list[npt.NDArray[np.int16]] = []
-        self.rate = int(self._library.espeak_Initialize(SYNCHRONOUS, 0, espeakng_loader.get_data_path().encode(), 0))
-        if self.rate <= 0:
-            raise RuntimeError("eSpeak NG could not be initialized; install espeakng-loader again")
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
-        # The library calls it until the process ends.
-        self._callback = kind(self._take)
-        self._library.espeak_SetSynthCallback(self._callback)
+class _Synthesizer(Espeak):
+    """eSpeak NG in this process, with voices of other pitches."""
 
     @staticmethod
     @cache
     def of_process() -> _Synthesizer:
-        return _Synthesizer()
+        import espeakng_loader
+
+        return _Synthesizer(espeakng_loader.get_library_path(), espeakng_loader.get_data_path())
 
     def samples(self, text: str, voice: str, words_per_minute: int, pitch: int, pitch_range: int) -> Samples:
-        """Raises ValueError for an unknown voice. ``pitch`` and its range are from 0 to 99."""
-        if self._library.espeak_SetVoiceByName(voice.encode()):
-            raise ValueError(f"eSpeak NG does not know the voice {voice!r}")
-        for parameter, value in ((RATE, words_per_minute), (PITCH, pitch), (RANGE, pitch_range)):
+        """Raises DeviceError for an unknown voice."""
+        for parameter, value in ((PITCH, pitch), (RANGE, pitch_range)):
             self._library.espeak_SetParameter(parameter, value, 0)
-        self._parts.clear()
-        data = text.encode()
-        self._library.espeak_Synth(data, len(data) + 1, 0, 1, 0, UTF8, None, None)
-        return (np.concatenate(self._parts) / 32768).astype(np.float32)
-
-    def _take(self, samples: Any, count: int, _: Any) -> int:
-        if samples and count > 0:
-            self._parts.append(np.ctypeslib.as_array(samples, (count,)).copy())
-        return 0
-
-
-def held_out_utterances(count: int) -> Sequence[Utterance]:
-    return [speak(f"held out {index}", held_out=True) for index in range(count)]
+        spoken = self.say(text, voice, words_per_minute, MOST_SECONDS * self.rate)
+        assert spoken is not None
+        return (spoken / 32768).astype(np.float32)
