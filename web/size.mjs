@@ -7,7 +7,7 @@ import { gzipSync } from "node:zlib";
 // For each name in the JSON: the file, and its limit in bytes.
 const FILES = {
   core_gzip_bytes: ["dist/runtime.js", 40_000],
-  full_gzip_bytes: ["dist/nearfar.js", 96_800],
+  full_gzip_bytes: ["dist/nearfar.js", 96_900],
   client_gzip_bytes: ["dist/client.js", 10_000],
   onnx_gzip_bytes: ["dist/onnx.js", 10_000],
   adapters_gzip_bytes: ["dist/adapters.js", 6_000],
@@ -28,7 +28,7 @@ const FILES = {
   speculation_gzip_bytes: ["dist/speculation.js", 5_000],
   language_model_gzip_bytes: ["dist/language-model.js", 8_200],
   retrieval_gzip_bytes: ["dist/retrieval.js", 18_000],
-  webllm_gzip_bytes: ["dist/webllm.js", 105_700],
+  webllm_gzip_bytes: ["dist/webllm.js", 105_800],
   // The adapters, without their libraries.
   fetch_gzip_bytes: ["dist/fetch.js", 3_000],
   ai_sdk_gzip_bytes: ["dist/ai_sdk.js", 5_000],

@@ -55,7 +55,7 @@ def bundle_of(family: str, folder: Path) -> Bundle:
 
 
 def page_with(browser: Browser, bundle: Bundle, site: Path) -> Any:
-    scripts = ("nearfar.js", "client.js", "worker.js", "images.js", "audio.js", "attachments.js")
+    scripts = ("nearfar.js", "client.js", "worker.js", "images.js", "audio.js", "attachments.js", "language-model.js")
     files = {"index.html": HTML, "start.js": START, "engine_worker.js": WORKER}
     return engine_page(browser, bundle, site, scripts, files)
 
@@ -140,6 +140,41 @@ def test_samples_of_a_page_and_a_worker_are_heard_alike(page: Page, bundle: Bund
         [content(), [stored(each).tolist() for each in SOUNDS]],
     )
     assert found == [ids, ids, ids, True]
+
+
+def test_a_session_of_the_prompt_api_hears_what_the_browser_decoded(page: Page) -> None:
+    found: dict[str, Any] = page.evaluate(
+        """async (numbers) => {
+            const { createLanguageModel } = await import("./language-model.js");
+            const expectedInputs = [{ type: "audio" }];
+            const loader = () => Promise.reject(new Error("it is not loaded"));
+            const before = await createLanguageModel(loader, { bundle: "./bundle/" }).availability({ expectedInputs });
+            const sent = [];
+            const create = (params, options) => {
+                sent.push(params.messages);
+                return engine.chat.completions.create(params, options);
+            };
+            const countTokens = (...args) => engine.countTokens(...args);
+            const factory = createLanguageModel({ info: engine.info, countTokens, chat: { completions: { create } } });
+            const session = await factory.create({ expectedInputs, samplingMode: "most-predictable" });
+            const samples = Float32Array.from(numbers);
+            const value = new AudioBuffer({ length: samples.length, sampleRate: 16000 });
+            value.copyToChannel(samples, 0);
+            const text = { type: "text", text: "a" };
+            const parts = [{ type: "text", value: "a" }, { type: "audio", value }];
+            await session.prompt([{ role: "user", content: parts }]);
+            value.copyToChannel(new Float32Array(samples.length), 0);
+            const heard = await ask(engine, sent[0][0].content);
+            const own = await ask(engine, [text, { type: "audio", audio: { samples, sampleRate: 16000 } }]);
+            const silence = await ask(engine, [text, { type: "audio", audio: value }]);
+            return { before, after: await factory.availability({ expectedInputs }), usage: session.contextUsage,
+                     heard, own: own.ids, silence: silence.ids };
+        }""",
+        stored(SOUNDS[0]).tolist(),
+    )
+    assert (found["before"], found["after"]) in [("available", "available"), ("downloadable", "available")]
+    assert found["heard"]["ids"] == found["own"] != found["silence"]
+    assert found["usage"] >= len(found["heard"]["prompt"]) > 90
 
 
 def test_sounds_that_are_too_long_are_refused_by_their_part(page: Page) -> None:

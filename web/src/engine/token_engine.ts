@@ -288,7 +288,11 @@ export class TokenEngine implements TokenSource {
           if (step === null) break;
           open.push({ step, result: this.gate.through(() => this.#submit(step)) });
         }
-        if (this.#tiles.areWaiting && !this.gate.isClosed) await this.#see();
+        if (this.#tiles.areWaiting && !this.gate.isClosed) {
+          await this.#see();
+          // Requests may have come meanwhile.
+          if (open.length === 0) continue;
+        }
         const first = open.shift();
         if (first === undefined && this.gate.isClosed) {
           await this.gate.opened();
@@ -296,7 +300,6 @@ export class TokenEngine implements TokenSource {
           continue;
         }
         if (first === undefined) {
-          if (this.#tiles.areWaiting) continue;
           // Without open steps, every sequence that can run would have been scheduled.
           if (this.#answers.size > 0) throw new Error("sequences wait and none can run");
           return;

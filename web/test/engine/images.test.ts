@@ -287,6 +287,21 @@ test("features are computed between the steps of answers, also by the device aft
   expect([engine.counts.recoveries, runners.length, runners[1]?.tiles.length]).toEqual([1, 2, 2]);
 });
 
+test("a request that comes while features are computed is answered", async () => {
+  const runner = new FakeRunner(LIMITS);
+  const compute = runner.features.bind(runner);
+  runner.features = async (batch) => {
+    await new Promise((resolve) => setTimeout(resolve, 10));
+    return compute(batch);
+  };
+  const engine = seeingOn(runner);
+  const features = engine.features(tile(1, 2));
+  await new Promise((resolve) => setTimeout(resolve, 2));
+  const parts = [3, 1, 2];
+  expect((await answer(engine, requestOf(parts))).ids).toEqual(expected(parts));
+  expect([...(await features)]).toEqual([3, 3]);
+});
+
 test("features that are still missing fail with the engine, and hinder that it is unloaded", async () => {
   const engine = seeingOn(new FakeRunner(LIMITS));
   const waiting = engine.features(tile(1));
