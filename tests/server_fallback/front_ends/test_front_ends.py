@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -31,6 +32,7 @@ from nearfar.server_fallback.executors.devices import default_arch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs Linux' SO_REUSEPORT")
 
+SPEAKS = find_spec("espeakng_loader") is not None
 QUESTION = "what is 27 + 58?"
 ANSWER = "27 + 58 = 85"
 # About 60 tokens.
@@ -89,7 +91,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         compile_for_server(model, folder, context=256)
     whisper = str(speech_bundle(folder))
     arguments = ["demo", "demo-encoder", "--front-ends", "2", "--target", "cpu", "--context", "256"]
-    arguments += ["--transcriber", whisper]
+    arguments += ["--transcriber", whisper, *(["--speaker", "espeak"] if SPEAKS else [])]
     arguments += ["--hang-seconds", "8", "--api-keys", str(folder / "keys.toml")]
     with serving(*arguments, folder=folder) as (process, url):
         require_found(folder / "log")
@@ -129,6 +131,19 @@ def test_both_front_ends_answer_about_recordings_with_one_transcriber(server: Se
     damaged = httpx.post(url, files={"file": ("a.wav", sound[:20])}, **form)  # type: ignore[arg-type]
     assert damaged.status_code == 400
     assert "a.wav" in damaged.json()["error"]["message"]
+
+
+@pytest.mark.skipif(not SPEAKS, reason="pip install 'nearfar[espeak]'")
+def test_each_front_end_speaks(server: Served) -> None:
+    body, first = {"model": "espeak", "voice": "en", "input": "Hello."}, len(server.lines("request"))
+
+    def both_have_answered() -> bool:
+        answer = server.post("/v1/audio/speech", body)
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "audio/wav")
+        assert len(answer.content) > 20_000
+        return len({line["pid"] for line in server.lines("request")[first:]}) == 2
+
+    wait_until(both_have_answered)
 
 
 def test_both_front_ends_answer_with_one_engine(server: Served) -> None:
