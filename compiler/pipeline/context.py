@@ -77,6 +77,10 @@ def unpaged_context(requested: int | None, checkpoint: Checkpoint, max_binding_b
     """The longest text that a bundle without pages accepts, whose rows must fit in a binding."""
     spec = checkpoint.spec
     widest = max(spec.intermediate_size, (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim, spec.hidden_size)
+    if spec.conformer is not None:
+        # The first convolution makes half of a row's steps and bands, each with all channels.
+        conformer = spec.conformer
+        widest = max(widest, conformer.frames // 2 * (conformer.mel_bins // 2) * conformer.channels)
     largest = min(spec.max_position_embeddings, max_binding_bytes // (4 * widest))
     if requested is None:
         return min(default_context(spec), largest, checkpoint.max_tokens or largest)

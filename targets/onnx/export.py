@@ -23,7 +23,7 @@ from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
 from nearfar.compiler.ir.spec import EmbeddingSpec, ModelSpec
-from nearfar.compiler.ir.speech import SpeechSpec
+from nearfar.compiler.ir.speech import CtcSpec, SpeechSpec
 from nearfar.compiler.passes.stack import stack_gates, stack_siblings
 from nearfar.compiler.pipeline.target import ExportOptions
 from nearfar.compiler.runtime.errors import RequestError, ToolError
@@ -163,7 +163,7 @@ def emit(
         decoder = started(with_every_row(graphs[GENERATE]))
         build_speech_decoder(decoder, graphs[AUDIO], sources)
         return {LISTENER: listener, DECODER: decoder}
-    assert not isinstance(task, SpeechSpec), "a model of sound has a graph that reads it"
+    assert not isinstance(task, SpeechSpec | CtcSpec), "a model of sound has a graph that reads it"
     if task is not None:
         model = started(graphs[EMBED if isinstance(task, EmbeddingSpec) else CLASSIFY])
         build_encoder(model, task)

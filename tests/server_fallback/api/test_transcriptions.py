@@ -181,14 +181,13 @@ def test_a_model_that_knows_when_words_are_said_answers_with_their_times(tmp_pat
     make_parakeet(tmp_path, num_mel_bins=80)
     bundle = compile_plain(tmp_path, tmp_path / "bundle", "f32", CONTEXT)
     app = create_app(ModelsWithSpeech(speech={"whisper": speech_executor(bundle)}), ApiConfig())
-    words = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
+    words: dict[str, Any] = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
     answer = post(app, **words).json()
     assert " ".join(word["word"] for word in answer["words"]) == answer["text"] != ""
     assert 0 <= answer["words"][0]["start"] < answer["words"][-1]["end"] <= answer["duration"] + 0.08
     assert "words" not in post(app, response_format="verbose_json").json()
     assert post(app, response_format="srt").text.startswith("1\n00:00:0")
-    for fields, param in (({"language": "en"}, "language"), ({"prompt": "Hi"}, "prompt")):
-        refused = post(app, **fields)
+    for refused, param in ((post(app, language="en"), "language"), (post(app, prompt="Hi"), "prompt")):
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
