@@ -49,7 +49,7 @@
 # make bench-best-bits  compare --quality best with other tools' quantizations of both demo models
 # make demo-model   train the demo model again (about 30 minutes on one core)
 # make demo-encoder  train the demo encoder again (about two minutes on one core)
-# make demo-eyes    train the demo model that sees again (about half an hour on a busy core)
+# make demo-eyes    train the demo model that sees again (about an hour on a busy core)
 # make demo-ears    train the demo model that hears again (about an hour on a busy core)
 # make recall       recall@5 of the demo encoder in the browser's index, on held-out questions
 # make router-eval  fit and evaluate the demo's router policy; FAR is a folder, a bundle or a server's address
@@ -321,7 +321,10 @@ demo-encoder: .venv/.dev
 
 demo-eyes: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --output build/demo-eyes-first
-	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --plan mixed --start build/demo-eyes-first
+	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --plan mixed --start build/demo-eyes-first --output build/demo-eyes-mixed
+	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --plan shapes --start build/demo-eyes-mixed --output build/demo-eyes-shapes
+	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --plan mixed --seed 2 --start build/demo-eyes-shapes --output build/demo-eyes-all
+	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --plan last --seed 3 --start build/demo-eyes-all
 
 demo-ears: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python -m demo_ears.train --output build/demo-ears-first

@@ -19,11 +19,12 @@ FAR_CHECKPOINT = FOLDER / FAR_NAME
 ENCODER_CHECKPOINT = FOLDER / ENCODER_NAME
 EYES_CHECKPOINT = FOLDER / EYES_NAME
 EARS_CHECKPOINT = FOLDER / EARS_NAME
-# Pictures that `demo-eyes` was not trained on, each with a question.
+# Pictures that `demo-eyes` was not trained on, with questions.
 PICTURES = tuple(
     (FOLDER / "pictures" / name, question)
     for name, question in (
         ("shapes.png", "What colour is the circle?"),
+        ("shapes.png", "Which shape is green?"),
         ("triangles.png", "How many triangles are there?"),
         ("digit.png", "Which digit is this?"),
     )

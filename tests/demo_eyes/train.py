@@ -1,5 +1,5 @@
-"""Train the demo model that sees: ``python -m demo_eyes.train [--plan first|mixed] [--start FOLDER] [--steps N]
-[--seed N] [--output FOLDER]``. The plan "mixed" trains the result of "first" further.
+"""Train the demo model that sees: ``python -m demo_eyes.train [--plan first|mixed|shapes|last] [--start FOLDER]
+[--steps N] [--seed N] [--output FOLDER]``. All plans but "first" train the result of another further.
 
 Seed and step decide the pictures and the learning rate, so the same number of threads gives the same weights. Beside
 the answers, a second head of the tower's rows learns what is drawn in each patch, without which the tower learns little
@@ -43,6 +43,8 @@ class TrainingPlan(Schedule):
     pictures: int = 32
     # Questions about a picture, at most.
     turns: int = 4
+    # Of pictures with questions for this task, only those.
+    task: str | None = None
     # Whether pictures are mixed, as `draw_picture` says.
     mixed: bool = False
     patch_weight: float = 0.5
@@ -61,7 +63,16 @@ class PictureBatch:
     colours: Tensor
 
 
-PLANS = MappingProxyType({"first": TrainingPlan(), "mixed": TrainingPlan(steps=1500, turns=6, mixed=True)})
+PLANS = MappingProxyType(
+    {
+        "first": TrainingPlan(),
+        "shapes": TrainingPlan(steps=300, turns=6, mixed=True, task="shape", warmup_steps=20),
+        "mixed": TrainingPlan(steps=1500, turns=6, mixed=True),
+        "last": TrainingPlan(
+            steps=400, turns=6, patch_weight=0.0, warmup_steps=20, muon_learning_rate=0.004, adam_learning_rate=6e-4
+        ),
+    }
+)
 
 
 def train(
@@ -99,7 +110,7 @@ def batch(plan: TrainingPlan, tokenizer: Tokenizer, step: int) -> PictureBatch:
     for index in range(plan.pictures):
         seed = f"train {plan.seed}{' mixed' if plan.mixed else ''} {step} {index}"
         picture = draw_picture(seed, mixed=plan.mixed)
-        questions = list(picture.questions)
+        questions = [each for each in picture.questions if each.task == plan.task] or list(picture.questions)
         random.Random(seed).shuffle(questions)
         squares.append(pixels_of(picture.image))
         patches.append(patch_labels(picture))
