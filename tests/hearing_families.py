@@ -55,6 +55,33 @@ FAMILIES = {
         },
         (32 * 11 + 5, 32),
     ),
+    # Bounds of projections, and a table for each layer. More rows than a row sees, the last of which has one frame; and
+    # a sound of two frames.
+    "gemma4": HearingFamily(
+        "gemma4_bounded",
+        {
+            "hidden_size": 36,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "subsampling_conv_channels": [20, 6],
+            "output_proj_dims": 44,
+            "attention_chunk_size": 6,
+            "attention_context_left": 7,
+            "attention_logit_cap": 4.0,
+        },
+        {
+            "feature_extractor_type": "Gemma4AudioFeatureExtractor",
+            "feature_size": 20,
+            "sampling_rate": 16000,
+            "padding_value": 0.0,
+            "frame_length": 320,
+            "hop_length": 160,
+            "fft_length": 512,
+            "mel_floor": 0.001,
+            "dither": 0.0,
+        },
+        (160 * 45 + 30, 161 + 160),
+    ),
 }
 
 
@@ -115,6 +142,9 @@ def make_hearing(name: str, folder: Path, **text: Any) -> Heard:
     model = getattr(transformers, f"{seeing.name}ForConditionalGeneration")(config).float().eval()
     randomize(model)
     standardize(model)
+    with torch.no_grad():
+        # No answer ends at once.
+        model.get_output_embeddings().weight[marker_id("<end_of_utterance>")] = 0
     write_family(Family({}, seeing.processor, {"feature_extractor": family.extractor}), folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     model.save_pretrained(folder)
@@ -143,10 +173,14 @@ def own_features(model: Any, family: HearingFamily) -> tuple[tuple[Floats, ...],
     import torch
     import transformers
 
-    options = {key: value for key, value in family.extractor.items() if key != "feature_extractor_type"}
+    made_of_others = ("feature_extractor_type", "frame_length", "hop_length", "fft_length")
+    options = {key: value for key, value in family.extractor.items() if key not in made_of_others}
     extractor = getattr(transformers, family.extractor["feature_extractor_type"])(**options)
     made = extractor([sound(length, n) for n, length in enumerate(family.lengths)], return_tensors="pt")
-    inputs = {"input_features": made["input_features"].float(), "input_features_mask": made["input_features_mask"]}
+    inputs = {
+        "input_features": made["input_features"].float(),
+        "input_features_mask": made["input_features_mask"].bool(),
+    }
     with torch.no_grad():
         heard = model.model.get_audio_features(**inputs, return_dict=True)
     masks = heard.attention_mask

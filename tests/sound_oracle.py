@@ -1,7 +1,7 @@
 """transformers' own extractor of the frames that Whisper reads.
 
-``python tests/sound_oracle.py`` writes `tests/conformance/log_mel.json` and, of the frames that Parakeet reads,
-`parakeet_frames.json`, with which both languages are compared.
+``python tests/sound_oracle.py`` writes `tests/conformance/log_mel.json`, and of the frames that Parakeet and Gemma 4
+read, `parakeet_frames.json` and `magnitude_frames.json`, with which both languages are compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sounds import pattern
 from nearfar.compiler.runtime.batch import FloatArray
 
 VECTORS = Path(__file__).parent / "conformance/log_mel.json"
-PARAKEET = VECTORS.with_name("parakeet_frames.json")
+PARAKEET, GEMMA = VECTORS.with_name("parakeet_frames.json"), VECTORS.with_name("magnitude_frames.json")
 # The samples of each sound, and how many of the first ones are a thousandth as loud.
 SOUNDS = {"window": (480_000, 0), "quiet, then loud": (33_333, 20_000), "few": (1_777, 0), "a frame": (201, 0)}
 # The places of which the numbers are stored, for each sound.
@@ -49,6 +49,16 @@ def frames_of_parakeet(samples: FloatArray, bins: int) -> FloatArray:
     return frames
 
 
+def frames_of_gemma(samples: FloatArray, bins: int) -> FloatArray:
+    """The frames (bins, N') as float32."""
+    from transformers import Gemma4AudioFeatureExtractor
+
+    # float32 samples have spectra of float32.
+    found = Gemma4AudioFeatureExtractor(feature_size=bins)([samples.astype(np.float64)], return_tensors="np")
+    frames: FloatArray = found["input_features"][0][found["input_features_mask"][0]].T
+    return frames
+
+
 def case(name: str, bins: int, extract: Extract = frames_of_transformers) -> dict[str, Any]:
     samples, quiet = SOUNDS[name]
     frames = extract(sound(samples, quiet), bins)
@@ -64,6 +74,8 @@ def main() -> None:
     VECTORS.write_text(json.dumps({"cases": cases}) + "\n")
     cases = [case(name, bins, frames_of_parakeet) for name in list(SOUNDS)[:3] for bins in (80, 128)]
     PARAKEET.write_text(json.dumps({"cases": cases}) + "\n")
+    cases = [case(name, bins, frames_of_gemma) for name in SOUNDS for bins in (20, 128)]
+    GEMMA.write_text(json.dumps({"cases": cases}) + "\n")
 
 
 if __name__ == "__main__":

@@ -194,6 +194,10 @@ def check_hearing_spec(hearing: HearingSpec, sounds: SoundSpec | None) -> None:
     require(sounds is not None, "sounds", "is null, but the model hears")
     assert sounds is not None
     elements = sounds.frames * (sounds.samples if sounds.mel is None else sounds.mel.bins)
+    require(hearing.num_layers <= MAX_LAYERS, where, f"has {hearing.num_layers} layers; the maximum is {MAX_LAYERS}")
+    require(
+        hearing.hidden_size % hearing.num_heads == 0, where, f"has {hearing.num_heads} heads in {hearing.hidden_size}"
+    )
     require(hearing.row_elements == elements, where, f"has rows of {hearing.row_elements}, but sounds of {elements}")
     rows = -(-sounds.most // (sounds.samples * sounds.frames))
     require(rows <= hearing.sound_rows <= MAX_LENGTH, where, f"has {hearing.sound_rows} rows, but sounds up to {rows}")

@@ -154,8 +154,12 @@ class PlanSizes:
 
 
 def sizes_of(plan: str, manifest: Manifest) -> PlanSizes:
-    audio = manifest.spec.audio if plan == AUDIO else None
-    context = manifest.context if audio is None else audio.positions
+    audio, hearing = manifest.spec.audio, manifest.spec.hearing
+    context = manifest.context
+    if plan == AUDIO and audio is not None:
+        context = audio.positions
+    if plan == HEARING and hearing is not None:
+        context = hearing.sound_rows
     return PlanSizes(manifest.spec, context, manifest.page_size, manifest.kv, manifest.images)
 
 

@@ -156,7 +156,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
     if tower is not None:
         images, vision, tokenizer = tower.read_images(tokenizer, notes)
         sounds, hearing = tower.read_sounds(Tokenizer(tokenizer))
-        tensors = tower.with_media(tensors, [images] if sounds is None else [images, sounds])
+        tensors = tower.with_media(tensors, [images] if sounds is None else [images, sounds], hearing)
         spec = replace(spec, vision=vision, hearing=hearing)
     if classifier is not None and classifier.relevance is not None:
         classifier = replace(classifier, template=template_of_pairs(path, Tokenizer(tokenizer)))

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..arch.hearing.gemma4 import FRAMES_OF_ROW
 from ..ir.images import ImagePrompt
-from ..ir.sounds import SoundSpec
+from ..ir.sounds import MelSpec, SoundSpec
 from ..ir.spec import HearingSpec
 from ..ir.speech import SAMPLE_RATE
 from ..runtime.text.tokenizer import Tokenizer
@@ -23,8 +24,8 @@ HARMLESS = (
     "auto_map", "device", "padding_side", "padding_value", "processor_class", "return_attention_mask", "return_tensors",
 )  # fmt: skip
 SECTION, CLASS = "feature_extractor", "feature_extractor_type"
-# transformers' own default: the most features of a sound.
-MOST_FEATURES = 750
+# transformers' own defaults: the most features of a sound, and the most samples of one for log-mel frames.
+MOST_FEATURES, MOST_SAMPLES = 750, 480_000
 
 
 def sound_values(path: Path) -> tuple[Mapping[str, Any], str] | None:
@@ -78,7 +79,28 @@ def _samples(files: ProcessorFiles, hearing: HearingSpec, prompt: ImagePrompt) -
     return SoundSpec(size, 1, None, most * size, prompt)
 
 
+def _log_mel(files: ProcessorFiles, hearing: HearingSpec, prompt: ImagePrompt) -> SoundSpec:
+    """Gemma 4 E2B and E4B."""
+    processor = files.processor
+    for key, value in {
+        "min_frequency": 0.0, "max_frequency": SAMPLE_RATE / 2, "preemphasis": 0.0, "fft_overdrive": False,
+        "dither": 0.0, "input_scale_factor": 1.0, "per_bin_mean": None, "per_bin_stddev": None,
+    }.items():  # fmt: skip
+        processor.expect(key, value)
+    processor.ignore("preemphasis_htk_flavor", "frame_length_ms", "hop_length_ms")
+    window, hop = processor.integer("frame_length", default=320), processor.integer("hop_length", default=160)
+    points = processor.integer("fft_length", default=512)
+    bins = processor.integer("feature_size", default=128)
+    if points != 1 << (window - 1).bit_length() or window % 2:
+        raise processor.contradiction("fft_length", f"'fft_length' is {points}, for frames of {window} samples")
+    if FRAMES_OF_ROW * bins != hearing.row_elements:
+        raise processor.contradiction("feature_size", f"'feature_size' is {bins}, but the tower reads other frames")
+    floor = processor.number("mel_floor", default=1e-3)
+    return SoundSpec(hop, FRAMES_OF_ROW, MelSpec(bins, window, hop, points, floor), MOST_SAMPLES, prompt)
+
+
 # By model_type: its reader, and transformers' class of its feature extractor.
 READERS: dict[str, tuple[Callable[[ProcessorFiles, HearingSpec, ImagePrompt], SoundSpec], str]] = {
+    "gemma4": (_log_mel, "Gemma4AudioFeatureExtractor"),
     "gemma4_unified": (_samples, "Gemma4UnifiedAudioFeatureExtractor"),
 }

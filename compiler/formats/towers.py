@@ -32,6 +32,7 @@ from .checkpoint import Checkpoint, Tensor
 from .config import ConfigReader
 from .convolutions import ChannelsFirst, FlatMatrix, FrameDifference, FrameSum, TransposedMatrix
 from .distance_tensors import MadeTensor
+from .gemma4_ears import gemma4_ears
 from .images import PREPROCESSOR_FILE, PROCESSOR_FILE, read_images
 from .json_file import read_json_object
 from .sounds import read_sounds, sound_values
@@ -42,6 +43,8 @@ from .videos import with_video
 MOST_PIXELS = 2**20
 # Models whose towers rotate by row and column.
 ROTATING = ("gemma4", "qwen3_5", "qwen3_vl")
+# The tensors of a tower that hears, which `gemma4_ears.py` reads as they are.
+EARS_PREFIX = "audio_tower."
 # The option with which the tower is left out.
 TEXT_ONLY = "--text-only"
 # How the dimensions of tensors become those of matrices: Gemma 3 multiplies by (inputs, outputs), and the table of
@@ -52,7 +55,7 @@ TRANSPOSED = {
     "vision_tower.patch_embedder.position_embedding_table": (0, 1, 2),
 }
 # A bound of what a projection of Gemma 4 reads or makes, a number.
-BOUND = re.compile(r"(?P<module>vision_tower\..*\.(?:input|output))_(?P<which>min|max)")
+BOUND = re.compile(r"(?P<module>(?:vision|audio)_tower\..*\.(?:input|output))_(?P<which>min|max)")
 # The table of Gemma 4 E2B and E4B of which each layer reads columns.
 PER_LAYER_TABLE = "model.embed_tokens_per_layer.weight"
 # A head for vectors of complete pictures, and buffers with the numbers from 0 on.
@@ -87,11 +90,16 @@ class StoredTower:
                 )
         return replace(text, vision=self.spec, hearing=self.hearing)
 
-    def with_media(self, tensors: Mapping[str, Tensor], media: Sequence[ImageSpec | SoundSpec]) -> dict[str, Tensor]:
+    def with_media(
+        self, tensors: Mapping[str, Tensor], media: Sequence[ImageSpec | SoundSpec], hearing: HearingSpec | None
+    ) -> dict[str, Tensor]:
         """All tensors of the model. In tables of layers, the tokens of pictures and sound have the row of the pad
-        token.
+        token. ``hearing``: the complete spec. Raises CheckpointError for a missing tensor of the tower that hears.
         """
-        found = {**tensors, **self.tensors}
+        own = self.tensors
+        if hearing is not None and hearing.num_layers:
+            own = gemma4_ears(own, hearing, str(self.path / "config.json"))
+        found = {**tensors, **own}
         if not any(isinstance(each, ImageSpec) and each.video is not None for each in media):
             found.pop(f"{CHANGE}.weight", None)
         if PER_LAYER_TABLE in found:
@@ -186,7 +194,7 @@ def read_tower(
             ordered = channels_first(tensor)
             if len(ordered.shape) == 5 and ordered.shape[2] == 2:
                 own[f"{CHANGE}.weight"] = FlatMatrix(FrameDifference(ordered))
-    own = bounds_of(own) if spec.bounded else own
+    own = bounds_of(own) if spec.bounded or (hearing is not None and hearing.bounded) else own
     if spec.num_layers > len(own):
         raise CheckpointError(
             f"{config_path}: 'num_hidden_layers' of the tower is {spec.num_layers}, but it has {len(own)} tensors; the "
@@ -314,6 +322,8 @@ def decoder_alone(checkpoint: Checkpoint) -> Checkpoint:
 
 def arranged(tensor: Tensor, name: str, path: Path) -> Tensor:
     """A tensor as the matrix that its graph reads."""
+    if name.startswith(EARS_PREFIX):
+        return tensor
     if name in TRANSPOSED and len(tensor.shape) == len(TRANSPOSED[name]):
         return TransposedMatrix(tensor, TRANSPOSED[name])
     return flat(tensor, name, path) if len(tensor.shape) in (4, 5) else tensor

@@ -167,7 +167,10 @@ class HearingSpec:
 
     A row of the tower has ``row_elements`` numbers, those of the frames that become one feature, and a sound has at
     most ``sound_rows``, which the tower reads at once if it is ``whole``. Without layers, rows are only normed, with
-    ``norm_eps``, and projected. `sounds.SoundSpec` says how sound becomes frames.
+    ``norm_eps``, and projected; others have the sizes of a Conformer: ``channels`` of its convolutions with strides,
+    ``taps`` of that over rows, a ``window`` of rows that see those before them, with a ``softcap`` of scores, the
+    factor ``residual`` of feed-forwards, and rows of ``output_size`` behind the last layer. ``bounded``: the inputs and
+    outputs of its layers' projections have bounds. `sounds.SoundSpec` says how sound becomes frames.
     """
 
     model_type: str
@@ -175,6 +178,17 @@ class HearingSpec:
     sound_rows: Count = 1
     whole: bool = False
     norm_eps: Positive = 1e-6
+    hidden_size: Count = 1
+    num_layers: Natural = 0
+    num_heads: Count = 1
+    activation: str = "none"
+    channels: tuple[Count, ...] = ()
+    taps: Count = 1
+    window: Count = 1
+    softcap: Positive = 1.0
+    residual: Positive = 1.0
+    output_size: Count = 1
+    bounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +361,8 @@ class ModelSpec:
         kinds = {self.heads_of(layer) for layer in range(self.num_layers)}
         if self.vision is not None and self.vision.num_layers:
             kinds.add((self.vision.num_heads, self.vision.head_dim))
+        if self.hearing is not None and self.hearing.num_layers:
+            kinds.add((self.hearing.num_heads, self.hearing.hidden_size // self.hearing.num_heads))
         if self.audio is not None:
             kinds.add((self.audio.num_heads, self.audio.head_dim))
         return kinds

@@ -443,9 +443,14 @@ def make_text_batch(texts: Sequence[Sequence[int]], token_types: Sequence[Sequen
     )
 
 
-def make_frame_batch(sounds: Sequence[FloatArray]) -> Batch:
-    """A batch of sounds, by their rows of frames (N, elements), for a plan "hearing"."""
-    return replace(make_text_batch([[0] * len(rows) for rows in sounds]), extra={FRAMES: np.concatenate(sounds)})
+def make_frame_batch(sounds: Sequence[FloatArray], row_frames: Sequence[IntArray] | None = None) -> Batch:
+    """A batch of sounds, by their rows of frames (N, elements), for a plan "hearing". ``row_frames`` (N,): how many of
+    each row's frames exist, for models whose rows have several.
+    """
+    extra: dict[str, Array] = {FRAMES: np.concatenate(sounds)}
+    if row_frames is not None:
+        extra[ROW_FRAMES] = np.concatenate(row_frames)
+    return replace(make_text_batch([[0] * len(rows) for rows in sounds]), extra=extra)
 
 
 def make_audio_batch(

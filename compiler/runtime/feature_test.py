@@ -8,11 +8,12 @@ from collections.abc import Collection
 
 import numpy as np
 
+from ..arch.hearing.gemma4 import FRAMES_OF_ROW
 from ..bundle.entries import FeatureTestEntry
 from ..bundle.manifest import VISION, Manifest
 from ..ir.images import ImageSpec
 from ..ir.spec import HearingSpec, VisionSpec
-from .batch import Array, FloatArray, make_frame_batch
+from .batch import Array, Batch, FloatArray, make_frame_batch
 from .patches import PatchBatch
 from .runner import Runner
 from .vector_test import lengths_of_differences
@@ -46,11 +47,15 @@ def test_patches(vision: VisionSpec, images: ImageSpec) -> PatchBatch:
     )
 
 
-def test_frames(hearing: HearingSpec) -> FloatArray:
-    """The rows of frames of the test. Every runtime makes them."""
+def test_sound(hearing: HearingSpec) -> Batch:
+    """The rows of frames of the test. Every runtime makes them. If rows have several frames, the last one has one."""
     row, element = np.arange(min(ROWS, hearing.sound_rows))[:, None], np.arange(hearing.row_elements)[None]
     frames: FloatArray = ((31 * row + 17 * element + row * element // 3) % 41 / 20 - 1).astype(np.float32)
-    return frames
+    if not hearing.whole:
+        return make_frame_batch([frames])
+    row_frames = np.full(len(row), FRAMES_OF_ROW, np.int32)
+    row_frames[-1] = 1
+    return make_frame_batch([frames], [row_frames])
 
 
 def test_size(manifest: Manifest, plan: str) -> int:
@@ -61,7 +66,7 @@ def test_size(manifest: Manifest, plan: str) -> int:
         assert manifest.images is not None
         return len(test_patches(vision, manifest.images).patches) // vision.block**2
     assert hearing is not None
-    return len(test_frames(hearing))
+    return len(test_sound(hearing).token_ids)
 
 
 def test_arrays(manifest: Manifest, plan: str, declared: Collection[str]) -> tuple[dict[str, Array], dict[str, int]]:
@@ -73,7 +78,7 @@ def test_arrays(manifest: Manifest, plan: str, declared: Collection[str]) -> tup
         patches = test_patches(vision, manifest.images)
         return patches.arrays(declared), patches.dims({}, vision.block)
     assert hearing is not None
-    batch = make_frame_batch([test_frames(hearing)])
+    batch = test_sound(hearing)
     return batch.arrays(declared), batch.dims(0)
 
 
@@ -88,5 +93,5 @@ def feature_difference(runner: Runner, manifest: Manifest, plan: str, test: Feat
         found = runner.features(test_patches(manifest.spec.vision, manifest.images))
     else:
         assert manifest.spec.hearing is not None
-        found = runner.listen(make_frame_batch([test_frames(manifest.spec.hearing)]))
+        found = runner.listen(test_sound(manifest.spec.hearing))
     return float(lengths_of_differences(test.rows, found).max()) if np.isfinite(found).all() else float("inf")

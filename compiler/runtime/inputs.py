@@ -12,7 +12,7 @@ from ..bundle.entries import InputEntry, PlanEntry
 from ..bundle.manifest import HEARING, VISION, Description, Manifest
 from ..ir.expr import evaluate
 from ..ir.pages import KEPT_PAGES, KEPT_ROWS, SOURCE_PAGES, STATE_SLOTS
-from ..ir.speech import FRAMES
+from ..ir.speech import FRAMES, ROW_FRAMES
 from .batch import (
     DERIVED_INPUTS,
     FEATURE_ROWS,
@@ -179,7 +179,7 @@ def require_known_inputs(manifest: Description) -> None:
     """
     for plan, entry in manifest.plans.items() if isinstance(manifest, Manifest) else ():
         known = PATCH_INPUTS if plan == VISION else (*KNOWN_INPUTS, *sorted(DERIVED_INPUTS))
-        known += (FRAMES,) if plan == HEARING else ()
+        known += (FRAMES, ROW_FRAMES) if plan == HEARING else ()
         name = next((each for each in batch_inputs(entry) if each not in known), None)
         if name is not None:
             raise BundleError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..bundle.manifest import Description
 from ..ir.images import ImagePrompt, ImageSpec
-from .audio.prepared_sound import PreparedSound
+from .audio.prepared_sound import PreparedSound, SoundRows
 from .batch import FloatArray, PlacedFeatures, make_frame_batch
 from .errors import CheckpointError
 from .images.patches import CutImage, PreparedImage
@@ -74,17 +74,19 @@ def placed_features(
         assert heard is not None
         places = feature_places(heard.prompt, prompt, [sound.features for sound in sounds], "sounds")
         for place, sound in zip(places, sounds, strict=True):
-            placed.append(PlacedFeatures(place, sound_features(runner, sound.frames), 0))
+            placed.append(PlacedFeatures(place, sound_features(runner, sound.rows), 0))
     return sorted(placed, key=lambda each: each.first)
 
 
-def sound_features(runner: Runner, rows: FloatArray) -> FloatArray:
-    """The features (n, E) of the rows of frames of a sound: all at once, or as many at a time as the runner's limits
+def sound_features(runner: Runner, rows: SoundRows) -> FloatArray:
+    """The features (n, E) of the rows of a sound: all at once, or as many at a time as the runner's limits
     allow if its tower reads rows alone. Raises RequestError as `Runner.listen`.
     """
-    hearing = runner.manifest.spec.hearing
-    at_once = runner.limits.tokens if hearing is not None and not hearing.whole else len(rows)
-    parts = [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
+    hearing, frames = runner.manifest.spec.hearing, rows.frames
+    if hearing is not None and hearing.whole:
+        return runner.listen(make_frame_batch([frames], [rows.row_frames]))
+    at_once = runner.limits.tokens
+    parts = [frames[start : start + at_once] for start in range(0, len(frames), at_once)]
     return np.concatenate([runner.listen(make_frame_batch([part])) for part in parts])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.ir.sounds import SoundSpec
-from nearfar.compiler.runtime.audio.prepared_sound import sound_frames
+from nearfar.compiler.runtime.audio.prepared_sound import sound_rows
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.images.patches import tile_patches
 from nearfar.compiler.runtime.media import sound_features
@@ -39,7 +39,7 @@ class ImageTower:
         if images[0].ndim == 1:
             (samples,) = images
             assert self._sounds is not None, "check_request refuses sounds for models that do not hear"
-            return [sound_features(self._runner, sound_frames(self._sounds, samples))]
+            return [sound_features(self._runner, sound_rows(self._sounds, samples))]
         assert self._images is not None, "check_request refuses images for models that do not see"
         tiles = [tile_patches(self._images, image) for image in images]
         lengths = [len(tile.patches) for tile in tiles]

@@ -32,6 +32,8 @@ def text_graphs() -> Iterator[tuple[str, str, Build]]:
     yield "ragged_attention", "causal", partial(over_texts, "ragged_attention")
     yield "ragged_attention", "distances", partial(over_texts, "ragged_attention", causal=False, more=True)
     yield "ragged_attention", "distance_heads", partial(over_texts, "ragged_attention", window=9, distance_rows=7)
+    near: dict[str, Any] = {"window": 9, "softcap": 3.0, "distance_rows": 7}
+    yield "ragged_attention", "capped_heads", partial(over_texts, "ragged_attention", **near)
     yield "ragged_attention", "own_heads", partial(over_texts, "ragged_attention", causal=False, own_heads=True)
     fused: dict[str, Any] = {"output": OUTPUTS, "causal": False}
     yield "ragged_attention", "linear_plain", partial(over_texts, "ragged_attention", residual=True, **fused)

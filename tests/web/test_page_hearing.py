@@ -5,6 +5,7 @@ whose logits are transformers'.
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ import pytest
 from hearing_families import make_hearing, sound, stored, wav
 from image_families import pattern
 from light_bundle import lighten, one_compilation
+from PIL import Image
 from playwright.sync_api import Browser, Page
 from site_pages import engine_page
-from test_pictures import HTML, WORKER, png_of
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.ir.sampling import Sampler
@@ -31,6 +32,7 @@ from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 TOKENS = 8
 SOUNDS = (sound(32 * 90 + 5), sound(32 * 4, 1))
+HTML = '<!doctype html><body><script type="module" src="start.js"></script>'
 START = """import { Engine } from "./nearfar.js";
 import { connectEngine } from "./client.js";
 window.ask = async (engine, content) => {
@@ -43,6 +45,7 @@ window.ask = async (engine, content) => {
 Object.assign(window, { Engine, connectEngine });
 document.body.dataset.state = "ready";
 """
+WORKER = 'import { serveEngine } from "./worker.js"; serveEngine(self);'
 
 
 def bundle_of(family: str, folder: Path) -> Bundle:
@@ -82,7 +85,9 @@ def content(sounds: tuple[Any, ...] = SOUNDS) -> list[dict[str, Any]]:
         {"type": "input_audio", "input_audio": {"data": base64.b64encode(wav(each)).decode(), "format": "wav"}}
         for each in sounds
     )
-    url = f"data:image/png;base64,{base64.b64encode(png_of(pattern(60, 45))).decode()}"
+    file = io.BytesIO()
+    Image.fromarray(pattern(60, 45)).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
     return [
         {"type": "text", "text": "a"},
         first,
@@ -108,6 +113,7 @@ def expected(bundle: Bundle, sounds: tuple[Any, ...] = SOUNDS) -> tuple[list[int
 
 def test_answers_about_sounds_and_a_picture_are_those_of_numpy(page: Page, bundle: Bundle) -> None:
     prompt, ids = expected(bundle)
+    assert len(ids) == TOKENS
     first, again = page.evaluate("async (parts) => [await ask(engine, parts), await ask(engine, parts)]", content())
     assert (first["prompt"], first["ids"], first["cached"]) == (prompt, ids, 0)
     assert (again["prompt"], again["ids"]) == (prompt, ids)
@@ -121,6 +127,22 @@ def test_answers_about_sounds_and_a_picture_are_those_of_numpy(page: Page, bundl
     found = page.evaluate("async (parts) => ask(engine, parts)", content(other))
     assert found["cached"] < 16
     assert (found["prompt"], found["ids"]) == expected(bundle, other)
+
+
+def test_a_conformer_hears_in_the_page_as_in_numpy(
+    browser: Browser,
+    chromium: str,  # noqa: ARG001
+    tmp_path: Path,
+) -> None:
+    bundle = bundle_of("gemma4", tmp_path)
+    (tmp_path / "site").mkdir()
+    sounds = (sound(160 * 93 + 5), sound(700, 1))
+    with page_with(browser, bundle, tmp_path / "site") as page:
+        found = page.evaluate("async (parts) => ask(engine, parts)", content(sounds))
+        prompt, ids = expected(bundle, sounds)
+        assert (found["prompt"], found["ids"]) == (prompt, ids)
+        assert len(ids) == TOKENS
+        assert page.evaluate("() => engine.info.selfTest.state") == "passed"
 
 
 def test_samples_of_a_page_and_a_worker_are_heard_alike(page: Page, bundle: Bundle) -> None:

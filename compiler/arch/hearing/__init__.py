@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...ir.spec import HearingSpec, ModelSpec
 
 # The module of each model_type.
-EARS = {"gemma4_unified": "gemma4_unified"}
+EARS = {"gemma4": "gemma4", "gemma4_unified": "gemma4_unified"}
 
 
 class Ear(Protocol):

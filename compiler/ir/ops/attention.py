@@ -202,8 +202,9 @@ def attention(inputs: Inputs, attrs: Attrs) -> Array:
     restricts it to the positions strictly between p - w and p + w. With ``reach`` (S,), which ascends within a
     sequence, a row sees the keys up to its reach instead, and a window restricts only those before it: the tokens of a
     picture see all of it. A ``scale`` of None means 1 / sqrt(D); a ``softcap`` of None leaves the scores unchanged.
-    ``sinks`` are scores of one more key a head, which has no value. Distances may change scores: see `distance_biases`
-    and `distance_products`. Vaswani et al. 2017; paged: Kwon et al. 2023; sinks: gpt-oss; reach: Gemma 3.
+    ``sinks`` are scores of one more key a head, which has no value. Distances may change scores: see `distance_biases`,
+    which follow the soft-cap, and `distance_products`, which precede it. Vaswani et al. 2017; paged: Kwon et al. 2023;
+    sinks: gpt-oss; reach: Gemma 3.
     """
     kv, head_dim = inputs["kv"], head_dim_of(inputs["kv"].shape, attrs)
     q, *new = prepare(inputs, attrs, head_dim, kv.shape[2] * head_dim)
@@ -273,6 +274,8 @@ def attention_weights(sequence: Sequence, inputs: Inputs, attrs: Attrs) -> Seque
     # Pages that no row sees may hold anything.
     values = np.where(np.any(seen, axis=0)[None, :, None], sequence.values, 0)
     bend = None
+    if "distance_heads" in inputs:
+        scores += scale * distance_products(queries, sequence.keys, inputs, inputs["positions"][sequence.rows])
     if attrs["softcap"] is not None:
         bent = np.tanh(scores / np.float32(attrs["softcap"]))
         scores, bend = np.float32(attrs["softcap"]) * bent, 1 - bent * bent
@@ -280,8 +283,6 @@ def attention_weights(sequence: Sequence, inputs: Inputs, attrs: Attrs) -> Seque
         heads = num_kv_heads * group
         biases = distance_biases(inputs["distance_bias"], heads, inputs["positions"][sequence.rows], length)
         scores += biases.reshape(num_kv_heads, group, -1, length).swapaxes(1, 2).reshape(scores.shape)
-    if "distance_heads" in inputs:
-        scores += scale * distance_products(queries, sequence.keys, inputs, inputs["positions"][sequence.rows])
     scores[:, np.repeat(~seen, group, axis=0)] = -np.inf
     largest = scores.max(axis=-1, keepdims=True)
     rest = np.float32(0)

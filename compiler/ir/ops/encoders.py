@@ -148,7 +148,7 @@ def infer_ragged_attention(shapes: Shapes, attrs: Attrs) -> Type:
         else:
             (biases,) = shapes.get("distance_bias", (0,))
             fits = size == biases * attrs["head_dim"]
-        plain = heads == attrs["num_kv_heads"] and attrs["softcap"] is None
+        plain = heads == attrs["num_kv_heads"] and (attrs["softcap"] is None or "distance_bias" not in shapes)
         require(fits and plain, "ragged_attention", shapes)
     if "weight" not in shapes:
         require("bias" not in shapes and not attrs["store"], "ragged_attention", shapes)

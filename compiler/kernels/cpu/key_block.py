@@ -231,9 +231,8 @@ class KeyBlock(BlockScores):
                 sums = [chains[vector * count + i] for i in range(count)]
                 with kernel.when(True if len(pages) == 1 else indices[p] < num_pages):
                     for i, score in enumerate(products.finish(sums, own, pages[p], kv_head, part * lanes)):
-                        if self._softcap is not None:
-                            score = kernel.let("score", score / like(score, self._softcap))
-                            score = like(score, self._softcap) * tanh(score)
+                        if self._by_distance is None:
+                            score = self._capped(score)
                         key = indices[p] * page_size + part * lanes
                         if self._bias is not None:
                             row, head = own[i]
@@ -272,7 +271,13 @@ class KeyBlock(BlockScores):
                     product = fused(self._pages.key(page, kv_head, in_page, element, lanes), each, product)
                 total[0] = product
             place = ramp(query * BLOCK + key, lanes)
-            self._scores[place] = self._scores[place] + total[0]
+            self._scores[place] = self._capped(self._scores[place] + total[0])
+
+    def _capped(self, score: Scalar) -> Scalar:
+        if self._softcap is None:
+            return score
+        score = self._kernel.let("score", score / like(score, self._softcap))
+        return like(score, self._softcap) * tanh(score)
 
     def _prefetch(self, pages: Sequence[Scalar], following: Sequence[Scalar], kv_head: Scalar, step: Scalar) -> None:
         """Prefetch the keys of the ``following`` pages, and the values of ``pages`` if they are quantized."""

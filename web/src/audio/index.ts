@@ -9,6 +9,7 @@ import { Transcriber } from "./transcriber.js";
 
 export type { Frames } from "./log_mel.js";
 export { logMel } from "./log_mel.js";
+export { magnitudeFrames } from "./magnitude_frames.js";
 export { listen, openMicrophone } from "./microphone.js";
 export type { RawSound, ReadOptions, SoundSource } from "./read_sound.js";
 export { MAX_SECONDS, readSound } from "./read_sound.js";

@@ -87,7 +87,7 @@ function hann(): Float64Array {
 }
 
 /** The weights of the frequencies from ``first`` on, outside of which they are zeros. */
-class Band {
+export class Band {
   constructor(
     private readonly first: number,
     private readonly weights: Float64Array,

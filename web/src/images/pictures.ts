@@ -1,7 +1,6 @@
 // Pictures: those of a model's chats, and sounds, from what a message names to images in the prompt.
 
 import type { ChatPicture, ReadPictures } from "../api/model.js";
-import type { ReadOptions, SoundSource } from "../audio/index.js";
 import type { PromptImage, TokenRequest } from "../engine/request.js";
 import type { PlacedImages } from "../engine/sequence.js";
 import { BundleError, NearfarError, RequestError } from "../errors.js";
@@ -17,6 +16,7 @@ import type { PictureCounts, TileFeatures } from "./feature_cache.js";
 import { FeatureCache } from "./feature_cache.js";
 import { imageKey, imagePatches } from "./patches.js";
 import { placeImages } from "./placed_images.js";
+import type { SoundTools } from "./sounds.js";
 import { soundFeatures, soundKey, soundRows } from "./sounds.js";
 import { storedMessages } from "./stored_messages.js";
 import type { Pixels } from "./resize.js";
@@ -33,8 +33,8 @@ export interface PictureParts {
   readonly sounds?: SoundSpec | null | undefined;
   readonly model: Pick<ModelSpec, "hidden_size" | "vision" | "hearing">;
   readonly features: (batch: PatchBatch | Batch) => Promise<Float32Array>;
-  /** Of audio.js; for models that hear. */
-  readonly readSound?: ((source: SoundSource, options: ReadOptions) => Promise<Float32Array>) | undefined;
+  /** audio.js, for models that hear. */
+  readonly audio?: (() => Promise<SoundTools>) | undefined;
   readonly capacityBytes?: number;
 }
 
@@ -139,11 +139,11 @@ export class Pictures {
   }
 
   async #hear({ source }: ChatPicture & { readonly kind: "sound" }, signal: AbortSignal): Promise<Picture> {
-    const { sounds, model, features, readSound } = this.#parts;
+    const { sounds, model, features, audio } = this.#parts;
     const { hearing } = model;
-    if (!sounds || hearing === null || readSound === undefined)
-      throw new Error("a model that does not hear has no sounds");
-    const samples = await readSound(source, { maxSeconds: sounds.most / SOUND_RATE, signal });
+    if (!sounds || hearing === null || audio === undefined) throw new Error("a model that does not hear has no sounds");
+    const tools = await audio();
+    const samples = await tools.readSound(source, { maxSeconds: sounds.most / SOUND_RATE, signal });
     const { text, features: length } = soundLayout(sounds, samples.length);
     return {
       key: await soundKey(sounds, samples),
@@ -151,7 +151,7 @@ export class Pictures {
       lengths: [length],
       columns: [0],
       isSound: true,
-      features: async (until) => [await soundFeatures(hearing, soundRows(sounds, samples), features, until)],
+      features: async (until) => [await soundFeatures(hearing, soundRows(sounds, samples, tools), features, until)],
     };
   }
 

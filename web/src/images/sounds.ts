@@ -1,6 +1,7 @@
 // Sounds of chats: from samples to the rows of frames that a model's tower reads, and their features.
 // `compiler/runtime/audio/prepared_sound.py` computes the same rows.
 
+import type * as audio from "../audio/index.js";
 import { BundleError } from "../errors.js";
 import type { Batch } from "../runtime/batch.js";
 import { emptyBatch } from "../runtime/batch.js";
@@ -11,6 +12,8 @@ type Hearing = NonNullable<ModelSpec["hearing"]>;
 
 /** The most rows of the test; the smallest runner computes as many at once. `compiler/runtime/feature_test.py`. */
 const ROWS = 48;
+/** Of a tower that reads sounds whole, in its test. */
+const FRAMES_OF_ROW = 4;
 
 /** Throws BundleError for a spec that contradicts itself. */
 export function requireSounds(spec: SoundSpec, images: ImageSpec | null, vocabSize = Infinity): void {
@@ -18,15 +21,29 @@ export function requireSounds(spec: SoundSpec, images: ImageSpec | null, vocabSi
   if (wrong !== null) throw new BundleError(`manifest.json: sounds.${wrong.join(" ")}; compile the bundle again`);
 }
 
+/** What audio.js has for them. */
+export type SoundTools = Pick<typeof audio, "readSound" | "magnitudeFrames">;
+
+/** The frames of a sound, a row (features, elements) for each feature, and how many of each row's frames exist. */
+export interface SoundRows {
+  readonly frames: Float32Array;
+  readonly rowFrames: readonly number[];
+}
+
 /**
- * A row of frames for each feature, row by row; the last frames are zeros if some are missing. Throws RequestError for a
- * sound that is too short or too long for the model.
+ * Frames that are missing in the last row are zeros. Throws RequestError for a sound that is too short or too long for the
+ * model.
  */
-export function soundRows(spec: SoundSpec, samples: Float32Array): Float32Array {
-  const { features } = soundLayout(spec, samples.length);
-  const rows = new Float32Array(features * spec.frames * spec.samples);
-  rows.set(samples);
-  return rows;
+export function soundRows(
+  spec: SoundSpec,
+  samples: Float32Array,
+  { magnitudeFrames }: Pick<SoundTools, "magnitudeFrames">,
+): SoundRows {
+  const { features, frames: count } = soundLayout(spec, samples.length);
+  const frames = new Float32Array(features * spec.frames * (spec.mel?.bins ?? spec.samples));
+  frames.set(spec.mel === null ? samples : magnitudeFrames(spec.mel, samples, count));
+  const rowFrames = Array.from({ length: features }, (_, row) => Math.min(spec.frames, count - row * spec.frames));
+  return { frames, rowFrames };
 }
 
 /** The SHA-256 of a sound's samples and of how they are read, in hexadecimal digits. */
@@ -43,16 +60,16 @@ export async function soundKey(spec: SoundSpec, samples: Float32Array): Promise<
 /** The features of rows: all at once if the tower reads them whole, otherwise as many as every runner can. */
 export async function soundFeatures(
   { row_elements: columns, whole }: Hearing,
-  rows: Float32Array,
+  { frames, rowFrames }: SoundRows,
   features: (batch: Batch) => Promise<Float32Array>,
   signal: AbortSignal,
 ): Promise<Float32Array> {
-  const count = rows.length / columns;
-  const step = whole ? count : ROWS;
+  if (whole) return features(soundBatch(frames, columns, rowFrames));
+  const count = frames.length / columns;
   const parts: Float32Array[] = [];
-  for (let start = 0; start < count; start += step) {
+  for (let start = 0; start < count; start += ROWS) {
     signal.throwIfAborted();
-    parts.push(await features(soundBatch(rows.subarray(start * columns, (start + step) * columns), columns)));
+    parts.push(await features(soundBatch(frames.subarray(start * columns, (start + ROWS) * columns), columns)));
   }
   const all = new Float32Array(parts.reduce((sum, { length }) => sum + length, 0));
   let end = 0;
@@ -60,25 +77,22 @@ export async function soundFeatures(
   return all;
 }
 
-/** A batch of rows of one sound. */
-function soundBatch(frames: Float32Array, columns: number): Batch {
+/** A batch of rows of one sound. ``row_frames``: for models whose rows have several frames. */
+function soundBatch(frames: Float32Array, columns: number, row_frames?: readonly number[]): Batch {
   const count = frames.length / columns;
   const positions = Array.from({ length: count }, (_, index) => index);
-  return {
-    ...emptyBatch(),
-    token_ids: positions.map(() => 0),
-    positions,
-    slots: positions,
-    seq_starts: [0, count],
-    frames,
-  };
+  const batch = { ...emptyBatch(), token_ids: positions.map(() => 0), positions, slots: positions, frames };
+  return { ...batch, seq_starts: [0, count], ...(row_frames && { row_frames }) };
 }
 
 /** The rows of the test of a tower that hears. `compiler/runtime/feature_test.py` makes the same. */
-export function testSound({ row_elements: columns, sound_rows: most }: Hearing): Batch {
-  const frames = Float32Array.from({ length: Math.min(ROWS, most) * columns }, (_, index) => {
+export function testSound({ row_elements: columns, sound_rows: most, whole }: Hearing): Batch {
+  const count = Math.min(ROWS, most);
+  const frames = Float32Array.from({ length: count * columns }, (_, index) => {
     const [row, element] = [Math.floor(index / columns), index % columns];
     return ((31 * row + 17 * element + Math.floor((row * element) / 3)) % 41) / 20 - 1;
   });
-  return soundBatch(frames, columns);
+  // If rows have several frames, the last one has one.
+  const rowFrames = Array.from({ length: count }, (_, row) => (row === count - 1 ? 1 : FRAMES_OF_ROW));
+  return soundBatch(frames, columns, whole ? rowFrames : undefined);
 }

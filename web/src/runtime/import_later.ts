@@ -41,7 +41,8 @@ export async function readSoundHere(source: SoundSource, options: ReadOptions): 
   return (await audioFile()).readSound(source, options);
 }
 
-const audioFile = (): Promise<typeof audio> =>
+/** audio.js itself. Throws DeviceError if it cannot be imported. */
+export const audioFile = (): Promise<typeof audio> =>
   imported("audio", import("../audio/index.js"), "cannot import it, and transcribes nothing");
 
 async function imported<T>(

@@ -96,13 +96,24 @@ export interface VisionSpec {
   readonly frames: 1 | 2;
 }
 
-/** The tower of a model that hears, which makes features of frames of sound. ``model_type`` is that of the complete model; `arch/hearing` has one file for each. A row of the tower has ``row_elements`` numbers, those of the frames that become one feature, and a sound has at most ``sound_rows``, which the tower reads at once if it is ``whole``. Without layers, rows are only normed, with ``norm_eps``, and projected. `sounds.SoundSpec` says how sound becomes frames. */
+/** The tower of a model that hears, which makes features of frames of sound. ``model_type`` is that of the complete model; `arch/hearing` has one file for each. A row of the tower has ``row_elements`` numbers, those of the frames that become one feature, and a sound has at most ``sound_rows``, which the tower reads at once if it is ``whole``. Without layers, rows are only normed, with ``norm_eps``, and projected; others have the sizes of a Conformer: ``channels`` of its convolutions with strides, ``taps`` of that over rows, a ``window`` of rows that see those before them, with a ``softcap`` of scores, the factor ``residual`` of feed-forwards, and rows of ``output_size`` behind the last layer. ``bounded``: the inputs and outputs of its layers' projections have bounds. `sounds.SoundSpec` says how sound becomes frames. */
 export interface HearingSpec {
   readonly model_type: string;
   readonly row_elements: number;
   readonly sound_rows: number;
   readonly whole: boolean;
   readonly norm_eps: number;
+  readonly hidden_size: number;
+  readonly num_layers: number;
+  readonly num_heads: number;
+  readonly activation: string;
+  readonly channels: readonly number[];
+  readonly taps: number;
+  readonly window: number;
+  readonly softcap: number;
+  readonly residual: number;
+  readonly output_size: number;
+  readonly bounded: boolean;
 }
 
 /** The encoder of windows of sound to whose rows a decoder attends; `runtime/audio/windows.py` makes what it reads. A row has ``frames_of_row`` frames of ``frame_samples``, each ``hop_samples`` after the one before, and reads ``row_elements`` numbers. With ``mel_bins``, these are the energies of its frames and of those before and after them, and a window has exactly ``positions`` rows. With none, they are the samples from its first frame on, and a window has up to ``positions`` rows, of which the last ``rows_behind`` are only read by those before them. */

@@ -56,6 +56,7 @@ export function wrongSounds(
   if (most > MAX_SAMPLES) return ["most", `allows ${most} samples`];
   if (mel !== null && !(mel.window <= mel.points && mel.points <= MAX_SAMPLES && mel.bins <= mel.points))
     return ["mel", `has ${mel.bins} bands and windows of ${mel.window} samples in ${mel.points} points`];
+  if (mel !== null && mel.points !== 512) return ["mel.points", `is ${mel.points}; supported: 512`];
   if (mel !== null && mel.hop !== samples) return ["mel.hop", `is ${mel.hop}, but samples is ${samples}`];
   if (prompt.mark === "" || prompt.placeholder === "") return ["prompt", "has no text for a sound"];
   if (prompt.placeholder_id >= vocabSize)
