@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from light_bundle import lighten, one_compilation
 from made_once import kept_folder, made_once
-from tiny_moonshine import make_moonshine
+from tiny_moonshine import make_moonshine, make_moonshine_streaming
 from tiny_whisper import make_whisper
 
 
@@ -22,6 +22,13 @@ def page_whisper() -> Path:
 def page_moonshine() -> Path:
     """The Moonshine, with its self-test. Tests must not change it."""
     return kept_bundle("moonshine", lambda checkpoint: make_moonshine(checkpoint, seed=2, scale=0.2))
+
+
+def page_moonshine_streaming() -> Path:
+    """The Moonshine streaming, with its self-test. Tests must not change it."""
+    return kept_bundle(
+        "moonshine-streaming", lambda checkpoint: make_moonshine_streaming(checkpoint, seed=2, scale=0.3)
+    )
 
 
 def kept_bundle(name: str, make_model: Callable[[Path], object]) -> Path:

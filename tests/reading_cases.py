@@ -19,7 +19,7 @@ from nearfar.compiler.runtime.audio.windows import row_frames, rows_of_window
 from nearfar.compiler.runtime.batch import FloatArray
 
 VECTORS = Path(__file__).parent / "conformance/sound_windows.json"
-LAYERS = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "head_dim": 8, "intermediate_size": 8}
+LAYERS: dict[str, Any] = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "head_dim": 8, "intermediate_size": 8}
 AUDIO = {
     "overlapping": AudioSpec(0, 127, 64, 6, 448, 42, rows_behind=2, **LAYERS),
     "apart": AudioSpec(0, 80, 80, 4, 320, 50, **LAYERS),

@@ -28,7 +28,7 @@ DRAFTING = ("qwen3_5_text",)
 # Decoders that may have an assistant, which drafts tokens from their rows, keys and values.
 ASSISTED = ("gemma4_text", "gemma4_unified_text")
 # Decoders that attend to the rows of an encoder of sound, which is what they read.
-LISTENING = ("moonshine", "whisper")
+LISTENING = ("moonshine", "moonshine_streaming", "whisper")
 # Encoders of sound, whose rows name tokens.
 CTC = ("parakeet_ctc",)
 SUPPORTED = tuple(sorted((*DECODERS, *HYBRIDS)))

@@ -70,6 +70,8 @@ def convolved(
         graph.parameters[own.tensor] = Parameter(own.tensor, (own,) * copies, None)
         inputs["bias"] = own.tensor
     y = graph.add("linear", inputs, name=f"{name}.linear", dtype="float32")
+    if activation == "none":
+        return y
     return graph.add("activate", {"x": y}, name=f"{name}.out", activation=activation)
 
 

@@ -117,6 +117,14 @@ class ConfigReader:
             raise self._wrong(key, value, "a list of finite numbers above zero" + (", or zero" if or_zero else ""))
         return tuple(map(float, value))
 
+    def pairs(self, key: str) -> tuple[tuple[int, int], ...]:
+        """A list of pairs of integers of at least 0. An absent key is an error."""
+        value = self._take(key, None)
+        is_pair = lambda item: isinstance(item, list) and len(item) == 2 and all(is_integer(n) and n >= 0 for n in item)  # noqa: E731
+        if not isinstance(value, list) or not all(map(is_pair, value)):
+            raise self._wrong(key, value, "a list of pairs of integers of at least 0")
+        return tuple((int(first), int(second)) for first, second in value)
+
     def optional_numbers(self, key: str) -> tuple[float, ...] | None:
         """Like `numbers`, or zero; an absent key and null give None."""
         return None if self._is_null(key) else self.numbers(key, or_zero=True)

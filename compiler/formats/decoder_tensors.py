@@ -15,7 +15,7 @@ from ..runtime.errors import CheckpointError
 from .checkpoint import Tensor
 from .distance_tensors import MadeTensor
 from .gpt2_tensors import gpt2_tensors
-from .moonshine_files import moonshine_tensors
+from .moonshine_files import moonshine_streaming_tensors, moonshine_tensors
 from .whisper_files import whisper_tensors
 
 # The vector that `ops.elementwise.xielu` reads, in each of Apertus' layers, and the tensors that it is made of.
@@ -101,6 +101,7 @@ MADE: Mapping[str, Callable[[Mapping[str, Tensor], ModelSpec], dict[str, Tensor]
         "gpt2": lambda tensors, spec: gpt2_tensors(tensors),  # noqa: ARG005
         "gpt_neox": neox_tensors,
         "moonshine": moonshine_tensors,
+        "moonshine_streaming": moonshine_streaming_tensors,
         "olmo": olmo_tensors,
         "whisper": whisper_tensors,
     }

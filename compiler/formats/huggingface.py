@@ -88,6 +88,7 @@ METHODS: Mapping[str, Callable[[ConfigReader], Quantization]] = {
 # The readers of how a model of sound transcribes.
 SPEECH: Mapping[str, Callable[[Path, ModelSpec], SpeechSpec]] = {
     "moonshine": moonshine_files.read_speech,
+    "moonshine_streaming": moonshine_files.read_speech,
     "whisper": whisper_files.read_speech,
 }
 

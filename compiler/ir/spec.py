@@ -199,6 +199,9 @@ class AudioSpec:
     ``row_elements`` numbers. With ``mel_bins``, these are the energies of its frames and of those before and after
     them, and a window has exactly ``positions`` rows. With none, they are the samples from its first frame on, and a
     window has up to ``positions`` rows, of which the last ``rows_behind`` are only read by those before them.
+
+    A row of layer l sees ``rows_back[l]`` rows, itself included, and ``rows_ahead[l]`` - 1 later ones; all, if these
+    are empty.
     """
 
     mel_bins: Natural
@@ -213,6 +216,8 @@ class AudioSpec:
     head_dim: Count
     intermediate_size: Count
     rows_behind: Natural = 0
+    rows_back: tuple[Count, ...] = ()
+    rows_ahead: tuple[Natural, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ from .fold import Maths
 
 # exp of this is finite, and a quotient by 1 + exp of it equals its limit in float32.
 LARGEST_EXPONENT = 88.0
+# The square of this is far from overflow.
+LARGEST_SQUARED = 1e18
 # Beyond this many standard deviations the tail of the normal distribution is 0 in float32.
 LARGEST_DEVIATION = 13.0
 # erfc(x) = t (a1 + t (a2 + ..)) exp(-x^2) with t = 1 / (1 + P x), for x >= 0, within 1.5e-7. Abramowitz & Stegun 1964,
@@ -87,6 +89,13 @@ def tanh(x: Scalar) -> Scalar:
     return float32(2) / one_plus_exp(float32(-2) * x) - float32(1)
 
 
+def asinh(x: Scalar) -> Scalar:
+    """The sign of x times log(|x| + sqrt(x^2 + 1)). Beyond LARGEST_SQUARED it stays at its value there."""
+    size = minimum(magnitude(x), float32(LARGEST_SQUARED))
+    value = log(size + float32(1) / rsqrt(size * size + float32(1)))
+    return select(x < float32(0), -value, value)
+
+
 def sigmoid(x: Scalar) -> Scalar:
     return float32(1) / one_plus_exp(-x)
 
@@ -118,6 +127,7 @@ ACTIVATION_FUNCTIONS: Mapping[str, Callable[[Scalar], Scalar]] = MappingProxyTyp
         "relu2": relu2,
         "relu": relu,
         "tanh": tanh,
+        "asinh": asinh,
         "sigmoid": sigmoid,
         "none": lambda x: x,
     }

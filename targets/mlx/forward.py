@@ -207,6 +207,8 @@ def activated(activation: str, x: Any) -> Any:
             return mx.maximum(x, 0)
         case "tanh":
             return mx.tanh(x)
+        case "asinh":
+            return mx.arcsinh(x)
         case "sigmoid":
             return mx.sigmoid(x)
         case "none":

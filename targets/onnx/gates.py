@@ -77,6 +77,8 @@ def activated(emitter: Emitter, activation: str, x: str, y: str) -> str:
             return add("Relu", [x], f"{y}.relu")
         case "tanh":
             return add("Tanh", [x], f"{y}.tanh")
+        case "asinh":
+            return add("Asinh", [x], f"{y}.asinh")
         case "sigmoid":
             return add("Sigmoid", [x], f"{y}.sigmoid")
         case "none":

@@ -1,5 +1,6 @@
-"""Moonshine computes what transformers computes, on every kernel target: the rows of its encoder for clips of different
-lengths, and the logits of its decoder in one piece and token by token, for two sequences that attend to two clips.
+"""Moonshine and Moonshine streaming compute what transformers computes, on every kernel target: the rows of their
+encoders for clips of different lengths, and the logits of their decoders in one piece and token by token, for two
+sequences that attend to two clips.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from light_bundle import one_compilation
 from plain_target import compile_plain
 from sounds import pattern
 from test_runners import open_on
-from tiny_moonshine import CONTEXT, VOCABULARY, make_moonshine, rows_and_logits
+from tiny_moonshine import (
+    CONTEXT,
+    VOCABULARY,
+    make_moonshine,
+    make_moonshine_streaming,
+    rows_and_logits,
+    streamed_rows_and_logits,
+)
 from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
@@ -32,15 +40,20 @@ LIMITS = Limits(tokens=CONTEXT, sequences=2, rows=CONTEXT, pages=6, windows=2)
 TOKENS = [[(7 * i * i + 3 * i + 5) % VOCABULARY for i in range(17)], [(5 * i + 1) % VOCABULARY for i in range(9)]]
 # The last row has one frame of the first convolution, and all six.
 CLIPS = [pattern(127 + 64 * 60), pattern(127 + 64 * (6 * 7 - 1) + 63)]
+FAMILIES = {
+    "moonshine": (make_moonshine, rows_and_logits),
+    "streaming": (make_moonshine_streaming, streamed_rows_and_logits),
+}
+TARGETS = ["numpy", "webgpu", "cpu", pytest.param("cuda", marks=pytest.mark.exhaustive)]
 # The shortest clip, one that lacks a frame of the next row, and one that has it.
 LENGTHS = [895, 895 + 6 * 64 - 1, 895 + 6 * 64, 16_000]
 
 
 @pytest.fixture(scope="module")
-def moonshine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """The checkpoint's folder, and transformers' model."""
-    folder = tmp_path_factory.mktemp("moonshine")
-    return folder, make_moonshine(folder)
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    """The folder of each family's checkpoint, and transformers' model."""
+    made = {family: tmp_path_factory.mktemp(family) for family in FAMILIES}
+    return {family: (folder, FAMILIES[family][0](folder)) for family, folder in made.items()}
 
 
 def compiled(folder: Path, output: Path, target: str, **options: Any) -> Bundle:
@@ -55,11 +68,16 @@ def chunk(runner: BaseRunner[Any], index: int, start: int, stop: int) -> Chunk:
     return Chunk(TOKENS[index][start:stop], start, pages, range(stop - start), source=source)
 
 
-@pytest.mark.parametrize("target", ["numpy", "webgpu", "cpu", pytest.param("cuda", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_rows_and_logits_are_those_of_transformers(
-    target: str, moonshine: tuple[Path, Any], tmp_path: Path, request: pytest.FixtureRequest
+    target: str,
+    family: str,
+    folders: dict[str, tuple[Path, Any]],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
-    folder, model = moonshine
+    (folder, model), (_, computed) = folders[family], FAMILIES[family]
     if target == "webgpu":
         request.getfixturevalue("vulkan")
     if target == "cuda":
@@ -71,12 +89,12 @@ def test_rows_and_logits_are_those_of_transformers(
     assert isinstance(runner, PlanRunner)
     manifest, audio = runner.manifest, runner.manifest.spec.audio
     assert audio is not None
-    oracle = [rows_and_logits(model, clip, tokens) for clip, tokens in zip(CLIPS, TOKENS, strict=True)]
+    oracle = [computed(model, clip, tokens) for clip, tokens in zip(CLIPS, TOKENS, strict=True)]
     try:
         check_runner(runner, manifest)
         for length in LENGTHS if target in ("numpy", "cpu") else LENGTHS[:2]:
             samples = pattern(length)
-            rows, _ = rows_and_logits(model, samples, [1])
+            rows, _ = computed(model, samples, [1])
             assert len(rows) == attended_rows(audio, samples)
             found = runner.listen(window_batch(manifest, [samples]))
             assert relative_error(found[: len(rows)], rows) < F32
@@ -98,8 +116,8 @@ def test_rows_and_logits_are_those_of_transformers(
         runner.close()
 
 
-def test_a_batch_with_a_wrong_window_is_refused(moonshine: tuple[Path, Any], tmp_path: Path) -> None:
-    bundle = compile_plain(moonshine[0], tmp_path / "bundle", "f32", CONTEXT)
+def test_a_batch_with_a_wrong_window_is_refused(folders: dict[str, tuple[Path, Any]], tmp_path: Path) -> None:
+    bundle = compile_plain(folders["moonshine"][0], tmp_path / "bundle", "f32", CONTEXT)
     runner = open_on("numpy", bundle, LIMITS, "float32", None)
     audio = bundle.manifest.spec.audio
     assert audio is not None

@@ -1,4 +1,4 @@
-"""Transcripts of a tiny Moonshine with random weights in headless Chromium: the tokens and times are those of Python's
+"""Transcripts of tiny Moonshines with random weights in headless Chromium: the tokens and times are those of Python's
 runner, for a clip of any length and for a long sound, which is cut at a quiet place.
 """
 
@@ -8,7 +8,7 @@ import base64
 from collections.abc import Iterator
 
 import pytest
-from page_whisper import page_moonshine
+from page_whisper import page_moonshine, page_moonshine_streaming
 from playwright.sync_api import Browser, Page
 from site_pages import engine_page
 from sounds import chirp, wav
@@ -32,9 +32,9 @@ def long_sound() -> FloatArray:
 SOUNDS: dict[str, FloatArray] = {"short": chirp(700), "clip": chirp(20_001), "long": long_sound()}
 
 
-@pytest.fixture(scope="module")
-def bundle() -> Bundle:
-    return open_bundle(page_moonshine())
+@pytest.fixture(scope="module", params=["moonshine", pytest.param("streaming", marks=pytest.mark.exhaustive)])
+def bundle(request: pytest.FixtureRequest) -> Bundle:
+    return open_bundle(page_moonshine() if request.param == "moonshine" else page_moonshine_streaming())
 
 
 @pytest.fixture(scope="module")

@@ -124,6 +124,11 @@ def tanh(x: Array) -> Array:
     return y
 
 
+def asinh(x: Array) -> Array:
+    y: Array = np.arcsinh(x)
+    return y
+
+
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x))."""
     with np.errstate(over="ignore"):
@@ -139,6 +144,7 @@ ACTIVATION_FUNCTIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "relu2": relu2,
         "relu": relu,
         "tanh": tanh,
+        "asinh": asinh,
         "sigmoid": sigmoid,
         "none": lambda x: x,
     }

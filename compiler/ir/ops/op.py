@@ -216,7 +216,7 @@ def positive(default: Any = REQUIRED) -> Attr:
     return Attr(default, "a positive number", lambda value: isinstance(value, int | float) and 0 < value < math.inf)
 
 
-ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu2", "relu", "tanh", "sigmoid", "none")
+ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu2", "relu", "tanh", "asinh", "sigmoid", "none")
 DTYPE: Final = choice(REQUIRED, "float32", "activation")
 EPS: Final = positive()
 # Only for a step that has a norm.

@@ -11,10 +11,14 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from ..builder import KernelBuilder, Scalar, select
+from ..builder import KernelBuilder, Scalar, minimum, select
 from ..fold import Maths
+from ..maths import LARGEST_SQUARED
 from ..vectors import like
-from .math import erf, exp, fake_quantized, tanh
+from .math import erf, exp, fake_quantized, log, square_root, tanh
+
+# The largest float32.
+LARGEST = 3.4028234e38
 
 
 def silu(x: Scalar) -> Scalar:
@@ -23,6 +27,16 @@ def silu(x: Scalar) -> Scalar:
 
 def sigmoid(x: Scalar) -> Scalar:
     return like(x, 1) / (like(x, 1) + exp(-x))
+
+
+def asinh(x: Scalar) -> Scalar:
+    """The sign of x times log(|x| + sqrt(x^2 + 1)), or log(|x|) + log(2) for large ones."""
+    size = select(x < like(x, 0), -x, x)
+    limited = minimum(size, like(x, LARGEST_SQUARED))
+    small = log(limited + square_root(limited * limited + like(x, 1)))
+    value = select(size < like(x, LARGEST_SQUARED), small, log(size) + like(x, math.log(2)))
+    # `minimum` would turn NaN into a number.
+    return select(size <= like(x, LARGEST), select(x < like(x, 0), -value, value), x)
 
 
 def gelu(x: Scalar) -> Scalar:
@@ -50,6 +64,7 @@ ACTIVATIONS: Mapping[str, Callable[[Scalar], Scalar]] = MappingProxyType(
         "relu2": relu2,
         "relu": relu,
         "tanh": tanh,
+        "asinh": asinh,
         "sigmoid": sigmoid,
         "none": lambda x: x,
     }

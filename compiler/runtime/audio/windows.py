@@ -64,7 +64,8 @@ def window_batch(manifest: Manifest, windows: Sequence[FloatArray], first: int =
     assert audio is not None
     rows = [rows_of_window(audio, each) for each in windows]
     pages = [source_of(manifest, first + index).pages for index in range(len(windows))]
-    counts = None if audio.mel_bins else [row_frames(audio, len(each)) for each in windows]
+    # Frames that are read by other rows are counted.
+    counts = [row_frames(audio, len(each)) for each in windows] if audio.rows_behind else None
     return make_audio_batch(rows, pages, manifest.page_size, behind=audio.rows_behind, row_frames=counts)
 
 

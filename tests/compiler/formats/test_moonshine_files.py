@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_moonshine import PREPROCESSOR, make_moonshine
+from tiny_moonshine import PREPROCESSOR, make_moonshine, make_moonshine_streaming
 
 from nearfar.compiler.formats.convolutions import ConvolutionMatrix
 from nearfar.compiler.formats.huggingface import open_checkpoint, read_spec
+from nearfar.compiler.formats.moonshine_files import HIDDEN, window_biases
 from nearfar.compiler.ir.speech import SpeechSpec
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, UnsupportedModel
 
@@ -105,6 +106,42 @@ def test_what_needs_other_mathematics_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         open_checkpoint(changed(folder, tmp_path / "changed", file, **values))
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ({"frame_ms": 10.0}, UnsupportedModel, "frame_ms"),
+        ({"num_key_value_heads": 1}, UnsupportedModel, "num_key_value_heads"),
+        ({"sliding_windows": [[5, 3], [6, 0]]}, CheckpointError, "one row back or more for each of 3 layers"),
+        ({"sliding_windows": [[5, 3], [6, 0], [0, 2]]}, CheckpointError, "one row back or more for each of 3 layers"),
+        ({"sliding_windows": [5, 6, 7]}, CheckpointError, "a list of pairs of integers"),
+        ({"shift": 3}, UnsupportedModel, "shift"),
+    ],
+)
+def test_an_encoder_of_frames_that_needs_other_mathematics_is_refused(
+    tmp_path: Path, values: dict[str, object], error: type[NearfarError], message: str
+) -> None:
+    make_moonshine_streaming(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "encoder_config": {**config["encoder_config"], **values}})
+    )
+    with pytest.raises(error, match=message):
+        open_checkpoint(tmp_path)
+
+
+def test_the_longest_window_of_frames_has_positions(tmp_path: Path) -> None:
+    make_moonshine_streaming(tmp_path, max_position_embeddings=1499)
+    with pytest.raises(UnsupportedModel, match="fewer than the 1500 rows of 30 s"):
+        open_checkpoint(tmp_path)
+
+
+def test_biases_hide_what_is_outside_of_a_window() -> None:
+    one = window_biases(2, 4, 3, 2)
+    # Of the distances -3 to 3 of each head: two rows back, the row itself, and one ahead.
+    assert one.tolist() == 2 * [HIDDEN, 0, 0, 0, 0, HIDDEN, HIDDEN]
+    assert window_biases(1, 3, 2, 0).tolist() == [HIDDEN, 0, 0, HIDDEN, HIDDEN]
 
 
 class Filters:

@@ -187,7 +187,7 @@ def row_cases() -> Iterator[StepCase]:
         inputs: Inputs = {"x": (x, "S", columns)}
         yield StepCase(f"fake_quantize_{columns}", "fake_quantize", inputs, attrs, batches, "float16")
         yield on_rows(f"clip_{columns}", "clip", inputs, {"limit": 0.7, "dtype": y}, "float16")
-    for activation, columns in zip(ACTIVATIONS, (1, 3, 16, 17, 33, 7, 5, 9), strict=True):
+    for activation, columns in zip(ACTIVATIONS, (1, 3, 16, 17, 33, 7, 5, 12, 9), strict=True):
         attrs = {"activation": activation}
         yield gate_case(
             f"gate_{activation}", "gate", {"gate": ("float32", "S", columns), "up": ("float32", "S", columns)}, attrs

@@ -51,6 +51,7 @@ EXACT: dict[str, tuple[Callable[[float], float], float, float]] = {
     "gelu": (gelu, 0, 2e-7),
     "gelu_tanh": (gelu_tanh, 0, 3e-7),
     "relu2": (lambda x: max(x, 0) ** 2, 1e-7, 0),
+    "asinh": (math.asinh, 3e-7, 2e-7),
     "none": (lambda x: x, 0, 0),
 }
 FUNCTIONS: dict[str, Callable[[Scalar], Scalar]] = {

@@ -27,7 +27,8 @@ export function windowBatch(manifest: Pick<Manifest, "spec">, { rows, frames, ro
     seq_starts,
     source_slots: positions,
     frames,
-    ...(rowFrames === null ? {} : { row_frames: rowFrames }),
+    // Frames that are read by other rows are counted.
+    ...(behind === 0 || rowFrames === null ? {} : { row_frames: rowFrames }),
   };
 }
 

@@ -29,6 +29,8 @@ const AUDIO: AudioSpec = {
   head_dim: 8,
   intermediate_size: 8,
   rows_behind: 0,
+  rows_back: [],
+  rows_ahead: [],
 };
 const MANIFEST = {
   model: "words",

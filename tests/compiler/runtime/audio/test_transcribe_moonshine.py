@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from plain_target import compile_plain
 from sounds import chirp, wav
-from tiny_moonshine import CONTEXT, END, START, make_moonshine
+from tiny_moonshine import CONTEXT, END, START, make_moonshine, make_moonshine_streaming
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.cli import main
@@ -61,6 +61,23 @@ def test_the_tokens_are_those_of_transformers(
     assert (segment.start, segment.end) == (0, round(-(-samples // 160) / 100, 2))
     assert (segment.no_speech_prob, transcript.language) == (0, None)
     assert transcript.text
+
+
+def test_those_of_streaming_too(tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "model").mkdir()
+    model = make_moonshine_streaming(tmp_path / "model", seed=2, scale=0.3)
+    bundle = compile_plain(tmp_path / "model", tmp_path / "bundle", "f32", CONTEXT)
+    runner = ReferenceRunner(bundle, limits=LIMITS, activation="float32")
+    transcriber = Transcriber(runner, Tokenizer(bundle.tokenizer_files()))
+    sound = chirp(20_000)
+    values, mask = torch.tensor(sound)[None], torch.ones(1, len(sound), dtype=torch.long)
+    with torch.no_grad():
+        (tokens,) = model.generate(values, attention_mask=mask, do_sample=False, max_length=CONTEXT)
+    (segment,) = transcriber.transcribe(sound, GREEDY).segments
+    assert len(segment.tokens) > 1
+    assert list(segment.tokens) == [token for token in tokens.tolist()[1:] if token != END]
 
 
 def test_long_sound_is_transcribed_piece_by_piece(moonshine: tuple[Bundle, Any], transcriber: Transcriber) -> None:
