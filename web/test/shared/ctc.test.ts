@@ -113,6 +113,25 @@ describe("wordSegments", () => {
     expect(texts(steady).map((text) => text.length / 2)).toEqual([38, 22]);
   });
 
+  it("times each letter of a script without spaces, and parts its sentences", () => {
+    const { segments } = cut([
+      [" 今", 0],
+      ["日は", 2],
+      ["。", 4],
+      ["OK", 6],
+      ["です", 8],
+    ]);
+    expect(segments.map(({ text }) => text)).toEqual(["今日は。", "OKです"]);
+    expect(segments.flatMap(({ words }) => words.map(({ word, start, end }) => [word, start, end]))).toEqual([
+      ["今", 0, 0.08],
+      ["日", 0.16, 0.24],
+      ["は。", 0.16, 0.4],
+      ["OK", 0.48, 0.56],
+      ["で", 0.64, 0.72],
+      ["す", 0.64, 0.72],
+    ]);
+  });
+
   it("leaves the last words to what follows", () => {
     expect(
       cut(

@@ -125,7 +125,7 @@ export function wordSegments(
     segments.push({
       start: begun.start,
       end: word.end,
-      text: own.map((each) => ` ${each.word}`).join(""),
+      text: own.map((each) => (each.apart ? " " : "") + each.word).join(""),
       words: own.map(({ word: text, start, end }) => ({ word: text, start, end })),
       tokens: of.map(({ token }) => token),
       logprob: of.reduce((sum, { logprob }) => sum + logprob, 0) / Math.max(1, of.length),
@@ -142,12 +142,19 @@ const rounded = (seconds: number): number => Math.round(seconds * 1000) / 1000;
 interface SpannedWord extends Word {
   readonly first: number;
   readonly last: number;
+  /** Whether a space parts it from the word before. */
+  readonly apart: boolean;
 }
+
+const UNSPACED = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]/u;
+/** Letters between spaces; of scripts that are written without spaces, each letter, with the marks behind it. */
+const WORDS =
+  /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]\p{P}*|[^\s\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]+/gu;
 
 function wordsOf(spans: readonly TokenSpan[], texts: readonly string[], rowSeconds: number): readonly SpannedWord[] {
   const text = texts.at(-1) ?? "";
   const seconds = (row: number): number => rounded(row * rowSeconds);
-  return [...text.matchAll(/\S+/gu)].map(({ 0: word, index }) => {
+  return [...text.matchAll(WORDS)].map(({ 0: word, index }) => {
     // The first span that reaches into the word, and the first one that reaches its end.
     const first = Math.max(
       0,
@@ -155,6 +162,8 @@ function wordsOf(spans: readonly TokenSpan[], texts: readonly string[], rowSecon
     );
     const end = texts.findIndex((each) => each.length >= index + word.length);
     const last = Math.max(first, end === -1 ? texts.length - 1 : end);
-    return { word, first, last, start: seconds(spans[first]?.start ?? 0), end: seconds(spans[last]?.end ?? 0) };
+    // What precedes the text's first word is not known.
+    const apart = index === 0 ? !UNSPACED.test(word) : /\s/u.test(text[index - 1] ?? "");
+    return { word, apart, first, last, start: seconds(spans[first]?.start ?? 0), end: seconds(spans[last]?.end ?? 0) };
   });
 }
