@@ -68,3 +68,26 @@ def still_video(kind: str) -> bytes:
         container.mux(packet)
     container.close()
     return file.getvalue()
+
+
+def record() -> None:
+    """Write `tests/conformance/video_files.json`: files, and the samples that FFmpeg finds in them."""
+    import base64
+    import json
+    from pathlib import Path
+
+    import av
+
+    found = {}
+    for kind, codec in (("webm", "vp8"), ("vp9", "vp09"), ("h264", "avc1")):
+        data = grey_video(kind)
+        with av.open(io.BytesIO(data)) as container:
+            packets = [packet for packet in container.demux(video=0) if packet.size]
+        keys = [index for index, packet in enumerate(packets) if packet.is_keyframe]
+        text = base64.b64encode(data).decode()
+        found[kind] = {"data": text, "codec": codec, "keys": keys, "sizes": [packet.size for packet in packets]}
+    (Path(__file__).parent / "conformance/video_files.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    record()

@@ -7,12 +7,12 @@ import { gzipSync } from "node:zlib";
 // For each name in the JSON: the file, and its limit in bytes.
 const FILES = {
   core_gzip_bytes: ["dist/runtime.js", 40_000],
-  full_gzip_bytes: ["dist/nearfar.js", 96_900],
+  full_gzip_bytes: ["dist/nearfar.js", 97_200],
   client_gzip_bytes: ["dist/client.js", 10_000],
   onnx_gzip_bytes: ["dist/onnx.js", 10_000],
   adapters_gzip_bytes: ["dist/adapters.js", 6_000],
   drafts_gzip_bytes: ["dist/drafts.js", 6_000],
-  images_gzip_bytes: ["dist/images.js", 13_800],
+  images_gzip_bytes: ["dist/images.js", 20_200],
   audio_gzip_bytes: ["dist/audio.js", 13_500],
   // Without audio.js, which it imports.
   voice_gzip_bytes: ["dist/voice.js", 5_500],
@@ -28,7 +28,7 @@ const FILES = {
   speculation_gzip_bytes: ["dist/speculation.js", 5_000],
   language_model_gzip_bytes: ["dist/language-model.js", 8_200],
   retrieval_gzip_bytes: ["dist/retrieval.js", 18_000],
-  webllm_gzip_bytes: ["dist/webllm.js", 105_800],
+  webllm_gzip_bytes: ["dist/webllm.js", 106_100],
   // The adapters, without their libraries.
   fetch_gzip_bytes: ["dist/fetch.js", 3_000],
   ai_sdk_gzip_bytes: ["dist/ai_sdk.js", 5_000],

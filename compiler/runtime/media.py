@@ -54,7 +54,8 @@ def with_pictures(
     marks = {"image": spec.prompt.mark} | ({} if spec.video is None else {"video": spec.video.prompt.mark})
     for kind, mark in marks.items():
         texts = [picture.text for picture in pictures if picture.kind == kind]
-        prompt = tokenizer.with_media(prompt, mark, texts, "picture" if kind == "image" else kind)
+        if texts or kind == "image":
+            prompt = tokenizer.with_media(prompt, mark, texts, "picture" if kind == "image" else kind)
     return prompt
 
 

@@ -15,7 +15,7 @@ class Description(Reply):
     """
 
     path: str
-    kind: Literal["picture", "sound", "file"]
+    kind: Literal["picture", "video", "sound", "file"]
     text: str
 
 

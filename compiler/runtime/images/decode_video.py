@@ -92,14 +92,17 @@ def _decoded(container: Any, stream: Any, wanted: Sequence[int], starts: Sequenc
     try:
         frames: Iterator[Any] = iter(())
         at: int | None = None
+        frame: Any = None
         for time in wanted:
             start = starts[max(bisect_right(starts, time) - 1, 0)] if starts else time
             # The decoder continues unless a frame that needs no other one is nearer.
             if at is None or start > at:
                 container.seek(min(start, time), stream=stream, backward=True)
-                frames = container.decode(stream)
-            frame = next((frame for frame in frames if frame.pts is not None and frame.pts >= time), None)
-            if frame is None or frame.pts != time:
+                frames, frame = container.decode(stream), None
+            # A frame that is not shown stands for the next one.
+            if frame is None or frame.pts < time:
+                frame = next((frame for frame in frames if frame.pts is not None and frame.pts >= time), None)
+            if frame is None:
                 raise damaged()
             at = time
             pixels = frame.to_ndarray(format="rgb24")

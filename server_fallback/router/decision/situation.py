@@ -15,7 +15,7 @@ from ...schema.route import Side
 
 # "half-open": one request is let through; meanwhile the state for any other request is "open".
 CircuitState = Literal["closed", "open", "half-open"]
-MediaKind = Literal["picture", "sound", "file", "text"]
+MediaKind = Literal["picture", "video", "sound", "file", "text"]
 Thermal = Literal["nominal", "fair", "serious", "critical"]
 
 # The near model's own view of the prompt by the names of `near_signals.ts`, in nats.

@@ -8,9 +8,9 @@ import { importAttachments } from "../runtime/import_later.js";
 import type { MessagePart, RenderedMessage } from "../text/chat_template.js";
 import type { State } from "../text/reasoning.js";
 import { asToolMessages } from "./functions.js";
-import type { ChatPicture, Model } from "./model.js";
+import type { ChatPicture, Model, VideoSource } from "./model.js";
 import { isEmpty, shown } from "./params.js";
-import type { ChatCompletionMessageParam, FunctionTool } from "./types.js";
+import type { ChatCompletionContentPart, ChatCompletionMessageParam, FunctionTool } from "./types.js";
 
 const ROLES: readonly string[] = [
   "system",
@@ -159,6 +159,15 @@ function readPart(part: unknown, where: string, pictures: ChatPicture[] | null, 
     sounds.push({ kind: "sound", source: audio as SoundSource, param: where });
     return { type };
   }
+  if (type === "video_url" || type === "video") {
+    if (pictures === null)
+      throw refused(
+        where,
+        "is a video, and this model reads texts only; leave it out, or load a model that reads videos",
+      );
+    pictures.push({ kind: "video", source: videoOf(part, where), param: `${where}.${type}` });
+    return { type: "video" };
+  }
   if (type !== "image_url" && type !== "image")
     throw refused(
       where,
@@ -174,6 +183,18 @@ function readPart(part: unknown, where: string, pictures: ChatPicture[] | null, 
     );
   pictures.push({ kind: "picture", source: source as ImageSource, param: `${where}.${type}` });
   return { type: "image" };
+}
+
+function videoOf(part: unknown, where: string): VideoSource {
+  const { type, video_url: address, video, frames, fps } = Object(part) as Partial<ChatCompletionContentPart>;
+  const url: unknown = (Object(address) as { url?: unknown }).url;
+  if (type === "video_url" && typeof url === "string") return url;
+  if (type === "video" && video instanceof Blob) return video;
+  if (type === "video" && Array.isArray(frames) && typeof fps === "number") return { frames, fps };
+  throw refused(
+    where,
+    'needs a video: {type: "video_url", video_url: {url}}, {type: "video", video} with a Blob, or {type: "video", frames, fps}',
+  );
 }
 
 function refused(where: string, problem: string): RequestError {

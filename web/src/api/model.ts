@@ -64,11 +64,15 @@ export interface ToolFormat {
   ): GrammarSource | null;
 }
 
-/** A picture or a sound of a chat, and the parameter that has it. */
+/** A picture, a video or a sound of a chat, and the parameter that has it. */
 export type ChatPicture = { readonly param: string } & (
   | { readonly kind: "picture"; readonly source: ImageSource }
+  | { readonly kind: "video"; readonly source: VideoSource }
   | { readonly kind: "sound"; readonly source: SoundSource }
 );
+
+/** A file, or the address of one, or frames, of which a second has ``fps``. */
+export type VideoSource = Blob | string | { readonly frames: readonly ImageSource[]; readonly fps: number };
 
 /** The pictures of a chat: their texts, and their features. */
 export interface ReadPictures {

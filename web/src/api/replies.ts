@@ -38,7 +38,7 @@ export interface ChatCompletionLogprobs {
 /** The ``text`` that stands for a picture or sound, whose place in the request is ``path``, such as "messages[0].content[1]". */
 export interface Description {
   path: string;
-  kind: "picture" | "sound" | "file";
+  kind: "picture" | "video" | "sound" | "file";
   text: string;
 }
 

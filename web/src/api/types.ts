@@ -56,13 +56,20 @@ export interface CompletionTimings {
 
 /**
  * A part of a message: "text", or for a model that sees pictures "image_url", with an address of a picture, also of
- * `data:` or `blob:`. Extension: "image" with an ``image`` that the page has.
+ * `data:` or `blob:`. Extension: "image" with an ``image`` that the page has. For a model that reads videos "video_url",
+ * and "video" with a file that the page has, or with frames.
  */
 export interface ChatCompletionContentPart {
   readonly type: string;
   readonly text?: string;
   readonly image_url?: { readonly url: string; readonly detail?: string | undefined };
   readonly image?: Exclude<ImageSource, string | URL>;
+  readonly video_url?: { readonly url: string };
+  /** Extension, of a part of the type "video": a file that the page has. */
+  readonly video?: Blob;
+  /** Instead of ``video``: its frames in order, of which a second has ``fps``. */
+  readonly frames?: readonly ImageSource[];
+  readonly fps?: number;
   /** Of a part of the type "input_audio": a recording in base64, of which a transcriber writes down what is said. */
   readonly input_audio?: { readonly data: string; readonly format: "wav" | "mp3" };
   /** Extension, of a part of the type "audio": a recording that the page has. */

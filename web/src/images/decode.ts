@@ -98,7 +98,7 @@ function requireSize({ width, height }: { readonly width: number; readonly heigh
 }
 
 /** The file in an address of `data:` (RFC 2397). */
-function dataFile(address: string): Blob {
+export function dataFile(address: string): Blob {
   const comma = address.indexOf(",");
   const [head, body] = [address.slice(0, comma), address.slice(comma + 1)];
   try {
@@ -115,7 +115,7 @@ function dataFile(address: string): Blob {
   }
 }
 
-async function fetched(address: string, signal?: AbortSignal): Promise<Blob> {
+export async function fetched(address: string, signal?: AbortSignal): Promise<Blob> {
   try {
     const response = await fetch(address, signal === undefined ? {} : { signal });
     if (response.ok) return await response.blob();
@@ -171,7 +171,7 @@ function copyColours(from: Uint8Array | Uint8ClampedArray, to: Uint8Array, at: n
   return least === 255;
 }
 
-function pixelsOf(bitmap: ImageBitmap): Pixels {
+export function pixelsOf(bitmap: ImageBitmap): Pixels {
   const { width, height } = bitmap;
   const data = new Uint8Array(width * height * 3);
   const rows = Math.max(1, Math.floor(STRIP_PIXELS / width));

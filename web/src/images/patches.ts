@@ -2,6 +2,7 @@
 // `compiler/runtime/images/patches.py` computes the same.
 
 import { BundleError, RequestError } from "../errors.js";
+import type { PatchBatch } from "../runtime/batch.js";
 import type { ImageSpec, PositionSpec } from "../runtime/manifest.js";
 import { wrongImages } from "../shared/images/check.js";
 import { imageKeyHead } from "../shared/images/key.js";
@@ -75,12 +76,55 @@ export function imagePatches(spec: ImageSpec, picture: Pixels): Omit<PreparedIma
   return { ...prepared, starts: Int32Array.from(starts), features, text };
 }
 
+/**
+ * A tile of a video for the plan "vision": one frame, or the mean of two, with half of what the first has more than the
+ * second as changes of all patches.
+ */
+export function framePatches(spec: ImageSpec, frames: readonly Pixels[]): PatchBatch {
+  const [first, second] = frames;
+  if (first === undefined) throw new RequestError("videos: the video has no frames; send another one");
+  const side = spec.patch * spec.block;
+  const count = Math.floor(first.width / side) * Math.floor(first.height / side) * spec.block ** 2;
+  const tables = channelValues(spec);
+  const positions = new Int32Array(count * 2);
+  const whole = { from: 0, left: 0, top: 0, width: first.width, height: first.height };
+  const patchesOf = (frame: Pixels): Float32Array => {
+    const patches = new Float32Array(count * spec.patch ** 2 * 3);
+    writePatches(spec, frame, whole, tables, patches, positions);
+    return patches;
+  };
+  const patches = patchesOf(first);
+  const [rows, weights] = [new Int32Array(count * spec.positions.taps), new Float32Array(count * spec.positions.taps)];
+  writeTableRows(spec, whole, positions, rows, weights);
+  const batch = { patch_rows: rows, patch_weights: weights, patch_positions: positions, patch_starts: [0, count] };
+  if (second === undefined) return { ...batch, patches };
+  const { fround } = Math;
+  const others = patchesOf(second);
+  return {
+    ...batch,
+    patches: patches.map((value, index) => 0.5 * fround(value + Number(others[index]))),
+    changes: patches.map((value, index) => 0.5 * fround(value - Number(others[index]))),
+    change_rows: Int32Array.from({ length: count }, (_, index) => index),
+  };
+}
+
 /** The SHA-256 of a picture's pixels and of how they are read, in hexadecimal. */
-export async function imageKey(spec: ImageSpec, { width, height, data }: Pixels): Promise<string> {
-  const head = new TextEncoder().encode(imageKeyHead(spec, width, height));
-  const bytes = new Uint8Array(head.length + data.length);
+export async function imageKey(spec: ImageSpec, picture: Pixels): Promise<string> {
+  return hashOf(imageKeyHead(spec, picture.width, picture.height), [picture]);
+}
+
+/** The same of a video's frames as they were resized. */
+export async function framesKey(spec: ImageSpec, frames: readonly Pixels[]): Promise<string> {
+  const { width = 0, height = 0 } = frames[0] ?? {};
+  return hashOf(imageKeyHead(spec, width, height, frames.length), frames);
+}
+
+async function hashOf(text: string, frames: readonly Pixels[]): Promise<string> {
+  const head = new TextEncoder().encode(text);
+  const bytes = new Uint8Array(frames.reduce((sum, { data }) => sum + data.length, head.length));
   bytes.set(head);
-  bytes.set(data, head.length);
+  let at = head.length;
+  for (const { data } of frames) bytes.set(data, (at += data.length) - data.length);
   const hash = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
   return Array.from(hash, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -11,10 +11,12 @@ import type { ControlTokens } from "../text/control_tokens.js";
 import { BOUNDS } from "../shared/attachments.js";
 import { imageLayout } from "../shared/images/layout.js";
 import { SOUND_RATE, soundLayout } from "../shared/sounds.js";
-import { decodeImage } from "./decode.js";
+import { cutVideo, framesVideo } from "../videos/cut.js";
+import { openVideo } from "../videos/decode.js";
+import { dataFile, decodeImage, fetched } from "./decode.js";
 import type { PictureCounts, TileFeatures } from "./feature_cache.js";
 import { FeatureCache } from "./feature_cache.js";
-import { imageKey, imagePatches } from "./patches.js";
+import { framePatches, imageKey, imagePatches } from "./patches.js";
 import { placeImages } from "./placed_images.js";
 import type { SoundTools } from "./sounds.js";
 import { soundFeatures, soundKey, soundRows } from "./sounds.js";
@@ -53,6 +55,7 @@ interface KnownPicture {
 
 interface Picture extends KnownPicture {
   readonly isSound: boolean;
+  readonly isVideo?: boolean;
   /** By tile. Decodes a picture again unless it was just decoded. */
   readonly features: (signal: AbortSignal) => Promise<TileFeatures>;
 }
@@ -93,20 +96,24 @@ export class Pictures {
    * decodes files here, or the signal's reason.
    */
   async read(pictures: readonly ChatPicture[], signal = new AbortController().signal): Promise<ReadPictures> {
-    const seen = pictures.filter(({ kind }) => kind === "picture");
-    const tooMany = seen[BOUNDS.pictures];
-    if (tooMany !== undefined)
-      throw new RequestError(`The messages have ${seen.length} pictures; send at most ${BOUNDS.pictures}`, {
-        param: tooMany.param,
-      });
+    for (const kind of ["picture", "video"] as const) {
+      const own = pictures.filter((each) => each.kind === kind);
+      const most = BOUNDS[`${kind}s`];
+      const tooMany = own[most];
+      if (tooMany !== undefined)
+        throw new RequestError(`The messages have ${own.length} ${kind}s; send at most ${most}`, {
+          param: tooMany.param,
+        });
+    }
     const read: Picture[] = [];
     // One after the other, because a picture may take 200 MB while it is decoded.
     for (const picture of pictures) {
       try {
-        read.push(await (picture.kind === "sound" ? this.#hear(picture, signal) : this.#decode(picture, signal)));
+        if (picture.kind === "sound") read.push(await this.#hear(picture, signal));
+        else read.push(await (picture.kind === "video" ? this.#watch(picture, signal) : this.#decode(picture, signal)));
       } catch (error) {
         if (!(error instanceof NearfarError) || error.code !== "request_error") throw error;
-        const message = error.message.replace(/^(?:images|audio): /, "");
+        const message = error.message.replace(/^(?:images|videos|audio): /, "");
         const details = { ...error.details, param: picture.param };
         throw new RequestError(`${picture.param}: ${message}`, details, { cause: error });
       }
@@ -138,6 +145,39 @@ export class Pictures {
     return { ...found, isSound: false, features: featuresOf(() => Promise.resolve(pixels)) };
   }
 
+  async #watch({ source }: ChatPicture & { readonly kind: "video" }, signal: AbortSignal): Promise<Picture> {
+    const { spec } = this.#parts;
+    if (spec?.video == null)
+      throw new RequestError("is a video, and this model reads pictures and texts only; send pictures of it");
+    const address = typeof source === "string" ? source : null;
+    const file =
+      address === null ? source : /^data:/i.test(address) ? dataFile(address) : await fetched(address, signal);
+    const video =
+      file instanceof Blob
+        ? await openVideo(file, signal)
+        : typeof file === "object"
+          ? await framesVideo(file.frames, file.fps, signal)
+          : null;
+    if (video === null) throw new Error("a video is a file or frames");
+    const { frames, key, text, features, columns } = await cutVideo(spec, video, signal);
+    return {
+      key,
+      text,
+      lengths: frames.map(() => features),
+      columns: frames.map(() => columns),
+      isSound: false,
+      isVideo: true,
+      features: async (until) => {
+        const tiles: Float32Array[] = [];
+        for (const tile of frames) {
+          until.throwIfAborted();
+          tiles.push(await this.#parts.features(framePatches(spec, tile)));
+        }
+        return tiles;
+      },
+    };
+  }
+
   async #hear({ source }: ChatPicture & { readonly kind: "sound" }, signal: AbortSignal): Promise<Picture> {
     const { sounds, model, features, audio } = this.#parts;
     const { hearing } = model;
@@ -164,9 +204,15 @@ export class Pictures {
   /** A rendered prompt in which the text of each picture and sound replaces a mark that the template wrote itself. */
   #write(marked: string, controls: ControlTokens, pictures: readonly Picture[]): string {
     const { spec, sounds } = this.#parts;
-    const texts = (isSound: boolean): string[] =>
-      pictures.filter((each) => each.isSound === isSound).map(({ text }) => text);
-    const seen = spec === null ? marked : replaced(marked, controls, spec.prompt, texts(false), "picture");
+    const texts = (isSound: boolean, isVideo = false): string[] =>
+      pictures
+        .filter((each) => each.isSound === isSound && (each.isVideo ?? false) === isVideo)
+        .map(({ text }) => text);
+    const still = spec === null ? marked : replaced(marked, controls, spec.prompt, texts(false), "picture");
+    // Its text may have the mark of pictures.
+    const video = spec?.video?.prompt;
+    const films = texts(false, true);
+    const seen = video === undefined || films.length === 0 ? still : replaced(still, controls, video, films, "video");
     return sounds ? replaced(seen, controls, sounds.prompt, texts(true), "sound") : seen;
   }
 
@@ -221,7 +267,7 @@ export class Pictures {
 function replaced(
   marked: string,
   controls: ControlTokens,
-  { mark }: ImagePrompt,
+  { mark }: Pick<ImagePrompt, "mark">,
   texts: readonly string[],
   what: string,
 ): string {

@@ -31,20 +31,24 @@ export async function sentMessages(
 }
 
 async function stored(part: ChatCompletionContentPart): Promise<ChatCompletionContentPart> {
-  const { image_url: address, image } = part;
+  const { image_url: address, image, video, video_url: film, frames } = part;
+  const clip = /^blob:/i.test(String(film?.url)) ? film?.url : video;
+  if (clip !== undefined) return { type: "video_url", video_url: { url: await dataUrl(clip, "video/webm") } };
+  if (frames !== undefined)
+    return { ...part, frames: await Promise.all(frames.map(async (frame) => dataUrl(frame, "image/png"))) };
   // The address of a Blob ends with the page.
   const source: ImageSource | undefined = /^blob:/i.test(String(address?.url)) ? address?.url : image;
   if (source === undefined) return part;
   return { type: "image_url", image_url: { url: await dataUrl(source) } };
 }
 
-async function dataUrl(source: ImageSource): Promise<string> {
+async function dataUrl(source: ImageSource, type = "image/png"): Promise<string> {
   const file =
     source instanceof Blob ? source : typeof source === "string" ? await blobAt(source) : await pngOf(source);
   const bytes = new Uint8Array(await file.arrayBuffer());
   let text = "";
   for (const byte of bytes) text += String.fromCharCode(byte);
-  return `data:${file.type || "image/png"};base64,${btoa(text)}`;
+  return `data:${file.type || type};base64,${btoa(text)}`;
 }
 
 async function blobAt(address: string): Promise<Blob> {

@@ -30,7 +30,9 @@ export interface RenderedMessage extends Omit<Message, "content"> {
 }
 
 /** For a picture or a sound, a template writes a mark. */
-export type MessagePart = { readonly type: "text"; readonly text: string } | { readonly type: "image" | "audio" };
+export type MessagePart =
+  | { readonly type: "text"; readonly text: string }
+  | { readonly type: "image" | "audio" | "video" };
 
 export interface MessageToolCall {
   readonly id?: string | undefined;

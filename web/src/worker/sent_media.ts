@@ -27,6 +27,20 @@ export async function withSentMedia(value: unknown, readable: SentSound): Promis
       ),
     };
   if (type === "image_url" && typeof address?.url === "string") return sent(address.url);
+  const { video_url: film, frames } = Object(value) as Nested;
+  if (type === "video_url" && typeof film?.url === "string") return sent(film.url, "video");
+  if (type === "video" && Array.isArray(frames))
+    return {
+      ...Object(value),
+      frames: await Promise.all(
+        frames.map(async (frame: unknown) => {
+          const url = typeof frame === "string" ? frame : null;
+          const { image, image_url: kept } = url === null ? { image: frame } : await sent(url);
+          await within({ type: "image", image });
+          return image ?? kept?.url;
+        }),
+      ),
+    };
   if (type === "image" && ("nodeName" in Object(image) || "transferToImageBitmap" in Object(image)))
     throw new RequestError(
       "An element or a canvas cannot be sent to a worker; pass a Blob, or what createImageBitmap makes of it",
@@ -35,11 +49,12 @@ export async function withSentMedia(value: unknown, readable: SentSound): Promis
   return value;
 }
 
-async function sent(url: string): Promise<ChatCompletionContentPart> {
-  if (url.startsWith("data:")) return { type: "image_url", image_url: { url } };
+async function sent(url: string, kind: "image" | "video" = "image"): Promise<ChatCompletionContentPart> {
+  if (url.startsWith("data:")) return { type: `${kind}_url`, [`${kind}_url`]: { url } };
   if (!url.startsWith("blob:")) {
     const base = typeof document === "undefined" ? undefined : document.baseURI;
-    return { type: "image_url", image_url: { url: URL.canParse(url, base) ? new URL(url, base).href : url } };
+    const full = URL.canParse(url, base) ? new URL(url, base).href : url;
+    return { type: `${kind}_url`, [`${kind}_url`]: { url: full } };
   }
   // The page may revoke the address as soon as the call returns.
   const response = fetch(url).catch((error: unknown) => {
@@ -47,5 +62,5 @@ async function sent(url: string): Promise<ChatCompletionContentPart> {
       param: "messages",
     });
   });
-  return { type: "image", image: await (await response).blob() };
+  return { type: kind, [kind]: await (await response).blob() };
 }

@@ -14,6 +14,7 @@ export const DESCRIBING = {
 
 const MARKS: Readonly<Record<OpaqueKind, string>> = {
   picture: "Picture, described on the user's device",
+  video: "Video, described on the user's device",
   sound: "Sound, transcribed on the user's device",
   file: "File, read on the user's device",
 };

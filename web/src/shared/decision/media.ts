@@ -4,7 +4,7 @@
 import type { PrivateRules } from "./policy_schema.js";
 
 /** In which nothing can be searched. "file": any part that is neither a text nor of another kind. */
-export type OpaqueKind = "picture" | "sound" | "file";
+export type OpaqueKind = "picture" | "video" | "sound" | "file";
 /** "text": a file of text, which became a text of its message. */
 export type MediaKind = OpaqueKind | "text";
 
@@ -20,10 +20,12 @@ export interface Media {
 
 const WORDS: Readonly<Record<MediaKind, string>> = {
   picture: "a picture",
+  video: "a video",
   sound: "a recording",
   file: "a file",
   text: "a file of text",
 };
+const OF_BYTES: Readonly<Record<string, MediaKind>> = { audio: "sound", video: "video" };
 const BYTES_IN_TEXT = /data:(image|video|audio)\\?\/[^,\s]{0,100};base64,[\w+/-]/i;
 
 /** The media of these messages, and of ``texts``, all texts of their request. */
@@ -40,21 +42,24 @@ export function mediaOf(messages: readonly unknown[], texts: Iterable<string>): 
   const within = new Set<MediaKind>();
   for (const text of texts) {
     const kind = BYTES_IN_TEXT.exec(text)?.[1];
-    if (kind !== undefined) within.add(kind.toLowerCase() === "audio" ? "sound" : "picture");
+    if (kind !== undefined) within.add(OF_BYTES[kind.toLowerCase()] ?? "picture");
   }
   return [...found, ...Array.from(within, (kind) => ({ kind, message: null, part: null }))];
 }
 
 /** Null for a text. */
 function kindOf(part: unknown): MediaKind | null {
-  const { type, image_url: address, input_audio: audio, file } = Object(part) as Readonly<Record<string, unknown>>;
+  const parts = Object(part) as Readonly<Record<string, unknown>>;
+  const { type, image_url: address, video_url: film, input_audio: audio, file } = parts;
   const isText = type === "text" || type === "refusal";
-  if (isText && [address, audio, file].every((value) => value === undefined || value === null)) return null;
+  if (isText && [address, film, audio, file].every((value) => value === undefined || value === null)) return null;
   return type === "image_url" || type === "image"
     ? "picture"
-    : type === "input_audio" || type === "audio"
-      ? "sound"
-      : "file";
+    : type === "video_url" || type === "video"
+      ? "video"
+      : type === "input_audio" || type === "audio"
+        ? "sound"
+        : "file";
 }
 
 /** Those in which nothing can be searched. */

@@ -1,0 +1,155 @@
+"""Chats about videos in headless Chromium, which decodes VP8, VP9 and H.264: on the page and in a worker."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page
+from test_pictures import MAX_TOKENS, TEMPLATE, bundle_of, checkpoint_of, page_with, png_of
+from video_files import GREYS, grey_video
+from vision_families import greedy_video_answer
+
+from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.runtime.images.decode_video import open_video
+from nearfar.compiler.runtime.images.patches import PreparedImage
+from nearfar.compiler.runtime.images.videos import VideoFrames, prepare_video
+from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
+
+KINDS = {"webm": "video/webm", "vp9": "video/webm", "h264": "video/mp4"}
+WATCHES = TEMPLATE.replace("{% else %}", "{% elif part['type'] == 'video' %}{{ '<video>' }}{% else %}", 1)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = checkpoint_of("smolvlm", tmp_path_factory.mktemp("videos"))
+    (found / "chat_template.jinja").write_text(WATCHES)
+    return found
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path) -> Bundle:
+    return bundle_of(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def page(
+    browser: Browser,
+    bundle: Bundle,
+    chromium: str,  # noqa: ARG001
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Page]:
+    site = tmp_path_factory.mktemp("site")
+    for kind in KINDS:
+        (site / f"{kind}.video").write_bytes(grey_video(kind))
+    with page_with(browser, bundle, site) as opened:
+        yield opened
+
+
+def url_of(kind: str) -> str:
+    return f"data:{KINDS[kind]};base64,{base64.b64encode(grey_video(kind)).decode()}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_browser_decodes_the_frames_at_the_wanted_indices(kind: str, page: Page) -> None:
+    total, fps, greys = page.evaluate(
+        """async (kind) => {
+            const { openVideo } = await import("./images.js");
+            const blob = await (await fetch(`./${kind}.video`)).blob();
+            const signal = new AbortController().signal;
+            const video = await openVideo(blob, signal);
+            const greys = [];
+            const take = ({ data }) => greys.push(data.reduce((sum, each) => sum + each, 0) / data.length / 8);
+            for (const indices of [[0, 1, 2], [3, 17, 29], [9], [...Array(video.total).keys()]])
+                await video.read(indices, take, signal);
+            return [video.total, video.fps, greys];
+        }""",
+        kind,
+    )
+    assert (total, fps) == (GREYS, 10)
+    # Decoders and colours differ by a few levels of 256.
+    expected = [0, 1, 2, 3, 17, 29, 9, *range(GREYS)]
+    assert max(abs(found - wanted) for found, wanted in zip(greys, expected, strict=True)) < 0.5
+
+
+def prompt_of(checkpoint: Path, video: PreparedImage) -> list[int]:
+    tokenizer = Tokenizer(TokenizerFiles.at(checkpoint / "tokenizer.json"))
+    return tokenizer.encode(f"user: {video.text}what?\nassistant:", False, split_special_tokens=False)
+
+
+def test_answers_about_frames_are_those_of_transformers(page: Page, bundle: Bundle, checkpoint: Path) -> None:
+    """The frames of a file, as Python decodes them, and the file."""
+    spec = bundle.manifest.images
+    assert spec is not None
+    opened = open_video(grey_video("webm"))
+    frames = list(opened.read(range(GREYS)))
+    video = prepare_video(spec, VideoFrames.of(frames, 10.0))
+    prompt = prompt_of(checkpoint, video)
+    urls = [f"data:image/png;base64,{base64.b64encode(png_of(each)).decode()}" for each in frames]
+    found: Any = page.evaluate(
+        """async ([urls, url]) => {
+            const blobs = await Promise.all(urls.map(async (each) => (await fetch(each)).blob()));
+            const file = { type: "video_url", video_url: { url } };
+            return [await ask(engine, { type: "video", frames: urls, fps: 10 }, "what?"),
+                    await ask(engine, { type: "video", frames: blobs, fps: 10 }, "what?"),
+                    await ask(engine, file, "what?"),
+                    await ask(engine, { type: "video", video: await (await fetch(url)).blob() }, "what?")];
+        }""",
+        [urls, url_of("webm")],
+    )
+    expected = greedy_video_answer(checkpoint, prompt, video, MAX_TOKENS)
+    assert [(each["prompt"], each["ids"]) for each in found[:2]] == [(prompt, expected)] * 2
+    # Chromium's colours may differ by a level, so the same file has the same answer each time.
+    assert found[2]["prompt"] == prompt
+    assert found[2]["ids"] == found[3]["ids"]
+
+
+def test_a_worker_decodes_videos_itself(page: Page) -> None:
+    found: Any = page.evaluate(
+        """async (url) => {
+            const worker = new Worker("./engine_worker.js", { type: "module" });
+            const far = await connectEngine(worker, "./bundle/");
+            const blob = URL.createObjectURL(await (await fetch(url)).blob());
+            const part = (url) => ({ type: "video_url", video_url: { url } });
+            const answers = [await ask(far, part(url), "what?"), await ask(far, part(blob), "what?"),
+                             await ask(far, part("./webm.video"), "what?"), await ask(engine, part(url), "what?")];
+            worker.terminate();
+            return answers.map(({ ids }) => ids);
+        }""",
+        url_of("webm"),
+    )
+    assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_what_is_no_video_is_refused_by_name(page: Page) -> None:
+    cut = base64.b64encode(grey_video("webm")[:-30]).decode()
+    found: Any = page.evaluate(
+        """async (cut) => {
+            const refused = async (part) => {
+                try { await ask(engine, part, "what?"); return "answered"; } catch (error) { return error.message; }
+            };
+            const at = (bytes) => ({ type: "video_url", video_url: { url: `data:video/mp4;base64,${bytes}` } });
+            return [await refused(at(cut)), await refused(at(btoa("\\x89PNG\\r\\n\\x1a\\n"))), await refused(at("")),
+                    await refused({ type: "video", frames: [], fps: 2 }), await refused({ type: "video" }),
+                    await refused(at(btoa("\\0\\0\\0\\x08ftyp")))];
+        }""",
+        cut,
+    )
+    for message, expected in zip(
+        found,
+        (
+            "is incomplete",
+            "is a picture; send it as image_url",
+            "is empty",
+            "has no frames",
+            "needs a video",
+            "damaged",
+        ),
+        strict=True,
+    ):
+        assert "messages[0].content[0]" in message
+        assert expected in message
