@@ -14,7 +14,9 @@ from tolerances import F32, relative_error
 from nearfar.compiler.ir.images import ImagePrompt
 from nearfar.compiler.ir.sounds import MelSpec, SoundSpec
 from nearfar.compiler.runtime.audio.magnitude_frames import magnitude_frames
-from nearfar.compiler.runtime.audio.prepared_sound import prepare_sound, sound_layout
+from nearfar.compiler.runtime.audio.prepared_sound import prepare_sound, sound_key, sound_layout
+
+KEYS = GEMMA.with_name("sound_keys.json")
 
 
 def mel(bins: int) -> MelSpec:
@@ -52,6 +54,12 @@ def test_the_features_of_all_lengths_are_those_of_the_processor() -> None:
     for samples in (*range(161, 2000, 13), 479_999, 480_000):
         expected = processor._compute_audio_num_tokens(np.zeros(samples), 16_000)
         assert sound_layout(spec(128), samples)["features"] == expected, samples
+
+
+@pytest.mark.parametrize("case", json.loads(KEYS.read_text())["cases"], ids=lambda case: str(case["samples"]))
+def test_keys_are_those_of_the_shared_vectors(case: dict[str, Any]) -> None:
+    """Which the page computes, too (web/test/audio)."""
+    assert sound_key(spec(case["bins"]), sound(case["samples"], 0)) == case["key"]
 
 
 @pytest.mark.parametrize(
