@@ -13,7 +13,7 @@ const FILES = {
   adapters_gzip_bytes: ["dist/adapters.js", 6_000],
   drafts_gzip_bytes: ["dist/drafts.js", 6_000],
   images_gzip_bytes: ["dist/images.js", 20_200],
-  audio_gzip_bytes: ["dist/audio.js", 13_500],
+  audio_gzip_bytes: ["dist/audio.js", 13_800],
   // Without audio.js, which it imports.
   voice_gzip_bytes: ["dist/voice.js", 5_500],
   attachments_gzip_bytes: ["dist/attachments.js", 3_500],
