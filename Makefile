@@ -28,6 +28,7 @@
 # make bench-distances   milliseconds of MPNet and DeBERTa 3 at base size on this CPU, and of ONNX Runtime
 # make bench-whisper     milliseconds of Whisper base on this CPU for 30 s of sound, of ONNX Runtime, and of whisper.cpp if pywhispercpp is installed
 # make bench-tower       milliseconds of SmolVLM-256M's tower for a picture on this CPU, and of ONNX Runtime
+# make bench-picture-web milliseconds to the first token about a picture in headless Chromium, also with Transformers.js
 # make bench-embed-web   milliseconds of embeddings in headless Chromium, also with Transformers.js
 # make bench-import      time and memory of compiling a GGUF file of a 7B model
 # make bench-cpu-kernels the projection kernels on this machine's CPU, by weight format
@@ -80,7 +81,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -236,6 +237,9 @@ bench-whisper: .venv/.dev
 
 bench-tower: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_tower.py
+
+bench-picture-web: .venv/.dev web/dist/.built | chromium
+	PYTHONPATH=tests $(BIN)/python tests/bench/bench_picture_web.py
 
 bench-encoder-loss: .venv/.dev
 	$(BIN)/python tests/bench/bench_encoder_loss.py $(if $(MODEL),--model '$(MODEL)')

@@ -3,7 +3,7 @@ tokens, compared with whisper.cpp and ONNX Runtime.
 
 ``make bench-whisper`` prints a table and writes ``build/bench/whisper.json``. Tokens are greedy, and as many for every
 engine. Engines of a class alternate in each round, and figures are medians. Classes: "float" has weights in float32 or
-float16, and products in float; in "int8", matrices and the inputs of their products are rounded to 8 bits. ONNX Runtime
+float16, and activations as precise as float16; in "int8", matrices and the inputs of their products have 8 bits. ONNX Runtime
 runs our export, and for the encoder also transformers' traced model, as its own optimiser fuses it, which is what
 optimum writes; both also quantized by its `quantize_dynamic`. It has no frames of its own, and gets ours. Before that,
 the logits of all engines are compared with those of transformers. Without the package pywhispercpp, the table lacks
@@ -30,6 +30,7 @@ from whisper_base import CONTEXT, HEADS, HIDDEN, MELS, PROMPT, VOCABULARY, write
 from whisper_cpp import WhisperCpp, is_installed
 
 from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.ir.kv_format import KvName
 from nearfar.compiler.ir.speech import SAMPLE_RATE
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.export import export_model
@@ -46,11 +47,12 @@ SECONDS = 30
 # 150 words a minute, and 1.3 tokens a word.
 TOKENS = 96
 PARTS = ("frames", "encoder", "tokens")
-# (quantization, activations) of our bundles, and the class in which each competes.
-OURS = {
-    "nearfar f32": ("f32", "float32", "float"),
-    "nearfar f16": ("f16", "float16", "float"),
-    "nearfar q8": ("q8f16", "int8", "int8"),
+# (quantization, activations, pages) of our bundles, and the class in which each competes.
+OURS: dict[str, tuple[str, str, KvName, str]] = {
+    "nearfar f32": ("f32", "float32", "activation", "float"),
+    "nearfar f16": ("f16", "float16", "activation", "float"),
+    "nearfar q8": ("q8f16", "int8", "activation", "int8"),
+    "nearfar q8, kv q8": ("q8f16", "int8", "q8", "int8"),
 }
 # Two engines that run the same model correlate by more than this.
 LEAST_CORRELATION = {"float": 0.995, "int8": 0.97}
@@ -136,9 +138,9 @@ def make_engines(
     def is_wanted(name: str) -> bool:
         return wanted is None or any(each in name for each in wanted)
 
-    for name, (quantization, activation, kind) in OURS.items():
+    for name, (quantization, activation, kv, kind) in OURS.items():
         if is_wanted(name):
-            yield name, kind, Ours(folder, quantization, activation, threads)
+            yield name, kind, Ours(folder, quantization, activation, kv, threads)
     logging.getLogger().setLevel(logging.ERROR)
     for name, kind, file in onnx_files(model, folder) if is_wanted("ONNX Runtime") else ():
         if is_wanted(name):
@@ -156,10 +158,10 @@ def make_engines(
 
 
 class Ours:
-    def __init__(self, folder: Path, quantization: str, activation: str, threads: int) -> None:
-        path = folder / f"{quantization}-{activation}"
+    def __init__(self, folder: Path, quantization: str, activation: str, kv: KvName, threads: int) -> None:
+        path = folder / f"{quantization}-{activation}-{kv}"
         options = CompileOptions(
-            target="cpu", quantization=quantization, activations=(activation,), self_test=False, force=True
+            target="cpu", quantization=quantization, activations=(activation,), kv=kv, self_test=False, force=True
         )
         compile_model(str(folder / "checkpoint"), path, options)
         limits = Limits(rows=1, sequences=1)

@@ -1,7 +1,8 @@
-"""A checkpoint with SmolVLM-256M's shapes and random weights; its text model may have fewer layers."""
+"""Checkpoints with random weights: SmolVLM-256M's tower before one layer of text, and a smaller model for pages."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,39 @@ PROCESSOR = {
     "image_processor_type": "SmolVLMImageProcessor",
     "max_image_size": {"longest_edge": SIDE},
     "size": {"longest_edge": SIDE},
+    # As in published files: Transformers.js takes missing ones as false.
+    "do_convert_rgb": True,
+    "do_image_splitting": True,
+    "do_normalize": True,
+    "do_pad": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "resample": 1,
+    "rescale_factor": 1 / 255,
 }
 
 
-def write_checkpoint(folder: Path, text_layers: int = 1, layers: int = LAYERS) -> Any:
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Of the tower, then of the text model. Heads of text have 64 elements."""
+
+    hidden: int
+    layers: int
+    heads: int
+    ffn: int
+    text_hidden: int
+    text_layers: int
+    text_heads: int
+    text_kv_heads: int
+    text_ffn: int
+
+
+TOWER = Shapes(HIDDEN, LAYERS, HEADS, FFN, 576, 1, 9, 3, 1536)
+# A hundredth of the work, for adapters that are CPUs.
+SMALL = Shapes(192, 2, 3, 768, 192, 4, 3, 1, 512)
+
+
+def write_checkpoint(folder: Path, shapes: Shapes = TOWER) -> Any:
     """Write transformers' folder. Returns transformers' model."""
     import torch
     import transformers
@@ -27,13 +57,14 @@ def write_checkpoint(folder: Path, text_layers: int = 1, layers: int = LAYERS) -
     torch.manual_seed(0)
     config = transformers.SmolVLMConfig(
         text_config={
-            "model_type": "llama", "vocab_size": 256 + len(MARKERS) + 3, "hidden_size": 576, "intermediate_size": 1536,
-            "num_hidden_layers": text_layers, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64,
+            "model_type": "llama", "vocab_size": 256 + len(MARKERS) + 3, "hidden_size": shapes.text_hidden,
+            "intermediate_size": shapes.text_ffn, "num_hidden_layers": shapes.text_layers,
+            "num_attention_heads": shapes.text_heads, "num_key_value_heads": shapes.text_kv_heads, "head_dim": 64,
             "max_position_embeddings": 8192, "rope_theta": 100_000.0, "rms_norm_eps": 1e-5,
         },
         vision_config={
-            "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": layers,
-            "num_attention_heads": HEADS, "image_size": SIDE, "patch_size": PATCH,
+            "hidden_size": shapes.hidden, "intermediate_size": shapes.ffn, "num_hidden_layers": shapes.layers,
+            "num_attention_heads": shapes.heads, "image_size": SIDE, "patch_size": PATCH,
         },
         scale_factor=BLOCK, pad_token_id=0, image_token_id=marker_id("<image>"),
     )  # fmt: skip
