@@ -3,9 +3,9 @@ milliseconds from the patches of a tile to its features, compared with ONNX Runt
 
 ``make bench-tower`` prints a table and writes ``build/bench/tower.json``. Engines of a class alternate in each round,
 and figures are medians. Classes: "float" has weights in float32 or float16, and activations as precise as float16; in
-"int8", matrices and the inputs of their products have 8 bits. ONNX Runtime runs our export, and transformers' traced model as
-its own optimiser fuses it, both also quantized by its `quantize_dynamic`. Before that, the features of all engines are
-compared with those of transformers. It also prints the dispatches of the tower on a GPU.
+"int8", matrices and the inputs of their products have 8 bits. ONNX Runtime runs our export, and transformers' traced
+model as its own optimiser fuses it, both also quantized by its `quantize_dynamic`. Before that, the features of all
+engines are compared with those of transformers. It also prints the dispatches of the tower on a GPU.
 """
 
 from __future__ import annotations

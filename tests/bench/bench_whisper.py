@@ -3,11 +3,11 @@ tokens, compared with whisper.cpp and ONNX Runtime.
 
 ``make bench-whisper`` prints a table and writes ``build/bench/whisper.json``. Tokens are greedy, and as many for every
 engine. Engines of a class alternate in each round, and figures are medians. Classes: "float" has weights in float32 or
-float16, and activations as precise as float16; in "int8", matrices and the inputs of their products have 8 bits. ONNX Runtime
-runs our export, and for the encoder also transformers' traced model, as its own optimiser fuses it, which is what
-optimum writes; both also quantized by its `quantize_dynamic`. It has no frames of its own, and gets ours. Before that,
-the logits of all engines are compared with those of transformers. Without the package pywhispercpp, the table lacks
-whisper.cpp.
+float16, and activations as precise as float16; in "int8", matrices and the inputs of their products have 8 bits. ONNX
+Runtime runs our export, and for the encoder also transformers' traced model, as its own optimiser fuses it, which is
+what optimum writes; both also quantized by its `quantize_dynamic`. It has no frames of its own, and gets ours. Before
+that, the logits of all engines are compared with those of transformers. Without the package pywhispercpp, the table
+lacks whisper.cpp.
 """
 
 from __future__ import annotations
