@@ -38,7 +38,7 @@ CONVOLUTIONS = ((127, 64), (7, 3), (3, 2))
 FRAMES_OF_ROW, PAIR, ROWS_BEHIND = 6, 2, 2
 # The samples that a row reads, to a multiple of 32: packed weights have groups of as many columns.
 ROW_SAMPLES = 448
-# The longest window. The model was trained on clips of up to half a minute, and a rotation bounds nothing.
+# The longest window, which is our choice: the rotation of the encoder bounds nothing.
 SECONDS = 30
 _FRAMES = (SECONDS * SAMPLE_RATE - CONVOLUTIONS[0][0]) // CONVOLUTIONS[0][1] + 1
 POSITIONS = -(-_FRAMES // FRAMES_OF_ROW)

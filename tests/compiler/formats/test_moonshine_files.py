@@ -16,7 +16,7 @@ from nearfar.compiler.formats.moonshine_files import HIDDEN, window_biases
 from nearfar.compiler.ir.speech import SpeechSpec
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, UnsupportedModel
 
-# config.json of UsefulSensors/moonshine-tiny, as transformers 4 wrote it.
+# The keys as transformers 4 wrote them, with the sizes of transformers' defaults; not compared with a published file.
 RELEASED = {
     "architectures": ["MoonshineForConditionalGeneration"],
     "attention_bias": False,
