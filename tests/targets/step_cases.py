@@ -158,8 +158,8 @@ def run_of(name: str, step: Step, context: Context, activation: str, size: int) 
             # Numbers of elements and sums of squares.
             inputs[role] = np.abs(rng.normal(size=shape)).astype(dtype)
         elif role == "feature_rows":
-            rows, count = ("S", "F") if plan.shape_of(array)[0] == "F" else ("V", "C")
-            inputs[role] = rng.permutation(dims[rows])[: dims[count]].astype(np.int32)
+            tokens, placed = ("S", "F") if plan.shape_of(array)[0] == "F" else ("V", "C")
+            inputs[role] = rng.permutation(dims[tokens])[: dims[placed]].astype(np.int32)
         elif dtype == "int32":
             inputs[role] = rng.integers(*LIMITS[role], shape).astype(np.int32)
         else:

@@ -223,7 +223,7 @@ withEngine("what is no picture is refused by the name of its part", async () => 
   await refused([said("a"), shown(new Blob(["no picture"]) as never)], `${part}.image`, /unknown format; send a PNG/);
   await refused([said("a"), { type: "image_url" }], part, /needs a picture: {type: "image_url"/);
   await refused([said("a"), { type: "image" }], part, /needs a picture/);
-  await refused([said("a"), { type: "smell" as "video" }], part, /reads parts of type "text"/);
+  await refused([said("a"), { type: "smell" }], part, /reads parts of type "text"/);
   await refused([said("a"), { type: "video" }], part, /needs a video/);
   await refused([said("a"), shown({ ...picture(1), width: 7 })], `${part}.image`, /are not 3 or 4 for each of 7 x 8/);
   const huge = { width: 10_000, height: 10_000, data: new Uint8Array(3) };

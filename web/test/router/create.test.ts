@@ -96,7 +96,7 @@ test("the transcriber of a far server is no model to choose from", async () => {
   const nf = await create(far, { mode: "prefer-far" });
   await nf.chat.completions.create({ messages: [{ role: "user", content: "hi" }] });
   expect(far.bodies[0]).toMatchObject({ model: "big" });
-  await nf.close();
+  nf.close();
 });
 
 test("a missing network is not an error if near may answer, and far is asked later", async () => {
