@@ -57,6 +57,7 @@ def parts_of(
     y_activation: str | None = None,
     cap: float | None = None,
     clip: float | None = None,
+    clamps: bool = False,
     factor: bool = False,
     row_factors: bool = False,
     limit: float | None = None,
@@ -95,6 +96,8 @@ def parts_of(
         parts.add("store", "soft_cap", {}, scale=0.5, cap=cap)
     if clip is not None:
         parts.add("store", "clip", {}, limit=clip)
+    if clamps:
+        parts.add("store", "clamp", {"bounds": (2,)})
     if factor:
         parts.add("store", "scale", {"factor": (1,)})
     if row_factors:

@@ -47,7 +47,7 @@ PROJECTIONS: tuple[tuple[bool, str, int, int, str, str, tuple[str, ...], dict[st
     "row_factors": True, "clip": 0.7}, "float32"),
     (True, "q8f16", 37, 38, "float32", "float32", ("bias",), {"limit": 0.7}, "float32"),
     (False, "q4c", 70, 45, "activation", "float32", ("residual",), {"x_step": 0.25, "y_step": 0.5}, "float16"),
-    (False, "f32", 37, 20, "float32", "float32", ("bias",), {"x_step": 0.25}, "float32"),
+    (False, "f32", 37, 20, "float32", "float32", ("bias",), {"x_step": 0.25, "clamps": True}, "float32"),
     (False, "q8c", 330, 33, "activation", "float32", ("residual",), {}, "float16"),
     (False, "q2c", 37, 20, "float32", "float32", ("bias",), {}, "int8"),
     (False, "q2g16b", 80, 37, "float32", "float32", ("norm",), {}, "float32"),
@@ -204,6 +204,8 @@ def row_cases() -> Iterator[StepCase]:
         yield on_rows(f"scale_{columns}", "scale", {"x": ("float32", "S", columns), "factor": ("vector", 1)}, {})
         yield on_rows(f"xielu_{columns}", "xielu", {"x": ("float32", "S", columns), "alphas": ("vector", 4)}, {})
         yield on_rows(f"clamp_{columns}", "clamp", {"x": ("float32", "S", columns), "bounds": ("vector", 2)}, {})
+        stored: Inputs = {"x": ("activation", "S", columns), "bounds": ("vector", 2)}
+        yield on_rows(f"clamp_stored_{columns}", "clamp", stored, {}, "float16")
     for columns, cap in ((3, 30.0), (33, None)):
         attrs = {"scale": 3.5, "cap": cap}
         yield on_rows(f"soft_cap_{columns}_{cap}", "soft_cap", {"x": ("float32", "S", columns)}, attrs)
