@@ -8,7 +8,6 @@ from collections.abc import Collection
 
 import numpy as np
 
-from ..arch.hearing.gemma4 import FRAMES_OF_ROW
 from ..bundle.entries import FeatureTestEntry
 from ..bundle.manifest import VISION, Manifest
 from ..ir.images import ImageSpec
@@ -53,7 +52,8 @@ def test_sound(hearing: HearingSpec) -> Batch:
     frames: FloatArray = ((31 * row + 17 * element + row * element // 3) % 41 / 20 - 1).astype(np.float32)
     if not hearing.whole:
         return make_frame_batch([frames])
-    row_frames = np.full(len(row), FRAMES_OF_ROW, np.int32)
+    # Each convolution halves them.
+    row_frames = np.full(len(row), 2 ** len(hearing.channels), np.int32)
     row_frames[-1] = 1
     return make_frame_batch([frames], [row_frames])
 
