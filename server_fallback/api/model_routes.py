@@ -106,6 +106,7 @@ def _model_about(card: ModelCard, executor: Executor, hears: bool) -> ModelAbout
         tools=can.tools,
         verify=can.verify,
         vision=can.vision,
+        video=can.video,
         transcribes=can.sound,
         sound=can.hears or (hears and not can.embeds and not can.sound),
     )

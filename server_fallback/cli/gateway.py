@@ -87,7 +87,15 @@ def run(options: Gateway) -> None:
 
 def far_of(options: Gateway, environment: Mapping[str, str]) -> Far:
     api_key = key_of(environment, "--far-api-key-env", options.far_api_key_env)
-    return Far(options.far, api_key, options.far_model, options.far_dialect, options.far_vision, options.far_sound)
+    return Far(
+        options.far,
+        api_key,
+        options.far_model,
+        options.far_dialect,
+        vision=options.far_vision,
+        video=options.far_video,
+        sound=options.far_sound,
+    )
 
 
 def routes(near: str, far: Far, policy: Policy, encoder: str | None = None) -> str:

@@ -120,6 +120,8 @@ class Gateway(Listening):
     """the far server's kind: nearfar, vllm, or openai"""
     far_vision: bool = False
     """the far server's model accepts images (default: what nearfar serve reports)"""
+    far_video: bool = False
+    """the far server's model accepts videos (default: what nearfar serve reports)"""
     far_sound: bool = False
     """the far server's model accepts sound in messages (default: what nearfar serve reports)"""
     name: Name | None = None

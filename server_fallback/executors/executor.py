@@ -123,8 +123,8 @@ class Abilities:
     different tokenizers.
 
     ``tools``: the model writes tool calls. ``embeds``: it makes embeddings or scores, and no text.
-    ``verify``: it checks drafts of clients. ``vision``: it reads images. ``sound``: it reads sound, and nothing else.
-    ``hears``: it answers about recordings in chats.
+    ``verify``: it checks drafts of clients. ``vision``: it reads images. ``video``: it reads videos. ``sound``: it
+    reads sound, and nothing else. ``hears``: it answers about recordings in chats.
     """
 
     tokenizer_sha256: str | None
@@ -133,6 +133,7 @@ class Abilities:
     embeds: bool
     verify: bool = False
     vision: bool = False
+    video: bool = False
     sound: bool = False
     hears: bool = False
 

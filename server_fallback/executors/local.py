@@ -19,6 +19,7 @@ from nearfar.compiler.runtime.media import with_pictures
 from ..engine.request import TokenRequest, TokenSource
 from ..engine.stats import EngineStats
 from ..engine.verification import Verification
+from ..images.reader import decodes_video_files
 from ..schema.completions import AnswerRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -149,6 +150,7 @@ class LocalExecutor:
             embeds=False,
             verify=self.max_drafts > 0,
             vision=model.images is not None,
+            video=model.images is not None and model.images.video is not None and decodes_video_files(),
             hears=model.sounds is not None,
         )
 

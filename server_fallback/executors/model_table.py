@@ -47,6 +47,8 @@ class ModelEntry:
             own.input_modalities = ["audio"] if can.sound else ["text"]
             if can.vision:
                 own.input_modalities.append("image")
+            if can.video:
+                own.input_modalities.append("video")
             if can.hears:
                 own.input_modalities.append("audio")
         aliases = [own.model_copy(update={"id": name}) for name in self.aliases]

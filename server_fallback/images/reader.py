@@ -28,6 +28,11 @@ RECENT_BYTES = 64 << 20
 CODES = {"image": "invalid_image", "video": "invalid_video"}
 
 
+def decodes_video_files() -> bool:
+    """Videos that are sent as frames need no decoder."""
+    return find_spec("av") is not None
+
+
 class ImageReader:
     """Used from one event loop. The process starts when it is first needed, and again after it was ended. ``urls``
     None: those of the options.
@@ -89,7 +94,7 @@ class ImageReader:
         if image.frames:
             frames = [await self._urls.read(url) for url in image.frames]
             return VideoJob(b"", self.spec, tuple(frames), image.fps)
-        if find_spec("av") is None:
+        if not decodes_video_files():
             raise RequestError(
                 "videos need PyAV on the server; its operator must run pip install 'nearfar[video]'; send pictures of "
                 "the video meanwhile"

@@ -111,7 +111,13 @@ class HybridExecutor:
         """
         sides = self.sides
         return Abilities(
-            None, None, tools=sides.calls_tools, embeds=False, vision=sides.reads_images, hears=sides.hears
+            None,
+            None,
+            tools=sides.calls_tools,
+            embeds=False,
+            vision=sides.reads_images,
+            video=sides.reads_videos,
+            hears=sides.hears,
         )
 
     def state(self) -> ExecutorState:

@@ -15,8 +15,8 @@ class ModelAbout(Reply):
     """``tokenizer_sha256`` is the hash of tokenizer.json. It, ``vocab_size`` and ``context`` are None if an upstream
     does not report them.
 
-    ``verify``: the model checks drafts over /v1/nearfar/verify. ``vision``: it reads images.
-    ``sound``: it reads recordings in chats, which the server's transcriber writes down.
+    ``verify``: the model checks drafts over /v1/nearfar/verify. ``vision``: it reads images. ``video``: it reads
+    videos. ``sound``: it reads recordings in chats, which the server's transcriber writes down.
     ``transcribes``: it writes down sound, and answers no chats.
     """
 
@@ -27,6 +27,7 @@ class ModelAbout(Reply):
     tools: bool
     verify: bool = False
     vision: bool = False
+    video: bool = False
     sound: bool = False
     transcribes: bool = False
 

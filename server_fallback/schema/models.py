@@ -29,7 +29,7 @@ class ModelCard(Reply):
     root: str | None = None
     parent: str | None = None
     max_model_len: int | None = None
-    input_modalities: list[Literal["text", "image", "audio"]] | None = None
+    input_modalities: list[Literal["text", "image", "audio", "video"]] | None = None
 
 
 class ModelList(Reply):

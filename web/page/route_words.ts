@@ -11,7 +11,7 @@ const WORDS: Readonly<
   Record<Exclude<DecisionReason, `pinned_${string}`> | SwitchReason, string | ((side: Side, other: string) => string)>
 > = {
   private: "private, so it stays here",
-  media: "pictures and sound stay here",
+  media: "pictures, videos and sound stay here",
   mode: "the policy decides so",
   pinned: "you chose it",
   prefer: "preferred",
@@ -21,6 +21,7 @@ const WORDS: Readonly<
   context: (_, other) => `too long for ${other}`,
   tools: (_, other) => `${other} does not support tools`,
   vision: (_, other) => `${other} does not support images`,
+  video: (_, other) => `${other} does not support videos`,
   sound: (_, other) => `${other} does not support sound`,
   language: (_, other) => `${other} does not know the language`,
   budget: "today's budget is spent",

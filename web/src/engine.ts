@@ -52,6 +52,8 @@ export interface EngineInfo extends BackendInfo {
   readonly thinking: boolean;
   /** Whether the model sees pictures. */
   readonly images: boolean;
+  /** Whether it reads videos. */
+  readonly video: boolean;
   /** Whether it reads recordings in chats: its model hears, or it has a transcriber. */
   readonly sound: boolean;
   /** The SHA-256 of tokenizer.json in hexadecimal. Models with the same value have the same token ids. */
@@ -189,13 +191,15 @@ export class Engine implements EngineWithSessions {
     const { model, quantization, files, tokenizer } = manifest;
     const tokenizerSha256 = files.find(({ file }) => file === tokenizer.file)?.sha256 ?? null;
     const tools = this.#tokenizer.toolFormat !== null;
+    const sees = this.#pictures !== null && this.#model.senses?.sees === true;
     return {
       model,
       reason,
       quantization,
       tools,
       thinking: this.#tokenizer.thinking.canSwitch,
-      images: this.#pictures !== null && this.#model.senses?.sees === true,
+      images: sees,
+      video: sees && manifest.images?.video != null,
       sound: this.#model.senses?.hears === true || this.#model.transcribe !== undefined,
       tokenizerSha256,
       context: this.#backend.runner.limits.context,

@@ -51,14 +51,14 @@ class Media:
 class SideState:
     """The state of either side.
 
-    ``context`` is in tokens, None if no limit is known; ``vision`` and ``sound``: it reads pictures, and sound, in
-    messages; ``languages`` are first parts of BCP 47 tags ("en"), None for
-    all.
+    ``context`` is in tokens, None if no limit is known; ``vision``, ``video`` and ``sound``: it reads pictures,
+    videos, and sound in messages; ``languages`` are first parts of BCP 47 tags ("en"), None for all.
     """
 
     context: int | None = None
     tools: bool = True
     vision: bool = False
+    video: bool = False
     sound: bool = False
     languages: tuple[str, ...] | None = None
     prompt_tokens: int | None = None

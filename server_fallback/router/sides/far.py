@@ -40,8 +40,8 @@ class Far:
     """The address of the far side.
 
     ``base_url`` with or without /v1; ``model`` None for the server's only model. ``dialect``: what the server accepts
-    besides OpenAI's parameters; "nearfar" is `nearfar serve`. ``vision``: its model reads images, and ``sound``:
-    recordings in messages, which only `nearfar serve` reports itself.
+    besides OpenAI's parameters; "nearfar" is `nearfar serve`. ``vision``: its model reads images, ``video``:
+    videos, and ``sound``: recordings in messages, which only `nearfar serve` reports itself.
     """
 
     base_url: str
@@ -49,6 +49,7 @@ class Far:
     model: str | None = None
     dialect: Dialect = "nearfar"
     vision: bool = False
+    video: bool = False
     sound: bool = False
 
 
@@ -57,7 +58,7 @@ class FarModel:
     """The server's report about the model; None if there is no report.
 
     ``round_trip_seconds`` is the time of that request; ``verify``: the server checks drafts over the wire; ``vision``:
-    the model reads images, and ``sound``: recordings.
+    the model reads images, ``video``: videos, and ``sound``: recordings.
     """
 
     id: str
@@ -67,6 +68,7 @@ class FarModel:
     round_trip_seconds: float
     verify: bool = False
     vision: bool = False
+    video: bool = False
     sound: bool = False
 
 
@@ -85,6 +87,10 @@ class FarSide:
     @property
     def reads_images(self) -> bool:
         return self.far.vision or (self.model is not None and self.model.vision)
+
+    @property
+    def reads_videos(self) -> bool:
+        return self.far.video or (self.model is not None and self.model.video)
 
     @property
     def hears(self) -> bool:
@@ -157,7 +163,15 @@ class FarSide:
         models = checked(About, response, self._upstream.url).models
         return [
             FarModel(
-                each.id, each.context, each.tokenizer_sha256, each.tools, 0.0, each.verify, each.vision, each.sound
+                each.id,
+                each.context,
+                each.tokenizer_sha256,
+                each.tools,
+                0.0,
+                verify=each.verify,
+                vision=each.vision,
+                video=each.video,
+                sound=each.sound,
             )
             for each in models
             # The transcriber of a server is no side, unless it is named.

@@ -36,6 +36,10 @@ class NearSide:
         return self.abilities is not None and self.abilities.vision
 
     @property
+    def reads_videos(self) -> bool:
+        return self.abilities is not None and self.abilities.video
+
+    @property
     def hears(self) -> bool:
         """Whether its model reads recordings itself."""
         return self.abilities is not None and self.abilities.hears

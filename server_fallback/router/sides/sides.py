@@ -119,6 +119,12 @@ class Sides:
         return near or (self.far is not None and self.far.reads_images)
 
     @property
+    def reads_videos(self) -> bool:
+        """Whether at least one side reads videos."""
+        near = self.near is not None and self.near.reads_videos
+        return near or (self.far is not None and self.far.reads_videos)
+
+    @property
     def hears(self) -> bool:
         """Whether at least one side answers about recordings."""
         return self._near_hears or (self.far is not None and self.far.hears)
@@ -190,6 +196,7 @@ class Sides:
             context=self.near.executor.context or None,
             tools=self.near.abilities is None or self.near.abilities.tools,
             vision=self.near.reads_images,
+            video=self.near.reads_videos,
             sound=self._near_hears,
             describes=() if self.describer is None else self.describer.kinds,
             languages=self.policy.languages.near,
@@ -214,6 +221,7 @@ class Sides:
             context=model.context if model is not None else None,
             tools=model is None or model.tools,
             vision=self.far.reads_images,
+            video=self.far.reads_videos,
             # Far gets the text of a recording that it does not read.
             sound=self.far.hears or self._transcribes,
             languages=self.policy.languages.far,

@@ -17,7 +17,7 @@ KEY = "sk-web-12345678"
 @dataclass
 class OwnExecutor(FakeExecutor):
     def abilities(self) -> Abilities:
-        return Abilities("5ha", 509, tools=False, embeds=False, verify=True, vision=True)
+        return Abilities("5ha", 509, tools=False, embeds=False, verify=True, vision=True, video=True)
 
 
 def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> None:
@@ -34,6 +34,7 @@ def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> 
         "tools": False,
         "verify": True,
         "vision": True,
+        "video": True,
         "sound": False,
         "transcribes": False,
     }
@@ -45,6 +46,7 @@ def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> 
         "tools": True,
         "verify": False,
         "vision": False,
+        "video": False,
         "sound": False,
         "transcribes": False,
     }

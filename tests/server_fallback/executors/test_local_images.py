@@ -18,11 +18,13 @@ from local_requests import chat, chat_request, run
 from PIL import Image
 
 from nearfar.compiler.ir.images import EvenTiles, ImagePrompt, ImageSpec, LongestEdge, PositionSpec
+from nearfar.compiler.ir.videos import ByRate, FrameArea, VideoPrompt, VideoSpec
 from nearfar.compiler.runtime.errors import CheckpointError, RequestError
 from nearfar.compiler.runtime.images.patches import cut_image
 from nearfar.server_fallback.engine.images import PromptImage
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.model_table import ModelEntry
+from nearfar.server_fallback.images import reader
 from nearfar.server_fallback.images.options import ImageOptions
 from nearfar.server_fallback.images.reader import ImageReader
 from nearfar.server_fallback.schema.tokenize import TokenizeRequest
@@ -217,3 +219,18 @@ def test_cards_and_abilities_say_which_inputs_a_model_takes(tmp_path: Path) -> N
             cards = ModelEntry("m", "m", 1, each, aliases=["n"], adapters=["a"]).cards()
             assert [card.input_modalities for card in cards] == [inputs] * 3
             assert each.abilities().vision == ("image" in inputs)
+            assert not each.abilities().video
+
+
+def test_a_model_that_reads_videos_says_so_if_their_files_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = ByRate(fps=1.0, least=1, most=8)
+    video = VideoSpec(sampling, FrameArea(64), 1, VideoPrompt("<video>", "{features}"))
+    with seeing(tmp_path) as (local, _):
+        local._model = replace(local._model, images=replace(SPEC, video=video))
+        for there in (True, False):
+            monkeypatch.setattr(reader, "find_spec", lambda _, there=there: there or None)
+            (card,) = ModelEntry("m", "m", 1, local).cards()
+            assert card.input_modalities == ["text", "image", *(["video"] if there else [])]
+            assert local.abilities().video == there

@@ -66,6 +66,7 @@ class FakeNear(Generating):
     prompt_reports: int = 0
     embeds: bool = False
     sees: bool = False
+    watches: bool = False
     context: int = 512
     requests: list[ChatCompletionRequest | CompletionRequest | EmbeddingRequest] = field(default_factory=list)
     closed_early: int = 0
@@ -140,7 +141,7 @@ class FakeNear(Generating):
         return DetokenizeResponse(prompt="".join(map(chr, request.tokens)))
 
     def abilities(self) -> Abilities:
-        return Abilities(SHA, 128, tools=True, embeds=self.embeds, vision=self.sees)
+        return Abilities(SHA, 128, tools=True, embeds=self.embeds, vision=self.sees, video=self.watches)
 
     def state(self) -> ExecutorState:
         return ExecutorState(ready=True, detail="fake")

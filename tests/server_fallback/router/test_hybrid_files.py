@@ -188,6 +188,44 @@ def test_a_far_server_that_reports_a_transcriber_gets_recordings() -> None:
     assert (answer.route.side, answer.route.reason) == ("far", "sound")
 
 
+VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+
+
+@pytest.mark.parametrize(("sees", "told"), [(True, True), (False, False)])
+def test_a_near_side_that_reads_no_videos_hands_them_over(sees: bool, told: bool) -> None:
+    near, far = FakeNear(sees=sees), large_far()
+    if told:
+        far.about = Reply(value={"api_version": 1, "models": [{**ABOUT, "context": 4096, "video": True}]})
+
+    async def work() -> None:
+        options: dict[str, Any] = {} if told else {"video": True}
+        async with hybrid(near, far, policy(), **options) as opened:
+            answer = await opened.chat.completions.create(messages=about(VIDEO))
+            assert answer.route is not None
+            assert (answer.route.side, answer.route.reason) == ("far", "video")
+
+    run(work())
+    (body,) = far.generated
+    assert body["messages"][0]["content"][1] == VIDEO
+    assert near.requests == []
+
+
+def test_videos_go_to_no_side_that_reads_pictures_alone() -> None:
+    far = large_far()
+    far.about = Reply(value={"api_version": 1, "models": [{**ABOUT, "context": 4096, "vision": True}]})
+    with pytest.raises(RequestError, match="far cannot, because it reads no videos") as caught:
+        ask(FakeNear(sees=True), far, policy(), messages=about(VIDEO))
+    assert caught.value.details["code"] == "video"
+    assert far.generated == []
+
+
+def test_a_near_side_that_reads_videos_answers_about_them() -> None:
+    far = large_far()
+    answer = ask(FakeNear(sees=True, watches=True), far, policy("prefer-far"), messages=about(VIDEO))
+    assert answer.route is not None
+    assert (answer.route.side, answer.route.reason, far.generated) == ("near", "video", [])
+
+
 TRANSCRIPT = {"param": "messages[0].content[1]", "text": "4 bytes", "language": "en", "seconds": 1.0}
 HEARD = {"type": "text", "text": "[Transcript of a recording]\n4 bytes\n[End of transcript]\n"}
 

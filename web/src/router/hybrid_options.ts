@@ -29,6 +29,7 @@ export const FAR_OPTIONS: Checks = {
   model: "string",
   dialect: "any",
   vision: "boolean",
+  video: "boolean",
   sound: "boolean",
 } satisfies Record<keyof FarOptions, Check>;
 

@@ -115,6 +115,7 @@ export class Routing {
         ...known("near", near.info),
         ...hints,
         vision: near.info?.images ?? false,
+        video: near.info?.video ?? false,
         sound: near.info?.sound ?? false,
         available: near.state === "ready",
         describes: [...(near.info?.images ? (["picture"] as const) : []), ...(transcribes ? (["sound"] as const) : [])],
@@ -123,6 +124,7 @@ export class Routing {
         ...known("far", far?.model ?? null),
         online: far !== null && online,
         vision: far?.vision ?? false,
+        video: far?.video ?? false,
         sound: (far?.sound ?? false) && !hasOwnSound,
         queue_seconds: far?.queueSeconds ?? 0,
         round_trip_seconds: this.records.far.speed.round_trip_seconds ?? far?.roundTripSeconds ?? null,
@@ -168,7 +170,8 @@ export class Routing {
 /** Whether near could answer if its model were loaded. */
 function waitsForNear(policy: Policy, decision: Decision, situation: Situation): boolean {
   if (decision.side !== null || situation.near.available) return false;
-  // Whether its model sees and hears is known once it has loaded.
-  const loaded = { ...situation, near: { ...situation.near, available: true, vision: true, sound: true } };
+  // What its model reads is known once it has loaded.
+  const reads = { vision: true, video: true, sound: true };
+  const loaded = { ...situation, near: { ...situation.near, ...reads, available: true } };
   return choose(policy, loaded, decision.private).decision.side === "near";
 }

@@ -120,6 +120,7 @@ test("a missing network is not an error if near may answer, and far is asked lat
     tools: true,
     verify: false,
     sound: false,
+    video: false,
     vision: false,
   });
   await expect(create(Object.assign(new FakeFar(), { reachable: false }), { mode: "far-only" })).rejects.toMatchObject({
@@ -133,6 +134,37 @@ test("a far side that reports that it reads images gets them without an option",
   const content = [{ type: "image_url", image_url: { url: "data:," } }] as const;
   const { route } = await nf.chat.completions.create({ messages: [{ role: "user", content: [...content] }] });
   expect(route).toMatchObject({ side: "far", reason: "vision" });
+});
+
+test("a far side that reports that it reads videos gets them without an option, also the page's own", async () => {
+  const about = { api_version: 1, models: [{ id: "big", context: 4096, tools: true, vision: true, video: true }] };
+  const far = Object.assign(new FakeFar(), { about });
+  const nf = await create(far, { mode: "prefer-near" });
+  const video = new Blob(["film"], { type: "video/mp4" });
+  const frames = [new Blob(["frame"], { type: "image/png" })];
+  const content = [
+    { type: "video", video },
+    { type: "video_url", video_url: { url: URL.createObjectURL(video) } },
+    { type: "video", frames, fps: 2 },
+  ] as const;
+  const { route } = await nf.chat.completions.create({ messages: [{ role: "user", content: [...content] }] });
+  expect(route).toMatchObject({ side: "far", reason: "video" });
+  const film = { type: "video_url", video_url: { url: "data:video/mp4;base64,ZmlsbQ==" } };
+  expect(far.bodies[0]?.messages).toEqual([
+    {
+      role: "user",
+      content: [film, film, { type: "video", frames: ["data:image/png;base64,ZnJhbWU="], fps: 2 }],
+    },
+  ]);
+});
+
+test("a far side that reads pictures alone gets no videos", async () => {
+  const about = { api_version: 1, models: [{ id: "big", context: 4096, tools: true, vision: true }] };
+  const nf = await create(Object.assign(new FakeFar(), { about }), { mode: "prefer-near" });
+  const content = [{ type: "video_url", video_url: { url: "data:video/mp4;base64,AA==" } }] as const;
+  await expect(
+    nf.chat.completions.create({ messages: [{ role: "user", content: [...content] }] }),
+  ).rejects.toMatchObject({ details: { code: "video" } });
 });
 
 test("a far side that reports that it hears gets recordings without an option", async () => {

@@ -102,6 +102,7 @@ const bothSides = {
   context: count,
   tools: fc.boolean(),
   vision: fc.boolean(),
+  video: fc.boolean(),
   sound: fc.boolean(),
   languages: fc.option(fc.array(fc.constantFrom("en", "de"))),
   prompt_tokens: count,
@@ -137,7 +138,7 @@ const situations: fc.Arbitrary<Situation> = fc.record({
   tools: fc.boolean(),
   media: fc.array(
     fc.record({
-      kind: fc.constantFrom("picture" as const, "sound" as const, "file" as const),
+      kind: fc.constantFrom("picture" as const, "video" as const, "sound" as const, "file" as const),
       message: fc.option(fc.nat(3)),
       part: fc.option(fc.nat(3)),
     }),

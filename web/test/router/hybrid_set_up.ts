@@ -21,7 +21,7 @@ interface Setup extends Partial<Omit<HybridOptions, "policy" | "far">> {
   readonly far?: readonly FarScript[] | FakeFar;
   readonly dialect?: "openai" | "vllm" | "nearfar";
   readonly hints?: Partial<DeviceHints>;
-  readonly farOptions?: { readonly vision?: boolean; readonly sound?: boolean };
+  readonly farOptions?: { readonly vision?: boolean; readonly video?: boolean; readonly sound?: boolean };
 }
 
 export async function setUp({

@@ -23,6 +23,8 @@ export interface FarOptions {
   readonly dialect?: Dialect | undefined;
   /** Whether its model reads images. Default: what `nearfar serve` reports, and false for other servers. */
   readonly vision?: boolean | undefined;
+  /** Whether its model reads videos. Default: as for `vision`. */
+  readonly video?: boolean | undefined;
   /** Whether its model reads sound in messages. Default: as for `vision`. */
   readonly sound?: boolean | undefined;
 }
@@ -35,8 +37,9 @@ export interface FarModel {
   readonly tools: boolean;
   /** Whether it checks guesses (/v1/nearfar/verify). */
   readonly verify: boolean;
-  /** Whether it reads images; likewise recordings. */
+  /** Whether it reads images; likewise videos and recordings. */
   readonly vision: boolean;
+  readonly video: boolean;
   readonly sound: boolean;
 }
 
@@ -52,6 +55,7 @@ const ENDS: Readonly<Record<string, ChatFinishReason>> = {
 export class FarSide implements Side {
   readonly dialect: Dialect;
   readonly #vision: boolean;
+  readonly #video: boolean;
   readonly #sound: boolean;
   readonly #http: FarHttp;
   /** The model that the options name. */
@@ -61,7 +65,7 @@ export class FarSide implements Side {
 
   /** Throws RequestError for invalid options. */
   constructor(
-    { baseURL, apiKey, model, dialect = "nearfar", vision = false, sound = false }: FarOptions,
+    { baseURL, apiKey, model, dialect = "nearfar", vision = false, video = false, sound = false }: FarOptions,
     fetch: Fetch,
     private readonly clock: Clock,
   ) {
@@ -73,11 +77,16 @@ export class FarSide implements Side {
     this.requestedModel = model ?? null;
     this.dialect = dialect;
     this.#vision = vision;
+    this.#video = video;
     this.#sound = sound;
   }
 
   get vision(): boolean {
     return this.#vision || this.#model?.vision === true;
+  }
+
+  get video(): boolean {
+    return this.#video || this.#model?.video === true;
   }
 
   get sound(): boolean {
@@ -191,7 +200,16 @@ export class FarSide implements Side {
         { code: "api_version" },
       );
     }
-    const { id, context, tokenizer_sha256: sha256, tools, verify, vision, sound } = this.#chosen(response.models);
+    const {
+      id,
+      context,
+      tokenizer_sha256: sha256,
+      tools,
+      verify,
+      vision,
+      video,
+      sound,
+    } = this.#chosen(response.models);
     return {
       id,
       context: number(context),
@@ -199,6 +217,7 @@ export class FarSide implements Side {
       tools: tools !== false,
       verify: verify === true,
       vision: vision === true,
+      video: video === true,
       sound: sound === true,
     };
   }
@@ -218,6 +237,7 @@ export class FarSide implements Side {
       tools: true,
       verify: false,
       vision: false,
+      video: false,
       sound: false,
     };
   }
@@ -244,15 +264,18 @@ export class FarSide implements Side {
   }
 }
 
-interface PicturePart {
+interface SeenPart {
   readonly type?: unknown;
   readonly image_url?: { readonly url?: unknown } | null;
+  readonly video_url?: { readonly url?: unknown } | null;
 }
 
-const isOfPage = (part: PicturePart | null): boolean =>
-  part?.type === "image" || /^blob:/i.test(String(part?.image_url?.url));
+const isOfPage = (part: SeenPart | null): boolean =>
+  part?.type === "image" ||
+  part?.type === "video" ||
+  /^blob:/i.test(String(part?.image_url?.url ?? part?.video_url?.url));
 
-/** With the bytes of pictures that only the page has; the code is loaded with the first one. Throws RequestError. */
+/** With the bytes of pictures and videos that only the page has; the code is loaded with the first one. Throws RequestError. */
 async function withSentPictures(params: PlainParams): Promise<PlainParams> {
   const { messages } = params;
   if (!messages.some(({ content }) => Array.isArray(content) && content.some(isOfPage))) return params;

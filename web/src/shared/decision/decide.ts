@@ -7,6 +7,7 @@
 import { RequestError } from "../../errors.js";
 import { farTimes, farUsd, isSpent, nearTimes } from "./costs.js";
 import type { Decision, DecisionReason, Lack, Scores, Side } from "./decision.js";
+import { MEDIA_LACKS } from "./decision.js";
 import { lastUserText } from "./features.js";
 import { canDescribe, isKept, needs } from "./media.js";
 import type { Costs, Policy } from "./policy_schema.js";
@@ -70,7 +71,7 @@ export function choose(policy: Policy, situation: Situation, isPrivate: boolean)
     hint ??
     inTime(policy.costs, scores) ??
     byGain(policy, scores);
-  const nearCannotRead = lacks.near === "vision" || lacks.near === "sound";
+  const nearCannotRead = lacks.near !== null && MEDIA_LACKS.includes(lacks.near);
   const describes = isDescribable && (side === "far" || (side === null && pin !== "far" && nearCannotRead));
   if (describes) {
     const decision = { side: null, reason: "media", private: true, scores } as const;
@@ -169,12 +170,13 @@ function farLack({ mode, budget }: Policy, situation: Situation): Lack | null {
 }
 
 function lackOf(side: NearState | FarState, { max_tokens, tools, media, language }: Situation): Lack | null {
-  const { vision, sound } = needs(media);
+  const { vision, video, sound } = needs(media);
   if (side.circuit === "open") return "circuit_open";
   if (side.context !== null && side.prompt_tokens !== null && side.prompt_tokens + (max_tokens ?? 1) > side.context)
     return "context";
   if (tools && !side.tools) return "tools";
   if (vision && !side.vision) return "vision";
+  if (video && !side.video) return "video";
   if (sound && !side.sound) return "sound";
   if (language !== null && side.languages?.includes(language) === false) return "language";
   return null;

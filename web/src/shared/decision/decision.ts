@@ -18,6 +18,7 @@ export type Lack =
   | "context"
   | "tools"
   | "vision"
+  | "video"
   | "sound"
   | "language"
   | "budget";
@@ -68,14 +69,15 @@ const WHY: Readonly<Record<Exclude<Lack, Kept>, string>> = {
   context: "prompt and answer exceed its maximum context length; shorten the prompt, or request fewer tokens",
   tools: "it does not call tools; remove tools",
   vision: "it reads only text; remove images, and files that are not text",
+  video: "it reads no videos; remove them, or send pictures of them",
   sound: "it does not read sound; remove the recordings",
   language: "it does not know the language",
   budget: "today's budget for it is spent",
 };
 /** These conditions may pass, so the same request may succeed later. */
 const PASSING: readonly Lack[] = ["near_unavailable", "offline", "circuit_open", "budget"];
-/** What a near model lacks that cannot read the media which the policy keeps from far. */
-const MEDIA_LACKS: readonly Lack[] = ["vision", "sound"];
+/** What a side lacks that cannot read media. */
+export const MEDIA_LACKS: readonly Lack[] = ["vision", "video", "sound"];
 const MEDIA_ADVICE =
   ', use a near model that reads them, or let them leave: private.media "far", or "describe" for their texts alone';
 

@@ -67,10 +67,11 @@ export function opaque<M extends Media>(media: readonly M[]): readonly (M & { re
   return media.filter((each): each is M & { readonly kind: OpaqueKind } => each.kind !== "text");
 }
 
-/** What a side must read to answer: a recording asks for ears, any other part that is not text for eyes. */
-export function needs(media: readonly Media[]): { readonly vision: boolean; readonly sound: boolean } {
-  const parts = opaque(media).filter(({ part }) => part !== null);
-  return { vision: parts.some(({ kind }) => kind !== "sound"), sound: parts.some(({ kind }) => kind === "sound") };
+/** What a side must read to answer: videos, sound, and for any other part that is not text pictures. */
+export function needs(media: readonly Media[]): Readonly<Record<"vision" | "video" | "sound", boolean>> {
+  const kinds = opaque(media).flatMap(({ kind, part }) => (part === null ? [] : [kind]));
+  const vision = kinds.some((kind) => kind !== "video" && kind !== "sound");
+  return { vision, video: kinds.includes("video"), sound: kinds.includes("sound") };
 }
 
 /**

@@ -28,8 +28,9 @@ interface SideState {
   /** In tokens; null if no limit is known. */
   readonly context: number | null;
   readonly tools: boolean;
-  /** Whether it reads pictures; likewise sound. */
+  /** Whether it reads pictures; likewise videos and sound. */
   readonly vision: boolean;
+  readonly video: boolean;
   readonly sound: boolean;
   /** First parts of BCP 47 tags ("en"); null for all. */
   readonly languages: readonly string[] | null;
@@ -86,6 +87,7 @@ export const UNKNOWN_SIDE: SideState = {
   context: null,
   tools: true,
   vision: false,
+  video: false,
   sound: false,
   languages: null,
   prompt_tokens: null,
