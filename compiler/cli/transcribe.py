@@ -45,7 +45,7 @@ def run(options: Transcribe) -> None:
             bars.start()
             bar = bars.add_task("transcribing", total=None)
             transcript = transcriber.transcribe(
-                samples, task, lambda done, total: bars.update(bar, completed=done, total=total)
+                samples, task, lambda done, total, _: bars.update(bar, completed=done, total=total)
             )
     text = write_transcript(transcript, options.format, stamped=options.timestamps)
     if options.output is None:

@@ -30,7 +30,7 @@ from .exchange import Exchange, exchange_of
 from .json_body import printable
 from .lenient import IGNORED_HEADER
 from .recordings import heard
-from .route import WITH_BODY, Responses, keyed_router, post
+from .route import WITH_BODY, keyed_router, post, with_events
 from .service import Service
 from .sse import OPENAI_EVENTS, EventForm, EventStream, data_event
 from .texts import num_texts
@@ -39,12 +39,7 @@ from .validation import check_calls
 BodyT = TypeVar("BodyT", bound=BaseModel)
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 JSON = "application/json"
-EVENT = {
-    "type": "object",
-    "properties": {"data": {"type": "string", "description": "A chunk as JSON, or [DONE]"}},
-    "required": ["data"],
-}
-STREAMED: Responses = {200: {"content": {"text/event-stream": {"schema": EVENT}}}}
+STREAMED = with_events("A chunk as JSON, or [DONE]")
 
 
 @dataclass(frozen=True, slots=True)

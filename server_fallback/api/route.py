@@ -50,6 +50,16 @@ WITH_BODY: Responses = {
 }
 
 
+def with_events(data: str) -> Responses:
+    """An answer that may be a stream of events, whose data are described so."""
+    event = {
+        "type": "object",
+        "properties": {"data": {"type": "string", "description": data}},
+        "required": ["data"],
+    }
+    return {200: {"content": {"text/event-stream": {"schema": event}}}}
+
+
 class KeyedRoute(APIRoute):
     """Checks the API key if the server has keys, counts the request against the limits, and reads the body strictly."""
 

@@ -1,10 +1,12 @@
-"""/v1/audio/transcriptions and /v1/audio/translations: a form with a file of sound, and its transcript as JSON, text or
-subtitles.
+"""/v1/audio/transcriptions and /v1/audio/translations: a form with a file of sound, and its transcript as JSON, text,
+subtitles, or events of a stream.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,28 +16,42 @@ from pydantic import ValidationError
 
 from nearfar.compiler.runtime.audio.formats import verbose_json, write_transcript
 from nearfar.compiler.runtime.audio.transcribe import Transcript
-from nearfar.compiler.runtime.errors import RequestError, Unavailable
+from nearfar.compiler.runtime.errors import Unavailable
 
 from ..executors.executor import Call, Transcribes
-from ..schema.transcription import FORM, AudioUsage, TranscriptionRequest, TranscriptionResponse
+from ..schema.chat import ChatCompletionChunk
+from ..schema.transcription import (
+    FORM,
+    AudioUsage,
+    TranscriptionRequest,
+    TranscriptionResponse,
+    TranscriptTextDelta,
+    TranscriptTextDone,
+)
+from ..text.output import Output
+from .answer_record import AnswerRecord
 from .drain import SHUTTING_DOWN
 from .errors import ApiError
 from .exchange import Exchange, exchange_of
 from .form_body import Form, boundary_of, parse_form
 from .json_body import printable, read_body
 from .lenient import IGNORED_HEADER, ignored_header, without_unknown
-from .route import WITH_BODY, keyed_router
+from .route import WITH_BODY, keyed_router, with_events
 from .service import Service
+from .sse import EventForm, EventStream, data_event
 from .validation import validation_error
 
 ROUTE: dict[str, Any] = {"response_model": TranscriptionResponse, "responses": WITH_BODY, "openapi_extra": FORM}
+STREAMED = with_events("As JSON: transcript.text.delta for each window, then transcript.text.done")
+# `TranscriptTextDone` is the last event.
+EVENTS = EventForm(done=b"")
 MEDIA_TYPES = {"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}
 
 
 def transcriptions_router(service: Service) -> APIRouter:
     router = keyed_router()
 
-    @router.post("/v1/audio/transcriptions", **ROUTE)
+    @router.post("/v1/audio/transcriptions", **{**ROUTE, "responses": WITH_BODY | STREAMED})
     async def transcriptions(request: Request) -> Response:
         return await _transcribe(service, request, translate=False)
 
@@ -53,7 +69,9 @@ async def _transcribe(service: Service, request: Request, *, translate: bool) ->
     if service.config.lenient and (ignored := without_unknown(TranscriptionRequest, values)):
         exchange.answer_headers[IGNORED_HEADER] = ignored_header(ignored)
     body = read_request(values)
-    exchange.log.update(model=printable(body.model), bytes=len(form.file))
+    exchange.log.update(model=printable(body.model), bytes=len(form.file), stream=body.stream)
+    if body.stream:
+        check_stream(body, translate=translate)
     executor = await service.models.executor(body.model)
     if not isinstance(executor, Transcribes):
         raise ApiError(400, "this model does not transcribe sound; use a Whisper", "invalid_value", "model")
@@ -61,15 +79,65 @@ async def _transcribe(service: Service, request: Request, *, translate: bool) ->
     capacity = service.models.answers_at_once(body.model) or service.config.max_concurrent_requests
     await exchange.admission.answers(1, capacity, "file")
     call = Call(exchange.request_id, exchange.priority(None), exchange.deadline, exchange.passed_on, exchange.client)
-    work = executor.transcribe(form.file, form.file_name, body, call, translate=translate)
+    transcribe = partial(executor.transcribe, form.file, form.file_name, body, call, translate=translate)
+    if body.stream:
+        record = AnswerRecord(service.metrics, body.model, exchange)
+
+        async def answering(output: Output[ChatCompletionChunk]) -> None:
+            transcript = await _send_texts(transcribe, output)
+            _count(service, body, exchange, transcript)
+            done = TranscriptTextDone(text=transcript.text, usage=_usage(transcript))
+            output.block(data_event(done.model_dump_json().encode()), (), {0: "stop"})
+
+        return EventStream(answering, lambda _: None, record, exchange, service.drain, lambda: None, EVENTS)
+    transcript = await service.drain.run(transcribe(), request.receive, exchange.deadline)
+    _count(service, body, exchange, transcript)
+    return _answer(transcript, body)
+
+
+async def _send_texts(
+    transcribe: Callable[..., Coroutine[Any, Any, Transcript]], output: Output[ChatCompletionChunk]
+) -> Transcript:
+    """Send the text of each window as an event. Cancelling this ends the transcript."""
+    texts = asyncio.Queue[str | None]()
+    work = asyncio.create_task(transcribe(heard=texts.put_nowait))
+    work.add_done_callback(lambda _: texts.put_nowait(None))
+    said, sent = "", 0
     try:
-        transcript = await service.drain.run(work, request.receive, exchange.deadline)
-    except RequestError as error:
-        raise ApiError(400, error.message, "invalid_value", _param_of(error)) from error
+        while (text := await texts.get()) is not None:
+            said += text
+            # Spaces at its end are sent with what follows, so that the events have the text of the whole transcript.
+            whole = said.strip()
+            if len(whole) > sent:
+                event = TranscriptTextDelta(delta=whole[sent:])
+                output.block(data_event(event.model_dump_json().encode()), (0,))
+                sent = len(whole)
+                await output.room()
+        return await work
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+def _count(service: Service, body: TranscriptionRequest, exchange: Exchange, transcript: Transcript) -> None:
     written = sum(len(segment.tokens) for segment in transcript.segments)
     service.metrics.count(body.model, 0, written, exchange)
     exchange.log["sound_seconds"] = round(transcript.duration, 2)
-    return _answer(transcript, body)
+
+
+def check_stream(body: TranscriptionRequest, *, translate: bool) -> None:
+    """Raises ApiError (400) for what is not defined for streams."""
+    if translate:
+        refused = "stream", "translations are not streamed; leave 'stream' out"
+    elif body.response_format not in ("json", "text"):
+        name = body.response_format
+        refused = "response_format", f"{name!r} is not streamed; use 'json' or 'text', or leave 'stream' out"
+    elif body.timestamp_granularities is not None:
+        refused = "timestamp_granularities", "the events of a stream have no times; leave this or 'stream' out"
+    else:
+        return
+    param, message = refused
+    raise ApiError(400, message, "invalid_value", param)
 
 
 async def _read_form(service: Service, request: Request, exchange: Exchange) -> Form:
@@ -101,20 +169,18 @@ def read_request(values: dict[str, Any]) -> TranscriptionRequest:
         raise validation_error(errors, values) from None
 
 
-def _param_of(error: RequestError) -> str | None:
-    param = error.details.get("param")
-    return param if isinstance(param, str) else None
+def _usage(transcript: Transcript) -> AudioUsage:
+    return AudioUsage(seconds=math.ceil(transcript.duration))
 
 
 def _answer(transcript: Transcript, body: TranscriptionRequest) -> Response:
     if body.response_format in MEDIA_TYPES:
         text = write_transcript(transcript, body.response_format)
         return Response(text, media_type=MEDIA_TYPES[body.response_format])
-    usage = AudioUsage(seconds=math.ceil(transcript.duration))
     fields = (
         verbose_json(transcript, words=body.words)
         if body.response_format == "verbose_json"
         else {"text": transcript.text}
     )
-    answer = TranscriptionResponse.model_validate({**fields, "usage": usage})
+    answer = TranscriptionResponse.model_validate({**fields, "usage": _usage(transcript)})
     return Response(answer.model_dump_json(), media_type="application/json")

@@ -220,9 +220,11 @@ class Transcribes(Protocol):
         *,
         translate: bool,
         max_seconds: float | None = None,
+        heard: Callable[[str], None] | None = None,
     ) -> Transcript:
         """The transcript of a file's content; ``name`` is used in errors. ``translate``: into English. Longer sound
-        than ``max_seconds`` is refused.
+        than ``max_seconds`` is refused. ``heard`` is called on this event loop with the text of each window that has
+        become final; together they are the transcript's, but for spaces around it.
         """
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from nearfar.compiler.runtime.audio.ctc import transcriber_of
 from nearfar.compiler.runtime.audio.sound import read_sound
-from nearfar.compiler.runtime.audio.transcribe import Transcript, TranscriptionOptions
+from nearfar.compiler.runtime.audio.transcribe import Progress, Segment, Transcript, TranscriptionOptions
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
 from nearfar.compiler.runtime.runner import Runner
@@ -85,6 +86,7 @@ class SpeechExecutor(SpeechModel):
         *,
         translate: bool,
         max_seconds: float | None = None,
+        heard: Callable[[str], None] | None = None,
     ) -> Transcript:
         """Cancelling this ends the transcript at the next token."""
         options = TranscriptionOptions(
@@ -104,10 +106,16 @@ class SpeechExecutor(SpeechModel):
         def ended() -> bool:
             return gone.is_set() or self._closed.is_set() or time.monotonic() > (call.deadline or float("inf"))
 
+        loop = asyncio.get_running_loop()
+
+        def progress(done: float, total: float, found: Sequence[Segment]) -> None:  # noqa: ARG001
+            # A window that ends early has only a part of its text.
+            if heard is not None and found and not ended():
+                loop.call_soon_threadsafe(heard, "".join(segment.text for segment in found))
+
         self._count += 1
-        work = asyncio.get_running_loop().run_in_executor(
-            self._thread, self._run, lambda: read_sound(data, name, max_seconds or MAX_SECONDS), options, ended
-        )
+        read = partial(read_sound, data, name, max_seconds or MAX_SECONDS)
+        work = loop.run_in_executor(self._thread, self._run, read, options, progress, ended)
         work.add_done_callback(self._done)
         try:
             transcript = await asyncio.shield(work)
@@ -121,13 +129,17 @@ class SpeechExecutor(SpeechModel):
         return transcript
 
     def _run(
-        self, read: Callable[[], FloatArray], options: TranscriptionOptions, ended: Callable[[], bool]
+        self,
+        read: Callable[[], FloatArray],
+        options: TranscriptionOptions,
+        progress: Progress,
+        ended: Callable[[], bool],
     ) -> Transcript | None:
         """On the thread: the transcript, None if it ended early."""
         if ended():
             return None
         self._transcriber.check(options)
-        transcript = self._transcriber.transcribe(read(), options, cancelled=ended)
+        transcript = self._transcriber.transcribe(read(), options, progress, ended)
         return None if ended() else transcript
 
     def _done(self, work: asyncio.Future[Transcript | None]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nearfar.compiler.runtime.audio.transcribe import Transcript
 from nearfar.compiler.runtime.errors import RequestError
 
@@ -28,10 +30,13 @@ class TranscriberByName:
         *,
         translate: bool,
         max_seconds: float | None = None,
+        heard: Callable[[str], None] | None = None,
     ) -> Transcript:
         """Raises the errors of `check`, too."""
         model = await self._model()
-        return await model.transcribe(data, name, request, call, translate=translate, max_seconds=max_seconds)
+        return await model.transcribe(
+            data, name, request, call, translate=translate, max_seconds=max_seconds, heard=heard
+        )
 
     async def _model(self) -> Transcribes:
         assert self.models is not None

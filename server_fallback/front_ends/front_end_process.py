@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 from nearfar.compiler.runtime.audio.transcribe import Transcript
@@ -19,6 +20,7 @@ from ..api.metrics import SHARED_FOLDER
 from ..executors.executor import ModelChange
 from ..log_event import log_event
 from ..processes.child import Child
+from ..processes.connection import WithParts
 from ..processes.supervisor import Restarts, supervise
 from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest, UnloadRequest
 from .messages import Admit, Beating, Begin, Publish, Release, TakeAnswers, TakeBody, Transcribe
@@ -42,7 +44,7 @@ class FrontEndProcess:
         metrics_folder: str,
         latest: Callable[[], Publish],
         change: Callable[[ModelChange], Coroutine[Any, Any, object]],
-        transcribe: Callable[[Transcribe], Coroutine[Any, Any, Transcript]],
+        transcribe: Callable[[Transcribe, Callable[[str], None]], Coroutine[Any, Any, Transcript]],
     ) -> None:
         self._config, self._latest, self._change, self._transcribe = config, latest, change, transcribe
         self._requests = HeldRequests(limiter)
@@ -100,7 +102,7 @@ class FrontEndProcess:
             case LoadRequest() | UnloadRequest() | LoadAdapterRequest() | UnloadAdapterRequest():
                 return self._change(message)
             case Transcribe():
-                return self._transcribe(message)
+                return WithParts(partial(self._transcribe, message))
             case Beating():
                 assert self._child.connection is not None
                 self._child.connection.watch(self._config.hang_seconds, self._on_hang)

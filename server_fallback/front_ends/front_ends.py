@@ -107,7 +107,7 @@ class FrontEnds:
     def _latest(self) -> Publish:
         return Publish(tuple(shared_model(entry) for entry in self._registry.entries()))
 
-    async def _transcribe(self, message: Transcribe) -> Transcript:
+    async def _transcribe(self, message: Transcribe, heard: Callable[[str], None]) -> Transcript:
         """Raises the errors of `TranscriberByName.transcribe`."""
         return await TranscriberByName(message.model, self._registry).transcribe(
             message.data,
@@ -116,6 +116,7 @@ class FrontEnds:
             message.call,
             translate=message.translate,
             max_seconds=message.max_seconds,
+            heard=heard,
         )
 
     async def _publish(self) -> None:

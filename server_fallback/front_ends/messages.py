@@ -86,7 +86,9 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Transcribe:
-    """A call: the arguments of `Transcribes.transcribe` for the model of this name. Returns its `Transcript`."""
+    """A call: the arguments of `Transcribes.transcribe` for the model of this name. Returns its `Transcript`; its parts
+    are the texts of windows.
+    """
 
     model: str
     data: bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from nearfar.compiler.runtime.audio.transcribe import Transcript
 
@@ -41,6 +42,7 @@ class SharedSpeech(SpeechModel):
         *,
         translate: bool,
         max_seconds: float | None = None,
+        heard: Callable[[str], None] | None = None,
     ) -> Transcript:
         """Cancelling this ends the transcript in the main process, too."""
         # What observes an answer stays in this process.
@@ -48,7 +50,7 @@ class SharedSpeech(SpeechModel):
         message = Transcribe(self._share.name, data, name, request, plain, translate, max_seconds)
         self._running += 1
         try:
-            transcript: Transcript = await self._link.call(message, cancels=True)
+            transcript: Transcript = await self._link.call(message, cancels=True, on_part=heard)
         finally:
             self._running -= 1
         return transcript

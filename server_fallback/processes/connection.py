@@ -8,25 +8,35 @@ import asyncio
 import itertools
 import pickle
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, cast
 
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
-from .frames import HEADER_BYTES, Beat, Call, Cancel, Returned, frame, size_of
+from .frames import HEADER_BYTES, Beat, Call, Cancel, Part, Returned, frame, size_of
 from .heartbeat import Heart, Watch, beat_seconds
 
 
+@dataclass(frozen=True, slots=True)
+class WithParts:
+    """Work on a call whose result has parts, each of which it passes to the function that it is given."""
+
+    work: Callable[[Callable[[Any], None]], Coroutine[Any, Any, Any]]
+
+
 class Connection(asyncio.Protocol):
-    """Belongs to one event loop, which calls ``receive`` with each message; a coroutine that it returns is run. If the
-    message is a call, the result or the error is returned to the caller. ``on_end`` is called once no further message
-    can arrive, and returns the error of the calls that still wait.
+    """Belongs to one event loop, which calls ``receive`` with each message; a coroutine that it returns is run, and so
+    is, for a call, `WithParts`. If the message is a call, the result or the error is returned to the caller. ``on_end``
+    is called once no further message can arrive, and returns the error of the calls that still wait.
     """
 
     def __init__(self, receive: Callable[[Any], Any], on_end: Callable[[], NearfarError]) -> None:
         self._receive, self._on_end = receive, on_end
         self._numbers = itertools.count()
-        # The calls of this side, the work on those of the other side that it may cancel, and all other work.
+        # The calls of this side, what reads the parts of their results, the work on those of the other side that it may
+        # cancel, and all other work.
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._on_part: dict[int, Callable[[Any], None]] = {}
         self._cancellable: dict[int, asyncio.Task[None]] = {}
         self._background = Background()
         self._failure: NearfarError | None = None
@@ -41,18 +51,24 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(frame(message))
 
-    async def call(self, message: object, *, cancels: bool = False) -> Any:
-        """The result of a message. ``cancels``: if this is cancelled or ends, so is the work of the other side. Raises
-        its error, and that of ``on_end`` if it has ended.
+    async def call(
+        self, message: object, *, cancels: bool = False, on_part: Callable[[Any], None] | None = None
+    ) -> Any:
+        """The result of a message. ``cancels``: if this is cancelled or ends, so is the work of the other side.
+        ``on_part`` is called with each part of the result that arrives before it. Raises the error of the other side,
+        and that of ``on_end`` if it has ended.
         """
         if self._failure is not None:
             raise self._failure
         number = next(self._numbers)
         future = self._calls[number] = asyncio.get_running_loop().create_future()
+        if on_part is not None:
+            self._on_part[number] = on_part
         try:
             self.send(Call(number, message, cancels))
             return await future
         finally:
+            self._on_part.pop(number, None)
             if self._calls.pop(number, None) is not None and cancels:
                 self.send(Cancel(number))
 
@@ -119,6 +135,9 @@ class Connection(asyncio.Protocol):
         match message:
             case Returned():
                 self._return(message)
+            case Part(number, value):
+                if number in self._on_part:
+                    self._on_part[number](value)
             case Beat(step_seconds):
                 if self._watch is not None:
                     self._watch.beat(step_seconds)
@@ -139,6 +158,8 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self._send_error(number, error)
             return
+        if isinstance(value, WithParts):
+            value = value.work(lambda part: self.send(Part(number, part)))
         if not asyncio.iscoroutine(value):
             self.send(Returned(number, value))
             return

@@ -45,6 +45,14 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the result of a call, before it is `Returned`."""
+
+    number: int
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
 class Beat:
     """The event loop works, and the device's current step has taken ``step_seconds``, 0 without one."""
 

@@ -20,7 +20,7 @@ class TranscriptionRequest(Request):
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
     timestamp_granularities: Items[Literal["segment", "word"]] | None = None
-    stream: Literal[False] = False
+    stream: bool = False
 
     @property
     def words(self) -> bool:
@@ -66,6 +66,21 @@ class TranscriptionResponse(Reply):
     usage: AudioUsage
 
 
+class TranscriptTextDelta(Reply):
+    """An event of a stream: the text of a window, as soon as it is final."""
+
+    type: Literal["transcript.text.delta"] = "transcript.text.delta"
+    delta: str
+
+
+class TranscriptTextDone(Reply):
+    """The last event of a stream: the whole text, which is that of all deltas."""
+
+    type: Literal["transcript.text.done"] = "transcript.text.done"
+    text: str
+    usage: AudioUsage
+
+
 # For the OpenAPI document: the parts of the form.
 FORM: dict[str, Any] = {
     "requestBody": {
@@ -83,6 +98,7 @@ FORM: dict[str, Any] = {
                         "response_format": {"enum": ["json", "text", "srt", "verbose_json", "vtt"]},
                         "temperature": {"type": "number", "minimum": 0, "maximum": 1},
                         "timestamp_granularities[]": {"type": "array", "items": {"enum": ["segment", "word"]}},
+                        "stream": {"type": "boolean"},
                     },
                 }
             }

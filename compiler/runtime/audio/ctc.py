@@ -21,7 +21,7 @@ from ..runner import Runner, require_plan
 from ..text.tokenizer import Tokenizer
 from .frame_rows import frames_batch
 from .parakeet_frames import FEWEST_SAMPLES, parakeet_frames
-from .transcribe import Segment, Transcriber, Transcript, TranscriptionOptions, Word, compression_ratio
+from .transcribe import Progress, Segment, Transcriber, Transcript, TranscriptionOptions, Word, compression_ratio
 
 # What an encoder of sound does not take, by the option and the parameter of requests that asks for it.
 WITHOUT = {
@@ -51,7 +51,7 @@ class CtcTranscriber:
         self,
         samples: FloatArray,
         options: TranscriptionOptions,
-        progress: Callable[[float, float], None] = lambda *_: None,
+        progress: Progress = lambda *_: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Transcript:
         """As `Transcriber.transcribe`."""
@@ -59,7 +59,7 @@ class CtcTranscriber:
         duration = len(samples) / SAMPLE_RATE
         for _, done, found in self.windows(samples, options, cancelled):
             segments += found
-            progress(min(done, duration), duration)
+            progress(min(done, duration), duration, found)
         return Transcript("transcribe", None, duration, tuple(segments))
 
     def check(self, options: TranscriptionOptions) -> str | None:

@@ -78,6 +78,10 @@ class Segment:
     words: tuple[Word, ...] = ()
 
 
+# Receives the seconds that are done, all of them, and the segments that have become final.
+Progress = Callable[[float, float, Sequence[Segment]], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Transcript:
     """``language`` is None for models of one language; ``duration`` in seconds."""
@@ -138,11 +142,11 @@ class Transcriber:
         self,
         samples: FloatArray,
         options: TranscriptionOptions,
-        progress: Callable[[float, float], None] = lambda *_: None,
+        progress: Progress = lambda *_: None,
         cancelled: Callable[[], bool] = lambda: False,
     ) -> Transcript:
-        """The transcript of samples at 16 kHz. ``progress`` receives the seconds that are done, and all of them;
-        ``cancelled`` is called before each forward pass, and ends the transcript.
+        """The transcript of samples at 16 kHz. ``progress`` is called after each window; ``cancelled``
+        before each forward pass, and ends the transcript.
 
         Raises RequestError for no samples, and for a language or task that the model does not have; DeviceError for
         results that are not finite.
@@ -153,7 +157,7 @@ class Transcriber:
         for spoken, done, found in self.windows(samples, options, cancelled):
             language = spoken
             segments += found
-            progress(min(done, duration), duration)
+            progress(min(done, duration), duration, found)
         return Transcript("translate" if options.translate else "transcribe", language, duration, tuple(segments))
 
     def check(self, options: TranscriptionOptions) -> str | None:

@@ -161,7 +161,7 @@ def test_each_format_has_its_type(app: FastAPI) -> None:
         ({"response_format": "docx"}, "response_format", "'json', 'text', 'srt', 'verbose_json' or 'vtt'"),
         ({"timestamp_granularities[]": ["word"]}, "timestamp_granularities", "when each word"),
         ({"timestamp_granularities[]": ["letter"]}, "timestamp_granularities[0]", "'segment'"),
-        ({"stream": "true"}, "stream", "Got true"),
+        ({"stream": "yes"}, "stream", "stream"),
         ({"chunking_strategy": "auto"}, "chunking_strategy", "Unknown parameter"),
         ({"file": b"no sound"}, None, "a.wav: is no sound in a known format"),
         ({"file": None}, "file", "Missing required parameter: 'file'"),

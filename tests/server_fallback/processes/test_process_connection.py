@@ -13,7 +13,7 @@ import pytest
 from waiting import until
 
 from nearfar.compiler.runtime.errors import NearfarError, RequestError, Unavailable
-from nearfar.server_fallback.processes.connection import Connection
+from nearfar.server_fallback.processes.connection import Connection, WithParts
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs Unix sockets")
 
@@ -71,6 +71,32 @@ def test_a_call_returns_the_result_or_the_error_of_a_function_or_of_a_coroutine(
             with pytest.raises(Unavailable, match="Strange"):
                 await connection.call("strange")
             assert await connection.call("still") == "stillstill"
+
+    asyncio.run(work())
+
+
+def test_the_parts_of_a_result_arrive_in_order_and_before_it() -> None:
+    async def count(part: Callable[[Any], None]) -> str:
+        part(0)
+        await asyncio.sleep(0.01)
+        part(1)
+        part(2)
+        return "done"
+
+    async def work() -> None:
+        async with connected(lambda _: WithParts(count)) as (connection, _):
+            first, second = list[int](), list[int]()
+            calls = (connection.call("", on_part=each.append) for each in (first, second))
+            assert await asyncio.gather(*calls, connection.call("")) == ["done"] * 3
+            assert first == second == [0, 1, 2]
+            # Nobody reads the parts of a call that was cancelled.
+            parts = list[int]()
+            task = asyncio.ensure_future(connection.call("", on_part=parts.append, cancels=True))
+            await until(lambda: parts == [0])
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert await connection.call("") == "done"
+            assert parts == [0]
 
     asyncio.run(work())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -112,6 +112,7 @@ class Heard:
         *,
         translate: bool,
         max_seconds: float | None = None,
+        heard: Callable[[str], None] | None = None,  # noqa: ARG002
     ) -> Transcript:
         given = (name, request.model, call.deadline, translate, max_seconds)
         assert given == ("the recording", "tiny", None, False, None)

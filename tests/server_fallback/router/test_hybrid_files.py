@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -138,6 +139,7 @@ class Heard:
         *,
         translate: bool,
         max_seconds: float | None = None,
+        heard: Callable[[str], None] | None = None,  # noqa: ARG002
     ) -> Transcript:
         assert (name, request.model, translate, max_seconds) == ("messages[0].content[1]", self.model, False, 600)
         self.count += 1

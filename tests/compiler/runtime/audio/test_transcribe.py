@@ -5,7 +5,7 @@ without timestamps, and with windows that are left out because nobody speaks.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -230,8 +230,14 @@ def test_windows_continue_the_text_of_those_before_as_in_transformers(
 
 
 def test_progress_ends_at_the_length_of_the_sound(whispers: Callable[[int], Whisper]) -> None:
-    done: list[tuple[float, float]] = []
-    whispers(0).transcriber().transcribe(chirp(48001), STAMPED, lambda *each: done.append(each))
+    done, segments = list[tuple[float, float]](), list[Segment]()
+
+    def progress(seconds: float, total: float, found: Sequence[Segment]) -> None:
+        done.append((seconds, total))
+        segments.extend(found)
+
+    transcript = whispers(0).transcriber().transcribe(chirp(48001), STAMPED, progress)
+    assert tuple(segments) == transcript.segments != ()
     assert len(done) > 2
     assert done == sorted(done)
     assert np.allclose(done[-1], 3.0, atol=0.01)
