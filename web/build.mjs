@@ -40,6 +40,7 @@ const laterFiles = (folder) => [
   outside("attachments-outside", /\/attachments\/index\.js$/, `${folder}/attachments.js`),
   outside("audio-outside", /\/audio\/index\.js$/, `${folder}/audio.js`),
   outside("images-outside", /\/images\/index\.js$/, `${folder}/images.js`),
+  outside("videos-outside", /\/videos\/index\.js$/, `${folder}/videos.js`),
 ];
 // A page that passes an engine to Hybrid does not need another one, and few use speculation, embeddings, descriptions,
 // files or pictures.
@@ -155,6 +156,7 @@ const built = await Promise.all([
   build({ ...browser, entryPoints: { adapters: "src/adapters/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { drafts: "src/drafts/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { images: "src/images/index.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { videos: "src/videos/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { audio: "src/audio/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { attachments: "src/attachments/index.ts" }, outdir: "dist" }),
   // An address of audio.js.

@@ -58,7 +58,7 @@ def url_of(kind: str) -> str:
 def test_the_browser_decodes_the_frames_at_the_wanted_indices(kind: str, page: Page) -> None:
     total, fps, greys = page.evaluate(
         """async (kind) => {
-            const { openVideo } = await import("./images.js");
+            const { openVideo } = await import("./videos.js");
             const blob = await (await fetch(`./${kind}.video`)).blob();
             const signal = new AbortController().signal;
             const video = await openVideo(blob, signal);

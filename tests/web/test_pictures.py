@@ -128,8 +128,8 @@ def page_with(browser: Browser, bundle: Bundle, site: Path) -> Iterator[Page]:
     for name, pixels in PICTURES.items():
         (site / f"{name}.png").write_bytes(png_of(pixels))
     scripts = (
-        *("nearfar.js", "client.js", "worker.js", "images.js", "attachments.js", "language-model.js", "webllm.js"),
-        *("hybrid.js", "describer.js"),
+        *("nearfar.js", "client.js", "worker.js", "images.js", "videos.js", "attachments.js", "hybrid.js"),
+        *("language-model.js", "webllm.js", "describer.js"),
     )
     files = {"index.html": HTML, "start.js": START, "engine_worker.js": WORKER}
     with engine_page(browser, bundle, site, scripts, files) as opened:

@@ -27,7 +27,7 @@ import type { BundleAddress, Loaded, LoadOptions } from "./load.js";
 import { hasPlan, load, plan } from "./load.js";
 import type { TuningEntry } from "./runtime/manifest.js";
 import type { MemoryPlan } from "./runtime/memory_plan.js";
-import { audioFile } from "./runtime/import_later.js";
+import { audioFile, importVideos } from "./runtime/import_later.js";
 import { sha256 } from "./runtime/read_file.js";
 import type { SessionOptions } from "./session.js";
 import { SESSION_OPTIONS, Session } from "./session.js";
@@ -114,7 +114,7 @@ export class Engine implements EngineWithSessions {
     const pictures =
       spec === null && sounds === null
         ? undefined
-        : loaded.images?.open({ spec, sounds, model: manifest.spec, features, audio: audioFile });
+        : loaded.images?.open({ spec, sounds, model: manifest.spec, features, audio: audioFile, videos: importVideos });
     this.#pictures = pictures ?? null;
     this.#tokens = new TokenEngine(
       runner,

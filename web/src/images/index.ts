@@ -12,8 +12,6 @@ export type { DecodeOptions, ImageSource, RawPixels } from "./decode.js";
 export { MAX_PIXELS, decodeImage } from "./decode.js";
 export type { PreparedImage } from "./patches.js";
 export { imageKey, prepareImage } from "./patches.js";
-export type { VideoFrames } from "../videos/decode.js";
-export { openVideo } from "../videos/decode.js";
 export type { Pixels } from "./resize.js";
 export { resizeU8 } from "./resize.js";
 export { sentMessages } from "./stored_messages.js";

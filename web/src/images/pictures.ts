@@ -12,7 +12,7 @@ import { BOUNDS } from "../shared/attachments.js";
 import { imageLayout } from "../shared/images/layout.js";
 import { SOUND_RATE, soundLayout } from "../shared/sounds.js";
 import { cutVideo, framesVideo } from "../videos/cut.js";
-import { openVideo } from "../videos/decode.js";
+import type * as videos from "../videos/index.js";
 import { dataFile, decodeImage, fetched } from "./decode.js";
 import type { PictureCounts, TileFeatures } from "./feature_cache.js";
 import { FeatureCache } from "./feature_cache.js";
@@ -37,6 +37,8 @@ export interface PictureParts {
   readonly features: (batch: PatchBatch | Batch) => Promise<Float32Array>;
   /** audio.js, for models that hear. */
   readonly audio?: (() => Promise<SoundTools>) | undefined;
+  /** videos.js, for models that read videos. */
+  readonly videos?: (() => Promise<typeof videos>) | undefined;
   readonly capacityBytes?: number;
 }
 
@@ -146,7 +148,7 @@ export class Pictures {
   }
 
   async #watch({ source }: ChatPicture & { readonly kind: "video" }, signal: AbortSignal): Promise<Picture> {
-    const { spec } = this.#parts;
+    const { spec, videos: files } = this.#parts;
     if (spec?.video == null)
       throw new RequestError("is a video, and this model reads pictures and texts only; send pictures of it");
     const address = typeof source === "string" ? source : null;
@@ -154,11 +156,11 @@ export class Pictures {
       address === null ? source : /^data:/i.test(address) ? dataFile(address) : await fetched(address, signal);
     const video =
       file instanceof Blob
-        ? await openVideo(file, signal)
+        ? await (await files?.())?.openVideo(file, signal)
         : typeof file === "object"
           ? await framesVideo(file.frames, file.fps, signal)
           : null;
-    if (video === null) throw new Error("a video is a file or frames");
+    if (video == null) throw new Error("a video is a file, which needs videos.js, or frames");
     const { frames, key, text, features, columns } = await cutVideo(spec, video, signal);
     return {
       key,

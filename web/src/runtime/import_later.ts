@@ -1,6 +1,6 @@
 // Imports the package's files that only some bundles need: encoders.js those of embedding models, rerankers and
-// classifiers, experts.js mixtures whose experts do not fit on the device, images.js models that see pictures, audio.js
-// those that transcribe sound, attachments.js messages with files or recordings.
+// classifiers, experts.js mixtures whose experts do not fit on the device, images.js models that see pictures, videos.js
+// files of videos, audio.js models that transcribe sound, attachments.js messages with files or recordings.
 
 import type * as attachments from "../attachments/index.js";
 import type * as audio from "../audio/index.js";
@@ -9,6 +9,7 @@ import type { EncodersModule } from "../encoders/index.js";
 import { DeviceError, messageOf } from "../errors.js";
 import type { ExpertsModule } from "../experts/index.js";
 import type { ImagesModule } from "../images/index.js";
+import type * as videos from "../videos/index.js";
 
 /** Throws DeviceError if encoders.js cannot be imported. */
 export async function importEncoders(): Promise<EncodersModule> {
@@ -29,6 +30,11 @@ export async function importAttachments(): Promise<typeof attachments> {
 /** Throws DeviceError if images.js cannot be imported. */
 export async function importImages(): Promise<ImagesModule> {
   return (await imported("images", import("../images/index.js"))).images;
+}
+
+/** Throws DeviceError if videos.js cannot be imported. */
+export async function importVideos(): Promise<typeof videos> {
+  return imported("videos", import("../videos/index.js"), "cannot import it, and reads the frames of videos only");
 }
 
 /** Throws DeviceError if audio.js cannot be imported. */
