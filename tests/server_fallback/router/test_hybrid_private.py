@@ -242,6 +242,7 @@ WITH_PICTURES: dict[str, list[dict[str, Any]]] = {
         {"role": "tool", "tool_call_id": "c1", "content": [PICTURE]},
     ],
     "in a text": [{"role": "user", "content": f"what is ![it]({PNG})?"}],
+    "with codecs": [{"role": "user", "content": "what is in data:video/webm; codecs=vp8,opus;base64,GkXfow==?"}],
 }
 KEEPING = [EAGER, policy("prefer-far", private={"media": "near"}, escalation={"then": "restart", "warm": "always"})]
 

@@ -164,6 +164,10 @@ const WITH_MEDIA: readonly (readonly [string, readonly object[]])[] = [
     ],
   ],
   ["bytes in a text", [{ role: "user", content: `what is ![it](${PNG})?` }]],
+  [
+    "bytes of a video with codecs in a text",
+    [{ role: "user", content: "what is in data:video/webm; codecs=vp8,opus;base64,GkXfow==?" }],
+  ],
   ["a recording", [{ role: "user", content: [RECORDING] }]],
   ["a part of no known kind", [{ role: "user", content: [{ type: "hologram", data: "iVBORw0KGgo=" }] }]],
 ];

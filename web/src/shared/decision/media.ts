@@ -26,7 +26,8 @@ const WORDS: Readonly<Record<MediaKind, string>> = {
   text: "a file of text",
 };
 const OF_BYTES: Readonly<Record<string, MediaKind>> = { audio: "sound", video: "video" };
-const BYTES_IN_TEXT = /data:(image|video|audio)\\?\/[^,\s]{0,100};base64,[\w+/-]/i;
+// A type may have parameters with commas and spaces: "video/webm; codecs=vp8,opus".
+const BYTES_IN_TEXT = /data:(image|video|audio)\\?\/[^:]*?;base64,[\w+/-]/i;
 
 /** The media of these messages, and of ``texts``, all texts of their request. */
 export function mediaOf(messages: readonly unknown[], texts: Iterable<string>): readonly Media[] {
