@@ -24,6 +24,8 @@ from .wav import is_wav, read_wav
 FRAMES_AT_ONCE = 1 << 20
 # The rates that files may have, in Hz.
 RATES = range(1_000, 768_001)
+# The loudest sample: floats may have the range of integers of 32 bits. Larger numbers become infinite in a model.
+LOUDEST = 2.0**31
 EXTRA = "pip install 'nearfar[audio]'"
 
 
@@ -60,6 +62,8 @@ def read_sound(data: bytes, where: str, max_seconds: float = math.inf) -> FloatA
         raise RequestError(f"{where}: has no samples")
     if not np.isfinite(samples).all():
         raise RequestError(f"{where}: has samples that are not finite numbers; it is damaged")
+    if max(samples.max(), -samples.min()) > LOUDEST:
+        raise RequestError(f"{where}: has samples beyond 2^31; it is damaged, samples are from -1 to 1")
     return samples
 
 

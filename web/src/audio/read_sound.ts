@@ -10,6 +10,8 @@ export const MAX_SECONDS = 3600;
 /** The rates that sound may have, in Hz. */
 const LOWEST_RATE = 1000;
 const HIGHEST_RATE = 768_000;
+/** The loudest sample: floats may have the range of integers of 32 bits. Larger numbers become infinite in a model. */
+const LOUDEST = 2 ** 31;
 
 /** Samples from -1 to 1: of one channel, or of each channel. */
 export interface RawSound {
@@ -43,6 +45,8 @@ export async function readSound(
   if (mono.length === 0) throw new RequestError("audio: has no samples; send another recording");
   if (!mono.every(Number.isFinite))
     throw new RequestError("audio: has samples that are not finite numbers; it is damaged");
+  if (mono.some((sample) => Math.abs(sample) > LOUDEST))
+    throw new RequestError("audio: has samples beyond 2^31; it is damaged, samples are from -1 to 1");
   return resample(mono, rate, SAMPLE_RATE);
 }
 

@@ -102,6 +102,7 @@ test.each<readonly [string, SoundSource, RegExp]>([
   ["no whole rate", { samples: SAMPLES, sampleRate: 16_000.5 }, /has 16000.5 samples a second/],
   ["NaN", { samples: Float32Array.of(0, NaN), sampleRate: 16_000 }, /not finite/],
   ["infinity", { samples: [SAMPLES, SAMPLES.map(() => Infinity)], sampleRate: 16_000 }, /not finite/],
+  ["noise of another kind", { samples: Float32Array.of(0, -1e30), sampleRate: 16_000 }, /beyond 2\^31/],
   ["unequal channels", { samples: [SAMPLES, SAMPLES.subarray(1)], sampleRate: 16_000 }, /have 1600, 1599 samples/],
   ["no channel", { samples: [], sampleRate: 16_000 }, /has no samples/],
   ["no samples", { samples: new Float32Array(), sampleRate: 16_000 }, /has no samples/],

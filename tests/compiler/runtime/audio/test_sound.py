@@ -97,6 +97,7 @@ GOOD = wav(integers(16), 1, 16)
         (wav(np.array([0, np.inf], "<f8").tobytes(), 3, 64), "samples that are not finite"),
         (wav(np.array([0, 1e300], "<f8").tobytes(), 3, 64), "samples that are not finite"),
         (wav(np.full(64, 3e38, "<f4").tobytes(), 3, 32, channels=2), "samples that are not finite"),
+        (wav(np.array([0, -1e30], "<f4").tobytes(), 3, 32), "samples beyond 2^31"),
     ],
 )
 def test_what_is_no_sound_is_refused(data: bytes, message: str) -> None:
