@@ -88,7 +88,7 @@ def lossy() -> dict[str, bytes]:
 
 
 def converted() -> dict[str, bytes]:
-    """Those that Python converts as transformers does, and a browser in its own way."""
+    """Those that Python and a browser convert each in its own way, CMYK as transformers does."""
     return {
         "cmyk": saved(PHOTO.convert("CMYK"), "JPEG"),
         "16 bit": saved(Image.fromarray(np.asarray(GREY).astype(np.uint16) * 257), "PNG"),

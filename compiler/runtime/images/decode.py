@@ -1,6 +1,7 @@
 """Decodes pictures as transformers' load_image does: turned upright by their EXIF orientation, then converted to RGB.
 
-Pillow decodes them, and nothing else is left to it. What it cannot decode whole is a RequestError.
+Pillow decodes them, and nothing else is left to it. What it cannot decode whole is a RequestError. Greys of 16 bits are
+scaled, as browsers do and `load_image` does not.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def decode_image(data: bytes, max_pixels: int | None = None) -> Bytes:
         opened = Image.open(io.BytesIO(data), formats=FORMATS)
         _require_size(opened.width, opened.height, max_pixels)
         _require_one_picture(opened)
-        picture = ImageOps.exif_transpose(opened).convert("RGB")
+        picture = _of_8_bits(ImageOps.exif_transpose(opened)).convert("RGB")
     except UnidentifiedImageError as error:
         raise RequestError(
             "images: the picture has an unknown format; send a PNG, JPEG, WebP, GIF, BMP or AVIF file"
@@ -61,6 +62,18 @@ def decode_image(data: bytes, max_pixels: int | None = None) -> Bytes:
     except DAMAGED as error:
         raise RequestError(f"images: the picture is damaged or incomplete: {error}; send it again") from error
     return np.asarray(picture)
+
+
+def _of_8_bits(picture: Image) -> Image:
+    """Greys of 16 bits by their upper eight, as Pillow itself reads colours of 16 bits; its conversion would make white
+    of all but the darkest ones.
+    """
+    from PIL import Image as pillow
+
+    if not picture.mode.startswith("I"):
+        return picture
+    greys = np.clip(np.asarray(picture), 0, 2**16 - 1)
+    return pillow.fromarray((greys >> 8).astype(np.uint8))
 
 
 def _require_one_picture(opened: Image) -> None:
