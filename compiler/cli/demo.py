@@ -21,15 +21,7 @@ from rich.table import Table
 
 from ..browser.page_server import PageServer, require_page
 from ..bundle.folder import Bundle, open_bundle
-from ..demo import (
-    CHECKPOINT,
-    EARS_CHECKPOINT,
-    ENCODER_CHECKPOINT,
-    EYES_CHECKPOINT,
-    MODELS,
-    PICTURES,
-    RECORDINGS,
-)
+from ..demo import DEMOS, MODELS, PICTURES, RECORDINGS
 from ..pipeline.compile import compile_model
 from ..pipeline.options import CompileOptions
 from ..runtime.errors import BundleError, RequestError
@@ -63,24 +55,32 @@ def run(options: Demo) -> None:
         raise RequestError(f"--far {options.far}: is not the URL of a server; write http://host:port")
     documents = options.document
     require_documents(options)
-    encoder = None if options.encoder is None else open_page_bundle(options.encoder)
-    if encoder is not None and encoder.manifest.embedding is None:
-        raise RequestError(f"--encoder {options.encoder}: makes no embeddings; give the bundle of an embedding model")
-    transcriber = None if options.transcriber is None else open_page_bundle(options.transcriber)
-    if transcriber is not None and not transcriber.manifest.transcribes:
-        raise RequestError(f"--transcriber {options.transcriber}: transcribes no sound; give the bundle of a Whisper")
+    given = (options.bundle, options.encoder, options.transcriber)
+    opened = {place: open_page_bundle(place) for place in given if place is not None and not names_demo(place)}
     # Before the demo models are compiled, which takes 20 seconds each.
     require_page()
     # Addresses and paths are not wrapped.
     console = Console(soft_wrap=True)
-    with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
-        bundle = open_page_bundle(options.bundle) if options.bundle else compile_demo(Path(folder) / "demo", console)
-        # The models that see and hear are asked besides the one that answers.
-        alone = options.bundle is not None or len(options.prompt) > 0
-        if encoder is None and (options.serve or documents):
-            encoder = compile_encoder(Path(folder) / "encoder", console)
-        if not options.serve and not alone:
-            transcriber = compile_ears(Path(folder) / "ears", console)
+    # The models that see and hear are asked besides the one that answers.
+    alone = options.bundle is not None or len(options.prompt) > 0
+    with tempfile.TemporaryDirectory(prefix="nearfar-") as name:
+        folder = Path(name)
+        encoder = transcriber = None
+        if options.transcriber is not None or not (options.serve or alone):
+            place = options.transcriber or Path("demo-ears")
+            transcriber = opened.get(place) or compile_demo(str(place), folder, console)
+            if not transcriber.manifest.transcribes:
+                raise RequestError(
+                    f"--transcriber {place}: transcribes no sound; give the bundle of a model that does, such as "
+                    "Whisper, or demo-ears"
+                )
+        if options.encoder is not None or options.serve or documents:
+            place = options.encoder or Path("demo-encoder")
+            encoder = opened.get(place) or compile_demo(str(place), folder, console)
+            if encoder.manifest.embedding is None:
+                raise RequestError(f"--encoder {place}: makes no embeddings; give the bundle of an embedding model")
+        place = options.bundle or Path("demo")
+        bundle = opened.get(place) or compile_demo(str(place), folder, console)
         with PageServer(
             bundle.path,
             options.port,
@@ -99,7 +99,7 @@ def run(options: Demo) -> None:
             if documents:
                 show_documents(server, documents, options.question or QUESTION, options.screenshot, console)
         if not alone:
-            show_pictures(Path(folder) / "eyes", options.screenshot, console)
+            show_pictures(folder, options.screenshot, console)
         show_hints(device, console)
 
 
@@ -118,6 +118,10 @@ def require_documents(options: Demo) -> None:
             raise RequestError(f"--document {file}: the file does not exist")
 
 
+def names_demo(place: Path) -> bool:
+    return str(place) in DEMOS and not place.exists()
+
+
 def open_page_bundle(path: Path) -> Bundle:
     """Raises BundleError, also for a bundle that browsers cannot run."""
     bundle = open_bundle(path)
@@ -128,31 +132,17 @@ def open_page_bundle(path: Path) -> Bundle:
     return bundle
 
 
-def compile_demo(output: Path, console: Console) -> Bundle:
-    return compile_checkpoint(CHECKPOINT, "model", output, CompileOptions(), console)
+def compile_demo(name: str, folder: Path, console: Console) -> Bundle:
+    """A demo model (DEMOS) as a bundle in ``folder``.
 
-
-def compile_encoder(output: Path, console: Console) -> Bundle:
-    """With 8-bit weights, which keep the vectors (tests/demo_encoder/README.md)."""
-    return compile_checkpoint(ENCODER_CHECKPOINT, "encoder", output, CompileOptions(quantization="q8f16"), console)
-
-
-def compile_ears(output: Path, console: Console) -> Bundle:
-    return compile_checkpoint(EARS_CHECKPOINT, "model that hears", output, CompileOptions(), console)
-
-
-def compile_eyes(output: Path, console: Console) -> Bundle:
-    return compile_checkpoint(EYES_CHECKPOINT, "model that sees", output, CompileOptions(), console)
-
-
-def compile_checkpoint(checkpoint: Path, kind: str, output: Path, options: CompileOptions, console: Console) -> Bundle:
+    The encoder has 8-bit weights, which keep the vectors (tests/demo_encoder/README.md).
+    """
+    options = CompileOptions(quantization="q8f16") if name == "demo-encoder" else CompileOptions()
     started = time.perf_counter()
     with progress_bars() as bars:
-        bundle = compile_model(str(checkpoint), output, options, phases(bars))
+        bundle = compile_model(str(DEMOS[name]), folder / name, options, phases(bars))
     seconds = time.perf_counter() - started
-    console.print(
-        f"compiled the demo {kind} for webgpu: {megabytes(bundle.size_bytes())} in {seconds:.1f} s", highlight=False
-    )
+    console.print(f"compiled {name} for webgpu: {megabytes(bundle.size_bytes())} in {seconds:.1f} s", highlight=False)
     return bundle
 
 
@@ -231,7 +221,7 @@ def show_pictures(folder: Path, screenshot: Path, console: Console) -> None:
 
     console.print()
     screenshot = screenshot.with_stem(f"{screenshot.stem}-pictures")
-    bundle = compile_eyes(folder, console)
+    bundle = compile_demo("demo-eyes", folder, console)
     with PageServer(bundle.path) as server, Page(server.chat_url) as page:
         page.wait_until_ready()
         for number, (picture, question) in enumerate(PICTURES):

@@ -61,7 +61,8 @@ class Run:
     """a recording before the message, for a model that hears; for others, --transcriber writes down what is said; may
     be repeated"""
     transcriber: Annotated[Path | None, Flag(metavar="BUNDLE")] = None
-    """for --audio: the bundle of a Whisper or Moonshine; a checkpoint's folder is compiled once into a cache"""
+    """for --audio: the bundle of a Whisper, Moonshine or Parakeet CTC; a checkpoint's folder is compiled once into a
+    cache"""
     system: Text | None = None
     """the system prompt: instructions on how to answer"""
     max_tokens: int | None = None
@@ -94,7 +95,8 @@ class Transcribe:
     sound: Annotated[Path, Flag(metavar="SOUND", place=True)]
     """a WAV file; with pip install 'nearfar[audio]' also FLAC, MP3, Ogg and more"""
     bundle: BundlePlace
-    """the bundle of a Whisper or Moonshine; a checkpoint's folder is compiled once into a cache"""
+    """the bundle of a Whisper, Moonshine or Parakeet CTC; a checkpoint's folder is compiled once into a
+    cache"""
     language: Text | None = None
     """the language that is spoken, such as en (default: the model detects it)"""
     translate: bool = False
@@ -125,7 +127,7 @@ class Demo:
     """example: nearfar demo --prompt 'what is 27 + 58?'"""
 
     bundle: BundlePlace | None = None
-    """a webgpu bundle (default: the demo model, compiled now)"""
+    """a webgpu bundle, or a demo model, which is compiled now (default: demo)"""
     prompt: tuple[Text, ...] = ()
     """the prompt to send; may be repeated"""
     screenshot: File = Path("nearfar-demo.png")
@@ -133,11 +135,11 @@ class Demo:
     serve: bool = False
     """serve the page for your own browser until Ctrl-C"""
     encoder: Annotated[Path | None, Flag(metavar="BUNDLE")] = None
-    """a webgpu bundle of an embedding model, with which the documents page searches (default: the demo encoder,
-    compiled now)"""
+    """a webgpu bundle of an embedding model, with which the documents page searches (default: demo-encoder, compiled
+    now)"""
     transcriber: Annotated[Path | None, Flag(metavar="BUNDLE")] = None
-    """a webgpu bundle of a Whisper, with which the pages for transcripts and voice and the chat's microphone write
-    down what is said"""
+    """a webgpu bundle of a model that transcribes, or demo-ears, with which the pages for transcripts and voice and the
+    chat's microphone write down what is said"""
     document: tuple[File, ...] = ()
     """a text, Markdown or HTML file for the documents page; may be repeated"""
     question: Text | None = None
@@ -149,7 +151,7 @@ class Demo:
     port: int = 0
     """the port of the page's server on 127.0.0.1 (default: a free one)"""
     list: bool = False
-    """list the demo models, which other commands accept by name, and their sizes"""
+    """list the demo models, which commands accept by name, and their sizes"""
 
 
 @options

@@ -19,7 +19,6 @@ def test_a_missing_page_is_refused_before_anything_is_compiled(
 
     monkeypatch.setattr(page_server, "PAGE", tmp_path)
     monkeypatch.setattr(demo, "compile_demo", compiled)
-    monkeypatch.setattr(demo, "compile_encoder", compiled)
     assert main(["demo", "--serve"]) != 0
     assert "the web page is not built; run 'make web'" in " ".join(capsys.readouterr().err.split())
 
