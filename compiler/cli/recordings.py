@@ -53,8 +53,8 @@ def require_transcriber(options: Run, manifest: Description) -> None:
         raise RequestError(f"--audio: {manifest.model} generates no text; use a model that does")
     if options.transcriber is None and not manifest.hears:
         raise RequestError(
-            f"--audio {options.audio[0]}: {manifest.model} hears nothing; add --transcriber BUNDLE, a Whisper that "
-            "writes down what is said"
+            f"--audio {options.audio[0]}: {manifest.model} hears nothing; add --transcriber BUNDLE, a model such "
+            "as Whisper that writes down what is said"
         )
 
 

@@ -74,7 +74,9 @@ async def _transcribe(service: Service, request: Request, *, translate: bool) ->
         check_stream(body, translate=translate)
     executor = await service.models.executor(body.model)
     if not isinstance(executor, Transcribes):
-        raise ApiError(400, "this model does not transcribe sound; use a Whisper", "invalid_value", "model")
+        raise ApiError(
+            400, "this model does not transcribe sound; use one that does, such as Whisper", "invalid_value", "model"
+        )
     assert exchange.admission is not None
     capacity = service.models.answers_at_once(body.model) or service.config.max_concurrent_requests
     await exchange.admission.answers(1, capacity, "file")

@@ -79,7 +79,7 @@ class Serve(Listening):
     alias: Annotated[tuple[str, ...], Flag(metavar="NAME=MODEL")] = ()
     """another name for a model; may be given several times"""
     transcriber: ModelName | None = None
-    """a Whisper, served like the other models, that writes down the recordings in chats (input_audio)"""
+    """a model such as Whisper, served like the others, that writes down the recordings in chats (input_audio)"""
     executor: Literal["local", "vllm", "upstream"] = "local"
     """the program that runs the models (default: this process)"""
     memory: SizeBytes | None = None
@@ -111,7 +111,7 @@ class Gateway(Listening):
     """the embedding model of a policy that was fitted with --features embedding, in any form that --near accepts, or
     demo-encoder"""
     transcriber: ModelName | None = None
-    """a Whisper, served beside the pair, that writes down the recordings in chats on this machine"""
+    """a model such as Whisper, served beside the pair, that writes down the recordings in chats on this machine"""
     far_api_key_env: Variable | None = None
     """the environment variable that holds the far server's API key"""
     far_model: Name | None = None

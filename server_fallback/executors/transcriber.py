@@ -43,6 +43,8 @@ class TranscriberByName:
         executor = await self.models.executor(self.name)
         if not isinstance(executor, Transcribes):
             raise RequestError(
-                f"the transcriber {self.name} transcribes no sound; start the server with a Whisper", param="model"
+                f"the transcriber {self.name} transcribes no sound; start the server with a model that does, such as "
+                "Whisper",
+                param="model",
             )
         return executor

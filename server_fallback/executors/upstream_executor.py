@@ -248,7 +248,7 @@ class UpstreamExecutor:
         names = ", ".join(each.upstream.url for each in self._replicas.all)
         raise RequestError(
             f"the messages have a recording, and no server of this model reads sound ({names}); start one of them, or "
-            "this server, with --transcriber MODEL, a Whisper",
+            "this server, with --transcriber MODEL, such as a Whisper",
             param="messages",
         )
 

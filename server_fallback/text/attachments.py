@@ -13,7 +13,7 @@ from ..schema.chat import FileData, FilePart, Message, Part, SoundPart, TextPart
 
 # Of a file's data, which its beginning describes.
 HEAD_CHARACTERS = 1024
-NO_TRANSCRIBER = "leave it out, or start the server with --transcriber MODEL, a Whisper that writes it down"
+NO_TRANSCRIBER = "leave it out, or start the server with --transcriber MODEL, such as a Whisper, that writes it down"
 
 
 def with_files(messages: Sequence[Message], *, keep_others: bool = False) -> Sequence[Message]:
@@ -63,7 +63,8 @@ def decode_base64(text: str, where: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RequestError(f"{where} has data that is not base64: {error}; send all of it", param=where) from error
+        fix = "send what follows the comma of the data: URL" if text.startswith("data:") else "send all of it"
+        raise RequestError(f"{where} has data that is not base64: {error}; {fix}", param=where) from error
 
 
 def _parts(message: Message) -> Sequence[object]:

@@ -111,7 +111,7 @@ def test_a_model_that_hears_answers_about_recordings_without_a_transcriber(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["MODEL", "hi", "--audio", "one.wav"], "hears nothing; add --transcriber BUNDLE, a Whisper"),
+        (["MODEL", "hi", "--audio", "one.wav"], "hears nothing; add --transcriber BUNDLE, a model such as Whisper"),
         (["MODEL", "hi", "--transcriber", "whisper"], "--transcriber writes down recordings; give some with --audio"),
         (["MODEL", "hi", "--audio", "one.wav", "--transcriber", "MODEL"], "generates text and reads no sound"),
         (["MODEL", "hi", "--audio", "text.wav", "--transcriber", "whisper"], "text.wav: is no sound in a known format"),

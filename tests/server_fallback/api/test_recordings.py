@@ -95,6 +95,7 @@ def test_a_stream_has_the_transcripts_in_its_first_chunk(app: FastAPI) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
+        ("data:audio/wav;base64,AAAA", "send what follows the comma of the data: URL"),
         ("AAA", "messages[0].content[0].input_audio has data that is not base64"),
         (noise(1.0)[:20], "messages[0].content[0]: "),
         (b"", "messages[0].content[0]: is empty"),
@@ -103,7 +104,7 @@ def test_a_stream_has_the_transcripts_in_its_first_chunk(app: FastAPI) -> None:
         (wav(bytes(601 * 1000), 1, 8, rate=1000), "is longer than 600 seconds"),
         (bytes(25 * 2**20 + 1), "bytes; at most 26214400 are read"),
     ],
-    ids=["base64", "cut", "empty", "no samples", "NaN", "long", "large"],
+    ids=["data URL", "base64", "cut", "empty", "no samples", "NaN", "long", "large"],
 )
 def test_recordings_that_cannot_be_read_are_refused_by_name(
     data: bytes | str, message: str, app: FastAPI, executor: FakeExecutor
