@@ -16,7 +16,10 @@ from fake_openai import Reply, running, text_chunks
 from fastapi import FastAPI
 from hybrid_gateway import NearOpener, elsewhere, gateway
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, completion, policy, run
+from plain_target import compile_plain
 from test_hybrid_files import RECORDING, TRANSCRIPT, Heard, about
+from test_transcriptions import NOISE, speech_executor
+from tiny_whisper import CONTEXT, make_whisper
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.cli import main
@@ -28,6 +31,7 @@ from nearfar.server_fallback.api.server import Server, bind
 from nearfar.server_fallback.cli.gateway import routes
 from nearfar.server_fallback.executors.executor import Opening
 from nearfar.server_fallback.executors.registry import Registry
+from nearfar.server_fallback.executors.speech_executor import SpeechExecutor
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.opening import HybridOpener
 from nearfar.server_fallback.router.sides.far import Far
@@ -276,5 +280,32 @@ def test_a_model_of_sound_is_served_as_it_is() -> None:
         opening = await opener.prepare("whisper", None)
         assert opening.task == "transcribe"
         assert opening.open is None
+
+    run(work())
+
+
+def test_transcripts_stream_beside_a_pair(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    make_whisper(tmp_path / "model")
+    bundle = compile_plain(tmp_path / "model", tmp_path / "bundle", "f32", CONTEXT)
+
+    async def open_speech() -> SpeechExecutor:
+        return speech_executor(bundle)
+
+    class Speech:
+        async def prepare(self, model: str, name: str | None) -> Opening:
+            return Opening(name or model, None, open_speech, "transcribe")
+
+    async def work() -> None:
+        registry = Registry(HybridOpener(Speech(), Far("http://far"), Policy.read(policy())))
+        await registry.load(LoadRequest(model="whisper"))
+        async with client_of(create_app(registry, ApiConfig(), routed=True)) as client:
+            ours = openai.AsyncOpenAI(base_url="http://test/v1", api_key=KEY, max_retries=0, http_client=client)
+            stream = await ours.audio.transcriptions.create(model="whisper", file=("a.wav", NOISE), stream=True)
+            *deltas, done = [event async for event in stream]
+        assert len(deltas) > 1
+        assert done.type == "transcript.text.done"
+        assert "".join(each.delta for each in deltas if each.type == "transcript.text.delta") == done.text != ""
+        await registry.close(0.0)
 
     run(work())
