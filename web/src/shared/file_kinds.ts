@@ -19,7 +19,7 @@ const KINDS: readonly (readonly [RegExp, RegExp, reason: string])[] = [
     /^/,
     "is an image; add a PDF that went through text recognition",
   ],
-  [/^(?:ID3|OggS|fLaC|RIFF....(?:WAVE|AVI )|....ftyp|\x1a\x45\xdf\xa3)/s, /^/, "is a recording; add its text"],
+  [/^(?:ID3|OggS|fLaC|RIFF....(?:WAVE|AVI )|....ftyp|\x1a\x45\xdf\xa3)/s, /^/, "is sound or video; add its text"],
   [
     /^(?:\xef\xbb\xbf|\xff\xfe|\xfe\xff)?[\0\s]*</,
     WORD_NAME,
