@@ -243,7 +243,8 @@ class UpstreamExecutor:
             return hearing
         if failures:
             raise failures[0]
-        if all(each.hears is None for each in self._replicas.all):
+        # A server that is out of use now may read sound.
+        if any(each.hears is None for each in self._replicas.all):
             raise self._replicas.unavailable()
         names = ", ".join(each.upstream.url for each in self._replicas.all)
         raise RequestError(

@@ -298,7 +298,8 @@ def test_a_request_with_a_recording_is_sent_to_a_server_that_hears() -> None:
     assert [each.path for each in ears.received] == ["/v1/nearfar/about", *["/v1/chat/completions"] * 4]
 
 
-def test_a_recording_that_no_server_hears_is_refused_by_name() -> None:
+def test_a_recording_that_no_server_hears_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit, "FIRST_WAIT_SECONDS", 600.0)
     deaf, leaving = hearing(False), hearing(None)
 
     async def none(executor: UpstreamExecutor) -> None:
@@ -307,7 +308,11 @@ def test_a_recording_that_no_server_hears_is_refused_by_name() -> None:
 
     async def unknown(executor: UpstreamExecutor) -> None:
         # One that does not answer now may hear.
-        with pytest.raises(Unavailable, match="shutting down"):
+        for _ in range(circuit.FAILURES_TO_OPEN):
+            with pytest.raises(Unavailable, match="shutting down"):
+                await ask(executor, question=SOUND)
+        # Nor does it become deaf when it is out of use, and is not asked.
+        with pytest.raises(Unavailable, match="no server of this model answers"):
             await ask(executor, question=SOUND)
 
     async def of_others(executor: UpstreamExecutor) -> None:
