@@ -70,6 +70,35 @@ def still_video(kind: str) -> bytes:
     return file.getvalue()
 
 
+def trimmed_video(first: int) -> bytes:
+    """grey_video("h264") whose edit list begins with another frame."""
+    data = bytearray(grey_video("h264"))
+    edit = data.index(b"elst") + 16
+    scale = int.from_bytes(data[(at := data.index(b"mdhd") + 16) : at + 4], "big")
+    start = int.from_bytes(data[edit : edit + 4], "big") + first * scale // 10
+    data[edit : edit + 4] = start.to_bytes(4, "big")
+    return bytes(data)
+
+
+def turned_video(quarters: int) -> bytes:
+    """A frame of H.264 with a bright corner, which its file turns clockwise."""
+    import av
+
+    container, file, codec = open_file("h264")
+    stream = container.add_stream(codec, rate=10)
+    stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+    pixels = np.full((32, 48, 3), 60, np.uint8)
+    pixels[:16, :16] = 220
+    container.mux([*stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")), *stream.encode(None)])
+    container.close()
+    data = bytearray(file.getvalue())
+    cos, sin = [(1, 0), (0, 1), (-1, 0), (0, -1)][quarters]
+    matrix = data.index(b"tkhd") + 44
+    for offset, value in ((0, cos), (4, sin), (12, -sin), (16, cos)):
+        data[matrix + offset : matrix + offset + 4] = (value << 16).to_bytes(4, "big", signed=True)
+    return bytes(data)
+
+
 def record() -> None:
     """Write `tests/conformance/video_files.json`: files, and the samples that FFmpeg finds in them."""
     import base64

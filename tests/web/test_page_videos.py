@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page
 from test_pictures import MAX_TOKENS, TEMPLATE, bundle_of, checkpoint_of, page_with, png_of
-from video_files import GREYS, grey_video
+from video_files import GREYS, grey_video, trimmed_video, turned_video
 from vision_families import greedy_video_answer
 
 from nearfar.compiler.bundle.folder import Bundle
@@ -74,6 +76,33 @@ def test_the_browser_decodes_the_frames_at_the_wanted_indices(kind: str, page: P
     # Decoders and colours differ by a few levels of 256.
     expected = [0, 1, 2, 3, 17, 29, 9, *range(GREYS)]
     assert max(abs(found - wanted) for found, wanted in zip(greys, expected, strict=True)) < 0.5
+
+
+FILES: dict[str, Callable[[], bytes]] = {
+    "trimmed.video": partial(trimmed_video, 5),
+    **{f"turned{turns}.video": partial(turned_video, turns) for turns in (1, 2, 3)},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_frames_are_those_that_pyav_shows(name: str, page: Page) -> None:
+    """Of a file whose edit list begins later, between two key frames, and of files that are turned."""
+    data = FILES[name]()
+    found: Any = page.evaluate(
+        """async (url) => {
+            const { openVideo } = await import("./videos.js");
+            const signal = new AbortController().signal;
+            const { total, fps, width, height, read } = await openVideo(await (await fetch(url)).blob(), signal);
+            const frames = [];
+            await read([...Array(total).keys()], ({ data }) => frames.push([...data]), signal);
+            return { shape: [total, fps, width, height], frames };
+        }""",
+        f"data:video/mp4;base64,{base64.b64encode(data).decode()}",
+    )
+    video = open_video(data)
+    assert found["shape"] == [video.total, video.fps, video.width, video.height]
+    for ours, theirs in zip(found["frames"], video.read(range(video.total)), strict=True):
+        assert float(np.abs(np.array(ours) - theirs.ravel().astype(int)).mean()) < 3
 
 
 def prompt_of(checkpoint: Path, video: PreparedImage) -> list[int]:

@@ -33,7 +33,9 @@ export async function openVideo(file: Blob, signal: AbortSignal): Promise<VideoF
   const { container, problem } = videoKind(String.fromCharCode(...bytes.subarray(0, 1024)), bytes.length);
   if (problem !== null) throw new RequestError(`videos: the video ${problem}`);
   const track = container === "webm" ? readWebm(bytes) : readMp4(bytes);
-  if (track.samples.length === 0) throw new RequestError("videos: the video has no frames; send another one");
+  const hidden = track.samples.filter(({ time }) => time < track.start).length;
+  const total = track.samples.length - hidden;
+  if (total === 0) throw new RequestError("videos: the video has no frames; send another one");
   if (!("VideoDecoder" in globalThis))
     throw new DeviceError("nothing decodes videos here; send their frames: {type: 'video', frames, fps}");
   const config: VideoDecoderConfig = {
@@ -51,7 +53,7 @@ export async function openVideo(file: Blob, signal: AbortSignal): Promise<VideoF
   function timeOf(index: number): number {
     return track.samples[index]?.time ?? 0;
   }
-  const ranks = new Map(shown.map((sample, rank) => [sample, rank]));
+  const ranks = new Map(shown.map((sample, rank) => [sample, rank - hidden]));
 
   async function read(indices: readonly number[], take: (frame: Pixels) => void, until: AbortSignal): Promise<void> {
     const wanted = [...indices];
@@ -82,7 +84,7 @@ export async function openVideo(file: Blob, signal: AbortSignal): Promise<VideoF
     });
     try {
       decoder.configure(config);
-      for (const [first, end] of groupsOf(indices.map((index) => shown[index] ?? 0))) {
+      for (const [first, end] of groupsOf(indices.map((index) => shown[index + hidden] ?? 0))) {
         for (let index = first; index < end; index++) {
           const sample = track.samples[index];
           if (sample === undefined) throw damagedVideo();
@@ -125,7 +127,7 @@ export async function openVideo(file: Blob, signal: AbortSignal): Promise<VideoF
   const first: Pixels[] = [];
   await read([0], (frame) => first.push(frame), signal);
   const { width = 0, height = 0 } = first[0] ?? {};
-  return { total: track.samples.length, fps: Math.round(track.fps * 1e6) / 1e6, width, height, read };
+  return { total, fps: Math.round(track.fps * 1e6) / 1e6, width, height, read };
 }
 
 /** Turned clockwise by quarters. */

@@ -16,7 +16,7 @@ export function readMp4(bytes: Uint8Array): Track {
       throw new RequestError(
         "videos: the video is a fragmented MP4, which is not read; convert it to a plain MP4 or WebM",
       );
-    return readTrack(track, bytes.length);
+    return readTrack(track, movie.need("mvhd"), bytes.length);
   } catch (error) {
     // The file ends before what its boxes claim.
     if (error instanceof RangeError) throw damagedVideo(error);
@@ -24,7 +24,7 @@ export function readMp4(bytes: Uint8Array): Track {
   }
 }
 
-function readTrack(track: Box, fileBytes: number): Track {
+function readTrack(track: Box, movie: Box, fileBytes: number): Track {
   const [header, media] = [track.need("tkhd"), track.need("mdia", "mdhd")];
   const table = track.need("mdia", "minf", "stbl");
   const samples = samplesOf(table);
@@ -37,8 +37,31 @@ function readTrack(track: Box, fileBytes: number): Track {
   const matrix = header.u8(0) === 1 ? 52 : 40;
   const [a, b] = [header.i32(matrix), header.i32(matrix + 4)];
   const turns = b > 0 ? 1 : b < 0 ? 3 : a < 0 ? 2 : 0;
-  return { ...codecOf(table.need("stsd")), fps: (samples.length * scale) / duration, turns, samples };
+  const { start, end } = editOf(track.at("edts", "elst"), scale / movie.u32(movie.u8(0) === 1 ? 20 : 12));
+  if (samples.some(({ time }) => time >= end)) throw cutVideo();
+  return { ...codecOf(table.need("stsd")), fps: (samples.length * scale) / duration, start, turns, samples };
 }
+
+/** The times between which samples are shown; ``scale``: units of the track for one of the movie. */
+function editOf(list: Box | null, scale: number): { readonly start: number; readonly end: number } {
+  const isLong = list?.u8(0) === 1;
+  const edits = Array.from({ length: list?.u32(4) ?? 0 }, (_, row) => {
+    const at = 8 + row * (isLong ? 20 : 12);
+    const number = (from: number): number => Number(list?.i32(from));
+    const [duration, start] = isLong
+      ? [number(at) * 2 ** 32 + (number(at + 4) >>> 0), number(at + 8) * 2 ** 32 + (number(at + 12) >>> 0)]
+      : [number(at) >>> 0, number(at + 4)];
+    return { duration, start, speed: number(at + (isLong ? 16 : 8)) };
+  });
+  // An edit without a start delays those that follow it.
+  const [edit, ...others] = edits.filter(({ start }) => start !== -1);
+  if (edit === undefined) return { start: -Infinity, end: Infinity };
+  if (others.length > 0 || edit.speed !== 0x10000) throw cutVideo();
+  return { start: edit.start, end: edit.duration === 0 ? Infinity : edit.start + edit.duration * scale };
+}
+
+const cutVideo = (): RequestError =>
+  new RequestError("videos: the video is edited without being encoded again, which is not read; export it again");
 
 function samplesOf(table: Box): readonly Sample[] {
   const sizes = table.need("stsz");

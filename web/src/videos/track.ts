@@ -16,6 +16,8 @@ export interface Track {
   readonly codec: string;
   readonly description: Uint8Array | null;
   readonly fps: number;
+  /** Samples of earlier times are decoded, but not shown. */
+  readonly start: number;
   /** Quarters of a turn, clockwise. */
   readonly turns: number;
   /** In the order in which they are decoded. */

@@ -76,7 +76,7 @@ export function readWebm(bytes: Uint8Array): Track {
   const times = samples.map(({ time }) => time).sort((one, other) => one - other);
   const seconds = ((times.at(-1) ?? 0) - (times[0] ?? 0)) / 1e9;
   const fps = found.duration === undefined ? (times.length - 1) / seconds : 1e9 / found.duration;
-  return { ...codecOf(found), fps: times.length === 1 ? 1 : fps, turns: 0, samples };
+  return { ...codecOf(found), fps: times.length === 1 ? 1 : fps, start: -Infinity, turns: 0, samples };
 }
 
 function codecOf({ codec = "", settings = new Uint8Array() }: Entry): Pick<Track, "codec" | "description"> {

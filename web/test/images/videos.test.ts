@@ -123,6 +123,23 @@ test.each(Object.entries(FILES))("the samples of a file are those that FFmpeg fi
     expect(() => readers[name]?.(bytes.slice(0, end)).samples.length ?? 0).not.toThrow(TypeError);
 });
 
+test("an edit list says which samples are shown, and one that leaves out the last ones is refused", () => {
+  const bytes = Buffer.from(FILES.h264?.data ?? "", "base64");
+  const at = bytes.indexOf("elst") + 12;
+  const edited = (duration: number, start: number, speed = 0x10000): Track => {
+    const copy = Buffer.from(bytes);
+    for (const [index, value] of [duration, start, speed].entries()) copy.writeInt32BE(value, at + index * 4);
+    return readMp4(Uint8Array.from(copy));
+  };
+  const [duration, start] = [bytes.readInt32BE(at), bytes.readInt32BE(at + 4)];
+  expect(edited(duration, start).start).toBe(start);
+  expect(edited(0, start + 99).start).toBe(start + 99);
+  // A delay of all samples.
+  expect(edited(duration, -1).start).toBe(-Infinity);
+  expect(() => edited(duration - 200, start)).toThrow(/videos: the video is edited without being encoded again/);
+  expect(() => edited(duration, start, 0x8000)).toThrow(/export it again/);
+});
+
 test("frames are turned upright", () => {
   const data = Uint8Array.from([1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6]);
   const reds = (turns: number): readonly number[] => {

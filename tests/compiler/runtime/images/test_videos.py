@@ -14,7 +14,7 @@ import pytest
 from image_families import FAMILIES, spec_of, write_family
 from image_files import RECORDED as PICTURES
 from image_oracle import sha256
-from video_files import GREYS, grey_video, still_video
+from video_files import GREYS, grey_video, still_video, trimmed_video
 from video_oracle import VECTORS, video_of
 
 from nearfar.compiler.runtime.errors import RequestError, ToolError
@@ -85,6 +85,12 @@ def test_frames_are_decoded_by_their_indices(kind: str) -> None:
     # Backwards, forwards over several key frames, and the last one.
     for indices in ([0, 1, 2], [3, 17, 29], [9], list(range(GREYS))):
         assert greys_of(list(video.read(indices))) == indices
+
+
+def test_frames_before_the_first_edit_are_not_shown() -> None:
+    video = open_video(trimmed_video(5))
+    assert (video.total, video.fps) == (GREYS - 5, 10.0)
+    assert greys_of(list(video.read([0, 3, 24]))) == [5, 8, 29]
 
 
 def test_what_is_no_video_is_refused_by_name() -> None:
