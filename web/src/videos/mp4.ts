@@ -1,8 +1,11 @@
 // Reads MP4 and QuickTime files (ISO/IEC 14496-12): boxes are a size, a type and their content.
 
 import { RequestError } from "../errors.js";
+import { BOUNDS } from "../shared/attachments.js";
 import type { Sample, Track } from "./track.js";
 import { av1Name, avcName, damagedVideo, hevcName, noPictures, vp9Name } from "./track.js";
+
+const MAX_SAMPLES = BOUNDS.video_fps * BOUNDS.video_seconds;
 
 /** Throws RequestError. */
 export function readMp4(bytes: Uint8Array): Track {
@@ -66,6 +69,8 @@ const cutVideo = (): RequestError =>
 function samplesOf(table: Box): readonly Sample[] {
   const sizes = table.need("stsz");
   const count = sizes.u32(8);
+  // Samples of the same size have no bytes in this table, so a short file can claim billions.
+  if (count > MAX_SAMPLES) throw new RequestError(`videos: the video has more than ${MAX_SAMPLES} frames; cut it`);
   const [same, times, keys] = [sizes.u32(4), table.need("stts"), table.child("stss")];
   const isKey = keys === null ? null : new Set(Array.from({ length: keys.u32(4) }, (_, row) => keys.u32(8 + row * 4)));
   const shifts = table.child("ctts");

@@ -140,6 +140,13 @@ test("an edit list says which samples are shown, and one that leaves out the las
   expect(() => edited(duration, start, 0x8000)).toThrow(/export it again/);
 });
 
+test("a short file that claims billions of frames is refused before they are listed", () => {
+  const bytes = Buffer.from(FILES.h264?.data ?? "", "base64");
+  const sizes = bytes.indexOf("stsz") + 8;
+  for (const [index, value] of [1, 0xffffffff].entries()) bytes.writeUInt32BE(value, sizes + index * 4);
+  expect(() => readMp4(Uint8Array.from(bytes))).toThrow("videos: the video has more than 144000 frames; cut it");
+});
+
 test("frames are turned upright", () => {
   const data = Uint8Array.from([1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 5, 6, 6, 6]);
   const reds = (turns: number): readonly number[] => {
