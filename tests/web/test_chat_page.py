@@ -254,7 +254,12 @@ def test_a_text_file_becomes_part_of_the_message(chat: Page, tmp_path: Path) -> 
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\x00\xff")
     (tmp_path / "large.txt").write_bytes(b"x" * 256_001)
     script(chat, "read")
-    for name, words in (("picture.png", "is an image"), ("large.txt", "at most 256 kB")):
+    (tmp_path / "clip.mp4").write_bytes(b"\0\0\0\x08ftyp")
+    for name, words in (
+        ("picture.png", "is an image"),
+        ("clip.mp4", "is a video, which the model on this device"),
+        ("large.txt", "at most 256 kB"),
+    ):
         chat.set_input_files("#attach-file", tmp_path / name)
         chat.wait_for_selector(f"#attachment-problem:has-text('{words}')")
     transfer = chat.evaluate_handle(

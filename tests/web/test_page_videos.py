@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page
-from test_pictures import MAX_TOKENS, TEMPLATE, bundle_of, checkpoint_of, page_with, png_of
+from test_pictures import MAX_TOKENS, TEMPLATE, TIMEOUT_MS, bundle_of, checkpoint_of, fact, page_with, png_of
 from video_files import GREYS, grey_video, trimmed_video, turned_video
 from vision_families import greedy_video_answer
 
+from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.runtime.images.decode_video import open_video
 from nearfar.compiler.runtime.images.patches import PreparedImage
@@ -152,6 +153,54 @@ def test_a_worker_decodes_videos_itself(page: Page) -> None:
         url_of("webm"),
     )
     assert found[0] == found[1] == found[2] == found[3]
+
+
+def test_the_chat_page_plays_videos_that_are_chosen_dropped_and_pasted(
+    browser: Browser,
+    bundle: Bundle,
+    chromium: str,  # noqa: ARG001
+    tmp_path: Path,
+) -> None:
+    with PageServer(bundle.path) as server:
+        page = browser.new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        page.goto(server.url)
+        page.wait_for_selector("body[data-near=ready]")
+        (tmp_path / "chosen.webm").write_bytes(grey_video("webm"))
+        page.set_input_files("#attach-file", tmp_path / "chosen.webm")
+        page.wait_for_selector("#attachments video.picture[aria-label='chosen.webm']")
+        transfer = """async ([url, name, type]) => {
+            const data = new DataTransfer();
+            const bytes = Uint8Array.from(atob(url.split(",")[1]), (byte) => byte.charCodeAt(0));
+            data.items.add(new File([bytes], name, { type }));
+            return data;
+        }"""
+        dropped = page.evaluate_handle(transfer, [url_of("vp9"), "dropped.webm", "video/webm"])
+        page.dispatch_event("body", "drop", {"dataTransfer": dropped})
+        page.wait_for_selector("#attachments video.picture[aria-label='dropped.webm']")
+        page.evaluate(
+            "(data) => document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data }))",
+            page.evaluate_handle(transfer, [url_of("h264"), "pasted.mp4", "video/mp4"]),
+        )
+        page.wait_for_function(
+            """() => [...document.querySelectorAll("#attachments video")]
+                .filter((each) => each.videoWidth > 0).length === 3"""
+        )
+        for _ in range(2):
+            page.click("#attachments .chip:last-child button")
+        for field, value in (("max-tokens", 16), ("temperature", 0)):
+            page.eval_on_selector(f"#{field}", "(input, value) => { input.value = value; }", str(value))
+        page.fill("#prompt", "what is it?")
+        page.press("#prompt", "Enter")
+        for computed in (1, 0):
+            page.wait_for_selector(".answer[data-state=done]")
+            assert not page.is_visible(".answer .problem")
+            assert fact(page, 0, "Videos") == f"1 video, {computed} of them computed now on this device"
+            page.click(".regenerate")
+        # The page that is loaded next shows the conversation again.
+        page.reload()
+        page.wait_for_function("() => document.querySelector('.question video.picture')?.videoWidth > 0")
+        page.close()
 
 
 def test_what_is_no_video_is_refused_by_name(page: Page) -> None:

@@ -11,9 +11,13 @@ import { describeSelfTest } from "./model_card.js";
 import { problemElements } from "./problem_words.js";
 import { DeviceError } from "../src/index.js";
 
-/** The pictures of a conversation: those that this device's model read, and of them those that it had not read before. */
+/**
+ * The pictures and videos of a conversation; how many of them this device's model read, and of these, how many it had not
+ * read before.
+ */
 export interface PicturesRead {
-  readonly all: number;
+  readonly pictures: number;
+  readonly videos: number;
   readonly read: number;
   readonly computed: number;
 }
@@ -237,13 +241,19 @@ export class AnswerView {
   }
 }
 
-/** Where the pictures of a conversation were looked at; ``host`` is the server that answered, or null. */
-function picturesFact({ all, read, computed }: PicturesRead, host: string | null): readonly [string, string | null] {
-  if (host !== null) return ["Pictures", all === 0 ? null : `${plural(all, "picture")}, sent to ${host}`];
-  return [
-    "Pictures",
-    read === 0 ? null : `${plural(read, "picture")}, ${computed} of them computed now on this device`,
-  ];
+/** Where the pictures and videos of a conversation were looked at; ``host`` is the server that answered, or null. */
+function picturesFact(
+  { pictures, videos, read, computed }: PicturesRead,
+  host: string | null,
+): readonly [string, string | null] {
+  const all = pictures + videos;
+  const label = videos === 0 ? "Pictures" : pictures === 0 ? "Videos" : "Pictures and videos";
+  const words = (count: number): string =>
+    all === pictures || all === videos
+      ? plural(count, videos === 0 ? "picture" : "video")
+      : `${formatCount(count)} pictures and videos`;
+  if (host !== null) return [label, all === 0 ? null : `${words(all)}, sent to ${host}`];
+  return [label, read === 0 ? null : `${words(read)}, ${computed} of them computed now on this device`];
 }
 
 /** The timings in one line. A narrow page leaves its end to the details. */

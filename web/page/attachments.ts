@@ -1,26 +1,31 @@
 // Files that the user drops into the page, pastes or chooses. Their text becomes part of the next message, and pictures
-// are shown to a model that sees.
+// and videos are shown to a model that reads them.
 
 import type { ChatCompletionContentPart } from "../src/api/types.js";
 import { Camera } from "./camera.js";
 import { takeFiles } from "./dropped_files.js";
 import { element, make } from "./elements.js";
+import type { EngineInfo } from "./model.js";
 import { formatBytes } from "../src/format_bytes.js";
+import { BOUNDS } from "../src/shared/attachments.js";
 import { decodeText, notText, unreadableKind } from "./text_encoding.js";
 
 export interface Attachment {
   readonly name: string;
-  /** "" for a picture. */
+  /** "" for a picture and a video. */
   readonly text: string;
-  /** The address of a picture, of `data:`. */
+  /** The address of a picture, of `data:`; likewise of a video. */
   readonly picture?: string;
+  readonly video?: string;
 }
 
-/** A message for a model: a text, or a list of parts with pictures. */
+/** A message for a model: a text, or a list of parts with pictures and videos. */
 export type MessageContent = string | readonly ChatCompletionContentPart[];
 
-/** Photos of phones are smaller. */
-const MOST_PICTURE_BYTES = 20_000_000;
+/** Photos of phones are smaller. Of longer videos, models read no more frames. */
+const MOST_BYTES = { picture: 20_000_000, video: BOUNDS.video_bytes };
+/** A file of TypeScript has the type of a transport stream (.ts). */
+const VIDEO = /^video\/(mp4|quicktime|webm|x-matroska)$/;
 
 /** Few models read more than this at once. */
 export const MOST_ATTACHED_BYTES = 256_000;
@@ -40,15 +45,15 @@ export async function readTextFile(file: File): Promise<Attachment> {
   throw new Error(`${file.name} ${refused ?? notText(bytes)}.`);
 }
 
-/** Throws an Error with a message for the user if the picture is too large. */
-export async function readPicture(file: File): Promise<Attachment> {
-  if (file.size > MOST_PICTURE_BYTES) {
+/** Throws an Error with a message for the user if the picture or video is too large. */
+export async function readMedium(file: File, kind: "picture" | "video"): Promise<Attachment> {
+  const most = MOST_BYTES[kind];
+  if (file.size > most) {
     throw new Error(
-      `${file.name} has ${formatBytes(file.size)}; a picture may have at most ${MOST_PICTURE_BYTES / 1e6} MB. ` +
-        "Make it smaller.",
+      `${file.name} has ${formatBytes(file.size)}; a ${kind} may have at most ${formatBytes(most)}. Make it smaller.`,
     );
   }
-  const picture = await new Promise<string>((resolve, reject) => {
+  const address = await new Promise<string>((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => {
       resolve(reader.result as string);
@@ -58,21 +63,23 @@ export async function readPicture(file: File): Promise<Attachment> {
     };
     reader.readAsDataURL(file);
   });
-  return { name: file.name, text: "", picture };
+  return { name: file.name, text: "", [kind]: address };
 }
 
 /**
  * A message with the text of its files, each in a code block whose fence is longer than any in the file. Its pictures
- * come first.
+ * and videos come first.
  */
 export function withAttachments(question: string, attachments: readonly Attachment[]): MessageContent {
-  const pictures = attachments.flatMap(({ picture }) => (picture === undefined ? [] : [picture]));
+  const media = attachments.flatMap(({ picture, video }): readonly ChatCompletionContentPart[] => [
+    ...(picture === undefined ? [] : [{ type: "image_url", image_url: { url: picture } }]),
+    ...(video === undefined ? [] : [{ type: "video_url", video_url: { url: video } }]),
+  ]);
   const text = withTexts(
     question,
-    attachments.filter(({ picture }) => picture === undefined),
+    attachments.filter(({ picture, video }) => picture === undefined && video === undefined),
   );
-  if (pictures.length === 0) return text;
-  return [...pictures.map((url) => ({ type: "image_url", image_url: { url } })), { type: "text", text }];
+  return media.length === 0 ? text : [...media, { type: "text", text }];
 }
 
 function withTexts(question: string, attachments: readonly Attachment[]): string {
@@ -95,7 +102,7 @@ export class AttachmentTray {
       this.report(error);
     },
   );
-  #sees = false;
+  #reads: Pick<EngineInfo, "images" | "video"> = { images: false, video: false };
 
   /** ``changed`` is called when the files have changed. */
   constructor(private readonly changed: () => void) {
@@ -113,10 +120,10 @@ export class AttachmentTray {
     });
   }
 
-  /** Whether the model of this device sees pictures. */
-  set sees(sees: boolean) {
-    this.#sees = sees;
-    void this.#camera.offer(sees);
+  /** Whether the model of this device reads pictures, and videos. */
+  set reads(reads: Pick<EngineInfo, "images" | "video">) {
+    this.#reads = reads;
+    void this.#camera.offer(reads.images);
   }
 
   get attachments(): readonly Attachment[] {
@@ -133,11 +140,10 @@ export class AttachmentTray {
     this.#problem.hidden = true;
     for (const file of files) {
       try {
-        const isPicture = this.#sees && /^image\/(?!svg)/.test(file.type);
-        const attachment = await (isPicture ? readPicture(file) : readTextFile(file));
+        const attachment = await this.read(file);
         // Pasted pictures have the same name.
-        const isOther = ({ name, picture }: Attachment): boolean =>
-          name !== attachment.name || picture !== attachment.picture;
+        const isOther = ({ name, picture, video }: Attachment): boolean =>
+          name !== attachment.name || picture !== attachment.picture || video !== attachment.video;
         this.#attachments = [...this.#attachments.filter(isOther), attachment];
       } catch (error) {
         this.report(error);
@@ -145,6 +151,14 @@ export class AttachmentTray {
     }
     this.show();
     element("prompt", HTMLTextAreaElement).focus();
+  }
+
+  private async read(file: File): Promise<Attachment> {
+    const { images, video } = this.#reads;
+    if (images && /^image\/(?!svg)/.test(file.type)) return readMedium(file, "picture");
+    if (!VIDEO.test(file.type)) return readTextFile(file);
+    if (video) return readMedium(file, "video");
+    throw new Error(`${file.name} is a video, which the model on this device does not read. Attach pictures of it.`);
   }
 
   /** Say why something was not attached, or not heard. */
@@ -170,8 +184,14 @@ export class AttachmentTray {
   }
 }
 
-/** What the page shows of a file: the picture, or the name and the size of its text. */
-export function attachmentParts({ name, text, picture }: Attachment): readonly HTMLElement[] {
+/** What the page shows of a file: the picture, a player of the video, or the name and the size of its text. */
+export function attachmentParts({ name, text, picture, video }: Attachment): readonly HTMLElement[] {
+  if (video !== undefined) {
+    const player = make("video", "picture");
+    Object.assign(player, { src: video, controls: true, playsInline: true, preload: "metadata" });
+    player.setAttribute("aria-label", name);
+    return [player];
+  }
   if (picture === undefined)
     return [make("span", "", `${name} · ${formatBytes(new TextEncoder().encode(text).length)}`)];
   const shown = make("img", "picture");

@@ -198,7 +198,7 @@ export class Chat {
     }
     const far = this.#far;
     document.body.dataset.near = this.#near.state;
-    this.#tray.sees = this.info?.images ?? false;
+    this.#tray.reads = this.info ?? { images: false, video: false };
     this.#view.present({
       near: this.#near.state,
       info: this.info,
@@ -420,7 +420,7 @@ export class Chat {
   private picturesSince(before: PictureCounts | null): PicturesRead {
     const now = this.#model?.engine.counts.pictures ?? null;
     const read = (now?.queries ?? 0) - (before?.queries ?? 0);
-    return { all: this.#turns.pictures, read, computed: read - (now?.hits ?? 0) + (before?.hits ?? 0) };
+    return { ...this.#turns.media, read, computed: read - (now?.hits ?? 0) + (before?.hits ?? 0) };
   }
 
   private get answerer(): Answerer {

@@ -44,9 +44,13 @@ export class Turns {
     return this.#turns.splice(index);
   }
 
-  /** The number of pictures in the conversation. */
-  get pictures(): number {
-    return this.#turns.flatMap(({ attachments }) => attachments).filter(({ picture }) => picture !== undefined).length;
+  /** The numbers of pictures and videos in the conversation. */
+  get media(): { readonly pictures: number; readonly videos: number } {
+    const all = this.#turns.flatMap(({ attachments }) => attachments);
+    return {
+      pictures: all.filter(({ picture }) => picture !== undefined).length,
+      videos: all.filter(({ video }) => video !== undefined).length,
+    };
   }
 
   /** Whether an answer that the model reads belongs to a private turn. */

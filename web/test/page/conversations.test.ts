@@ -39,9 +39,11 @@ test("a file's text cannot close its block", () => {
   );
 });
 
-test("pictures of a message come before its text, with that of its other files", () => {
+test("pictures and videos of a message come before its text, with that of its other files", () => {
   const picture = { name: "cat.png", text: "", picture: "data:image/png;base64,AA==" };
-  expect(withAttachments("who?", [{ name: "a.md", text: "x" }, picture])).toEqual([
+  const film = { name: "cat.mp4", text: "", video: "data:video/mp4;base64,AA==" };
+  expect(withAttachments("who?", [film, { name: "a.md", text: "x" }, picture])).toEqual([
+    { type: "video_url", video_url: { url: film.video } },
     { type: "image_url", image_url: { url: picture.picture } },
     { type: "text", text: "a.md:\n```\nx\n```\n\nwho?" },
   ]);
