@@ -2,7 +2,7 @@
 
 import type { LanguageModelV4Message, LanguageModelV4Prompt, LanguageModelV4ToolResultPart } from "@ai-sdk/provider";
 
-import { base64Of, filePart, isAudio, soundPart, textFilePart } from "../api/attached_parts.js";
+import { base64Of, filePart, isAudio, seenPart, soundPart, textFilePart } from "../api/attached_parts.js";
 import type { ChatCompletionContentPart, ChatCompletionMessageParam } from "../api/types.js";
 import { RequestError } from "../errors.js";
 
@@ -37,16 +37,18 @@ function userContent(parts: readonly UserPart[]): string | ChatCompletionContent
 function partOfFile({ data, mediaType, filename }: FilePart): ChatCompletionContentPart {
   if (data.type === "text") return textFilePart(data.text, mediaType, filename);
   if (data.type === "reference") throw unsupported("a reference to a file of a provider");
-  const isImage = mediaType === "image" || mediaType.startsWith("image/");
+  const [kind] = mediaType.toLowerCase().split("/");
+  const isSeen = kind === "image" || kind === "video";
   if (data.type === "url") {
     // The SDK downloads addresses that a model does not read itself.
-    if (!isImage) throw unsupported(`the address of a file of type '${mediaType}'`);
-    return { type: "image_url", image_url: { url: data.url.href } };
+    if (!isSeen) throw unsupported(`the address of a file of type '${mediaType}'`);
+    return seenPart(kind, data.url.href);
   }
   if (isAudio(mediaType)) return soundPart({ mediaType, data: data.data });
-  if (!isImage) return filePart({ mediaType, data: data.data, filename });
-  const imageType = mediaType === "image" || mediaType.endsWith("/*") ? "image/png" : mediaType;
-  return { type: "image_url", image_url: { url: `data:${imageType};base64,${base64Of(data.data)}` } };
+  if (!isSeen) return filePart({ mediaType, data: data.data, filename });
+  const isWhole = mediaType.includes("/") && !mediaType.endsWith("/*");
+  const type = isWhole ? mediaType : kind === "image" ? "image/png" : "video/mp4";
+  return seenPart(kind, `data:${type};base64,${base64Of(data.data)}`);
 }
 
 function assistantMessage(

@@ -23,6 +23,11 @@ export function base64Of(data: string | Uint8Array): string {
   return btoa(text);
 }
 
+/** A picture or a video at this address. */
+export function seenPart(kind: "image" | "video", url: string): ChatCompletionContentPart {
+  return kind === "image" ? { type: "image_url", image_url: { url } } : { type: "video_url", video_url: { url } };
+}
+
 /** WAV and MP3 as a server reads them, other recordings as files of the page. Throws RequestError for damaged base64. */
 export function soundPart({ mediaType, data }: Attached): ChatCompletionContentPart {
   const type = mediaType.toLowerCase();

@@ -23,7 +23,7 @@ import { toJsonSchema } from "@langchain/core/utils/json_schema";
 import type { ChatSource } from "../api/chat_source.js";
 import { appendOnly, modelName } from "../api/chat_source.js";
 import type { Attached } from "../api/attached_parts.js";
-import { base64Of, filePart, soundPart, textFilePart } from "../api/attached_parts.js";
+import { base64Of, filePart, seenPart, soundPart, textFilePart } from "../api/attached_parts.js";
 import type { EngineApi } from "../api/engine_api.js";
 import type {
   ChatCompletionContentPart,
@@ -240,13 +240,14 @@ function contentOf({ content }: BaseMessage): string | readonly ChatCompletionCo
     // LangChain also has the address alone.
     if (part.type === "image_url")
       return [typeof part.image_url === "string" ? { type: part.type, image_url: { url: part.image_url } } : part];
-    if (part.type === "image") return [{ type: "image_url", image_url: { url: addressOf(part) } }];
-    if (part.type === "input_audio" || (part.type === "file" && "file" in part)) return [part];
+    if (part.type === "image" || part.type === "video") return [seenPart(part.type, addressOf(part))];
+    if (part.type === "input_audio" || part.type === "video_url" || (part.type === "file" && "file" in part))
+      return [part];
     if (part.type === "audio") return [soundPart(attached(part, "audio"))];
     if (part.type === "file" || part.type === "text-plain") return [partOfFile(part)];
     if (part.type === "reasoning" || part.type === "tool_call" || part.type === "tool_use") return [];
     throw new RequestError(
-      `A message's part of type '${part.type}' is not supported; supported: text, image, image_url, audio, input_audio, file, text-plain`,
+      `A message's part of type '${part.type}' is not supported; supported: text, image, image_url, video, video_url, audio, input_audio, file, text-plain`,
       {
         param: "messages",
       },
@@ -257,10 +258,10 @@ function contentOf({ content }: BaseMessage): string | readonly ChatCompletionCo
 
 type Block = Readonly<Record<string, unknown>>;
 
-/** Of an image in one of LangChain's standard forms: an address, or base64 or bytes with their type. */
+/** Of an image or a video in one of LangChain's standard forms: an address, or base64 or bytes with their type. */
 function addressOf(part: Block): string {
   if (typeof part.url === "string") return part.url;
-  const { mediaType, data } = attached(part, "image/png");
+  const { mediaType, data } = attached(part, part.type === "image" ? "image/png" : "video/mp4");
   return `data:${mediaType};base64,${base64Of(data)}`;
 }
 

@@ -16,6 +16,12 @@ export interface ChatCompletionContentPartImage {
   image_url: { url: string; detail?: "auto" | "low" | "high" };
 }
 
+/** Extension: read by a model that reads videos, MP4 and WebM; others reject it. */
+export interface ChatCompletionContentPartVideo {
+  type: "video_url";
+  video_url: { url: string };
+}
+
 /** Extension: read by a model that hears, or an engine with a transcriber; others reject it. */
 export interface ChatCompletionContentPartInputAudio {
   type: "input_audio";
@@ -31,6 +37,7 @@ export interface ChatCompletionContentPartFile {
 export type ChatCompletionContentPart =
   | ChatCompletionContentPartText
   | ChatCompletionContentPartImage
+  | ChatCompletionContentPartVideo
   | ChatCompletionContentPartInputAudio
   | ChatCompletionContentPartFile;
 

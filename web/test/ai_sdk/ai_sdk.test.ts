@@ -240,6 +240,31 @@ test("a model that sees receives files of images: bytes and base64", async () =>
   expect(sources).toEqual(["data:image/webp;base64,AQID", "data:image/png;base64,BBBB"]);
 });
 
+test("a model that sees receives files of videos: bytes, base64 and addresses", async () => {
+  const { engine, prompt, sources, kinds } = seeingEngine("a boat", "two");
+  const model = createNearfar(engine)();
+  const content = [
+    { type: "file" as const, data: new Uint8Array([1, 2, 3]), mediaType: "video/webm" },
+    { type: "file" as const, data: "BBBB", mediaType: "video/mp4" },
+    { type: "text" as const, text: "what?" },
+  ];
+  const { text } = await generateText({ model, messages: [{ role: "user", content }] });
+  expect([text, prompt(0)]).toEqual(["a boat", "[user]((0))((1))what?[assistant]"]);
+  const url = new URL("https://host/a.webm");
+  const files = [
+    { type: "file" as const, mediaType: "video/webm", data: { type: "url" as const, url } },
+    { type: "file" as const, mediaType: "video/*", data: { type: "data" as const, data: "CCCC" } },
+  ];
+  await model.doGenerate({ prompt: [{ role: "user", content: files }] });
+  const inline = ["data:video/webm;base64,AQID", "data:video/mp4;base64,BBBB"];
+  expect(sources).toEqual([...inline, url.href, "data:video/mp4;base64,CCCC"]);
+  expect(kinds).toEqual(["video", "video", "video", "video"]);
+  const blind = createNearfar(adapterEngine("x").engine)();
+  await expect(generateText({ model: blind, messages: [{ role: "user", content }] })).rejects.toThrow(
+    "is a video, and this model reads texts only",
+  );
+});
+
 test("recordings and files of text reach the engine, as bytes, base64 and text", async () => {
   const { engine, prompt, heard } = hearingEngine("yes", "no", "so");
   const model = createNearfar(engine)();

@@ -31,21 +31,30 @@ export function adapterEngine(...answers: readonly string[]): AdapterEngine {
 }
 
 const SEEING = templateEntry(
-  "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{% if p.type == 'image' %}((?)){% else %}{{ p.text }}" +
+  "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{% if p.type != 'text' %}((?)){% else %}{{ p.text }}" +
     "{% endif %}{% endfor %}{% endfor %}[assistant]",
 );
 
-/** An engine whose model sees: its prompts have the index of each picture, and ``sources`` what the messages gave. */
-export function seeingEngine(...answers: readonly string[]): AdapterEngine & { readonly sources: unknown[] } {
-  const sources: unknown[] = [];
+export interface SeeingEngine extends AdapterEngine {
+  readonly sources: unknown[];
+  readonly kinds: string[];
+}
+
+/**
+ * An engine whose model sees: its prompts have the index of each picture or video, and ``sources`` what the messages
+ * gave.
+ */
+export function seeingEngine(...answers: readonly string[]): SeeingEngine {
+  const [sources, kinds]: [unknown[], string[]] = [[], []];
   const readPictures: Model["readPictures"] = (pictures) => {
     sources.push(...pictures.map(({ source }) => source));
+    kinds.push(...pictures.map(({ kind }) => kind));
     let index = 0;
     const write = (marked: string): string => marked.replaceAll("((?))", () => `((${index++}))`);
     return Promise.resolve({ write, place: () => Promise.resolve([]) });
   };
   const text = new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, ...SEEING });
-  return { ...adapterEngineOver(new FakeSource(answers), { readPictures, text }), sources };
+  return { ...adapterEngineOver(new FakeSource(answers), { readPictures, text }), sources, kinds };
 }
 
 /** An engine with a transcriber: ``heard`` has the bytes of each recording. */

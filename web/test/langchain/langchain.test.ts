@@ -164,8 +164,8 @@ test("errors are thrown unchanged, calls are not repeated, and messages without 
   const source = new FakeSource(["x"], new DeviceError("the device was lost"));
   await expect(chat(adapterEngineOver(source)).invoke("hi")).rejects.toBeInstanceOf(DeviceError);
   expect(source.requests.length).toBe(1);
-  const video = new HumanMessage({ content: [{ type: "video", data: "AA==", mimeType: "audio/wav" }] });
-  await expect(chat(adapterEngine("x")).invoke([video])).rejects.toThrow("part of type 'video' is not supported");
+  const odd = new HumanMessage({ content: [{ type: "hologram", data: "AA==" }] });
+  await expect(chat(adapterEngine("x")).invoke([odd])).rejects.toThrow("part of type 'hologram' is not supported");
 });
 
 test("tokens are counted by the model's own tokenizer, without the network", async () => {
@@ -203,6 +203,26 @@ test("a model that sees receives images in all of LangChain's forms", async () =
   await expect(chat({ engine }).invoke(file)).rejects.toThrow("neither url nor data");
   await expect(chat(adapterEngine("x")).invoke([new HumanMessage({ content })])).rejects.toThrow(
     "messages[0].content[0] is a picture, and this model reads texts only",
+  );
+});
+
+test("a model that sees receives videos in all of LangChain's forms", async () => {
+  const { engine, prompt, sources, kinds } = seeingEngine("a boat");
+  const content: ContentBlock[] = [
+    { type: "video_url", video_url: { url: "data:,1" } },
+    { type: "video", url: "data:,2" },
+    { type: "video", data: "BBBB", mimeType: "video/webm" },
+    { type: "video", data: new Uint8Array([1, 2, 3]) },
+    { type: "video", source_type: "base64", data: "CCCC", mime_type: "video/webm" },
+    { type: "text", text: "what?" },
+  ];
+  expect((await chat({ engine }).invoke([new HumanMessage({ content })])).text).toBe("a boat");
+  const inline = ["video/webm;base64,BBBB", "video/mp4;base64,AQID", "video/webm;base64,CCCC"];
+  expect(sources).toEqual(["data:,1", "data:,2", ...inline.map((rest) => `data:${rest}`)]);
+  expect(kinds).toEqual(sources.map(() => "video"));
+  expect(prompt(0)).toBe("[user]((0))((1))((2))((3))((4))what?[assistant]");
+  await expect(chat(adapterEngine("x")).invoke([new HumanMessage({ content })])).rejects.toThrow(
+    "messages[0].content[0] is a video, and this model reads texts only",
   );
 });
 
@@ -251,8 +271,8 @@ test("recordings and files of text reach the engine in all of LangChain's forms"
     "messages[0].content[0].file is 'file' of type 'application/pdf'",
   );
   await expect(asked({ type: "audio", data: "!", mimeType: "audio/ogg" })).rejects.toThrow("is not base64");
-  await expect(asked({ type: "video", data: "AAAA", mimeType: "video/mp4" })).rejects.toThrow(
-    "part of type 'video' is not supported",
+  await expect(asked({ type: "video", fileId: "x" })).rejects.toThrow(
+    "The video of a message has neither url nor data",
   );
   const sound: ContentBlock = { type: "audio", data: "AAAA", mimeType: "audio/wav" };
   await expect(chat(adapterEngine("x")).invoke([new HumanMessage({ content: [sound] })])).rejects.toThrow(

@@ -239,6 +239,8 @@ test.each<[LanguageModelPrompt, object, string]>([
   [user([{ type: "text", value: 3 }]), {}, "TypeError"],
   [user([{ type: "image", value: 3 }]), {}, "NotSupportedError"],
   [user([{ type: "audio", value: new Blob() }]), {}, "NotSupportedError"],
+  // The specification has no videos.
+  [user([{ type: "video" as "image", value: new Blob() }]), {}, "NotSupportedError"],
   ["a", { omitResponseConstraintInput: true }, "TypeError"],
   ["a", { responseConstraint: "x" }, "TypeError"],
   ["a", { responseConstraint: /a/i }, "NotSupportedError"],
@@ -256,6 +258,7 @@ test.each<[LanguageModelCreateOptions, string]>([
   [{ samplingMode: "wild" as "creative" }, "TypeError"],
   [{ expectedInputs: [{ type: "image" }] }, "NotSupportedError"],
   [{ expectedInputs: [{ type: "audio" }] }, "NotSupportedError"],
+  [{ expectedInputs: [{ type: "video" }] }, "NotSupportedError"],
   [{ tools: [{}] as never }, "TypeError"],
   [{ initialPrompts: user([{ type: "audio", value: 1 }]) }, "NotSupportedError"],
   [{ signal: AbortSignal.abort() }, "AbortError"],

@@ -293,6 +293,17 @@ test.each<[object, string]>([
   await expect(engine.chat.completions.create({ messages, ...params })).rejects.toThrow(message);
 });
 
+test("a video is a part of a message, which a model that reads none refuses by name", async () => {
+  const engine = await ready("a");
+  const content: Exclude<ChatCompletionUserMessageParam["content"], string> = [
+    { type: "video_url", video_url: { url: "data:video/mp4;base64,AA==" } },
+    { type: "text", text: "what?" },
+  ];
+  await expect(engine.chat.completions.create({ messages: [{ role: "user", content }] })).rejects.toThrow(
+    "messages[0].content[0] is a video, and this model reads texts only",
+  );
+});
+
 test("recordings and files of text reach an engine that is loaded with a transcriber", async () => {
   const transcribe = (() => Promise.resolve({ text: "hello", language: "en", duration: 1, segments: [] })) as never;
   const { load, source } = fakeLoad("yes", { transcribe });
