@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from page_looks import fact
 from playwright.sync_api import Browser, Page
-from test_pictures import MAX_TOKENS, TEMPLATE, TIMEOUT_MS, bundle_of, checkpoint_of, fact, page_with, png_of
+from site_pages import TIMEOUT_MS
+from test_pictures import MAX_TOKENS, TEMPLATE, bundle_of, checkpoint_of, page_with, png_of
 from video_files import GREYS, grey_video, trimmed_video, turned_video
 from vision_families import greedy_video_answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -57,6 +57,10 @@ def serving(server: Server) -> Iterator[Server]:
             self.send_header("Transfer-Encoding", "chunked")
             self.send_header("Connection", "close")
             self.end_headers()
+            with suppress(ConnectionError):  # The client may have left.
+                self.send_parts()
+
+        def send_parts(self) -> None:
             for index, part in enumerate(server.parts):
                 if index and not server.more.wait(WAIT_SECONDS):
                     return
