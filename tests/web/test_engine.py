@@ -222,7 +222,7 @@ def test_the_memory_of_a_model_is_known_before_it_is_loaded(page: Page, browser:
     open_engine(other, address, memoryBudget=budget)
     assert other.evaluate("() => window.engine.info.context") == 4 * PAGE_TOKENS
     refused = 'async () => window.Engine.load("./bundle/", { memoryBudget: 1e5 }).catch((error) => error.message)'
-    assert "MB on the device, the budget is 100.0 kB" in other.evaluate(refused)
+    assert "kB on the device, the budget is 100.0 kB" in other.evaluate(refused)
     other.close()
 
 

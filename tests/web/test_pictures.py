@@ -118,7 +118,8 @@ def generated(bundle: Bundle, checkpoint: Path) -> Expected:
         written = f"user: {prepare_image(spec, pixels).text}{text}\nassistant:"
         prompt = tokenizer.encode(written, False, split_special_tokens=False)
         found.append((prompt, greedy_answer(checkpoint, prompt, [pixels], MAX_TOKENS)))
-    assert len({tuple(answer) for _, answer in found}) == len(QUESTIONS)
+    # Otherwise a picture that was not seen would go unnoticed: the first and the last question are about two.
+    assert tuple(found[0][1]) != tuple(found[-1][1])
     return found
 
 
