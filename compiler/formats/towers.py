@@ -28,7 +28,7 @@ from ..ir.spec import HearingSpec, ModelSpec, VisionSpec
 from ..runtime.errors import CheckpointError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.text.tokenizer_files import TokenizerFiles
-from .checkpoint import Checkpoint, Tensor
+from .checkpoint import Checkpoint, Derived, Tensor
 from .config import ConfigReader
 from .convolutions import ChannelsFirst, FlatMatrix, FrameDifference, FrameSum, TransposedMatrix
 from .distance_tensors import MadeTensor
@@ -245,24 +245,15 @@ def both_bounds(low: Tensor, high: Tensor) -> npt.NDArray[np.float32]:
 
 
 @dataclass(frozen=True, slots=True)
-class RowCopied:
+class RowCopied(Derived):
     """A table in which row ``to`` is row ``row``."""
 
-    stored: Tensor
     row: int
     to: int
 
     @property
-    def name(self) -> str:
-        return self.stored.name
-
-    @property
     def shape(self) -> tuple[int, ...]:
         return self.stored.shape
-
-    @property
-    def dtype(self) -> str:
-        return self.stored.dtype
 
     def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
         found = self.stored.rows(start, stop)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hearing_families import AUDIO, FAMILIES, Floats, Heard, make_hearing, sound
 from light_bundle import kernels_for, one_compilation
-from test_runners import open_on
+from test_runners import emulation_for, open_on
 from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.check import parse_manifest
@@ -59,9 +59,7 @@ USUAL = {("gemma4_unified", "webgpu"), ("gemma4_unified", "cpu"), ("gemma4", "cp
 def test_features_and_logits_are_those_of_transformers(
     family: str, target: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    for fixture in {"webgpu": ("vulkan",), "cuda": ("nvrtc",)}.get(target, ()):
-        request.getfixturevalue(fixture)
-    emulated = request.getfixturevalue("emulated_cuda") if target == "cuda" else None
+    emulated = emulation_for(target, request)
     heard = make_hearing(family, tmp_path / "checkpoint")
     bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", "cpu" if target == "numpy" else target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)

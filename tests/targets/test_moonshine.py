@@ -14,7 +14,7 @@ import pytest
 from light_bundle import one_compilation
 from plain_target import compile_plain
 from sounds import pattern
-from test_runners import open_on
+from test_runners import emulation_for, open_on
 from tiny_moonshine import (
     CONTEXT,
     VOCABULARY,
@@ -78,11 +78,7 @@ def test_rows_and_logits_are_those_of_transformers(
     request: pytest.FixtureRequest,
 ) -> None:
     (folder, model), (_, computed) = folders[family], FAMILIES[family]
-    if target == "webgpu":
-        request.getfixturevalue("vulkan")
-    if target == "cuda":
-        request.getfixturevalue("nvrtc")
-    emulated = request.getfixturevalue("emulated_cuda") if target == "cuda" else None
+    emulated = emulation_for(target, request)
     with one_compilation() if target == "cpu" else nullcontext():
         bundle = compiled(folder, tmp_path / "bundle", "webgpu" if target == "numpy" else target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)

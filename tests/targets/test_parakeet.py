@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from light_bundle import one_compilation
-from test_runners import open_on
+from test_runners import emulation_for, open_on
 from tiny_parakeet import MELS, make_parakeet
 from tolerances import F32, relative_error
 
@@ -65,11 +65,7 @@ def test_scores_are_those_of_transformers(
     target: str, parakeet: tuple[Path, Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folder, model = parakeet
-    if target == "webgpu":
-        request.getfixturevalue("vulkan")
-    if target == "cuda":
-        request.getfixturevalue("nvrtc")
-    emulated = request.getfixturevalue("emulated_cuda") if target == "cuda" else None
+    emulated = emulation_for(target, request)
     with one_compilation() if target == "cpu" else nullcontext():
         bundle = compiled(folder, tmp_path / "bundle", "webgpu" if target == "numpy" else target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)

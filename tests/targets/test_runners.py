@@ -85,6 +85,13 @@ def open_on(
     return runner(bundle, limits=limits, activation=activation)
 
 
+def emulation_for(name: str, request: pytest.FixtureRequest) -> Path | None:
+    """The emulated driver for cuda. Skips a test of a runner that this machine lacks."""
+    for fixture in {"webgpu": ("vulkan",), "cuda": ("nvrtc",)}.get(name, ()):
+        request.getfixturevalue(fixture)
+    return request.getfixturevalue("emulated_cuda") if name == "cuda" else None
+
+
 @pytest.fixture(scope="module")
 def cases(
     request: pytest.FixtureRequest,

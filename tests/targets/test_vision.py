@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from light_bundle import kernels_for, one_compilation
-from test_runners import open_on
+from test_runners import emulation_for, open_on
 from tolerances import F32, INT8, relative_error
 from vision_families import FAMILIES, Expected, make_video, make_vision
 
@@ -131,9 +131,7 @@ def test_videos_have_the_features_and_logits_of_transformers(
     family: str, target: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """In one piece, in chunks, and tile after tile."""
-    for fixture in {"webgpu": ("vulkan",), "cuda": ("nvrtc",)}.get(target, ()):
-        request.getfixturevalue(fixture)
-    emulated = request.getfixturevalue("emulated_cuda") if target == "cuda" else None
+    emulated = emulation_for(target, request)
     expected = make_video(family, tmp_path / "checkpoint")
     bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", "cpu" if target == "numpy" else target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)
@@ -168,9 +166,7 @@ USUAL |= {("qwen3_vl", "webgpu"), ("qwen3_5", "cpu"), ("gemma4", "cpu"), ("gemma
 def test_features_and_logits_are_those_of_transformers(
     family: str, target: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    for fixture in {"webgpu": ("vulkan",), "cuda": ("nvrtc",)}.get(target, ()):
-        request.getfixturevalue(fixture)
-    emulated = request.getfixturevalue("emulated_cuda") if target == "cuda" else None
+    emulated = emulation_for(target, request)
     expected = make_vision(family, tmp_path / "checkpoint")
     bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", "cpu" if target == "numpy" else target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)

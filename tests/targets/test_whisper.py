@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from light_bundle import one_compilation
 from plain_target import compile_plain
-from test_runners import open_on
+from test_runners import emulation_for, open_on
 from tiny_whisper import CONTEXT, TEXT, log_mel, make_whisper
 from tolerances import F32, KV_Q8, relative_error
 
@@ -69,11 +69,7 @@ def test_rows_and_logits_are_those_of_transformers(
     target: str, whisper: tuple[Path, Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folder, model = whisper
-    if target == "webgpu":
-        request.getfixturevalue("vulkan")
-    if target == "cuda":
-        request.getfixturevalue("nvrtc")
-    emulated = request.getfixturevalue("emulated_cuda") if target == "cuda" else None
+    emulated = emulation_for(target, request)
     with one_compilation() if target == "cpu" else nullcontext():
         bundle = compiled(folder, tmp_path / "bundle", "webgpu" if target == "numpy" else target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)

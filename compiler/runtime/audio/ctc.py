@@ -21,7 +21,7 @@ from ..runner import Runner, require_plan
 from ..text.tokenizer import Tokenizer
 from .frame_rows import frames_batch
 from .parakeet_frames import FEWEST_SAMPLES, parakeet_frames
-from .transcribe import Progress, Segment, Transcriber, Transcript, TranscriptionOptions, Word, compression_ratio
+from .transcribe import Segment, Transcriber, TranscriptionOptions, WindowByWindow, Word, compression_ratio
 
 # What an encoder of sound does not take, by the option and the parameter of requests that asks for it.
 WITHOUT = {
@@ -33,7 +33,7 @@ WITHOUT = {
 }
 
 
-class CtcTranscriber:
+class CtcTranscriber(WindowByWindow):
     """Raises RequestError for a bundle of another kind."""
 
     def __init__(self, runner: Runner, tokenizer: Tokenizer) -> None:
@@ -46,21 +46,6 @@ class CtcTranscriber:
         self._blank, self._conformer = manifest.ctc.blank, manifest.spec.conformer
         self._row_samples = self._conformer.frames * HOP
         self._sizes = {"rows": manifest.context, "rowSamples": self._row_samples, "frameSamples": HOP}
-
-    def transcribe(
-        self,
-        samples: FloatArray,
-        options: TranscriptionOptions,
-        progress: Progress = lambda *_: None,
-        cancelled: Callable[[], bool] = lambda: False,
-    ) -> Transcript:
-        """As `Transcriber.transcribe`."""
-        segments: list[Segment] = []
-        duration = len(samples) / SAMPLE_RATE
-        for _, done, found in self.windows(samples, options, cancelled):
-            segments += found
-            progress(min(done, duration), duration, found)
-        return Transcript("transcribe", None, duration, tuple(segments))
 
     def check(self, options: TranscriptionOptions) -> str | None:
         """None, for the language. Raises RequestError for what the model does not do."""

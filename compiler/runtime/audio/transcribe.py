@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -114,29 +115,8 @@ class WindowText:
         }
 
 
-class Transcriber:
-    """``runner`` has `LIMITS` or more. ``thresholds``: others than those of `windows.ts`, by name. Raises RequestError
-    for a bundle that reads no sound.
-    """
-
-    def __init__(self, runner: Runner, tokenizer: Tokenizer, thresholds: Mapping[str, float] | None = None) -> None:
-        manifest = runner.manifest
-        require_plan(manifest, AUDIO)
-        assert isinstance(manifest, Manifest)
-        assert manifest.speech is not None
-        assert manifest.spec.audio is not None
-        self._runner, self._manifest, self._tokenizer = runner, manifest, tokenizer
-        self._speech, self._audio = manifest.speech, manifest.spec.audio
-        sizes = {"ends": manifest.spec.eos_token_ids, "rows": self._audio.positions, "context": manifest.context}
-        self._model = {**asdict(self._speech), **sizes}
-        # What the rules of timestamps read, which are asked once for each token.
-        self._rules = {name: self._model[name] for name in ("ends", "max_initial_timestamp", "no_timestamps")}
-        self._source = source_of(manifest)
-        self._suppressed = list(self._speech.suppressed)
-        self._suppressed_first = list(self._speech.suppressed_first)
-        limits = self._ask("transcriptionLimits")
-        self._temperatures: Sequence[float] = limits["temperatures"]
-        self._thresholds: Mapping[str, float] = {**limits["thresholds"], **(thresholds or {})}
+class WindowByWindow(ABC):
+    """What transcribes sound window after window."""
 
     def transcribe(
         self,
@@ -159,6 +139,41 @@ class Transcriber:
             segments += found
             progress(min(done, duration), duration, found)
         return Transcript("translate" if options.translate else "transcribe", language, duration, tuple(segments))
+
+    @abstractmethod
+    def check(self, options: TranscriptionOptions) -> str | None:
+        """The language as far as it is known. Raises RequestError for what the model does not have."""
+
+    @abstractmethod
+    def windows(
+        self, samples: FloatArray, options: TranscriptionOptions, cancelled: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[str | None, float, list[Segment]]]:
+        """For each window: the language, the seconds that are done, and the segments that are complete."""
+
+
+class Transcriber(WindowByWindow):
+    """``runner`` has `LIMITS` or more. ``thresholds``: others than those of `windows.ts`, by name. Raises RequestError
+    for a bundle that reads no sound.
+    """
+
+    def __init__(self, runner: Runner, tokenizer: Tokenizer, thresholds: Mapping[str, float] | None = None) -> None:
+        manifest = runner.manifest
+        require_plan(manifest, AUDIO)
+        assert isinstance(manifest, Manifest)
+        assert manifest.speech is not None
+        assert manifest.spec.audio is not None
+        self._runner, self._manifest, self._tokenizer = runner, manifest, tokenizer
+        self._speech, self._audio = manifest.speech, manifest.spec.audio
+        sizes = {"ends": manifest.spec.eos_token_ids, "rows": self._audio.positions, "context": manifest.context}
+        self._model = {**asdict(self._speech), **sizes}
+        # What the rules of timestamps read, which are asked once for each token.
+        self._rules = {name: self._model[name] for name in ("ends", "max_initial_timestamp", "no_timestamps")}
+        self._source = source_of(manifest)
+        self._suppressed = list(self._speech.suppressed)
+        self._suppressed_first = list(self._speech.suppressed_first)
+        limits = self._ask("transcriptionLimits")
+        self._temperatures: Sequence[float] = limits["temperatures"]
+        self._thresholds: Mapping[str, float] = {**limits["thresholds"], **(thresholds or {})}
 
     def check(self, options: TranscriptionOptions) -> str | None:
         """The language as far as it is known. Raises RequestError for what the model does not have."""
