@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
+from demo_model.two_runs import require_equal_weights
 from rich.console import Console
 
 from demo_encoder import pairs, train
@@ -67,8 +68,7 @@ def test_the_same_seed_gives_the_same_weights(sources: Sources, monkeypatch: pyt
     trained = [train.train(TINY, Console(quiet=True)) for _ in range(2)]
     (first, tokenizer), (second, other) = trained
     assert tokenizer.get_vocab() == other.get_vocab()
-    for name, tensor in first.state_dict().items():
-        assert torch.equal(tensor, second.state_dict()[name]), name
+    require_equal_weights(first, second)
 
 
 def test_the_vocabulary_has_frequent_words_whole_and_builds_others_from_their_parts() -> None:
