@@ -8,6 +8,9 @@ is computed correctly.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 
@@ -26,11 +29,30 @@ def add_append(emitter: Emitter, node: Node) -> None:
     emitter.appends[node.inputs["kv"]] = node
 
 
+@dataclass(frozen=True, slots=True)
+class GroupQuery:
+    """The inputs and attributes of a GroupQueryAttention, its keys' and values' outputs, and the size of its heads."""
+
+    inputs: list[str]
+    attrs: dict[str, Any]
+    present: list[str]
+    head_dim: int
+
+
 def add_attention(emitter: Emitter, node: Node) -> None:
     """Raises RequestError for heads that the kernels do not support, and UnsupportedModel for an attention that they do
     not compute.
     """
-    builder, y, kv = emitter.builder, node.outputs["y"], node.inputs["kv"]
+    y, query = node.outputs["y"], group_query(emitter, node)
+    emitter.names[y] = emitter.builder.add(
+        "GroupQueryAttention", query.inputs, f"{y}.sequences", *query.present, domain=MICROSOFT, **query.attrs
+    )
+    emitter.reshaped.add(y)
+
+
+def group_query(emitter: Emitter, node: Node, *, claims: bool = True) -> GroupQuery:
+    """See `add_attention`. ``claims``: it includes rotations and norms that it can do."""
+    y, kv = node.outputs["y"], node.inputs["kv"]
     append, owner = emitter.appends.pop(kv, None), emitter.owners.get(kv)
     if append is None and owner is not None:
         append = owner.append
@@ -50,7 +72,7 @@ def add_attention(emitter: Emitter, node: Node) -> None:
         )
     values = {"query": node.inputs["q"], "key": append.inputs["k"], "value": append.inputs["v"]}
     rotated = rotated_width(emitter, values["key"])
-    rotations = claim_rotations(emitter, node, append, head_dim)
+    rotations = claim_rotations(emitter, node, append, head_dim) if claims else []
     norms = claim_norms(emitter, rotations)
     table = rope_caches(emitter, rotations[0].inputs["table"]) if rotations else ["", ""]
     for role, claimed in zip(("query", "key"), norms or rotations, strict=False):
@@ -90,8 +112,7 @@ def add_attention(emitter: Emitter, node: Node) -> None:
         attrs |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
     if norms:
         attrs["qk_norm_epsilon"] = norms[0].attrs["eps"]
-    emitter.names[y] = builder.add("GroupQueryAttention", inputs, f"{y}.sequences", *present, domain=MICROSOFT, **attrs)
-    emitter.reshaped.add(y)
+    return GroupQuery(inputs, attrs, present, head_dim)
 
 
 def score_attrs(emitter: Emitter, node: Node) -> dict[str, int | float | str]:

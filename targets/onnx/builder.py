@@ -53,6 +53,10 @@ class Builder:
         name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
         return self.constant(name, np.array(values, np.int64))
 
+    def has_value(self, name: str) -> bool:
+        """Whether a node makes it."""
+        return any(name in node.output for node in self.nodes)
+
     def has_input(self, name: str) -> bool:
         return any(each.name == name for each in self.inputs)
 

@@ -9,7 +9,7 @@ the last of each sequence. All other ops work on rows (batch * sequence, columns
     input_ids (batch, sequence) int64       new tokens
     attention_mask (batch, total) int64     ones, as many as the sequence has tokens, past and new, then zeros
     past_key_values.N.key, .value (batch, kv_heads, past, head_dim)
-    inputs_embeds (batch, sequence, E)      instead of input_ids, in a model that sees pictures
+    inputs_embeds (batch, sequence, N)      instead of input_ids, in a model that sees pictures; see `embeddings.py`
     -> logits (batch, 1, vocab) float32, present.N.key, .value (batch, kv_heads, total, head_dim)
 """
 
@@ -83,19 +83,17 @@ def form_of(node: Node, forms: Mapping[str, Form] | None = None) -> Form:
 def add_inputs(emitter: Emitter) -> None:
     """Add tokens and mask, and values computed from them: lengths, and the last row of each sequence."""
     builder = emitter.builder
+    add = builder.add
+    builder.add_input("input_ids", "int64", AXES)
+    add("Shape", ["input_ids"], "ids_shape")
+    emitter.names["token_ids"] = add("Reshape", ["input_ids", builder.integers(-1)], "token_ids")
+    add_mask(emitter)
+
+
+def add_mask(emitter: Emitter) -> None:
+    """Add the mask, and what `add_rows` adds, given ids_shape."""
+    builder = emitter.builder
     add, integer = builder.add, builder.integer
-    # Transformers.js identifies axes by these names.
-    axes = ("batch_size", "sequence_length")
-    if EMBEDDINGS in emitter.graph.inputs:
-        columns = emitter.columns(EMBEDDINGS)
-        builder.add_input(EMBEDDINGS, "float32", (*axes, columns))
-        add("Shape", [EMBEDDINGS], "ids_shape", end=2)
-        rows = add("Reshape", [EMBEDDINGS, builder.integers(-1, columns)], f"{EMBEDDINGS}.rows")
-        emitter.names[EMBEDDINGS] = add("Cast", [rows], f"{EMBEDDINGS}.cast", to=ELEMENT_TYPES[emitter.activation])
-    else:
-        builder.add_input("input_ids", "int64", axes)
-        add("Shape", ["input_ids"], "ids_shape")
-        emitter.names["token_ids"] = add("Reshape", ["input_ids", builder.integers(-1)], "token_ids")
     builder.add_input("attention_mask", "int64", ("batch_size", "total_sequence_length"))
     add("ReduceSum", ["attention_mask", builder.integers(1)], "lengths", keepdims=0)
     add("Shape", ["attention_mask"], "mask_shape")
@@ -329,8 +327,8 @@ class Form:
     optional: tuple[str, ...] = ()
 
 
-# The input of a decoder that reads embeddings instead of tokens; see `embeddings.py`.
-EMBEDDINGS = "inputs_embeds"
+# Transformers.js identifies axes by these names.
+AXES = ("batch_size", "sequence_length")
 STATE_OPS = ("causal_conv", "gated_delta", "ssm_scan")
 # The name of a node, which a user of another runtime reads in its message.
 UNPADDED = "rows_of_a_model_with_states_must_not_be_padded"

@@ -24,13 +24,11 @@ from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .builder import ELEMENT_TYPES, MICROSOFT
-from .decoder import FORMS, Form, form_of, table_rows
+from .decoder import AXES, FORMS, Form, form_of, table_rows
 from .emitter import Emitter
 from .encoder_mask import attention_bias
 from .pooling import add_near_rows, add_pool_rows, normalized
 from .rotation import rope_caches
-
-AXES = ("batch_size", "sequence_length")
 
 
 def build_encoder(emitter: Emitter, task: EmbeddingSpec | ClassifierSpec) -> None:
@@ -203,7 +201,7 @@ def with_distance_bias(emitter: Emitter, bias: str, num_heads: int, mask: str) -
     same biases share it.
     """
     builder, name = emitter.builder, f"{mask}.{bias}"
-    if any(name in node.output for node in builder.nodes):
+    if builder.has_value(name):
         return name
     add, integers = builder.add, builder.integers
     (size,) = emitter.graph.parameters[bias].shape

@@ -17,9 +17,9 @@ def attention_bias(builder: Builder, activation: str, window: int | None, *, cau
     add, integers = builder.add, builder.integers
     kind = f"seen{'_causal' * causal}{'' if window is None else f'_{window}'}"
     name = f"{kind}.bias"
-    if any(name in node.output for node in builder.nodes):
+    if builder.has_value(name):
         return name
-    if not any("token_mask" in node.output for node in builder.nodes):
+    if not builder.has_value("token_mask"):
         add("Cast", ["attention_mask"], "token_mask.2d", to=ELEMENT_TYPES["bool"])
         add("Unsqueeze", ["token_mask.2d", integers(1, 2)], "token_mask")
         length = add("Gather", ["ids_shape", builder.integer(1)], "length", axis=0)

@@ -140,7 +140,7 @@ def emit(
     measured.
     """
     from .decoder import build_decoder
-    from .embeddings import build_embeddings, without_embeddings
+    from .embeddings import build_decoder_of_embeddings, build_embeddings, without_embeddings
     from .emitter import Emitter
     from .encoder import build_encoder
     from .speech import build_listener, build_speech_decoder, without_keys
@@ -180,7 +180,7 @@ def emit(
     build_vision(tower, checkpoint.images)
     table, decoder = started(text), started(without_embeddings(text))
     build_embeddings(table)
-    build_decoder(decoder)
+    build_decoder_of_embeddings(decoder)
     return {TOWER: tower, TABLE: table, DECODER: decoder}
 
 

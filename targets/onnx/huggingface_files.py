@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.compiler.formats import Checkpoint
-from nearfar.compiler.formats.images import PREPROCESSOR_FILE, PROCESSOR_FILE
+from nearfar.compiler.formats.images import FILTERS, PREPROCESSOR_FILE, PROCESSOR_FILE
 from nearfar.compiler.formats.sentence_transformers import LENGTH_FILES, MODULES_FILE, PROMPTS_FILE, read_modules
-from nearfar.compiler.ir.images import EvenTiles
+from nearfar.compiler.ir.images import EvenTiles, FixedSize
 from nearfar.compiler.ir.speech import FRAME, HOP, SAMPLE_RATE
 
 from .genai_config import LAYER_TYPES
@@ -27,16 +27,18 @@ UNKNOWN_TO_TRANSFORMERS_JS = {
 }  # fmt: skip
 # Its words for what the layers of a model with Mamba-2 mix with; in other models, they are those of GenAI.
 MAMBA_LAYER_TYPES = {"attention": "attention", "mamba2": "mamba"}
+TEMPLATE_FILE = "chat_template.jinja"
 # Copied if they exist; they contain nothing beyond the tokenizer's files.
-OPTIONAL_FILES = ("added_tokens.json", "special_tokens_map.json", "vocab.json", "merges.txt", "chat_template.jinja")
+OPTIONAL_FILES = ("added_tokens.json", "special_tokens_map.json", "vocab.json", "merges.txt", TEMPLATE_FILE)
 
 
-# The classes of processors, which files of transformers may leave out.
+# The classes of Transformers.js that prepare pictures; checkpoints name others, or none.
 PROCESSORS = {
-    "idefics3": {"processor_class": "Idefics3Processor", "image_processor_type": "Idefics3ImageProcessor"},
-    "lfm2_vl": {"processor_class": "Lfm2VlProcessor", "image_processor_type": "Lfm2VlImageProcessor"},
-    "smolvlm": {"processor_class": "SmolVLMProcessor", "image_processor_type": "SmolVLMImageProcessor"},
-}  # fmt: skip
+    "gemma3": ("Gemma3Processor", "Gemma3ImageProcessor"),
+    "idefics3": ("Idefics3Processor", "Idefics3ImageProcessor"),
+    "lfm2_vl": ("Lfm2VlProcessor", "Lfm2VlImageProcessor"),
+    "smolvlm": ("SmolVLMProcessor", "SmolVLMImageProcessor"),
+}
 
 
 def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, data_files: Mapping[str, int]) -> None:
@@ -61,6 +63,8 @@ def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, d
     # Without this entry, it uses the CPU: the CPU provider in Node, wasm in browsers.
     if device != "cpu":
         config["transformers.js_config"]["device"] = device
+    if sees:
+        name_sizes(config, checkpoint)
     write_json(folder / "config.json", config)
     if checkpoint.task is None or checkpoint.speech is not None:
         write_json(folder / "generation_config.json", generation_config(checkpoint))
@@ -77,6 +81,13 @@ def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, d
             shutil.copyfile(checkpoint.path / name, folder / name)
 
 
+def name_sizes(config: dict[str, Any], checkpoint: Checkpoint) -> None:
+    """Add what Transformers.js reads, and a config.json may leave out because it is the default."""
+    assert checkpoint.images is not None
+    config.setdefault("image_token_id", checkpoint.images.prompt.placeholder_id)
+    config["text_config"] = {"num_hidden_layers": checkpoint.spec.num_layers, **config["text_config"]}
+
+
 def write_processor(folder: Path, checkpoint: Checkpoint) -> None:
     """The files that say how pictures are prepared. transformers 5 writes only the second one, with a section for what
     the first one has; Transformers.js reads classes and sizes from both.
@@ -87,12 +98,22 @@ def write_processor(folder: Path, checkpoint: Checkpoint) -> None:
     processor = read_json(checkpoint.path / PROCESSOR_FILE)
     section = processor.get("image_processor")
     own = section if isinstance(section, dict) else read_json(checkpoint.path / PREPROCESSOR_FILE)
-    known = PROCESSORS[vision.model_type]
-    write_json(folder / PREPROCESSOR_FILE, {**known, **own})
+    known, kind = PROCESSORS[vision.model_type]
+    classes = {"processor_class": known, "image_processor_type": kind}
+    # Transformers.js has other defaults than transformers.
+    defaults: dict[str, Any] = {"do_normalize": images.mean is not None, "image_mean": images.mean, "image_std": images.std}
+    defaults |= {"resample": next(number for number, name in FILTERS.items() if name == images.filter)}
+    preprocessor = {**{key: value for key, value in defaults.items() if value is not None}, **own, **classes}
+    write_json(folder / PREPROCESSOR_FILE, preprocessor)
     features = {}
     if isinstance(images.tiles, EvenTiles):
         features["image_seq_len"] = (images.tiles.side // images.patch // images.block) ** 2
-    write_json(folder / PROCESSOR_FILE, {"processor_class": known["processor_class"], **features, **processor})
+    if isinstance(images.size, FixedSize):
+        features["image_seq_length"] = vision.tile_patches // images.block**2
+    write_json(folder / PROCESSOR_FILE, {**features, **processor, "processor_class": known})
+    template = checkpoint.tokenizer.chat_template
+    if template is not None and not (checkpoint.path / TEMPLATE_FILE).is_file():
+        (folder / TEMPLATE_FILE).write_text(template, encoding="utf-8")
 
 
 def write_feature_extractor(folder: Path, checkpoint: Checkpoint) -> None:
@@ -146,6 +167,11 @@ def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
     known = {name: getattr(files, name) for name in names if getattr(files, name) is not None}
     found = read_json(checkpoint.path / "tokenizer_config.json")
+    if checkpoint.images is not None:
+        # Processors of Transformers.js read them there.
+        prompt = checkpoint.images.prompt
+        marks = {"boi_token": prompt.start.strip(), "image_token": prompt.placeholder, "eoi_token": prompt.end.strip()}
+        known |= {name: text for name, text in marks.items() if text}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **found,

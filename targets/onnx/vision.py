@@ -1,17 +1,17 @@
 """Vision: convert the graph of a tower to ONNX nodes: pictures, as a model's own processor prepares them, become
 features.
 
-The inputs have the names and shapes that transformers gives them; `vision_inputs.py` makes our patches of them, in the
-order of blocks, of T tiles with as many patches each. Patches that a mask hides are not seen by others.
+The inputs have the names and shapes that transformers and Transformers.js give them; `vision_inputs.py` makes our
+patches of them, in the order of blocks, of T tiles with as many patches each. Patches that do not exist are not seen by
+others.
 
-    pixel_values, pixel_attention_mask, and spatial_shapes of models whose tiles have any size
-    -> image_features float32: (tiles, features of a tile, E), or (features of all tiles, E) if tiles differ in size
+    pixel_values, and what says where its pixels are
+    -> image_features float32: (tiles, features of a tile, N), or (features of all tiles, N) if tiles differ in size
+
+N is the length of a row of embeddings, which `embeddings.py` describes.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,10 +20,11 @@ from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .decoder import FORMS, Form, form_of, table_rows
+from .embeddings import marks_features, row_columns
 from .emitter import Emitter
 from .encoder import ENCODER_FORMS, float32
 from .encoder_mask import HIDDEN
-from .vision_inputs import FEATURES, VISIBLE, WEIGHTS, add_patches, add_squares
+from .vision_inputs import FEATURES, INPUTS, VISIBLE, WEIGHTS
 
 IMAGE_FEATURES = "image_features"
 
@@ -32,19 +33,22 @@ def build_vision(emitter: Emitter, images: ImageSpec) -> None:
     """Fill the emitter's builder. Raises UnsupportedModel for a tower whose inputs or ops have no form."""
     vision, builder = emitter.spec.vision, emitter.builder
     assert vision is not None
-    reader = READERS.get(vision.model_type)
-    if reader is None:
+    add_inputs = INPUTS.get(images.positions.rule)
+    if add_inputs is None:
         raise UnsupportedModel(
-            f"the tower of {vision.model_type} has no form in --target onnx, which has those of "
-            f"{', '.join(sorted(READERS))}; use --target webgpu, cpu or cuda, or --text-only",
+            f"the tower of {vision.model_type} has no form in --target onnx; use --target webgpu, cpu or cuda, or "
+            "--text-only",
             model_type=vision.model_type,
         )
-    reader.add_inputs(emitter, images)
-    emitter.bias = add_bias(emitter)
+    add_inputs(emitter, images)
+    emitter.bias = add_bias(emitter) if VISIBLE in emitter.names else ""
     for node in emitter.graph.nodes:
-        form_of(node, reader.forms).emit(emitter, node)
+        form_of(node, TOWER_FORMS).emit(emitter, node)
     features = float32(emitter, emitter.rows(emitter.graph.outputs["features"]))
-    columns = emitter.spec.hidden_size
+    columns = row_columns(emitter.spec)
+    if marks_features(emitter.spec):
+        one = builder.constant("mark", np.array(1, np.float32))
+        features = builder.add("Pad", [features, builder.integers(0, 0, 0, 1), one], "features.marked")
     if FEATURES in emitter.names:
         builder.add("Compress", [features, emitter.names[FEATURES]], IMAGE_FEATURES, axis=0)
         builder.add_output(IMAGE_FEATURES, "float32", ("num_features", columns))
@@ -72,47 +76,43 @@ def add_bias(emitter: Emitter) -> str:
     return add("Expand", [row, shape], "bias")
 
 
-def add_plain_positions(emitter: Emitter, node: Node) -> None:
-    """Each patch has one row of the table."""
-    y, table = node.outputs["y"], emitter.graph.parameters[node.inputs["table"]]
-    rows = table_rows(emitter, table, emitter.name(node.inputs["patch_rows"]), f"{y}.rows")
-    emitter.names[y] = emitter.builder.add("Add", [*emitter.inputs(node, "x"), rows], y)
-
-
-def add_mixed_positions(emitter: Emitter, node: Node) -> None:
-    """Each patch has a weight for every row of the table."""
+def add_mix_rows(emitter: Emitter, node: Node) -> None:
+    """Each patch has a weight for every row of the table, or it has one row, or several that have weights or are
+    added.
+    """
     builder, y, table = emitter.builder, node.outputs["y"], emitter.graph.parameters[node.inputs["table"]]
-    numbers = builder.constant(f"{y}.numbers", np.arange(table.rows))
-    rows = table_rows(emitter, table, numbers, f"{y}.rows")
-    mixed = builder.add("MatMul", [emitter.names[WEIGHTS], rows], f"{y}.mixed")
-    emitter.names[y] = builder.add("Add", [*emitter.inputs(node, "x"), mixed], y)
+    add, integers = builder.add, builder.integers
+    taps = emitter.columns(node.inputs["patch_rows"])
+    if WEIGHTS in emitter.names:
+        numbers = builder.constant(f"{y}.numbers", np.arange(table.rows))
+        rows = table_rows(emitter, table, numbers, f"{y}.rows")
+        mixed = add("MatMul", [emitter.names[WEIGHTS], rows], f"{y}.mixed")
+    else:
+        numbers = add("Reshape", [emitter.name(node.inputs["patch_rows"]), integers(-1)], f"{y}.numbers")
+        mixed = table_rows(emitter, table, numbers, f"{y}.rows")
+    if taps > 1 and WEIGHTS not in emitter.names:
+        mixed = add("Reshape", [mixed, integers(-1, taps, emitter.columns(y))], f"{y}.taps")
+        if node.inputs["patch_weights"] in emitter.names:
+            weights = add("Unsqueeze", [emitter.name(node.inputs["patch_weights"]), integers(2)], f"{y}.weights")
+            mixed = add("Mul", [mixed, weights], f"{y}.weighted")
+        mixed = add("ReduceSum", [mixed, integers(1)], f"{y}.mixed", keepdims=0)
+    emitter.names[y] = add("Add", [*emitter.inputs(node, "x"), mixed], y)
 
 
 def add_fold_rows(emitter: Emitter, node: Node) -> None:
-    y = node.outputs["y"]
-    if node.attr("mode") != "join":
-        raise UnsupportedModel(
-            f"the tower has fold_rows with mode {node.attr('mode')!r}, which has no form in --target onnx; use "
-            "--target webgpu, cpu or cuda"
-        )
-    shape = emitter.builder.integers(-1, emitter.columns(y))
-    emitter.names[y] = emitter.builder.add("Reshape", [*emitter.inputs(node, "x"), shape], y)
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """How a family's inputs become patches, and the forms of its ops."""
-
-    add_inputs: Callable[[Emitter, ImageSpec], None]
-    forms: dict[str, Form]
+    """The patches of a block one behind the other, or their mean."""
+    add, integers, y = emitter.builder.add, emitter.builder.integers, node.outputs["y"]
+    (x,), columns = emitter.inputs(node, "x"), emitter.columns(y)
+    if node.attr("mode") == "join":
+        emitter.names[y] = add("Reshape", [x, integers(-1, columns)], y)
+        return
+    blocks = add("Reshape", [x, integers(-1, node.attrs["size"], columns)], f"{y}.blocks")
+    emitter.names[y] = add("ReduceMean", [blocks, integers(1)], y, keepdims=0)
 
 
 TOWER_FORMS: dict[str, Form] = {
     **{name: FORMS[name] for name in ("linear", "rms_norm", "add", "activate", "gate", "gate_halves")},
     "ragged_attention": ENCODER_FORMS["ragged_attention"],
+    "mix_rows": Form(add_mix_rows),
     "fold_rows": Form(add_fold_rows, ("size", "mode")),
 }
-SQUARES = Reader(add_squares, {**TOWER_FORMS, "mix_rows": Form(add_plain_positions)})
-PATCHES = Reader(add_patches, {**TOWER_FORMS, "mix_rows": Form(add_mixed_positions)})
-# By the model_type of the complete model.
-READERS = {"idefics3": SQUARES, "smolvlm": SQUARES, "lfm2_vl": PATCHES}

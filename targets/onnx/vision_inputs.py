@@ -1,15 +1,18 @@
 """The inputs of a tower's graph: pictures as transformers' processors prepare them, as patches in the order of blocks.
 
-Both forms name: "ids_shape" [T, patches of a tile] and "sequences_shape" [T, patches, -1]; our value "patches" (rows,
-elements); `VISIBLE` (T * patches,) bool; and the positions, either our value "patch_rows" or `WEIGHTS` (rows, rows of
-the table). `FEATURES`, if there, says which features are those of a picture, and not of padding.
+All of `INPUTS` name: "ids_shape" [T, patches of a tile] and "sequences_shape" [T, patches, -1]; our value "patches"
+(rows, elements); and the positions, either our values "patch_rows" and, if rows have any, "patch_weights", or `WEIGHTS`
+(rows, rows of the table). `VISIBLE` (T * patches,) bool, if there, says which patches exist, and `FEATURES` which
+features are those of a picture, and not of padding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
-from nearfar.compiler.ir.images import EvenTiles, ImageSpec
+from nearfar.compiler.ir.images import EvenTiles, FixedSize, ImageSpec
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .builder import ELEMENT_TYPES
@@ -26,7 +29,7 @@ def add_squares(emitter: Emitter, images: ImageSpec) -> None:
     """
     builder, patch, block = emitter.builder, images.patch, images.block
     add, integers = builder.add, builder.integers
-    if not isinstance(images.tiles, EvenTiles) or images.positions.rule != "fractions":
+    if not isinstance(images.tiles, EvenTiles):
         raise UnsupportedModel("pictures that are not cut into equal tiles have no form in --target onnx")
     side, across = images.tiles.side, images.tiles.side // patch
     used, blocks = across * patch, across // block
@@ -44,12 +47,7 @@ def add_squares(emitter: Emitter, images: ImageSpec) -> None:
         bounds = [integers(0, 0), integers(used, used)]
         tiles = add("Slice", [tiles, *bounds, integers(2, 3)], "tiles.read")
         masks = add("Slice", [masks, *bounds, integers(1, 2)], "masks.read")
-    # (tile, channel, row of blocks, row in the block, row in the patch, the same of columns)
-    pixels = add("Reshape", [tiles, integers(-1, 3, blocks, block, patch, blocks, block, patch)], "tiles.grid")
-    inner = [1, 4, 7] if images.order == "channel_row_column" else [4, 7, 1]
-    pixels = add("Transpose", [pixels], "tiles.blocks", perm=[0, 2, 5, 3, 6, *inner])
-    add_patch_rows(emitter, add("Reshape", [pixels, integers(-1, 3 * patch**2)], "tiles.patches"))
-    add_shape(emitter, add("Shape", [tiles], "tiles.count", end=1), integers(across**2))
+    add_square_patches(emitter, tiles, images, across)
     # A patch is visible if any of its pixels is.
     masks = add("Reshape", [masks, integers(-1, across, patch, across, patch)], "masks.grid")
     masks = add("ReduceMax", [masks, integers(2, 4)], "masks.patches", keepdims=0)
@@ -60,6 +58,18 @@ def add_squares(emitter: Emitter, images: ImageSpec) -> None:
     number = add("Where", [visible, number, builder.integer(0)], "positions")
     emitter.names["patch_rows"] = in_blocks(emitter, number, blocks, block, "positions")
     emitter.names[VISIBLE] = in_blocks(emitter, visible, blocks, block, "visible")
+
+
+def add_square_patches(emitter: Emitter, tiles: str, images: ImageSpec, across: int) -> None:
+    """The patches of tiles (T, 3, pixels, pixels), ``across`` on each side."""
+    add, integers = emitter.builder.add, emitter.builder.integers
+    patch, block, blocks = images.patch, images.block, across // images.block
+    # (tile, channel, row of blocks, row in the block, row in the patch, the same of columns)
+    pixels = add("Reshape", [tiles, integers(-1, 3, blocks, block, patch, blocks, block, patch)], "tiles.grid")
+    inner = [1, 4, 7] if images.order == "channel_row_column" else [4, 7, 1]
+    pixels = add("Transpose", [pixels], "tiles.blocks", perm=[0, 2, 5, 3, 6, *inner])
+    add_patch_rows(emitter, add("Reshape", [pixels, integers(-1, 3 * patch**2)], "tiles.patches"))
+    add_shape(emitter, add("Shape", [tiles], "tiles.count", end=1), integers(across**2))
 
 
 def table_boundaries(side: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -100,6 +110,22 @@ def in_blocks(emitter: Emitter, grid: str, blocks: int, block: int, name: str) -
     return add("Reshape", [grid, integers(-1)], f"{name}.rows")
 
 
+def add_pictures(emitter: Emitter, images: ImageSpec) -> None:
+    """Pictures of one size, whose patches have one row of the table each.
+
+    pixel_values (images, 3, side, side) float32
+    """
+    if not isinstance(images.size, FixedSize) or images.tiles is not None:
+        raise UnsupportedModel("pictures of several sizes have no form in --target onnx if the tower has only one")
+    builder, side, block = emitter.builder, images.positions.side, images.block
+    pixels = side * images.patch
+    builder.add_input("pixel_values", "float32", ("num_images", 3, pixels, pixels))
+    add_square_patches(emitter, "pixel_values", images, side)
+    numbers = np.arange(side**2).reshape(side // block, block, side // block, block).swapaxes(1, 2)
+    row = builder.constant("positions.tile", numbers.reshape(1, -1))
+    emitter.names["patch_rows"] = builder.add("Expand", [row, "ids_shape"], "positions")
+
+
 def add_patches(emitter: Emitter, images: ImageSpec) -> None:
     """Patches of tiles of any size, row by row, with padding behind them.
 
@@ -108,8 +134,6 @@ def add_patches(emitter: Emitter, images: ImageSpec) -> None:
     """
     builder, block, size = emitter.builder, images.block, images.positions.side
     add, integers, integer = builder.add, builder.integers, builder.integer
-    if images.positions.rule != "antialiased":
-        raise UnsupportedModel(f"positions by {images.positions.rule!r} have no form in --target onnx")
     elements = emitter.columns("patches")
     axes = ("num_tiles", "num_patches")
     builder.add_input("pixel_values", "float32", (*axes, elements))
@@ -197,4 +221,10 @@ def add_shape(emitter: Emitter, tiles: str, patches: str) -> None:
     add("Concat", ["ids_shape", emitter.builder.integers(-1)], "sequences_shape", axis=0)
 
 
+# How pictures become patches, by the rule of their positions.
+INPUTS: Mapping[str, Callable[[Emitter, ImageSpec], None]] = {
+    "antialiased": add_patches,
+    "fractions": add_squares,
+    "plain": add_pictures,
+}
 FLOAT, INT64 = ELEMENT_TYPES["float32"], ELEMENT_TYPES["int64"]

@@ -1,6 +1,7 @@
-// Usage: node transformers_js_images.mjs FOLDER INPUTS COUNT WIDTH HEIGHT. Loads the folder with Transformers.js and
-// prints JSON: the COUNT tokens of the greedy continuation of INPUTS, a file with tensors by name, and for a picture of
-// WIDTH x HEIGHT the tokens and the tiles that the folder's processor makes of "<image>".
+// Usage: node transformers_js_images.mjs FOLDER INPUTS COUNT WIDTH HEIGHT TEXT. Loads the folder with Transformers.js
+// and prints JSON: the COUNT tokens of the greedy continuation of INPUTS, a file with tensors by name; the tokens that
+// the folder's processor makes of TEXT and a grey picture of WIDTH x HEIGHT, the shape of its pixels, and the greedy
+// continuation of these.
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 
@@ -8,7 +9,7 @@ const require = createRequire(new URL("../../../web/package.json", import.meta.u
 const { AutoModelForImageTextToText, AutoProcessor, RawImage, Tensor, env } = require("@huggingface/transformers");
 env.allowRemoteModels = false;
 env.localModelPath = "/";
-const [folder, file, count, width, height] = process.argv.slice(2);
+const [folder, file, count, width, height, text] = process.argv.slice(2);
 const tensor = ({ type, dims, data }) =>
   new Tensor(
     type,
@@ -19,11 +20,15 @@ const inputs = Object.fromEntries(
   Object.entries(JSON.parse(readFileSync(file, "utf-8"))).map(([name, value]) => [name, tensor(value)]),
 );
 const model = await AutoModelForImageTextToText.from_pretrained(folder);
-const output = await model.generate({ ...inputs, max_new_tokens: Number(count), do_sample: false });
-const tokens = output.tolist()[0].map(Number).slice(inputs.input_ids.dims[1]);
+const continued = async (given) => {
+  const output = await model.generate({ ...given, max_new_tokens: Number(count), do_sample: false });
+  return output.tolist()[0].map(Number).slice(given.input_ids.dims[1]);
+};
+const tokens = await continued(inputs);
 const processor = await AutoProcessor.from_pretrained(folder);
 const picture = new RawImage(new Uint8ClampedArray(width * height * 3).fill(90), Number(width), Number(height), 3);
 const first = model.config.model_type === "lfm2_vl";
-const made = await (first ? processor([picture], "<image>") : processor("<image>", [picture]));
-console.log(JSON.stringify({ tokens, ids: made.input_ids.tolist()[0].map(Number), pixels: made.pixel_values.dims }));
+const made = await (first ? processor([picture], text) : processor(text, [picture]));
+const ids = made.input_ids.tolist()[0].map(Number);
+console.log(JSON.stringify({ tokens, ids, pixels: made.pixel_values.dims, answer: await continued(made) }));
 await model.dispose();
