@@ -54,6 +54,13 @@ class Fold:
             value = self._apply(part, row, column, value, up, operands)
         return value
 
+    @property
+    def added(self) -> list[Array]:
+        """The inputs (rows, columns) that are added to results."""
+        operands = iter(self._operands)
+        found = [(part["op"], next(operands)) for part in self._parts for _ in operands_of(part, 1, 1)]
+        return [array for op, array in found if op == "add"]
+
     def _apply(
         self, part: Part, row: Scalar, column: Scalar, value: Scalar, up: Scalar | None, operands: Iterator[Array]
     ) -> Scalar:

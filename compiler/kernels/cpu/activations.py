@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from ..builder import KernelBuilder, Scalar, minimum, select
+from ..builder import KernelBuilder, Scalar, magnitude, minimum, select
 from ..fold import Maths
 from ..maths import LARGEST_SQUARED
 from ..vectors import like
-from .math import erf, exp, fake_quantized, log, square_root, tanh
+from .math import erf, exp, fake_quantized, falling_exp, log, square_root, tanh
 
 # The largest float32.
 LARGEST = 3.4028234e38
@@ -44,7 +44,12 @@ def gelu(x: Scalar) -> Scalar:
 
 
 def gelu_tanh(x: Scalar) -> Scalar:
-    return like(x, 0.5) * x * (like(x, 1) + tanh(like(x, math.sqrt(2 / math.pi)) * (x + like(x, 0.044715) * x * x * x)))
+    """x / (1 + exp(-2 u)), the same as x / 2 * (1 + tanh(u)), with a power that never overflows: for a negative x, both
+    parts of the quotient are multiplied by exp(2 u).
+    """
+    u = like(x, math.sqrt(2 / math.pi)) * (x + like(x, 0.044715) * x * x * x)
+    power = falling_exp(like(x, -2) * magnitude(u))
+    return select(x < like(x, 0), x * power, x) / (like(x, 1) + power)
 
 
 def relu(x: Scalar) -> Scalar:

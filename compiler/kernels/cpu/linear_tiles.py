@@ -10,13 +10,13 @@ shorter. Columns are added group by group, so a row's sums do not depend on ``to
 from __future__ import annotations
 
 from ...quant.layout import TILE_ROWS
-from ..builder import Array, Kernel, Scalar, all_of, cast, minimum, truncated_quotient
+from ..builder import Array, Kernel, Scalar, all_of, cast, minimum, size_bytes, truncated_quotient
 from ..fold import Fold
 from ..projection import Experts, Projection
 from ..vectors import lanes_of, ramp, take_lanes, with_lanes
 from .activations import MATHS
 from .builder import CpuKernelBuilder, Isa, each_vector, pieces, round_up_quotient
-from .tile_dots import FloatDots, IntegerDots
+from .tile_dots import LARGEST_SMALL_BLOCK, LINE_BYTES, FloatDots, IntegerDots
 
 # The size of the prepared rows that every tile of weights processes together: half of a core's cache.
 ROWS_BYTES = 256 << 10
@@ -45,6 +45,9 @@ def linear_tiles(name: str, *, isa: Isa, facts: Projection, tokens: int, bits: i
         for first in range(0, tiles_a_task * TILE_ROWS, at_once * isa.lanes):
             starts = [first + vector * isa.lanes for vector in range(at_once)]
             rows = [kernel.let("row", block * tokens + token) for token in range(tokens)]
+            if tokens > LARGEST_SMALL_BLOCK:
+                for row in rows:
+                    result.prefetch(row, tile * TILE_ROWS + first, at_once * isa.lanes)
             sums = [dots.sums(tile + half * tiles, rows, starts, block_index) for half in range(result.halves)]
             for token, row in enumerate(rows):
                 with kernel.when(True if tokens == 1 else row < batch):
@@ -130,6 +133,14 @@ class Result:
                 for offset, width in pieces(min(lanes, rest - start), lanes):
                     part = [take_lanes(each, range(offset, offset + width)) for each in values]
                     self._finish(row, full_tiles * TILE_ROWS + start + offset, part)
+
+    def prefetch(self, row: Scalar, output: Scalar, count: int) -> None:
+        """Prefetch the lines that ``count`` results of a row go to, and what is added to them. Rows are too far
+        apart for the processor's own prefetcher.
+        """
+        for each in () if self._apart else (self._y, *self._fold.added):
+            for start in range(0, count, LINE_BYTES // size_bytes(str(each.buffer.dtype))):
+                self._kernel.prefetch(each, (row, output + (self._facts.offset + start)))
 
     def gate(self, isa: Isa) -> None:
         """Finish the results in scratch."""
