@@ -101,9 +101,11 @@ def write_processor(folder: Path, checkpoint: Checkpoint) -> None:
     known, kind = PROCESSORS[vision.model_type]
     classes = {"processor_class": known, "image_processor_type": kind}
     # Transformers.js has other defaults than transformers.
-    defaults: dict[str, Any] = {"do_normalize": images.mean is not None, "image_mean": images.mean, "image_std": images.std}
-    defaults |= {"resample": next(number for number, name in FILTERS.items() if name == images.filter)}
-    preprocessor = {**{key: value for key, value in defaults.items() if value is not None}, **own, **classes}
+    resample = next(number for number, name in FILTERS.items() if name == images.filter)
+    defaults: dict[str, Any] = {"do_normalize": images.mean is not None, "resample": resample}
+    if images.mean is not None:
+        defaults |= {"image_mean": images.mean, "image_std": images.std}
+    preprocessor = {**defaults, **own, **classes}
     write_json(folder / PREPROCESSOR_FILE, preprocessor)
     features = {}
     if isinstance(images.tiles, EvenTiles):
