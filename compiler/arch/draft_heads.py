@@ -20,6 +20,7 @@ from .decoder import (
     matrix,
     new_graph,
     norm,
+    place_features,
     sampling_block,
     take_sampled,
     vector,
@@ -41,10 +42,11 @@ class DraftLayer(Layer):
 
 
 def draft(spec: ModelSpec, page_size: int, context: int, *, layout: DecoderLayout, layers: type[DraftLayer]) -> Graph:
-    """The graph of the heads on a ragged batch. A row's token follows the token of the row that it reads; the outputs
-    are those of the model.
+    """The graph of the heads on a ragged batch. A row's token follows the token of the row that it reads, so the
+    features of pictures are those of the next position; the row rotates by its own. The outputs are those of the
+    model.
     """
-    graph, x = joined_rows(spec, page_size)
+    graph, x = joined_rows(spec, page_size, sees=spec.vision is not None or spec.hearing is not None)
     width = spec.hidden_size
     norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden")
     sources = tuple(Source(f"{HEADS}{name}.weight", 0, width, offset=layout.norm_offset) for name in norms)
@@ -67,9 +69,9 @@ def draft(spec: ModelSpec, page_size: int, context: int, *, layout: DecoderLayou
     return graph
 
 
-def joined_rows(spec: ModelSpec, page_size: int) -> tuple[Graph, str]:
-    """A graph of what drafts for a model, and its first rows (S, 2E): the embeddings of the tokens, each followed by a
-    row that was kept.
+def joined_rows(spec: ModelSpec, page_size: int, *, sees: bool = False) -> tuple[Graph, str]:
+    """A graph of what drafts for a model, and its first rows (S, 2E): the embeddings of the tokens, or if it ``sees``
+    the features of pictures and sound in their place, each followed by a row that was kept.
     """
     graph = new_graph(embeds=False, sampled=DRAFT_SAMPLED)
     width = spec.hidden_size
@@ -79,6 +81,8 @@ def joined_rows(spec: ModelSpec, page_size: int) -> tuple[Graph, str]:
     x = embedding(
         graph, "model.embed_tokens", spec.vocab_size, width, spec.embedding_scale, "embedded", sampled=DRAFT_SAMPLED
     )
+    if sees:
+        x = place_features(graph, spec, x)
     joined = {"x": x, "kept": KEPT_STATE, "own": DRAFT_KEPT, KEPT_ROWS: KEPT_ROWS}
     return graph, graph.add("join_kept", joined, name="joined")
 

@@ -72,6 +72,8 @@ class DraftModel:
     """
 
     first_token = 0
+    # Another model's tower makes other features.
+    reads_images = False
 
     def __init__(self, runner: DraftRunner, model: TokenModel) -> None:
         self.model = model

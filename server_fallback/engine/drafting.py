@@ -27,15 +27,16 @@ class Drafting:
 
     def speculates(self, answer: Answer) -> bool:
         """Whether an answer speculates; `speculation.py` explains why not all do."""
-        request = answer.request
-        plain = (
+        request, drafter = answer.request, self._drafter
+        if drafter is None:
+            return False
+        return (
             request.constraint is None
             and request.drafts is None
             and request.when_full == "stop"
-            and not request.images
+            and (drafter.reads_images or not request.images)
             and answer.sampling.flags == 0
         )
-        return self._drafter is not None and plain
 
     def guesses(self, running: Iterable[Sequence], answers: Mapping[Sequence, Answer]) -> list[Guess]:
         """What to draft for the next step."""

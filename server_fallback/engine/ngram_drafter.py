@@ -39,6 +39,9 @@ class Index:
 
 
 class NgramDrafter:
+    # The text is what it guesses from.
+    reads_images = True
+
     def __init__(self) -> None:
         self._indexes: dict[Sequence, Index] = {}
 

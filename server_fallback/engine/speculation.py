@@ -5,7 +5,7 @@ draft is accepted if it is the token that was sampled in its place. So the answe
 speculation, greedy or sampled; only the number of tokens in a step depends on the guesses.
 
 Requests with penalties, a logit bias or a constraint do not speculate, because the device updates their slot once a
-step; nor do requests with a context shift, or with images, which a draft model does not see.
+step; nor do requests with a context shift, nor requests with images if the drafter does not read them.
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ class Guess(NamedTuple):
 
 
 class Drafter(Protocol):
+    @property
+    def reads_images(self) -> bool:
+        """Whether it guesses the answers to pictures and sounds as it guesses those to texts."""
+
     def draft(self, guesses: Items[Guess]) -> None:
         """Set the ``drafts`` of each sequence, from its known tokens. Raises DeviceError."""
 

@@ -11,7 +11,7 @@ from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime.runner import Runner
 
 from ..engine.config import EngineConfig
-from ..engine.draft_heads import DraftAssistant, DraftHeads
+from ..engine.draft_heads import heads_of
 from ..engine.draft_model import DraftModel
 from ..engine.encoder_engine import EncoderEngine
 from ..engine.encoder_model import EncoderModel
@@ -60,8 +60,8 @@ class LocalRecipe:
                 opened.callback(draft_runner.close)
                 drafter = DraftModel(draft_runner, TokenModel.of(self.draft.bundle.manifest))
             elif self.config.speculation is not None and self.config.speculation.kind == "heads":
-                has_assistant = isinstance(manifest, Manifest) and manifest.has_assistant
-                drafter = (DraftAssistant if has_assistant else DraftHeads)(runner, TokenModel.of(manifest))
+                assert isinstance(manifest, Manifest), "no framework has heads that draft tokens"
+                drafter = heads_of(runner, manifest)
             model = TokenModel.of(manifest)
             images, sounds = manifest.images if manifest.sees else None, manifest.sounds if manifest.hears else None
             tower = ImageTower(runner, images, sounds) if images is not None or sounds is not None else None

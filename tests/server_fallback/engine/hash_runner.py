@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+import numpy.typing as npt
 from hash_model import VOCAB, fold, next_token
 
 from nearfar.compiler.bundle.manifest import DRAFT, GENERATE
@@ -118,10 +119,7 @@ class HashRunner:
                 self._kept[destination] = self._kept[source]
 
     def _write_tokens(self, batch: Batch) -> None:
-        ids = [int(self._sampled[-1 - token]) if token < 0 else int(token) for token in batch.token_ids]
-        if batch.features is not None and batch.feature_rows is not None:
-            for row, feature in zip(batch.feature_rows.tolist(), batch.features[:, 0].tolist(), strict=True):
-                ids[row] = int(feature)
+        ids = read_ids(batch, self._sampled)
         for slot, token in zip(batch.slots, ids, strict=True):
             self._cells[slot // PAGE, slot % PAGE] = token
         for row, slot in enumerate(batch.slots if self._kept.size else ()):
@@ -182,13 +180,12 @@ class HashRunner:
         if failure is not None:
             raise failure
         assert batch.kept_rows is not None
-        hashes = []
+        hashes, ids = [], read_ids(batch, self._guessed[:, 0])
         for row, (kept, position) in enumerate(zip(batch.kept_rows.tolist(), batch.positions.tolist(), strict=True)):
             sequence = int(np.searchsorted(batch.seq_starts, row, side="right")) - 1
             pages = batch.page_ids[batch.page_indptr[sequence] : batch.page_indptr[sequence + 1]]
             before = int(self._kept.flat[kept] if kept >= 0 else self._guessed[-1 - kept, 1])
-            token = int(batch.token_ids[row])
-            hashes.append(fold(before, [token if token >= 0 else int(self._guessed[-1 - token, 0])]))
+            hashes.append(fold(before, [ids[row]]))
             if self._has_assistant:
                 own = pages[position // PAGE] * PAGE + position % PAGE
                 assert kept in (own, -1 - batch.sample_slots[sequence, 0]), f"the kept row is not that of {position}"
@@ -223,6 +220,17 @@ class HashRunner:
             if flags & COUNTS:
                 self._states["token_counts"][slot][token] += 1
         return token
+
+
+def read_ids(batch: Batch, sampled: npt.NDArray[np.int_]) -> list[int]:
+    """What the rows of a batch read: their tokens, of which those of slots are ``sampled``, or the features of
+    images.
+    """
+    ids = [int(sampled[-1 - token]) if token < 0 else int(token) for token in batch.token_ids]
+    if batch.features is not None and batch.feature_rows is not None:
+        for row, feature in zip(batch.feature_rows.tolist(), batch.features[:, 0].tolist(), strict=True):
+            ids[row] = int(feature)
+    return ids
 
 
 def drawn(value: int, settings: Sequence[float]) -> int:

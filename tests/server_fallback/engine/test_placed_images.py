@@ -32,10 +32,14 @@ from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, Queue
 from nearfar.compiler.runtime.runner import Limits, Output
 from nearfar.server_fallback.engine.answer import Answer
 from nearfar.server_fallback.engine.config import EngineConfig
+from nearfar.server_fallback.engine.draft_heads import DraftAssistant, DraftHeads
+from nearfar.server_fallback.engine.draft_model import DraftModel
 from nearfar.server_fallback.engine.image_encoder import ImageEncoder
 from nearfar.server_fallback.engine.images import PromptImage, placeholder_key, prompt_keys
+from nearfar.server_fallback.engine.ngram_drafter import NgramDrafter
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.resolved_sampling import resolve_sampling
+from nearfar.server_fallback.engine.speculation import Drafter, Speculation
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 
 LIMITS = Limits(tokens=8, sequences=4, rows=4, pages=24)
@@ -93,6 +97,50 @@ def answered(
         return found
 
     return run(work())
+
+
+@pytest.mark.parametrize("kind", ["heads", "assistant", "text", "draft", "blind heads"])
+def test_what_reads_images_guesses_the_answers_to_them(kind: str) -> None:
+    """Heads are always right, an assistant unless it begins at a row that was not sampled. Prompts are read in chunks
+    that end inside images.
+    """
+    requests = [
+        with_images([3, 1, picture(seed, 7), 5, picture(seed + 1, 3), picture(seed + 2, 4)], max_tokens=12)
+        for seed in range(10, 14)
+    ]
+    # The text before repeats each pair of tokens that its last token may begin.
+    pairs = [token for other in range(1, 15) for token in (2, other)]
+    requests.append(with_images([*pairs, picture(20, 5), 2], max_tokens=12))
+    texts = [TokenRequest(tokens, 12, ignore_eos=True) for tokens in ([3, 1, 2, 5], [*pairs, 2])]
+
+    async def work() -> None:
+        own = "heads" in kind or kind == "assistant"
+        limits = replace(LIMITS, rows=16, pages=60, draft_pages=60 if own else 0)
+        runner = HashRunner(limits, has_assistant=kind == "assistant")
+        drafters: dict[str, Callable[[], Drafter]] = {
+            "heads": lambda: DraftHeads(runner, SEEING),
+            "assistant": lambda: DraftAssistant(runner, SEEING),
+            "text": NgramDrafter,
+            "draft": lambda: DraftModel(HashRunner(LIMITS), MODEL),
+            "blind heads": lambda: DraftHeads(runner, SEEING, reads_images=False),
+        }
+        speculation = Speculation("ngram" if kind == "text" else "heads" if own else "draft", 3)
+        drafter = None if kind == "text" else drafters[kind]()
+        config = EngineConfig(speculation=speculation)
+        engine = TokenEngine(runner, SEEING, config, tower=HashTower(), draft=drafter)  # type: ignore[arg-type]
+        # The second time, prompts are in the cache of the model, but not in that of the heads.
+        for _ in range(2):
+            found = await asyncio.gather(*(answer(engine, request) for request in requests))
+            assert [tokens for tokens, _ in found] == [expected(request)[0] for request in requests]
+        stats = engine.stats()
+        assert (stats.drafted_tokens > 0) == drafters[kind]().reads_images == (kind not in ("draft", "blind heads"))
+        least = {"text": 0.0, "assistant": 0.8}.get(kind, 1.0)
+        assert stats.accepted_tokens >= least * stats.drafted_tokens
+        await asyncio.gather(*(answer(engine, request) for request in texts))
+        assert engine.stats().drafted_tokens > stats.drafted_tokens
+        await engine.close()
+
+    run(work())
 
 
 def test_no_step_ends_inside_an_image_that_is_read_as_a_whole() -> None:

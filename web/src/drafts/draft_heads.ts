@@ -3,13 +3,15 @@
 //
 // They know row p once token p + 1 is known, so they are a `DraftModel` of the tokens from the second one on, with pages
 // of their own; the rows of the model are in the pages of the sequence. A guess after the first one reads the heads' own
-// row instead. Once its token is accepted it is computed again from the model's row, as the heads were trained.
+// row instead. Once its token is accepted it is computed again from the model's row, as the heads were trained. In the
+// place of the embeddings of placeholders they read the features of pictures and sounds, as the model does.
 //
 // An assistant (Gemma 4) has no keys and values, but reads those of the model: of known tokens it needs the last one
 // only, and it computes all guesses at the position of the model's last row.
 
 import { pageTables } from "../engine/pages.js";
 import type { Sequence } from "../engine/sequence.js";
+import type { ImageRows } from "../engine/step_batch.js";
 import type { StepRunner } from "../engine/step_runner.js";
 import type { Guess } from "../engine/speculation.js";
 import type { OpenBatch } from "../runtime/batch.js";
@@ -20,7 +22,11 @@ import { DraftModel } from "./draft_model.js";
 export class DraftHeads extends DraftModel {
   protected override readonly firstToken = 1;
 
-  constructor(runner: StepRunner, groups = [{ pages: runner.limits.draftPages ?? 0, window: Infinity }]) {
+  constructor(
+    runner: StepRunner,
+    override readonly readsImages = true,
+    groups = [{ pages: runner.limits.draftPages ?? 0, window: Infinity }],
+  ) {
     super(headsOf(runner, groups));
   }
 
@@ -35,6 +41,7 @@ export class DraftHeads extends DraftModel {
 
   protected override addInputs(
     batch: OpenBatch,
+    seen: ImageRows,
     sequence: Sequence,
     { slot }: Draft,
     positions: readonly number[],
@@ -43,13 +50,15 @@ export class DraftHeads extends DraftModel {
     const { pageSize } = this.runner.limits;
     const pages = [...(pageTables(sequence)[0]?.pages ?? []), ...(sequence.rewound ?? [])];
     batch.kept_rows.push(...positions.map((position) => (isKnown ? rowAt(pages, position, pageSize) : -1 - slot)));
+    // A row is at the position of the row that it reads, and its token is the next one.
+    seen.add(batch, sequence, positions[0] ?? 0, positions.length, this.firstToken);
   }
 }
 
 /** The model keeps the rows of sampled tokens only; a guess from another one may be wrong, like any guess. */
 export class DraftAssistant extends DraftHeads {
   constructor(runner: StepRunner) {
-    super(runner, []);
+    super(runner, true, []);
   }
 
   protected override draftOf(guess: Guess): Draft | null {

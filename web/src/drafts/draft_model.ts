@@ -6,6 +6,7 @@ import { PageTable, Pages } from "../engine/pages.js";
 import { drawAt } from "../engine/resolved_sampling.js";
 import type { Sequence } from "../engine/sequence.js";
 import type { Drafter, Guess } from "../engine/speculation.js";
+import { ImageRows } from "../engine/step_batch.js";
 import type { StepRunner } from "../engine/step_runner.js";
 import type { OpenBatch } from "../runtime/batch.js";
 import { addTokens, emptyBatch, settingsRow } from "../runtime/batch.js";
@@ -48,6 +49,8 @@ export type DraftRunner = Pick<StepRunner, "limits" | "submit" | "stepsInFlight"
 
 /** The runner's pages must hold all sequences that speculate at once; a sequence without room gets no drafts. */
 export class DraftModel implements Drafter {
+  /** Another model's tower makes other features. */
+  readonly readsImages: boolean = false;
   /** The first token of a sequence that it reads. */
   protected readonly firstToken: number = 0;
   #kinds: readonly Pages[] = [];
@@ -85,7 +88,7 @@ export class DraftModel implements Drafter {
 
   async #draft(guesses: readonly Guess[]): Promise<void> {
     const ready: Ready[] = [];
-    const batch = emptyBatch();
+    const [batch, seen] = [emptyBatch(), new ImageRows()];
     let room = this.runner.limits.tokens;
     for (const guess of guesses) {
       const { sequence, most } = guess;
@@ -103,21 +106,22 @@ export class DraftModel implements Drafter {
       draft.learn(tokens, first);
       const part = tokens.slice(first + draft.computed, first + draft.computed + room);
       room -= part.length;
-      this.#add(batch, guess, draft, part, draft.computed, 0, draft.computed + part.length === readable);
+      this.#add(batch, seen, guess, draft, part, draft.computed, 0, draft.computed + part.length === readable);
       draft.computed += part.length;
       if (draft.computed === readable) ready.push({ guess, draft });
     }
     if (batch.token_ids.length === 0) return;
     // Sampled tokens stay on the device until all steps are submitted, unless the runner waits for each step.
-    const results = [this.runner.submit(batch, { notNumbers: true })];
+    const results = [this.runner.submit(seen.in(batch), { notNumbers: true })];
     for (let index = 1; ready.some(({ guess }) => guess.most > index); index++) {
       const earlier = ready.filter(({ guess }) => guess.most > index - 1);
       const known = this.runner.stepsInFlight === 1 ? (await results.at(-1))?.tokenIds : undefined;
+      // Guesses follow all images.
       const next = emptyBatch();
       earlier.forEach(({ guess, draft }, row) => {
         // A token that could not be computed ends the draft, whatever follows it.
         const token = known === undefined ? -1 - draft.slot : Math.max(known[row] ?? 0, 0);
-        if (guess.most > index) this.#add(next, guess, draft, [token], draft.computed + index - 1, index, true);
+        if (guess.most > index) this.#add(next, seen, guess, draft, [token], draft.computed + index - 1, index, true);
       });
       results.push(this.runner.submit(next, { notNumbers: true }));
     }
@@ -157,6 +161,7 @@ export class DraftModel implements Drafter {
   /** Add what is read beside a sequence's tokens at some positions, which are known ones or guesses; by default nothing. */
   protected addInputs?(
     batch: OpenBatch,
+    seen: ImageRows,
     sequence: Sequence,
     draft: Draft,
     positions: readonly number[],
@@ -197,6 +202,7 @@ export class DraftModel implements Drafter {
   /** Add tokens of a sequence; if ``samples``, the last row is sampled like token ``index`` of the answer from now on. */
   #add(
     batch: OpenBatch,
+    seen: ImageRows,
     { sequence, sampling }: Guess,
     draft: Draft,
     tokenIds: readonly number[],
@@ -211,7 +217,7 @@ export class DraftModel implements Drafter {
     const guessed = slot + sequences;
     if (this.#isRecurrent) batch.state_slots.push(index > 1 ? guessed : slot, index > 0 ? guessed : slot);
     const positions = tokenIds.map((_, row) => first + row);
-    this.addInputs?.(batch, sequence, draft, positions, index === 0);
+    this.addInputs?.(batch, seen, sequence, draft, positions, index === 0);
     if (!samples) return;
     batch.sample_rows.push(batch.token_ids.length - 1);
     batch.sample_slots.push(slot, 0);

@@ -2,6 +2,7 @@
 // itself.
 
 import type { Backend, BackendInfo, Opening, openWebGpu } from "../backend.js";
+import type { StepRunner } from "../engine/step_runner.js";
 import { RequestError } from "../errors.js";
 import type { AnyManifest } from "../runtime/any_manifest.js";
 import { isExport } from "../runtime/any_manifest.js";
@@ -51,8 +52,7 @@ export async function openWithDrafts(
   if (draft === "ngram") return { ...(await open(bundle, options, opening)), drafter: new NgramDrafter() };
   if (draft === "heads") {
     const backend = await open(bundle, options, opening);
-    const heads = hasAssistant(bundle.manifest) ? DraftAssistant : DraftHeads;
-    return { ...backend, drafter: new heads(backend.runner) };
+    return { ...backend, drafter: headsOf(backend.runner, bundle.manifest) };
   }
   const small = draft as Bundle;
   const shared = shareMemory(plan, bundle.manifest, small.manifest, options);
@@ -86,6 +86,14 @@ export async function openWithDrafts(
   }
   for (const each of [large, other]) if (each.status === "fulfilled") each.value.destroy();
   throw failed.signal.reason as Error;
+}
+
+/** What drafts the tokens of a bundle with a plan "draft": the model's heads, or its assistant. */
+export function headsOf(runner: StepRunner, manifest: Manifest): DraftHeads {
+  if (hasAssistant(manifest)) return new DraftAssistant(runner);
+  // Those of an earlier compiler read text only.
+  const reads = (manifest.images ?? manifest.sounds) === null || manifest.plans.draft?.inputs.features !== undefined;
+  return new DraftHeads(runner, reads);
 }
 
 /** Whether what drafts tokens reads the keys and values of the model, and has none of its own. */

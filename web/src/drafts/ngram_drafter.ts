@@ -31,6 +31,8 @@ class Index {
 }
 
 export class NgramDrafter implements Drafter {
+  /** The text is what it guesses from. */
+  readonly readsImages = true;
   readonly #indexes = new Map<Sequence, Index>();
 
   draft(guesses: readonly Guess[]): Promise<void> {

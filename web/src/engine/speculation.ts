@@ -15,6 +15,8 @@ export interface Guess {
 }
 
 export interface Drafter {
+  /** Whether it guesses the answers to pictures and sounds as it guesses those to texts. */
+  readonly readsImages: boolean;
   /** Set the ``drafts`` of each sequence, from its known tokens. Throws DeviceError. */
   draft(guesses: readonly Guess[]): Promise<void>;
   /** The sequence has ended. */

@@ -1,6 +1,6 @@
 // Converts a step of the scheduler to a batch for the device.
 
-import type { Batch } from "../runtime/batch.js";
+import type { Batch, OpenBatch } from "../runtime/batch.js";
 import { SAMPLE_FLAGS, addTokens, emptyBatch, settingsRow } from "../runtime/batch.js";
 import { pageTables } from "./pages.js";
 import type { Sampling } from "./resolved_sampling.js";
@@ -37,20 +37,14 @@ export function stepBatch(
   samplingOf: (sequence: Sequence) => RowSampling,
 ): Batch {
   const batch = emptyBatch();
-  const features: Float32Array[] = [];
-  const placed: [row: number, length: number, isSound: boolean][] = [];
+  const seen = new ImageRows();
   for (const { sequence, start, length, numSampled, promptLogprobs, drafts } of step.rows) {
     const { tokens, slot } = sequence;
     const known = [...tokens.slice(start, start + length), ...drafts];
     const tokenIds = Array.from({ length }, (_, index) => known[index] ?? -1 - slot);
-    for (const [position, count, own, isSound] of sequence.params.images?.between(start, start + length) ?? []) {
-      placed.push([batch.token_ids.length + position - start, count, isSound]);
-      features.push(own);
-    }
     const pages = pageTables(sequence).map((table) => table.pages);
     addTokens(batch, tokenIds, start, pages, pageSize, sequence.params.adapter?.slot);
-    const turns = sequence.params.images?.ropePositions?.(start, start + length) ?? [];
-    batch.rope_positions.splice(batch.rope_positions.length - turns.length, turns.length, ...turns);
+    seen.add(batch, sequence, start, length);
     const state = sequence.tables.at(-1);
     if (state instanceof StateTable) batch.state_slots.push(...state.pair(start));
     // The last rows are sampled, first those for the prompt.
@@ -73,13 +67,38 @@ export function stepBatch(
       batch.sample_settings.push(...settingsRow({ ...sampling, draw }));
     }
   }
-  if (features.length === 0) return batch;
-  const reach = [...batch.positions];
-  // A sound is not seen both ways.
-  for (const [row, length, isSound] of placed)
-    if (!isSound) reach.fill(reach[row + length - 1] ?? 0, row, row + length);
-  const feature_rows = placed.flatMap(([row, length]) => Array.from({ length }, (_, index) => row + index));
-  return { ...batch, features: joined(features), feature_rows, reach };
+  return seen.in(batch);
+}
+
+/** What images add to the rows of a batch that is being built. */
+export class ImageRows {
+  readonly #features: Float32Array[] = [];
+  readonly #placed: [row: number, length: number, isSound: boolean][] = [];
+
+  /**
+   * Add what those of a sequence change in its last ``length`` rows, which begin at position ``start``. The token of a
+   * row is ``ahead`` of its position.
+   */
+  add(batch: OpenBatch, { params: { images } }: Sequence, start: number, length: number, ahead = 0): void {
+    if (!images) return;
+    const first = start + ahead;
+    for (const [position, count, own, isSound] of images.between(first, first + length)) {
+      this.#placed.push([batch.token_ids.length - length + position - first, count, isSound]);
+      this.#features.push(own);
+    }
+    const turns = images.ropePositions?.(start, start + length) ?? [];
+    batch.rope_positions.splice(batch.rope_positions.length - turns.length, turns.length, ...turns);
+  }
+
+  in(batch: OpenBatch): Batch {
+    if (this.#features.length === 0) return batch;
+    const reach = [...batch.positions];
+    // A sound is not seen both ways.
+    for (const [row, length, isSound] of this.#placed)
+      if (!isSound) reach.fill(reach[row + length - 1] ?? 0, row, row + length);
+    const feature_rows = this.#placed.flatMap(([row, length]) => Array.from({ length }, (_, index) => row + index));
+    return { ...batch, features: joined(this.#features), feature_rows, reach };
+  }
 }
 
 function joined(parts: readonly Float32Array[]): Float32Array {

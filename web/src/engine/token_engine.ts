@@ -327,11 +327,13 @@ export class TokenEngine implements TokenSource {
 
   /**
    * Whether drafts of an answer are checked: not if the device updates its slot once a step, for penalties, a bias or a
-   * mask, not if old tokens are dropped, and not with images, which no draft sees.
+   * mask, not if old tokens are dropped, and not with images that the drafter does not read.
    */
   #speculates({ constraint, logitProcessor, whenFull, images = [], sampling = {} }: TokenRequest): boolean {
-    const isPlain = (constraint ?? logitProcessor) === undefined && typeof whenFull !== "object" && images.length === 0;
-    return this.drafter() !== undefined && isPlain && !penalizes(sampling) && (sampling.logitBias?.size ?? 0) === 0;
+    const drafter = this.drafter();
+    const isPlain = (constraint ?? logitProcessor) === undefined && typeof whenFull !== "object";
+    const reads = drafter !== undefined && (drafter.readsImages || images.length === 0);
+    return reads && isPlain && !penalizes(sampling) && (sampling.logitBias?.size ?? 0) === 0;
   }
 
   /** The sequences that can use drafts now. */

@@ -2,11 +2,14 @@
 
 import { describe, expect, test } from "vitest";
 
-import { requireSameTokens } from "../../src/drafts/index.js";
+import { headsOf, requireSameTokens } from "../../src/drafts/index.js";
 import { RequestError } from "../../src/errors.js";
 import { Engine } from "../../src/index.js";
 import { dawn } from "../../tools/dawn.js";
+import { LIMITS } from "../engine/engine_set_up.js";
+import { FakeRunner } from "../engine/fake_runner.js";
 import { bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
+import { seeingBundle } from "../seeing_letters.js";
 import { vectorLetters } from "../vector_letters.js";
 
 const gpu = dawn();
@@ -29,6 +32,20 @@ test.each([
   };
   expect(check).toThrow(RequestError);
   expect(check).toThrow(new RegExp(`The draft OTHER ${message}.*; use a draft with the same tokenizer`));
+});
+
+test("heads of an earlier compiler read no images, an assistant always does", () => {
+  const runner = new FakeRunner({ ...LIMITS, draftPages: 9 });
+  const { manifest } = seeingBundle();
+  const { generate } = manifest.plans;
+  if (generate === undefined) throw new Error("the letters have no plan");
+  const readsWith = (inputs: object, first: string): boolean => {
+    const states = { kept: { shape: [first, 2, 1, 4, 4], dtype: "activation" } } as typeof generate.states;
+    const draft = { ...generate, states, inputs: inputs as typeof generate.inputs };
+    return headsOf(runner, { ...manifest, plans: { generate, draft } }).readsImages;
+  };
+  const features = { features: { shape: ["F", 4], dtype: "float32" } };
+  expect([readsWith({}, "PD"), readsWith(features, "PD"), readsWith({}, "P")]).toEqual([false, true, true]);
 });
 
 test("options that need each other are refused before anything is loaded", async () => {

@@ -169,9 +169,7 @@ export class FakeRunner implements StepRunner {
     batch: Batch,
     onLogits: ResultOptions["onLogits"],
   ): { readonly tokenIds: Int32Array<ArrayBuffer>; readonly rows: readonly (readonly number[])[] } {
-    const ids = batch.token_ids.map((id) => (id < 0 ? (this.#sampled[-1 - id] ?? -1) : id));
-    const { features = new Float32Array(), feature_rows: placed = [] } = batch;
-    placed.forEach((row, index) => (ids[row] = features[(features.length / placed.length) * index] ?? NaN));
+    const ids = readIds(batch, (slot) => this.#sampled[slot]);
     const hashes = ids.map((id, row) => this.#store(batch, row, id));
     this.#foldStates(batch, hashes);
     hashes.forEach((hash, row) => {
@@ -202,7 +200,7 @@ export class FakeRunner implements StepRunner {
   /** For each sampled row of the heads, their guess. Throws unless their pages hold the row before each row. */
   #guess(batch: Batch): Int32Array {
     const { pageSize } = this.limits;
-    const hashes = batch.token_ids.map((id, row) => {
+    const hashes = readIds(batch, (slot) => this.#guessed[2 * slot]).map((id, row) => {
       const sequence = batch.seq_starts.filter((start) => start <= row).length - 1;
       const pages = batch.page_ids.slice(batch.page_indptr[sequence], batch.page_indptr[sequence + 1]);
       const position = batch.positions[row] ?? 0;
@@ -211,11 +209,11 @@ export class FakeRunner implements StepRunner {
       const before = kept < 0 ? this.#guessed[2 * (-1 - kept) + 1] : this.#cells[0]?.[2 * kept + 1];
       if (this.hasAssistant) {
         if (kept >= 0 && kept !== cellOf(position)) throw new Error(`the kept row is not that of ${position}`);
-        return nextHash(before ?? NaN, id < 0 ? (this.#guessed[2 * (-1 - id)] ?? -1) : id);
+        return nextHash(before ?? NaN, id);
       }
       if (position > 0 && this.#headCells[cellOf(position - 1)] !== before)
         throw new Error(`the heads have another row before ${position}`);
-      const hash = nextHash(before ?? NaN, id < 0 ? (this.#guessed[2 * (-1 - id)] ?? -1) : id);
+      const hash = nextHash(before ?? NaN, id);
       this.#headCells[cellOf(position)] = hash;
       return hash;
     });
@@ -306,4 +304,12 @@ function allowed(token: number, mask: Int32Array | undefined): number {
     if ((((mask[id >> 5] ?? 0) >> (id & 31)) & 1) === 1) return id;
   }
   throw new Error("nothing is allowed");
+}
+
+/** What the rows of a batch read: their tokens, of which those of slots are ``sampled``, or the features of images. */
+function readIds(batch: Batch, sampled: (slot: number) => number | undefined): readonly number[] {
+  const ids = batch.token_ids.map((id) => (id < 0 ? (sampled(-1 - id) ?? -1) : id));
+  const { features = new Float32Array(), feature_rows: placed = [] } = batch;
+  placed.forEach((row, index) => (ids[row] = features[(features.length / placed.length) * index] ?? NaN));
+  return ids;
 }

@@ -5,8 +5,12 @@ import { readFileSync } from "node:fs";
 import fc from "fast-check";
 import { expect, test } from "vitest";
 
+import { DraftAssistant, DraftHeads } from "../../src/drafts/draft_heads.js";
+import { DraftModel } from "../../src/drafts/draft_model.js";
+import { NgramDrafter } from "../../src/drafts/ngram_drafter.js";
 import type { PromptImage, TokenRequest } from "../../src/engine/request.js";
 import { forkOf, newConversation } from "../../src/engine/sequence.js";
+import type { Drafter } from "../../src/engine/speculation.js";
 import type { StepRunner } from "../../src/engine/step_runner.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
 import { DeviceError, RequestError } from "../../src/errors.js";
@@ -69,10 +73,17 @@ function seeingOn(
   runner: StepRunner,
   replace: (() => Promise<StepRunner>) | null = null,
   wholeImages = false,
+  drafter?: Drafter,
 ): TokenEngine {
   const place = (request: TokenRequest, maxTokens: number) =>
-    placeImages(request, { picture: PLACEHOLDER, sound: null }, COLUMNS, wholeImages ? maxTokens : null);
-  return new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP], place }, replace);
+    placeImages(
+      request,
+      { picture: PLACEHOLDER, sound: null },
+      COLUMNS,
+      wholeImages ? maxTokens : null,
+      drafter !== undefined,
+    );
+  return new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP], place }, replace, undefined, () => drafter);
 }
 
 const CAT = { seed: 1, length: 6 };
@@ -200,6 +211,61 @@ test("answers with images are the same alone, together, and after preemptions", 
   });
   await fc.assert(property, { numRuns: 150 });
   expect(preemptions).toBeGreaterThan(0);
+});
+
+/** Prompts whose first two tokens are the last one and the one that follows it, as the text guesses. */
+const TWICE = Array.from({ length: 14 * 14 }, (_, index) => [1 + (index % 14), 1 + Math.floor(index / 14)] as const)
+  .map(([last, next]) => [last, next, CAT, last] as const)
+  .filter((parts) => expected(parts)[0] === parts[1])
+  .slice(0, 2);
+
+const GUESSING: Readonly<Record<string, (runner: FakeRunner) => Drafter>> = {
+  heads: (runner) => new DraftHeads(runner),
+  "an assistant": (runner) => new DraftAssistant(Object.assign(runner, { hasAssistant: true })),
+  "the text": () => new NgramDrafter(),
+};
+
+test.each(Object.keys(GUESSING))("%s guess the answers to images from what the model reads", async (name) => {
+  const prompts: readonly (readonly Part[])[] = [
+    [3, { seed: 4, length: 11 }, 5, 2, { seed: 5, length: 3 }, { seed: 6, length: 9 }, 1],
+    [3, { seed: 4, length: 11 }, 5, 2, { seed: 7, length: 3 }, 4],
+    [CAT, 5],
+    ...TWICE,
+  ];
+  const inColumns = (parts: readonly Part[]): ReturnType<typeof requestOf> => {
+    const { promptIds, images = [] } = requestOf(parts);
+    return { promptIds, images: images.map((image) => ({ ...image, columns: image.length % 3 === 0 ? 3 : 1 })) };
+  };
+  const runner = new FakeRunner({ ...LIMITS, rows: 20, draftPages: name === "heads" ? 60 : 0 });
+  const drafter = GUESSING[name]?.(runner);
+  const engine = seeingOn(runner, null, false, drafter);
+  for (const asked of [prompts.slice(0, 1), prompts, prompts]) {
+    const found = await Promise.all(asked.map((parts) => answer(engine, { ...inColumns(parts), maxTokens: 12 })));
+    expect(found.map(({ ids }) => ids)).toEqual(asked.map((parts) => expected(parts, 12)));
+    if (asked.length > 1) continue;
+    // A row of the heads rotates by the position of the row that it reads, which the model has for it.
+    const { images = [], promptIds } = inColumns(asked[0] ?? []);
+    const turns = ropePositions(images, 0, promptIds.length + 12);
+    for (const { positions, rope_positions = [] } of runner.batches)
+      expect(rope_positions).toEqual(positions.flatMap((at) => turns.slice(3 * at, 3 * at + 3)));
+  }
+  const { draftedTokens, acceptedTokens } = engine.counts;
+  expect(draftedTokens).toBeGreaterThan(0);
+  if (name !== "the text") expect(acceptedTokens).toBe(draftedTokens);
+});
+
+test("answers to images have no drafts of what does not read them", async () => {
+  const own = new FakeRunner({ ...LIMITS, rows: 20, draftPages: 60 });
+  for (const drafter of [new DraftModel(new FakeRunner(LIMITS)), new DraftHeads(own, false)]) {
+    const runner = drafter instanceof DraftHeads ? own : new FakeRunner({ ...LIMITS, rows: 20 });
+    const engine = seeingOn(runner, null, false, drafter);
+    const { promptIds, images = [] } = requestOf([3, CAT, 5]);
+    const seen = { promptIds, images: images.map((image) => ({ ...image, columns: 3 })) };
+    expect((await answer(engine, seen)).ids).toEqual(expected([3, CAT, 5]));
+    expect(engine.counts.draftedTokens).toBe(0);
+    expect((await answer(engine, requestOf([3, 1, 5]))).ids).toEqual(expected([3, 1, 5]));
+    expect(engine.counts.draftedTokens).toBeGreaterThan(0);
+  }
 });
 
 test("a conversation, its clone, and a saved one continue after their images", async () => {

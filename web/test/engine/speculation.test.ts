@@ -43,6 +43,7 @@ function otherModel(limits: RunnerLimits): FakeRunner {
 
 /** Guesses that are right and wrong in turn, known from the answers. */
 class Guesser implements Drafter {
+  readonly readsImages = false;
   #turn = 0;
 
   constructor(private readonly right: (guess: Guess) => readonly number[]) {}
@@ -268,7 +269,7 @@ test("a small model whose device fails now and then starts anew, and one that fa
   expect(engine.counts.draftedTokens).toBe(draftedTokens);
   let calls = 0;
   const draft = (): Promise<void> => (calls++, Promise.reject(new DeviceError("lost")));
-  const broken: Drafter = { draft, forget: () => undefined, reset: () => undefined };
+  const broken: Drafter = { readsImages: false, draft, forget: () => undefined, reset: () => undefined };
   expect((await answer(speculating(new FakeRunner(LIMITS), broken), { maxTokens: 20 })).ids).toEqual(right);
   expect(calls).toBe(4);
 });
