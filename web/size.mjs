@@ -14,7 +14,7 @@ const FILES = {
   drafts_gzip_bytes: ["dist/drafts.js", 6_000],
   images_gzip_bytes: ["dist/images.js", 16_500],
   videos_gzip_bytes: ["dist/videos.js", 6_000],
-  audio_gzip_bytes: ["dist/audio.js", 13_800],
+  audio_gzip_bytes: ["dist/audio.js", 14_700],
   // Without audio.js, which it imports.
   voice_gzip_bytes: ["dist/voice.js", 5_500],
   attachments_gzip_bytes: ["dist/attachments.js", 3_500],

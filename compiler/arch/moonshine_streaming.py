@@ -2,7 +2,8 @@
 ms, each by itself, and whose layers see a few rows before and behind each.
 
 Frames are normed, compressed and projected; two causal convolutions of 5 frames with a stride of 2 make a row of four.
-Rows have no positions until the decoder's table of positions is added to them.
+Rows have no positions until the decoder's table of positions is added to them. So the rows of a window may also be
+read from the middle on: those behind the first ones, whose receptive field is cut off, are the same.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from dataclasses import replace
 from ..formats.config import ConfigReader
 from ..formats.harmless_keys import HARMLESS_KEYS
 from ..ir.graph import Graph, Parameter, Source
-from ..ir.spec import KEY_TILE, AudioSpec, ModelSpec
+from ..ir.spec import KEY_TILE, AudioSpec, ModelSpec, ReceptiveField
 from ..ir.speech import SAMPLE_RATE
 from . import decoder
 from .decoder_config import read_activation, read_num_layers
 from .encoder import EncoderGraph
 from .moonshine import EPS, LAYOUT
 from .rope_config import RopeSizes, read_rope
-from .sources import ENCODER, Layer, append_sources, convolved, read_frames
+from .sources import ENCODER, Layer, append_sources, convolved, read_frames, source_input
 
 __all__ = ["forward", "listen", "read_config"]
 
@@ -27,6 +28,8 @@ __all__ = ["forward", "listen", "read_config"]
 FRAME_EPS = 1e-6
 # The samples of a frame, and the frames of a row; the convolutions halve their number twice.
 FRAME, FRAMES_OF_ROW, SIZE, STRIDE = 80, 4, 5, 2
+# The rows before each that the two convolutions read.
+ROWS_BEFORE = (1, 2)
 POSITION_TABLE = "model.decoder.pos_emb.weight"
 # The longest window, and the most tokens of its text. The table of positions has more rows.
 SECONDS, TOKENS = 30, 512
@@ -103,6 +106,9 @@ def _read_encoder(config: ConfigReader) -> AudioSpec:
         intermediate_size=config.integer("intermediate_size"),
         rows_back=tuple(back for back, _ in windows),
         rows_ahead=tuple(ahead for _, ahead in windows),
+        receptive_field=ReceptiveField(
+            sum(ROWS_BEFORE) + sum(back - 1 for back, _ in windows), sum(max(ahead - 1, 0) for _, ahead in windows)
+        ),
     )
     # Its rows have no positions.
     config.finish(HARMLESS_KEYS | {"model_type", "max_position_embeddings"})
@@ -142,19 +148,17 @@ def listen(spec: ModelSpec, page_size: int) -> Graph:
     x = graph.add("activate", {"x": x}, name=f"{ENCODER}.embedder.compressed", activation="asinh")
     x = convolved(encoder, "embedder.linear", x, FRAMES_OF_ROW * size, "silu", bias=False)
     # Frames 2t and 2t + 1 of the first convolution read 4t - 4 to 4t + 2, and frame t of the second one 2t - 4 to 2t.
-    x = _with_before(encoder, "embedder.conv1", x, 1, 7 * size)
+    x = _with_before(encoder, "embedder.conv1", x, ROWS_BEFORE[0], 7 * size)
     x = convolved(encoder, "embedder.conv1", x, 2 * 2 * size, "silu", copies=2)
-    x = _with_before(encoder, "embedder.conv2", x, 2, SIZE * 2 * size)
+    x = _with_before(encoder, "embedder.conv2", x, ROWS_BEFORE[1], SIZE * 2 * size)
     x = convolved(encoder, "embedder.conv2", x, size, "none")
     for layer in range(audio.num_layers):
         x = _encoder_layer(encoder, layer, x, audio)
     x = _norm(encoder, f"{ENCODER}.final_norm", x)
-    table = encoder.matrix(POSITION_TABLE, audio.positions, size)
-    x = graph.add(
-        "embed_positions",
-        {"x": x, "positions": encoder.input("positions"), "position_table": table},
-        name=f"{ENCODER}.placed",
-    )
+    # Those in the window, of which the batch may have only the last rows.
+    places = {"positions": source_input(graph, "positions")}
+    places["position_table"] = encoder.matrix(POSITION_TABLE, audio.positions, size)
+    x = graph.add("embed_positions", {"x": x, **places}, name=f"{ENCODER}.placed")
     if size != spec.hidden_size:
         x = encoder.linear([("model.decoder.proj", spec.hidden_size)], x, bias=False)
     return append_sources(encoder, spec, x, page_size)

@@ -22,7 +22,7 @@ class Layer(decoder.Layer):
         size = spec.num_heads * self._head_dim
         self._rows |= {"encoder_attn.q_proj": size, "encoder_attn.o_proj": spec.hidden_size}
         kv = source_pages(graph, spec, self._layer, page_size)
-        tables = {name: _source_input(graph, name) for name in ("positions", "page_indptr", "page_ids")}
+        tables = {name: source_input(graph, name) for name in ("positions", "page_indptr", "page_ids")}
         normed = self._norm("encoder_attn_layer_norm", x)
         q = self._linear("encoder_attn.q_proj", normed, spec.hidden_size, bias=spec.qkv_bias, dtype="activation")
         attended = graph.add(
@@ -42,7 +42,7 @@ def source_pages(graph: Graph, spec: ModelSpec, layer: int, page_size: int) -> s
     return name
 
 
-def _source_input(graph: Graph, name: str) -> str:
+def source_input(graph: Graph, name: str) -> str:
     own = SOURCE + name
     shape, dtype = decoder.BATCH_INPUTS[name]
     graph.inputs[own] = Value(own, ("LS",) if name == "page_ids" else shape, dtype)
@@ -86,6 +86,6 @@ def append_sources(encoder: EncoderGraph, spec: ModelSpec, x: str, page_size: in
             module = f"model.layers.{layer}.encoder_attn.{role}_proj"
             parts[role] = encoder.linear([(module, size)], x, bias=spec.qkv_bias, dtype="activation")
         kv = source_pages(graph, spec, layer, page_size)
-        graph.add("append_kv", {**parts, "kv": kv, "slots": _source_input(graph, "slots")})
+        graph.add("append_kv", {**parts, "kv": kv, "slots": source_input(graph, "slots")})
     graph.outputs = {"rows": x}
     return graph

@@ -171,6 +171,12 @@ def check_audio(where: str, plan: PlanEntry, manifest: Manifest) -> None:
     must_be = ["S", audio.row_elements]
     fits = frames is not None and (frames.shape, frames.dtype) == (must_be, "float32")
     require(fits, f"{where}.inputs.{FRAMES}", f"must be {must_be} of float32")
+    placed = f"{SOURCE}positions" in plan.inputs
+    require(
+        audio.receptive_field is None or (placed and not audio.mel_bins and audio.rows_behind == 0),
+        "spec.audio.receptive_field",
+        "is for encoders of samples whose rows may be read from the middle of a window on",
+    )
     by_frames = (audio.frames_of_row + 2) * audio.mel_bins
     by_samples = (audio.frames_of_row - 1) * audio.hop_samples + audio.frame_samples
     fits = audio.row_elements == by_frames if audio.mel_bins else audio.row_elements >= by_samples
@@ -314,6 +320,9 @@ def check_roles(where: str, step: StepEntry, use: Use, plan: PlanEntry) -> None:
         names["axis_positions"] = PATCH_POSITIONS
     if "kv" in shapes and shapes["kv"][0] == SOURCE_PAGES:
         names = {role: f"{SOURCE}{name}" if name in SOURCE_INPUTS else name for role, name in names.items()}
+    if "position_table" in shapes and {f"{SOURCE}slots", f"{SOURCE}positions"} <= plan.inputs.keys():
+        # A batch may have only the last rows of a window of sound.
+        names["positions"] = f"{SOURCE}positions"
     for role, name in step.inputs.items():
         require(names.get(role, name) == name, where, f"input {role} is {name[:80]!r}; it must be {names.get(role)!r}")
     for role in step.inputs.keys() & op.states:

@@ -41,6 +41,7 @@ from ..ir.spec import (
     HearingSpec,
     ModelSpec,
     PromptSpec,
+    ReceptiveField,
     RopeSpec,
     StateSpec,
     TransitionSpec,
@@ -58,7 +59,7 @@ WITHOUT_DATA = {"Expr", "Condition", "TemplateTree"}
 # The page does not read the fields of these types, because the plan has what follows from them.
 UNREAD = {
     "AudioSpec", "ConformerSpec", "ConvolutionSpec", "CtcSpec", "DenseSpec", "DistanceSpec", "ExpertSpec",
-    "HearingSpec", "LanguageToken", "RopeSpec", "SpeechSpec", "StateSpec", "VisionSpec",
+    "HearingSpec", "LanguageToken", "ReceptiveField", "RopeSpec", "SpeechSpec", "StateSpec", "VisionSpec",
 }  # fmt: skip
 HEADER = """\
 // The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.
@@ -89,6 +90,7 @@ def typescript() -> str:
         ConvolutionSpec,
         VisionSpec,
         HearingSpec,
+        ReceptiveField,
         AudioSpec,
         ConformerSpec,
         ModelSpec,

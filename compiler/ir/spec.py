@@ -192,6 +192,14 @@ class HearingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ReceptiveField:
+    """A row of an encoder depends on itself, on ``back`` rows before it and on ``ahead`` later ones, in all layers."""
+
+    back: Natural
+    ahead: Natural
+
+
+@dataclass(frozen=True, slots=True)
 class AudioSpec:
     """The encoder of windows of sound to whose rows a decoder attends; `runtime/audio/windows.py` makes what it reads.
 
@@ -201,7 +209,7 @@ class AudioSpec:
     window has up to ``positions`` rows, of which the last ``rows_behind`` are only read by those before them.
 
     A row of layer l sees ``rows_back[l]`` rows, itself included, and ``rows_ahead[l]`` - 1 later ones; all, if these
-    are empty.
+    are empty. ``receptive_field`` is what that comes to in all layers, None if a row depends on its whole window.
     """
 
     mel_bins: Natural
@@ -218,6 +226,7 @@ class AudioSpec:
     rows_behind: Natural = 0
     rows_back: tuple[Count, ...] = ()
     rows_ahead: tuple[Natural, ...] = ()
+    receptive_field: ReceptiveField | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,14 @@ sequences that attend to two clips.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from heard_pieces import Reads
 from light_bundle import one_compilation
 from plain_target import compile_plain
 from sounds import pattern
@@ -30,7 +32,7 @@ from nearfar.compiler.pipeline.compile import compile_model
 from nearfar.compiler.pipeline.options import CompileOptions
 from nearfar.compiler.runtime.audio.windows import attended_rows, least_samples, source_of, window_batch
 from nearfar.compiler.runtime.base_runner import BaseRunner
-from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.batch import Chunk, FloatArray, make_batch
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.runner import Limits
@@ -99,6 +101,9 @@ def test_rows_and_logits_are_those_of_transformers(
         starts = np.cumsum([0, *(attended_rows(audio, each) + audio.rows_behind for each in CLIPS)])
         for start, (rows, _) in zip(starts[:-1], oracle, strict=True):
             assert relative_error(found[start : start + len(rows)], rows) < F32
+        if family == "streaming":
+            read_in_pieces(runner, lambda samples: computed(model, samples, TOKENS[0]))
+            runner.listen(window_batch(manifest, CLIPS))
         chunks = [chunk(runner, index, 0, len(tokens)) for index, tokens in enumerate(TOKENS)]
         whole = runner.forward(make_batch(chunks, manifest.page_size)).logits
         assert relative_error(whole, np.concatenate([logits for _, logits in oracle])) < F32
@@ -110,6 +115,18 @@ def test_rows_and_logits_are_those_of_transformers(
                 assert relative_error(row, oracle[index][1][position]) < F32
     finally:
         runner.close()
+
+
+def read_in_pieces(runner: BaseRunner[Any], oracle: Callable[[FloatArray], tuple[FloatArray, FloatArray]]) -> None:
+    """A clip that grows is read from where it changes, and its rows and logits are those of the whole clip."""
+    reads = Reads(runner)
+    for length in (10_000, 10_960, 14_000):
+        rows, logits = oracle(samples := pattern(length))
+        found = reads.heard(samples, TOKENS[0])
+        assert relative_error(found[0], rows) < F32
+        assert relative_error(found[1], logits) < F32
+    # Of 32, 35 and 44 rows: the new ones, those that changed, and the receptive field before these.
+    assert reads.counts == [32, 3 + 1 + 5 + 13, 9 + 1 + 5 + 13]
 
 
 def test_a_batch_with_a_wrong_window_is_refused(folders: dict[str, tuple[Path, Any]], tmp_path: Path) -> None:

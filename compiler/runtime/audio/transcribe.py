@@ -25,8 +25,9 @@ from ..errors import DeviceError, RequestError
 from ..generate import not_finite
 from ..runner import Limits, Runner, require_plan
 from ..text.tokenizer import Tokenizer
+from .listener import Listener
 from .readings import FRAMES_PER_SECOND, reading_of
-from .windows import source_of, window_batch
+from .windows import source_of
 
 # The rows of a prompt that are sampled: that of the start, after which the model says whether there is speech, and the
 # last one.
@@ -168,6 +169,7 @@ class Transcriber(WindowByWindow):
         self._model = {**asdict(self._speech), **sizes}
         # What the rules of timestamps read, which are asked once for each token.
         self._rules = {name: self._model[name] for name in ("ends", "max_initial_timestamp", "no_timestamps")}
+        self._listener = Listener(runner, manifest)
         self._source = source_of(manifest)
         self._suppressed = list(self._speech.suppressed)
         self._suppressed_first = list(self._speech.suppressed_first)
@@ -206,7 +208,7 @@ class Transcriber(WindowByWindow):
         seek = 0
         while seek < reading.count and not cancelled():
             window, read = reading.window(seek)
-            self._listen(read)
+            self._source = self._listener.listen(read)
             if language is None and self._speech.languages:
                 language = self._detect_language()
             task |= {"language": language, "previous": history if continues else preceding}
@@ -221,11 +223,6 @@ class Transcriber(WindowByWindow):
             continues = options.continues and text.temperature < STEADY
             seek += advance
             yield language, seek / FRAMES_PER_SECOND, [each for each in segments if each.text.strip()]
-
-    def _listen(self, window: FloatArray) -> None:
-        """Compute the keys and values of a window, to which all tokens attend until the next one."""
-        self._source = source_of(self._manifest, window=window)
-        self._runner.listen(window_batch(self._manifest, [window]))
 
     def _detect_language(self) -> str:
         """The language whose token is likeliest behind the start."""

@@ -6,6 +6,7 @@ A window is what an encoder reads at once: frames of mel bands (mel bins, frames
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -67,6 +68,23 @@ def window_batch(manifest: Manifest, windows: Sequence[FloatArray], first: int =
     # Frames that are read by other rows are counted.
     counts = [row_frames(audio, len(each)) for each in windows] if audio.rows_behind else None
     return make_audio_batch(rows, pages, manifest.page_size, behind=audio.rows_behind, row_frames=counts)
+
+
+def rest_batch(manifest: Manifest, rows: FloatArray, first: int, kept: int) -> Batch:
+    """The batch of the rows of a window from ``first`` on, of an encoder with a receptive field. Keys and values from
+    row ``kept`` on will be those of source 0, and those before it, which are wrong, take the place behind all rows.
+    """
+    source = source_of(manifest)
+    batch = make_audio_batch([rows[first:]], [source.pages], manifest.page_size)
+    assert batch.source is not None
+    places = np.arange(first, len(rows), dtype=np.int32)
+    slots = np.where(places < kept, room_of(manifest) - 1, places).astype(np.int32)
+    return replace(batch, source=replace(batch.source, positions=places, slots=slots))
+
+
+def room_of(manifest: Manifest) -> int:
+    """The rows that the pages of a source hold."""
+    return manifest.source_pages * manifest.page_size
 
 
 def source_of(manifest: Manifest, index: int = 0, window: FloatArray | None = None) -> Source:

@@ -26,9 +26,33 @@ export function windowBatch(manifest: Pick<Manifest, "spec">, { rows, frames, ro
     slots: positions,
     seq_starts,
     source_slots: positions,
+    source_positions: positions,
     frames,
     // Frames that are read by other rows are counted.
     ...(behind === 0 || rowFrames === null ? {} : { row_frames: rowFrames }),
+  };
+}
+
+/** Where results of rows belong: those before row ``kept`` of the window are wrong and take the ``spare`` place. */
+export interface Rest {
+  readonly first: number;
+  readonly kept: number;
+  readonly spare: number;
+}
+
+/** The batch of the rows of a window from ``first`` on, of an encoder with a receptive field. */
+export function restBatch(
+  manifest: Pick<Manifest, "spec">,
+  { rows, frames }: AudioWindow,
+  { first, kept, spare }: Rest,
+): Batch {
+  const { row_elements: size } = audioOf(manifest);
+  const own = { rows: rows - first, frames: frames.subarray(first * size), rowFrames: null };
+  const places = Array.from({ length: own.rows }, (_, index) => first + index);
+  return {
+    ...windowBatch(manifest, own),
+    source_positions: places,
+    source_slots: places.map((place) => (place < kept ? spare : place)),
   };
 }
 

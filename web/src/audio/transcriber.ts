@@ -15,7 +15,8 @@ import { checkTask, firstTimestamp, transcriptionPrompt } from "../shared/transc
 import type { Word } from "../shared/transcription/ctc.js";
 import { TEMPERATURES, THRESHOLDS, cutWindow, judgeText } from "../shared/transcription/windows.js";
 import type { Tokenizer } from "../text/tokenizer.js";
-import { attending, audioOf, windowBatch } from "./hearing.js";
+import { attending, audioOf } from "./hearing.js";
+import { Listener } from "./listener.js";
 import type { AudioWindow, Reading } from "./readings.js";
 import { readingOf } from "./readings.js";
 import type { SoundSource } from "./read_sound.js";
@@ -131,6 +132,7 @@ export class Transcriber {
   readonly #parts: TranscriberParts;
   readonly #model: SpeechModel;
   readonly #turns: Turns;
+  readonly #listener: Listener;
   /** The window to which tokens attend. */
   #heard: Pick<AudioWindow, "rows"> = { rows: 0 };
 
@@ -141,6 +143,7 @@ export class Transcriber {
       throw new BundleError(`manifest.json: ${model} has no tokens of speech; compile the bundle again`);
     this.#parts = parts;
     this.#turns = new Turns(parts);
+    this.#listener = new Listener(parts.manifest);
     this.#model = { ...speech, ends: spec.eos_token_ids, rows: spec.audio.positions, context };
   }
 
@@ -211,9 +214,8 @@ export class Transcriber {
   async #window(job: Job, seek: number, given: string | null): Promise<Window> {
     const model = this.#model;
     const { frames, read } = job.reading.window(seek);
-    const batch = windowBatch(this.#parts.manifest, read);
     this.#heard = read;
-    await this.#turns.compute(job.signal, async (runner) => runner.listen?.(batch));
+    await this.#turns.compute(job.signal, async (runner) => this.#listener.listen(runner, read));
     const language = given ?? (model.languages.length === 0 ? null : await this.#detectLanguage(job));
     const prompt = transcriptionPrompt(model, { ...job, language });
     const start = prompt.indexOf(model.start);

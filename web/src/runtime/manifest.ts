@@ -116,7 +116,13 @@ export interface HearingSpec {
   readonly bounded: boolean;
 }
 
-/** The encoder of windows of sound to whose rows a decoder attends; `runtime/audio/windows.py` makes what it reads. A row has ``frames_of_row`` frames of ``frame_samples``, each ``hop_samples`` after the one before, and reads ``row_elements`` numbers. With ``mel_bins``, these are the energies of its frames and of those before and after them, and a window has exactly ``positions`` rows. With none, they are the samples from its first frame on, and a window has up to ``positions`` rows, of which the last ``rows_behind`` are only read by those before them. A row of layer l sees ``rows_back[l]`` rows, itself included, and ``rows_ahead[l]`` - 1 later ones; all, if these are empty. */
+/** A row of an encoder depends on itself, on ``back`` rows before it and on ``ahead`` later ones, in all layers. */
+export interface ReceptiveField {
+  readonly back: number;
+  readonly ahead: number;
+}
+
+/** The encoder of windows of sound to whose rows a decoder attends; `runtime/audio/windows.py` makes what it reads. A row has ``frames_of_row`` frames of ``frame_samples``, each ``hop_samples`` after the one before, and reads ``row_elements`` numbers. With ``mel_bins``, these are the energies of its frames and of those before and after them, and a window has exactly ``positions`` rows. With none, they are the samples from its first frame on, and a window has up to ``positions`` rows, of which the last ``rows_behind`` are only read by those before them. A row of layer l sees ``rows_back[l]`` rows, itself included, and ``rows_ahead[l]`` - 1 later ones; all, if these are empty. ``receptive_field`` is what that comes to in all layers, None if a row depends on its whole window. */
 export interface AudioSpec {
   readonly mel_bins: number;
   readonly frame_samples: number;
@@ -132,6 +138,7 @@ export interface AudioSpec {
   readonly rows_behind: number;
   readonly rows_back: readonly number[];
   readonly rows_ahead: readonly number[];
+  readonly receptive_field: ReceptiveField | null;
 }
 
 /** What an encoder of sound has besides the layers of other encoders. A row reads ``frames`` of ``mel_bins`` energies, through convolutions of ``channels`` that each halve time and bands. Layers have a convolution over ``size`` rows, an odd number. Gulati et al. 2020; Rekesh et al. 2023 (Fast Conformer). */

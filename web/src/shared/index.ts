@@ -52,6 +52,7 @@ import { Dict, Unsupported, isList, str } from "./template/values.js";
 import { rowWindows, withRows, wordSegments } from "./transcription/ctc.js";
 import { asSrt, asVtt } from "./transcription/formats.js";
 import { nextTokens } from "./transcription/next_tokens.js";
+import { rowsToRead } from "./transcription/rows_to_read.js";
 import { checkTask, transcriptionPrompt } from "./transcription/speech.js";
 import { TEMPERATURES, THRESHOLDS, cutWindow, judgeText, quietEnd } from "./transcription/windows.js";
 import { videoKind } from "./videos/kind.js";
@@ -208,6 +209,7 @@ Object.assign(globalThis, {
     cutWindow: overJson(cutWindow),
     judgeText: overJson(judgeText),
     quietEnd: overJson(quietEnd),
+    rowsToRead: overJson(rowsToRead),
     rowWindows: overJson(rowWindows),
     withRows: overJson(withRows),
     wordSegments: overJson(wordSegments),

@@ -31,6 +31,7 @@ const AUDIO: AudioSpec = {
   rows_behind: 0,
   rows_back: [],
   rows_ahead: [],
+  receptive_field: null,
 };
 const MANIFEST = {
   model: "words",

@@ -124,7 +124,15 @@ test("a graph for another device is refused, and so are weights that WebAssembly
   );
   const frames = { mel_bins: 8, frame_samples: 400, hop_samples: 160, frames_of_row: 2, row_elements: 32 };
   const layers = { hidden_size: 8, num_layers: 1, num_heads: 1, head_dim: 8, intermediate_size: 8 };
-  const audio = { ...frames, ...layers, positions: 4, rows_behind: 0, rows_back: [], rows_ahead: [] };
+  const audio = {
+    ...frames,
+    ...layers,
+    positions: 4,
+    rows_behind: 0,
+    rows_back: [],
+    rows_ahead: [],
+    receptive_field: null,
+  };
   await expect(load({ spec: { ...manifest.spec, audio } }, {})).rejects.toThrow("reads sound, which this runner");
   const large = manifest.files.map((entry) => (entry.file.endsWith("_data") ? { ...entry, size: 5e9 } : entry));
   await expect(load({ files: large }, { web: "1" })).rejects.toThrow("WebAssembly's memory holds 4.29 GB");

@@ -80,6 +80,23 @@ def test_those_of_streaming_too(tmp_path: Path) -> None:
     assert list(segment.tokens) == [token for token in tokens.tolist()[1:] if token != END]
 
 
+def test_sound_that_grows_has_the_transcripts_of_whole_clips(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    make_moonshine_streaming(tmp_path / "model", seed=2, scale=0.3)
+    bundle = compile_plain(tmp_path / "model", tmp_path / "bundle", "f32", CONTEXT)
+    runner, tokenizer = (
+        ReferenceRunner(bundle, limits=LIMITS, activation="float32"),
+        Tokenizer(bundle.tokenizer_files()),
+    )
+    growing = Transcriber(runner, tokenizer)
+    sound = chirp(32_000)
+    for samples in (sound[:16_000], sound[:16_001], sound[:24_000], sound, -sound):
+        other = ReferenceRunner(bundle, limits=LIMITS, activation="float32")
+        (found,) = growing.transcribe(samples, GREEDY).segments
+        (whole,) = Transcriber(other, tokenizer).transcribe(samples, GREEDY).segments
+        assert (found.tokens, found.start, found.end) == (whole.tokens, whole.start, whole.end)
+
+
 def test_long_sound_is_transcribed_piece_by_piece(moonshine: tuple[Bundle, Any], transcriber: Transcriber) -> None:
     bundle, model = moonshine
     sound = chirp(33 * 16_000)
