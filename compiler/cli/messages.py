@@ -69,16 +69,10 @@ def read_messages(file: Path, spec: ImageSpec | None, model: str) -> Conversatio
     return Conversation(read, pictures)
 
 
-def picture_of(data: bytes, spec: ImageSpec) -> PreparedImage:
-    """Raises RequestError."""
-    return prepare_image(spec, decode_image(data))
-
-
-def video_of(data: bytes, spec: ImageSpec, model: str) -> PreparedImage:
-    """Raises RequestError, also for a model that reads no videos, and ToolError without a decoder."""
+def require_videos(spec: ImageSpec, model: str) -> None:
+    """Raises RequestError for a model that reads no videos."""
     if spec.video is None:
         raise RequestError(f"is a video, and {model} reads pictures and texts only; send pictures of it")
-    return prepare_video(spec, open_video(data))
 
 
 def _content(parts: Sequence[str | PreparedImage]) -> str | list[dict[str, str]]:
@@ -102,8 +96,9 @@ def _part(file: Path, part: object, where: str, spec: ImageSpec | None, model: s
         raise _wrong(file, f"{where} is a {what}, and {model} sees none; use the bundle of a model that does")
     try:
         if what == "video":
-            return video_of(_bytes(file, url, what), spec, model)
-        return picture_of(_bytes(file, url, what), spec)
+            require_videos(spec, model)
+            return prepare_video(spec, open_video(_bytes(file, url, what)))
+        return prepare_image(spec, decode_image(_bytes(file, url, what)))
     except OSError as error:
         raise _wrong(file, f"{where}: {url} cannot be read: {reason_of(error)}") from error
     except RequestError as error:

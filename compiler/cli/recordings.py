@@ -14,6 +14,7 @@ from ..bundle.signature import TrustedKey
 from ..runtime.audio.prepared_sound import PreparedSound, prepare_sound
 from ..runtime.audio.sound import read_sound_file
 from ..runtime.audio.transcribe import Transcript, TranscriptionOptions
+from ..runtime.batch import FloatArray
 from ..runtime.errors import RequestError
 from ..shared.script import SharedScript
 from .model import bundle_of
@@ -58,16 +59,22 @@ def require_transcriber(options: Run, manifest: Description) -> None:
         )
 
 
-def read_sounds(options: Run, manifest: Description) -> list[PreparedSound]:
-    """The recordings as a model that hears reads them, unless a transcriber writes them down. Raises RequestError and
-    ToolError, which name the file.
+def read_recordings(files: Sequence[Path]) -> list[tuple[Path, FloatArray]]:
+    """Raises RequestError and ToolError, which name the file."""
+    return [(file, read_sound_file(file)) for file in files]
+
+
+def prepare_sounds(
+    heard: Sequence[tuple[Path, FloatArray]], options: Run, manifest: Description
+) -> list[PreparedSound]:
+    """The recordings as a model that hears reads them, unless a transcriber writes them down. Raises RequestError,
+    which names the file.
     """
     sounds = list[PreparedSound]()
     if not manifest.hears or options.transcriber is not None:
         return sounds
     assert manifest.sounds is not None
-    for file in options.audio:
-        samples = read_sound_file(file)
+    for file, samples in heard:
         try:
             sounds.append(prepare_sound(manifest.sounds, samples))
         except RequestError as error:
@@ -75,17 +82,18 @@ def read_sounds(options: Run, manifest: Description) -> list[PreparedSound]:
     return sounds
 
 
-def write_down(options: Run, trusted: Sequence[TrustedKey]) -> list[Recording]:
-    """Raises RequestError and ToolError, which name the file, and the errors of opening and running the transcriber."""
+def write_down(
+    heard: Sequence[tuple[Path, FloatArray]], options: Run, trusted: Sequence[TrustedKey]
+) -> list[Recording]:
+    """Raises the errors of opening and running the transcriber."""
     if options.transcriber is None:
         return []
-    sounds = [(file, read_sound_file(file)) for file in options.audio]
     path, from_cache = bundle_of(options.transcriber, quiet=options.json)
     bundle = open_any(path, () if from_cache else trusted)
     # Another target than the model's has another runner.
     runner = "numpy" if options.runner == "numpy" else None
     with open_transcriber(bundle, runner) as transcriber:
-        return [Recording(file, transcriber.transcribe(samples, TranscriptionOptions())) for file, samples in sounds]
+        return [Recording(file, transcriber.transcribe(samples, TranscriptionOptions())) for file, samples in heard]
 
 
 def said(recordings: Sequence[Recording]) -> str:

@@ -14,18 +14,21 @@ from ..bundle.manifest import GENERATE, Description
 from ..bundle.signature import read_trusted_keys
 from ..ir.sampling import Sampler
 from ..runtime.errors import RequestError
-from ..runtime.images.patches import PreparedImage
+from ..runtime.images.decode import Bytes, decode_image
+from ..runtime.images.decode_video import open_video
+from ..runtime.images.patches import PreparedImage, prepare_image
+from ..runtime.images.videos import VideoFrames, prepare_video
 from ..runtime.media import encode_media, placed_features
 from ..runtime.runner import Limits, require_plan
 from ..runtime.text.stop_strings import StopAutomaton
 from ..runtime.text.tokenizer import Tokenizer
 from .answer import Answer, Answerer, print_speed, write_out
 from .chat import Conversation, converse
-from .messages import picture_of, video_of
+from .messages import require_videos
 from .model import bundle_of, open_command_runner
 from .options import Run
 from .output import print_json
-from .recordings import Recording, read_sounds, require_transcriber, said, write_down
+from .recordings import Recording, prepare_sounds, read_recordings, require_transcriber, said, write_down
 from .run_encoder import (
     encode_hypotheses,
     encode_text,
@@ -48,21 +51,23 @@ def run(options: Run) -> None:
         name = next(name for name, given in needs.items() if given)
         raise RequestError(f"{name} needs a prompt; pass it as an argument or on standard input")
     trusted = read_trusted_keys(options.trust)
+    # What cannot be read is reported before a checkpoint is compiled, which takes a minute.
+    decoded, heard = decode_pictures(options.image, options.video), read_recordings(options.audio)
     path, from_cache = bundle_of(options.bundle, options.ignore_keys, quiet=options.json)
     # A bundle that was compiled here needs no signature.
     bundle = open_any(path, () if from_cache else trusted)
     tokenizer = Tokenizer(bundle.tokenizer_files())
     refuse_sound(bundle.manifest)
     require_transcriber(options, bundle.manifest)
-    pictures = read_pictures(options.image, options.video, bundle.manifest)
-    sounds = read_sounds(options, bundle.manifest)
+    pictures = prepare_pictures(decoded, bundle.manifest)
+    sounds = prepare_sounds(heard, options, bundle.manifest)
     if not bundle.manifest.generates:
         encode_once(options, bundle, tokenizer, text)
         return
     refuse_encoder_options(options, bundle.manifest.model)
     sampler = Sampler(options.temperature, options.seed, options.top_k, options.top_p)
     stops = StopAutomaton(options.stop)
-    recordings = write_down(options, trusted)
+    recordings = write_down(heard, options, trusted)
     if text is None:
         # A model without a template cannot chat. Report that before the user types the first message.
         encode(tokenizer, "", raw=False, system=options.system)
@@ -141,23 +146,37 @@ def check_options(options: Run) -> None:
         raise RequestError("--top-p and --top-k need --temperature above 0; at 0, the likeliest token is always chosen")
 
 
-def read_pictures(files: Sequence[Path], videos: Sequence[Path], manifest: Description) -> list[PreparedImage]:
-    """The pictures and videos in files, prepared for the model. Raises RequestError for a model that sees none, and for
-    files that cannot be read, ToolError without their decoders.
+def decode_pictures(files: Sequence[Path], videos: Sequence[Path]) -> list[tuple[str, Bytes | VideoFrames]]:
+    """The pictures and videos in files, each with its option and path. Raises RequestError for files that cannot be
+    read, ToolError without their decoders.
     """
-    spec, pictures = manifest.images, []
+    decoded = list[tuple[str, Bytes | VideoFrames]]()
     for option, file in [*(("--image", file) for file in files), *(("--video", file) for file in videos)]:
-        if spec is None:
-            raise RequestError(
-                f"{option} {file}: {manifest.model} sees no pictures; use the bundle of a model that does"
-            )
+        place = f"{option} {file}"
         try:
             data = file.read_bytes()
-            pictures.append(picture_of(data, spec) if option == "--image" else video_of(data, spec, manifest.model))
+            decoded.append((place, decode_image(data) if option == "--image" else open_video(data)))
         except OSError as error:
-            raise RequestError(f"{option} {file}: cannot be read: {error.strerror}") from error
+            raise RequestError(f"{place}: cannot be read: {error.strerror}") from error
         except RequestError as error:
-            raise RequestError(f"{option} {file}: {error.message}", **error.details) from error
+            raise RequestError(f"{place}: {error.message}", **error.details) from error
+    return decoded
+
+
+def prepare_pictures(decoded: Sequence[tuple[str, Bytes | VideoFrames]], manifest: Description) -> list[PreparedImage]:
+    """As the model sees them. Raises RequestError for a model that sees none, and for what it cannot see."""
+    spec, pictures = manifest.images, list[PreparedImage]()
+    for place, content in decoded:
+        if spec is None:
+            raise RequestError(f"{place}: {manifest.model} sees no pictures; use the bundle of a model that does")
+        try:
+            if isinstance(content, VideoFrames):
+                require_videos(spec, manifest.model)
+                pictures.append(prepare_video(spec, content))
+            else:
+                pictures.append(prepare_image(spec, content))
+        except RequestError as error:
+            raise RequestError(f"{place}: {error.message}", **error.details) from error
     return pictures
 
 

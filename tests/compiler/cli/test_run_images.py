@@ -15,6 +15,7 @@ from video_files import grey_video
 from vision_families import FAMILIES, IMAGE, greedy_answer, greedy_video_answer, make_vision
 
 from nearfar.compiler.cli import main
+from nearfar.compiler.cli import run as run_command
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.images.decode_video import open_video
@@ -36,6 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, size in zip(("wide", "square"), FAMILIES["smolvlm"].sizes, strict=True):
         (folder / f"{name}.png").write_bytes(saved(Image.fromarray(pattern(*size)), "PNG"))
     (folder / "text.png").write_text("not a picture")
+    (folder / "grey.webm").write_bytes(grey_video("webm"))
     return folder
 
 
@@ -60,7 +62,6 @@ def test_an_answer_about_two_pictures_is_that_of_transformers(folder: Path, caps
 
 def test_an_answer_about_a_video_is_that_of_transformers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     video, checkpoint = folder / "grey.webm", folder / "checkpoint"
-    video.write_bytes(grey_video("webm"))
     given = [str(folder / "bundle"), "What <video> moves?", "--video", str(video), "--max-tokens", str(COUNT), "--json"]
     code, out, err = run(capsys, *given)
     assert code == 0, err
@@ -76,7 +77,7 @@ def test_an_answer_about_a_video_is_that_of_transformers(folder: Path, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["text", "hi", "--video", "wide.png"], "--video .*wide.png: checkpoint sees no pictures"),
+        (["text", "hi", "--video", "grey.webm"], "--video .*grey.webm: checkpoint sees no pictures"),
         (["bundle", "hi", "--video", "wide.png"], "--video .*wide.png: videos: the video is a picture; send it as"),
         (["bundle", "hi", "--video", "wide.png", "--raw"], "--video needs the chat template"),
         (["text", "hi", "--image", "wide.png"], "--image .*wide.png: checkpoint sees no pictures"),
@@ -93,3 +94,15 @@ def test_pictures_that_cannot_be_used_are_refused(
     assert code != 0
     assert not out
     assert re.search(message, " ".join(err.split()))
+
+
+@pytest.mark.parametrize("option", ["--image", "--video", "--audio"])
+def test_nothing_is_compiled_for_a_file_that_cannot_be_read(
+    option: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Path]()
+    monkeypatch.setattr(run_command, "bundle_of", lambda model, *_, **__: asked.append(model))
+    code, _, err = run(capsys, str(folder / "checkpoint"), "hi", option, str(folder / "missing"))
+    assert code != 0
+    assert "missing: cannot be read: No such file" in " ".join(err.split())
+    assert asked == []
