@@ -302,6 +302,8 @@ def make_vision(name: str, folder: Path, **text: Any) -> Expected:
     marks = {"image_token_id": placeholder}
     if family.video:
         marks["video_token_id"] = marker_id(family.video_mark)
+    if name in QWEN:
+        marks["vision_start_token_id"] = marker_id("<|vision_start|>")
     config = getattr(transformers, f"{family.name}Config")(**values, **marks)
     for part in (config, config.text_config, config.vision_config):
         part._attn_implementation = "eager"

@@ -134,6 +134,8 @@ def claim_rotations(emitter: Emitter, node: Node, append: Node, head_dim: int) -
         return []
     if q is None or k is None or q.inputs["table"] != k.inputs["table"]:
         return []
+    if q.inputs["table"] not in emitter.graph.constants:
+        return []
     alone = emitter.graph.only_user(q.outputs["y"]) is node and emitter.graph.only_user(k.outputs["y"]) is append
     sizes = head_dim, rotated_width(emitter, k.outputs["y"])
     fits = all(size % ROTATION_MULTIPLE == 0 for size in sizes) and all(

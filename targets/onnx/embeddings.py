@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nearfar.compiler.arch.decoder import ROPE_POSITIONS
 from nearfar.compiler.ir.graph import Graph, Node, Value
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.runtime.errors import UnsupportedModel
@@ -25,6 +26,7 @@ from .builder import ELEMENT_TYPES
 from .decoder import AXES, FORMS, Form, add_mask, build_decoder
 from .emitter import Emitter
 from .every_row import renamed
+from .rotation import add_rope_rows, positions
 
 EMBEDDINGS, PER_LAYER, FEATURES = "inputs_embeds", "per_layer_inputs", "features"
 
@@ -103,6 +105,13 @@ def build_decoder_of_embeddings(emitter: Emitter) -> None:
         rows = add("Reshape", [PER_LAYER, integers(-1, emitter.columns(PER_LAYER))], f"{PER_LAYER}.rows")
         emitter.names[PER_LAYER] = add("Cast", [rows], f"{PER_LAYER}.cast", to=ELEMENT_TYPES[emitter.activation])
     add_mask(emitter)
+    if ROPE_POSITIONS in emitter.graph.inputs:
+        builder.add_input("position_ids", "int64", (3, *AXES))
+        # Transformers.js 4.3 counts on from a prompt without pictures with too large numbers. No number of an axis is
+        # larger than that of the token.
+        places = add("Min", ["position_ids", positions(emitter)], f"{ROPE_POSITIONS}.bounded")
+        places = add("Reshape", [places, integers(3, -1)], f"{ROPE_POSITIONS}.axes")
+        emitter.names[ROPE_POSITIONS] = add("Transpose", [places], ROPE_POSITIONS, perm=[1, 0])
     build_decoder(emitter, FORMS_OF_EMBEDDINGS)
 
 
@@ -123,8 +132,10 @@ def add_place_rows(emitter: Emitter, node: Node) -> None:
 
 
 PLACE_ROWS = Form(add_place_rows, ("first", "adds"))
+ROPE_ROWS = Form(add_rope_rows, ("axes",))
 FORMS_OF_EMBEDDINGS: dict[str, Form] = {
     **FORMS,
     "place_rows": PLACE_ROWS,
+    "rope_rows": ROPE_ROWS,
     "attention": replace(FORMS["attention"], emit=add_attention_both_ways, optional=("q", "sinks", "reach")),
 }

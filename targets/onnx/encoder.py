@@ -28,7 +28,7 @@ from .decoder import AXES, FORMS, Form, form_of, table_rows
 from .emitter import Emitter
 from .encoder_mask import attention_bias
 from .pooling import add_near_rows, add_pool_rows, normalized
-from .rotation import rope_caches
+from .rotation import rope_caches, rotated_columns, row_numbers
 
 
 def build_encoder(emitter: Emitter, task: EmbeddingSpec | ClassifierSpec) -> None:
@@ -145,12 +145,13 @@ def normed_heads(emitter: Emitter, node: Node, x: str, index: int, y: str) -> st
 
 
 def rotated_heads(emitter: Emitter, node: Node, x: str, head_dim: int, y: str) -> str:
-    table = emitter.graph.constants[node.inputs["table"]]
-    rotated, columns = 2 * table.shape[1], emitter.columns(node.inputs["qkv"])
+    table, columns = node.inputs["table"], emitter.columns(node.inputs["qkv"])
+    rotated = rotated_columns(emitter, node)
     heads, kv_heads = columns // head_dim - 2 * node.attr("num_kv_heads"), node.attr("num_kv_heads")
+    places = emitter.name("position_ids") if table in emitter.graph.constants else row_numbers(emitter)
     return emitter.builder.add(
         "RotaryEmbedding",
-        [x, emitter.name("position_ids"), *rope_caches(emitter, node.inputs["table"])],
+        [x, places, *rope_caches(emitter, table)],
         y,
         domain=MICROSOFT,
         num_heads=heads if ".q_" in y else kv_heads,

@@ -15,7 +15,7 @@ from typing import Any
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.formats.images import FILTERS, PREPROCESSOR_FILE, PROCESSOR_FILE
 from nearfar.compiler.formats.sentence_transformers import LENGTH_FILES, MODULES_FILE, PROMPTS_FILE, read_modules
-from nearfar.compiler.ir.images import EvenTiles, FixedSize
+from nearfar.compiler.ir.images import AreaBounds, EvenTiles, FixedSize
 from nearfar.compiler.ir.speech import FRAME, HOP, SAMPLE_RATE
 
 from .genai_config import LAYER_TYPES
@@ -37,6 +37,8 @@ PROCESSORS = {
     "gemma3": ("Gemma3Processor", "Gemma3ImageProcessor"),
     "idefics3": ("Idefics3Processor", "Idefics3ImageProcessor"),
     "lfm2_vl": ("Lfm2VlProcessor", "Lfm2VlImageProcessor"),
+    "qwen3_5": ("Qwen3VLProcessor", "Qwen2VLImageProcessor"),
+    "qwen3_vl": ("Qwen3VLProcessor", "Qwen2VLImageProcessor"),
     "smolvlm": ("SmolVLMProcessor", "SmolVLMImageProcessor"),
 }
 
@@ -105,7 +107,13 @@ def write_processor(folder: Path, checkpoint: Checkpoint) -> None:
     defaults: dict[str, Any] = {"do_normalize": images.mean is not None, "resample": resample}
     if images.mean is not None:
         defaults |= {"image_mean": images.mean, "image_std": images.std}
-    preprocessor = {**defaults, **own, **classes}
+    bounds: dict[str, Any] = {}
+    if images.positions.rule == "corners" and isinstance(images.size, AreaBounds):
+        defaults |= {"patch_size": images.patch, "merge_size": images.block, "temporal_patch_size": 2}
+        # A tower reads smaller pictures than the checkpoint's processor makes.
+        bounds = {"min_pixels": images.size.least, "max_pixels": images.size.most}
+        bounds |= {"size": {"shortest_edge": images.size.least, "longest_edge": images.size.most}}
+    preprocessor = {**defaults, **own, **bounds, **classes}
     write_json(folder / PREPROCESSOR_FILE, preprocessor)
     features = {}
     if isinstance(images.tiles, EvenTiles):

@@ -20,7 +20,7 @@ from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .decoder import FORMS, Form, form_of, table_rows
-from .embeddings import marks_features, row_columns
+from .embeddings import PLACE_ROWS, ROPE_ROWS, marks_features, row_columns
 from .emitter import Emitter
 from .encoder import ENCODER_FORMS, float32
 from .encoder_mask import HIDDEN
@@ -110,9 +110,60 @@ def add_fold_rows(emitter: Emitter, node: Node) -> None:
     emitter.names[y] = add("ReduceMean", [blocks, integers(1)], y, keepdims=0)
 
 
+def add_part(emitter: Emitter, node: Node) -> None:
+    """A projection, perhaps one that fills columns of a value behind those that others have written. Raises
+    UnsupportedModel for columns in another order, and for what else is done with the results.
+    """
+    if node.attr("columns") is None and not node.attr("store"):
+        FORMS["linear"].emit(emitter, node)
+        return
+    add, integers, y = emitter.builder.add, emitter.builder.integers, node.outputs["y"]
+    into, start = node.inputs.get("into"), node.attr("offset")
+    before = None if into is None else emitter.graph.makers()[into]
+    other = [part["op"] for part in node.attr("store") if part != {"op": "clamp"}]
+    if start != (0 if before is None else end_of_part(emitter, before)) or other:
+        raise UnsupportedModel(
+            f"{y} fills columns from {start} on{''.join(f', with {op}' for op in other)}, which has no form in "
+            "--target onnx; use --target webgpu, cpu or cuda"
+        )
+    own, end = f"{y}.own", end_of_part(emitter, node)
+    product = Node("linear", {role: node.inputs[role] for role in ("x", "weight")}, {"y": own})
+    FORMS["linear"].emit(emitter, product)
+    part = emitter.names[own]
+    if "bias" in node.inputs:
+        bounds = integers(start), integers(end)
+        bias = add("Slice", [emitter.vector(node.inputs["bias"]), *bounds], f"{y}.bias")
+        part = add("Add", [part, bias], f"{y}.biased")
+    for index in range(len(node.attr("store"))):
+        part = clamped(emitter, part, node.inputs[f"store{index}_bounds"], f"{y}.clamped{index}")
+    emitter.names[y] = part if into is None else add("Concat", [emitter.name(into), part], y, axis=1)
+
+
+def end_of_part(emitter: Emitter, node: Node) -> int:
+    return int(node.attr("offset")) + emitter.graph.parameters[node.inputs["weight"]].rows
+
+
+def add_clamp(emitter: Emitter, node: Node) -> None:
+    (x,), y = emitter.inputs(node, "x"), node.outputs["y"]
+    emitter.names[y] = clamped(emitter, x, node.inputs["bounds"], y)
+
+
+def clamped(emitter: Emitter, x: str, bounds: str, y: str) -> str:
+    add, integers, vector = emitter.builder.add, emitter.builder.integers, emitter.vector(bounds)
+    low, high = (
+        add("Slice", [vector, integers(index), integers(index + 1)], f"{y}.{name}")
+        for index, name in enumerate(("low", "high"))
+    )
+    return add("Max", [add("Min", [x, high], f"{y}.below"), low], y)
+
+
 TOWER_FORMS: dict[str, Form] = {
-    **{name: FORMS[name] for name in ("linear", "rms_norm", "add", "activate", "gate", "gate_halves")},
-    "ragged_attention": ENCODER_FORMS["ragged_attention"],
+    **{name: FORMS[name] for name in ("rms_norm", "add", "activate", "gate", "gate_halves")},
+    **{name: ENCODER_FORMS[name] for name in ("rope_heads", "ragged_attention")},
+    "linear": Form(add_part, ("dtype", "columns", "offset", "store"), ("bias", "into", "store0_bounds")),
+    "clamp": Form(add_clamp),
+    "place_rows": PLACE_ROWS,
+    "rope_rows": ROPE_ROWS,
     "mix_rows": Form(add_mix_rows),
     "fold_rows": Form(add_fold_rows, ("size", "mode")),
 }

@@ -9,6 +9,7 @@ features are those of a picture, and not of padding.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from nearfar.compiler.runtime.errors import UnsupportedModel
 from .builder import ELEMENT_TYPES
 from .emitter import Emitter
 
+# The name of a node, which a user of another runtime reads in its message.
+STILL = "frames_of_a_picture_must_be_equal"
 VISIBLE, WEIGHTS, FEATURES = "patches.visible", "patches.weights", "patches.real_features"
 
 
@@ -129,58 +132,166 @@ def add_pictures(emitter: Emitter, images: ImageSpec) -> None:
 def add_patches(emitter: Emitter, images: ImageSpec) -> None:
     """Patches of tiles of any size, row by row, with padding behind them.
 
-    pixel_values (tiles, patches, elements) float32, pixel_attention_mask (tiles, patches) int64,
+    pixel_values (tiles, patches, elements) float32, pixel_attention_mask (tiles, patches) int64, which says the same as
     spatial_shapes (tiles, 2) int64: rows and columns of patches
     """
-    builder, block, size = emitter.builder, images.block, images.positions.side
-    add, integers, integer = builder.add, builder.integers, builder.integer
-    elements = emitter.columns("patches")
+    builder, size = emitter.builder, images.positions.side
+    add, integers = builder.add, builder.integers
     axes = ("num_tiles", "num_patches")
-    builder.add_input("pixel_values", "float32", (*axes, elements))
+    builder.add_input("pixel_values", "float32", (*axes, emitter.columns("patches")))
     builder.add_input("pixel_attention_mask", "int64", axes)
     builder.add_input("spatial_shapes", "int64", (axes[0], 2))
-    # Processors pad tiles to the largest possible one.
-    counts = add("ReduceSum", ["pixel_attention_mask", integers(1)], "tiles.counts", keepdims=1)
-    most = add("ReduceMax", [counts, integers(0)], "tiles.longest", keepdims=0)
-    values, mask = (
-        add("Slice", [name, integers(0), most, integers(1)], f"{name}.read")
-        for name in ("pixel_values", "pixel_attention_mask")
-    )
-    add_shape(emitter, add("Shape", ["pixel_values"], "tiles.count", end=1), most)
     rows, columns = (f"tiles.{name}" for name in ("rows", "columns"))
     add("Split", ["spatial_shapes"], rows, columns, axis=1, num_outputs=2)
+    places = add_places(emitter, images.block, rows, columns)
+    add_rows_of_tiles(emitter, places)
+    by_row, by_column = (
+        add("Unsqueeze", [axis_weights(emitter, place, count, size), integers(axis)], f"{place}.{axis}")
+        for place, count, axis in ((places.row, rows, 3), (places.column, columns, 2))
+    )
+    mixed = add("Reshape", [add("Mul", [by_row, by_column], "weights.grid"), integers(-1, size**2)], "weights")
+    emitter.names[WEIGHTS] = add("Cast", [mixed], "weights.cast", to=ELEMENT_TYPES[emitter.activation])
+
+
+def add_rows_of_tiles(emitter: Emitter, places: Places) -> None:
+    """The rows of "pixel_values" (tiles, patches, elements) in the order of blocks."""
+    builder, elements = emitter.builder, emitter.columns("patches")
+    add, integers, integer = builder.add, builder.integers, builder.integer
+    stride = add("Shape", ["pixel_values"], "tiles.stride", start=1, end=2)
+    tiles = add("Range", [integer(0), add("Squeeze", ["tiles.count"], "count"), integer(1)], "tiles.numbers")
+    first = add("Mul", [add("Unsqueeze", [tiles, integers(1)], "tiles.column"), stride], "tiles.first")
+    number = add("Add", [add("Mul", [places.row, places.columns], "row.start"), places.column], "index.real")
+    index = add("Reshape", [add("Add", [number, first], "index.all"), integers(-1)], "index.rows")
+    flat = add("Reshape", ["pixel_values", integers(-1, elements)], "values.rows")
+    add_patch_rows(emitter, add("Gather", [flat, index], "values.blocks", axis=0))
+
+
+def add_grids(emitter: Emitter, images: ImageSpec) -> None:
+    """Patches of pictures and videos of any size, in the order of blocks, each of several frames.
+
+    pixel_values (patches, channels * frames * pixels) float32, image_grid_thw (pictures, 3) int64: times, rows and
+    columns of patches
+    """
+    builder, pixels = emitter.builder, images.patch**2
+    add, integers, integer = builder.add, builder.integers, builder.integer
+    builder.add_input("pixel_values", "float32", ("num_patches", "patch_elements"))
+    builder.add_input("image_grid_thw", "int64", ("num_images", 3))
+    parts = [f"grids.{name}" for name in ("times", "rows", "columns")]
+    add("Split", ["image_grid_thw"], *parts, axis=1, num_outputs=3)
+    # Each time of a picture is a tile.
+    ends = add("CumSum", [add("Squeeze", [parts[0], integers(1)], "grids.of_time"), integer(0)], "grids.ends")
+    count = add("ReduceSum", [parts[0]], "grids.count", keepdims=0)
+    tiles = add("Range", [integer(0), count, integer(1)], "tiles.numbers")
+    passed = add("GreaterOrEqual", [add("Unsqueeze", [tiles, integers(1)], "tiles.column"), ends], "tiles.passed")
+    picture = add(
+        "ReduceSum", [add("Cast", [passed], "tiles.ones", to=INT64), integers(1)], "tiles.picture", keepdims=0
+    )
+    rows, columns = (add("Gather", [name, picture], f"{name}.of_tiles", axis=0) for name in parts[1:])
+    places = add_places(emitter, images.block, rows, columns)
+    first = add("CumSum", [places.sizes, integer(0)], "tiles.first", exclusive=1)
+    index = add("Where", [places.real, add("Add", [first, places.number], "index.real"), integer(0)], "index")
+    index = add("Reshape", [index, integers(-1)], "index.rows")
+    frames = add("Reshape", ["pixel_values", integers(0, 3, -1, pixels)], "frames.all")
+    frames = add("Gather", [frames, index], "frames", axis=0)
+    mean = add("ReduceMean", [frames, integers(2)], "frames.mean", keepdims=1)
+    change = add("Sub", [add("Gather", [frames, integers(0)], "frames.first", axis=2), mean], "frames.change")
+    shape = integers(-1, 3 * pixels)
+    add_patch_rows(emitter, add("Reshape", [mean, shape], "frames.rows"))
+    if "changes" in emitter.graph.inputs:
+        change = add("Reshape", [change, shape], "changes.rows")
+        emitter.names["changes"] = add("Cast", [change], "changes", to=ELEMENT_TYPES[emitter.activation])
+    else:
+        require_still(emitter, change)
+    places_of_patch = [add("Unsqueeze", [each, integers(2)], f"{each}.axis") for each in (places.row, places.column)]
+    both = add("Concat", places_of_patch, "places", axis=2)
+    emitter.names["patch_positions"] = add("Reshape", [both, integers(-1, 2)], "patch_positions")
+    add_corners(emitter, images.positions.side, (places.row, rows), (places.column, columns))
+
+
+def require_still(emitter: Emitter, change: str) -> None:
+    """Let the call fail if the frames of a patch differ, whose weights the model lacks; the runtime's message has the
+    node's name.
+    """
+    add = emitter.builder.add
+    largest = add("ReduceMax", [add("Abs", [change], "frames.distance")], "frames.largest", keepdims=0)
+    differ = add("Cast", [add("Cast", [largest], "frames.differ", to=ELEMENT_TYPES["bool"])], "frames.one", to=INT64)
+    rows = emitter.names["patches"]
+    # A reshape to another size is the error.
+    shape = add("Add", [add("Shape", [rows], "frames.shape"), differ], "frames.still_shape")
+    emitter.names["patches"] = add("Reshape", [rows, shape], STILL)
+
+
+def add_corners(emitter: Emitter, side: int, *axes: tuple[str, str]) -> None:
+    """The four rows of a table of ``side`` x ``side`` that are around each patch, and their weights. ``axes``: the
+    row, and the column, of each patch (T, patches), and how many its tile has (T, 1).
+    """
+    builder = emitter.builder
+    add, integers = builder.add, builder.integers
+    one, steps = (builder.constant(f"corners.{each}", np.array(each, np.float32)) for each in (1, side - 1))
+    rows, weights = [], []
+    for axis, (place, count) in enumerate(axes):
+        name = f"corners.{axis}"
+        last = add("Max", [add("Sub", [count, integers(1)], f"{name}.last"), integers(1)], f"{name}.most")
+        at = add("Mul", [add("Cast", [place], f"{name}.place", to=FLOAT), steps], f"{name}.scaled")
+        at = add("Div", [at, add("Cast", [last], f"{name}.by", to=FLOAT)], f"{name}.at")
+        below = add("Floor", [at], f"{name}.below")
+        rest = add("Sub", [at, below], f"{name}.rest")
+        pair = add("Unsqueeze", [add("Cast", [below], f"{name}.row", to=INT64), integers(2)], f"{name}.first")
+        pair = add("Add", [pair, builder.constant("corners.both", np.arange(2))], f"{name}.pair")
+        pair = add("Min", [pair, integers(side - 1)], f"{name}.inside")
+        shares = [
+            add("Unsqueeze", [each, integers(2)], f"{each}.share")
+            for each in (add("Sub", [one, rest], f"{name}.left"), rest)
+        ]
+        # (tile, patch, row of the table, column of the table)
+        to = integers(3 - axis)
+        rows.append(add("Unsqueeze", [pair, to], f"{name}.rows"))
+        weights.append(add("Unsqueeze", [add("Concat", shares, f"{name}.shares", axis=2), to], f"{name}.weights"))
+    number = add("Add", [add("Mul", [rows[0], integers(side)], "corners.start"), rows[1]], "corners.rows")
+    emitter.names["patch_rows"] = add("Reshape", [number, integers(-1, 4)], "patch_rows")
+    weight = add("Reshape", [add("Mul", weights, "corners.weights"), integers(-1, 4)], "patch_weights")
+    emitter.names["patch_weights"] = add("Cast", [weight], "patch_weights.cast", to=ELEMENT_TYPES[emitter.activation])
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The patches of T tiles in the order of blocks, each tile with as many as the largest has. ``real``, ``row``,
+    ``column`` (T, patches): whether a patch exists, and where, or 0. ``number`` (1, patches), ``sizes`` and ``columns``
+    (T, 1) of the tiles.
+    """
+
+    real: str
+    row: str
+    column: str
+    number: str
+    sizes: str
+    columns: str
+
+
+def add_places(emitter: Emitter, block: int, rows: str, columns: str) -> Places:
+    """Name the shapes, `VISIBLE` and `FEATURES` of tiles with ``rows`` and ``columns`` of patches (T, 1)."""
+    builder = emitter.builder
+    add, integers, integer = builder.add, builder.integers, builder.integer
+    sizes = add("Mul", [rows, columns], "tiles.sizes")
+    most = add("ReduceMax", [sizes], "tiles.longest", keepdims=0)
+    add_shape(emitter, add("Shape", [rows], "tiles.count", end=1), add("Unsqueeze", [most, integers(0)], "tiles.most"))
     # Number n of a tile is number n % block^2 of its block n // block^2.
-    numbers = add("Range", [integer(0), add("Squeeze", [most], "longest"), integer(1)], "numbers")
+    numbers = add("Range", [integer(0), most, integer(1)], "numbers")
     numbers = add("Unsqueeze", [numbers, integers(0)], "numbers.row")
     of_block, inside = divided(emitter, numbers, integer(block**2), "numbers")
     across = add("Div", [columns, integer(block)], "blocks.across")
     blocks, inner = divided(emitter, of_block, across, "blocks"), divided(emitter, inside, integer(block), "inside")
+    real = add("Less", [numbers, sizes], "numbers.real")
     row, column = (
         add("Add", [add("Mul", [first, integer(block)], f"{first}.start"), second], f"{first}.place")
         for first, second in zip(blocks, inner, strict=True)
     )
-    real = add("Less", [numbers, add("Mul", [rows, columns], "tiles.sizes")], "numbers.real")
-    index = add("Add", [add("Mul", [row, columns], "row.start"), column], "index.real")
-    index = add("Where", [real, index, numbers], "index")
-    tiles = add("Range", [integer(0), add("Squeeze", ["tiles.count"], "count"), integer(1)], "tiles.numbers")
-    first = add("Mul", [add("Unsqueeze", [tiles, integers(1)], "tiles.column"), most], "tiles.first")
-    index = add("Reshape", [add("Add", [index, first], "index.all"), integers(-1)], "index.rows")
-    flat = add("Reshape", [values, integers(-1, elements)], "values.rows")
-    add_patch_rows(emitter, add("Gather", [flat, index], "values.blocks", axis=0))
-    flat = add("Gather", [add("Reshape", [mask, integers(-1)], "mask.rows"), index], "mask.blocks", axis=0)
-    emitter.names[VISIBLE] = add("Cast", [flat], "visible", to=ELEMENT_TYPES["bool"])
+    row, column = (add("Where", [real, each, integer(0)], f"{each}.real") for each in (row, column))
+    emitter.names[VISIBLE] = add("Reshape", [real, integers(-1)], "visible")
     of_blocks = add("Reshape", [emitter.names[VISIBLE], integers(-1, block**2)], "visible.blocks")
     first = add("Gather", [of_blocks, integers(0)], "visible.first", axis=1)
     emitter.names[FEATURES] = add("Reshape", [first, integers(-1)], "features.real")
-    weights = [
-        axis_weights(emitter, add("Where", [real, place, integer(0)], f"{place}.real"), count, size)
-        for place, count in ((row, rows), (column, columns))
-    ]
-    by_row, by_column = (
-        add("Unsqueeze", [each, integers(axis)], f"{each}.{axis}") for each, axis in zip(weights, (3, 2), strict=True)
-    )
-    mixed = add("Reshape", [add("Mul", [by_row, by_column], "weights.grid"), integers(-1, size**2)], "weights")
-    emitter.names[WEIGHTS] = add("Cast", [mixed], "weights.cast", to=ELEMENT_TYPES[emitter.activation])
+    return Places(real, row, column, numbers, sizes, columns)
 
 
 def divided(emitter: Emitter, value: str, by: str, name: str) -> tuple[str, str]:
@@ -224,6 +335,7 @@ def add_shape(emitter: Emitter, tiles: str, patches: str) -> None:
 # How pictures become patches, by the rule of their positions.
 INPUTS: Mapping[str, Callable[[Emitter, ImageSpec], None]] = {
     "antialiased": add_patches,
+    "corners": add_grids,
     "fractions": add_squares,
     "plain": add_pictures,
 }

@@ -32,16 +32,22 @@ class Session:
         self.cache: dict[str, Array] = {}
         self.past = 0
 
-    def run(self, tokens: Sequence[Sequence[int]] | Array, mask: Sequence[Sequence[int]] | None = None) -> Logits:
+    def run(
+        self,
+        tokens: Sequence[Sequence[int]] | Array,
+        mask: Sequence[Sequence[int]] | None = None,
+        more: Mapping[str, Array] | None = None,
+    ) -> Logits:
         """Logits (batch, V) of the last row of each sequence, after new tokens of each, or their embeddings; ``mask``
-        None: no row is padded.
+        None: no row is padded. ``more``: other inputs.
         """
         name = "input_ids" if "input_ids" in self.inputs else "inputs_embeds"
         ids = np.array(tokens, np.int64 if name == "input_ids" else np.float32)
         cache = self.cache or {name: self.empty(name, len(ids)) for name in self.inputs if name.startswith("past")}
         self.past = self.past if self.cache else 0
         ones = np.ones((len(ids), self.past + ids.shape[1]), np.int64)
-        feeds = {name: ids, "attention_mask": ones if mask is None else np.array(mask, np.int64), **cache}
+        given = ones if mask is None else np.array(mask, np.int64)
+        feeds = {name: ids, "attention_mask": given, **cache, **(more or {})}
         results: dict[str, Any] = dict(zip(self.outputs, self.session.run(None, feeds), strict=True))
         self.cache = {name: results[present_of(name)] for name in cache}
         self.past += ids.shape[1]

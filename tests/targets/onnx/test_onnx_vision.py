@@ -19,7 +19,7 @@ from image_families import marker_id, pattern
 from onnx_cases import check_graph
 from onnx_session import Session, image_features
 from tolerances import F32, INT8, relative_error
-from vision_families import FAMILIES, Expected, arguments_of, greedy_answer, make_vision
+from vision_families import FAMILIES, QWEN, Expected, arguments_of, greedy_answer, make_vision
 
 from nearfar.compiler.bundle.folder import ExportBundle, open_any
 from nearfar.compiler.cli.trial import find_trial
@@ -28,6 +28,7 @@ from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.measure.dry_run import dry_run
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.export import export_model
+from nearfar.compiler.runtime.batch import rope_positions_between
 from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 from nearfar.compiler.runtime.images.patches import prepare_image
 from nearfar.compiler.runtime.runner import Limits
@@ -39,7 +40,15 @@ TEXT = {"lfm2_vl": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_
 SCRIPT = Path(__file__).parent / "transformers_js_images.mjs"
 COUNT = 8
 # Texts with the mark of a picture, by the families that Transformers.js knows.
-PROMPTS = {"smolvlm": "<image>", "lfm2_vl": "<image>", "gemma3": "What is <start_of_image>?"}
+# A picture that Qwen's processor does not resize, which Transformers.js does with black edges.
+UNCHANGED = (40, 24)
+QWEN_PROMPT = "What is <|vision_start|><|image_pad|><|vision_end|>?"
+PROMPTS = {
+    "smolvlm": "<image>",
+    "lfm2_vl": "<image>",
+    "gemma3": "What is <start_of_image>?",
+    **dict.fromkeys(QWEN, QWEN_PROMPT),
+}
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -90,7 +99,7 @@ def lfm2_vl(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return make_case("lfm2_vl", tmp_path_factory.mktemp("lfm2_vl"))
 
 
-@pytest.mark.parametrize("family", [each for each in FAMILIES if not each.startswith(("gemma4", "qwen"))])
+@pytest.mark.parametrize("family", [each for each in FAMILIES if not each.startswith("gemma4")])
 def test_features_and_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     case = make_case(family, tmp_path)
     check_case(case)
@@ -133,9 +142,20 @@ def check_case(case: Case) -> None:
     for start in (length, length - 3):
         session = Session(case.bundle, decoder="decoder_model_merged")
         rows = session.embeddings([expected.token_ids], features, case.placeholder)
-        found = [session.run(rows[:, :start])]
-        found += [session.run(rows[:, each : each + 1]) for each in range(start, length)]
+        cuts = [(0, start), *((each, each + 1) for each in range(start, length))]
+        found = [session.run(rows[:, slice(*cut)], more=further_inputs(case, *cut)) for cut in cuts]
         assert relative_error(np.concatenate(found), expected.logits[start - 1 :]) < F32
+
+
+def further_inputs(case: Case, start: int, stop: int) -> dict[str, npt.NDArray[Any]]:
+    """The positions of tokens on three axes, if the model has them."""
+    grids = case.inputs.get("image_grid_thw")
+    if grids is None:
+        return {}
+    places = zip(case.expected.places, (grids[:, 1:] // 2).tolist(), strict=True)
+    pictures = [(place, rows * columns, columns) for place, (rows, columns) in places]
+    found = rope_positions_between(pictures, start, stop)
+    return {"position_ids": found.T[:, None].astype(np.int64)}
 
 
 def test_masked_pixels_and_tiles_of_padding_are_those_of_transformers(smolvlm: Case) -> None:
@@ -157,6 +177,28 @@ def test_masked_pixels_and_tiles_of_padding_are_those_of_transformers(smolvlm: C
     assert relative_error(found[4:8], image_features(smolvlm.bundle, smolvlm.inputs)[8:12]) > 100 * F32
 
 
+def test_frames_of_a_patch_may_differ_if_the_model_reads_videos(tmp_path: Path) -> None:
+    """Two pictures of several times, as Transformers.js prepares several pictures."""
+    import torch
+    import transformers
+
+    case = make_case("qwen3_vl", tmp_path)
+    grids = np.array([[2, 4, 6], [1, 2, 8]])
+    pixels = np.random.default_rng(5).normal(size=(64, 96)).astype(np.float32)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(case.checkpoint, attn_implementation="eager")
+    with torch.no_grad():
+        made = model.float().model.get_image_features(torch.tensor(pixels), torch.tensor(grids))
+        rows = torch.cat([torch.cat(list(each)) for each in (made.pooler_output, *made.deepstack_features)], dim=-1)
+    inputs = {"pixel_values": pixels, "image_grid_thw": grids}
+    assert relative_error(image_features(case.bundle, inputs), rows.numpy()) < F32
+    # Frames that are prepared otherwise than pictures are not read.
+    (case.checkpoint / "video_preprocessor_config.json").write_text('{"image_mean": [0.4, 0.4, 0.4]}')
+    export(case.checkpoint, tmp_path / "pictures", quantization="f32")
+    assert relative_error(image_features(tmp_path / "pictures", case.inputs), case.features) < F32
+    with pytest.raises(Exception, match="frames_of_a_picture_must_be_equal"):
+        image_features(tmp_path / "pictures", inputs)
+
+
 @pytest.mark.parametrize("family", [*PROMPTS])
 def test_transformers_js_loads_the_folder_and_generates_the_same_tokens(
     node: str, family: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -167,8 +209,11 @@ def test_transformers_js_loads_the_folder_and_generates_the_same_tokens(
     assert spec is not None
     sizes = FAMILIES[family].sizes
     pictures = [pattern(*size) for size in sizes]
-    wanted = greedy_answer(case.checkpoint, expected.token_ids, pictures, COUNT)
     ids = np.array([expected.token_ids])
+    if family in QWEN:
+        # Transformers.js finds pictures by the token before them.
+        ids[0, [place - 1 for place in expected.places]] = marker_id("<|vision_start|>")
+    wanted = greedy_answer(case.checkpoint, ids[0].tolist(), pictures, COUNT)
     arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), **case.inputs}
     types = {"i": "int64", "b": "bool", "f": "float32"}
     content = {
@@ -176,20 +221,21 @@ def test_transformers_js_loads_the_folder_and_generates_the_same_tokens(
         for name, each in arrays.items()
     }
     (tmp_path / "inputs.json").write_text(json.dumps(content))
-    size = [str(each) for each in sizes[0]]
-    command = [node, str(SCRIPT), str(case.bundle), str(tmp_path / "inputs.json"), str(COUNT), *size, PROMPTS[family]]
+    width, height = size = UNCHANGED if family in QWEN else sizes[0]
+    texts = [str(case.bundle), str(tmp_path / "inputs.json"), str(COUNT), *map(str, size), PROMPTS[family]]
+    command = [node, str(SCRIPT), *texts]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["tokens"] == wanted
-    assert answer["ids"].count(case.placeholder) == sum(expected.images[0].features)
-    assert prepare_image(spec, pictures[0]).features == expected.images[0].features
+    # The folder's processor.
+    grey = np.full((height, width, 3), 90, np.uint8)
+    assert answer["ids"].count(case.placeholder) == sum(prepare_image(spec, grey).features)
     if kept:
         tiles = answer["pixels"][1] if family == "smolvlm" else answer["pixels"][0]
         assert tiles == len(expected.images[0].features)
-    # The folder's processor: resized or not, a picture of one colour has the same pixels.
-    grey = np.full((*sizes[0][::-1], 3), 90, np.uint8)
     assert answer["answer"] == greedy_answer(case.checkpoint, answer["ids"], [grey], COUNT)
+    assert answer["plainAnswer"] == greedy_answer(case.checkpoint, answer["plainIds"], [], COUNT)
 
 
 def test_a_tower_has_8_bits_beside_a_text_model_with_4(smolvlm: Case, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 // Usage: node transformers_js_images.mjs FOLDER INPUTS COUNT WIDTH HEIGHT TEXT. Loads the folder with Transformers.js
 // and prints JSON: the COUNT tokens of the greedy continuation of INPUTS, a file with tensors by name; the tokens that
 // the folder's processor makes of TEXT and a grey picture of WIDTH x HEIGHT, the shape of its pixels, and the greedy
-// continuation of these.
+// continuation of these; and the same for a text alone.
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 
@@ -29,6 +29,8 @@ const processor = await AutoProcessor.from_pretrained(folder);
 const picture = new RawImage(new Uint8ClampedArray(width * height * 3).fill(90), Number(width), Number(height), 3);
 const first = model.config.model_type === "lfm2_vl";
 const made = await (first ? processor([picture], text) : processor(text, [picture]));
-const ids = made.input_ids.tolist()[0].map(Number);
-console.log(JSON.stringify({ tokens, ids, pixels: made.pixel_values.dims, answer: await continued(made) }));
+const plain = processor.tokenizer("Say something.");
+const [ids, plainIds] = [made, plain].map((each) => each.input_ids.tolist()[0].map(Number));
+const [answer, plainAnswer] = [await continued(made), await continued(plain)];
+console.log(JSON.stringify({ tokens, ids, pixels: made.pixel_values.dims, answer, plainIds, plainAnswer }));
 await model.dispose();
