@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.shared.script import SharedScript
 
-from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest, SoundTranscript
+from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest, SoundPart, SoundTranscript
 from ..schema.transcription import TranscriptionRequest
 from ..text.attachments import decode_base64, recordings, with_text
 from ..text.output import Changed, Output
@@ -21,25 +21,32 @@ async def written_down(
 
     Raises RequestError, which names the part, and the errors of `Transcribes`.
     """
-    bounds = SharedScript.of_thread().ask("attachmentBounds")
-    transcripts = list[SoundTranscript]()
-    for index, at, part in recordings(request.messages):
-        where = f"messages[{index}].content[{at}]"
-        data = decode_base64(part.input_audio.data, f"{where}.input_audio")
-        if len(data) > bounds["sound_bytes"]:
-            raise RequestError(
-                f"{where}.input_audio has {len(data)} bytes; at most {bounds['sound_bytes']} are read; send parts",
-                param=f"{where}.input_audio",
-            )
-        form = TranscriptionRequest(model=model)
-        try:
-            made = await transcriber.transcribe(
-                data, where, form, call, translate=False, max_seconds=bounds["sound_seconds"]
-            )
-        except RequestError as error:
-            raise RequestError(error.message, **{**error.details, "param": where}) from error
-        transcripts.append(SoundTranscript(param=where, text=made.text, language=made.language, seconds=made.duration))
+    transcripts = [
+        await transcript_of(transcriber, model, part, f"messages[{index}].content[{at}]", call)
+        for index, at, part in recordings(request.messages)
+    ]
     return with_transcripts(request, transcripts), transcripts
+
+
+async def transcript_of(
+    transcriber: Transcribes, model: str, part: SoundPart, where: str, call: Call
+) -> SoundTranscript:
+    """What is said in one recording, which is at ``where``. Raises as `written_down`."""
+    bounds = SharedScript.of_thread().ask("attachmentBounds")
+    data = decode_base64(part.input_audio.data, f"{where}.input_audio")
+    if len(data) > bounds["sound_bytes"]:
+        raise RequestError(
+            f"{where}.input_audio has {len(data)} bytes; at most {bounds['sound_bytes']} are read; send parts",
+            param=f"{where}.input_audio",
+        )
+    form = TranscriptionRequest(model=model)
+    try:
+        made = await transcriber.transcribe(
+            data, where, form, call, translate=False, max_seconds=bounds["sound_seconds"]
+        )
+    except RequestError as error:
+        raise RequestError(error.message, **{**error.details, "param": where}) from error
+    return SoundTranscript(param=where, text=made.text, language=made.language, seconds=made.duration)
 
 
 def with_transcripts(request: ChatCompletionRequest, transcripts: Sequence[SoundTranscript]) -> ChatCompletionRequest:

@@ -63,7 +63,7 @@ class Hybrid:
         ``ledger`` None: a file in the cache folder, one for each far server, counts what the policy's budget allows.
         ``hints`` returns this machine's battery and temperature before each decision. ``embedder`` is required by a
         policy whose predictor reads embeddings. ``transcriber`` writes down sound on this machine, so that near answers
-        about recordings, and for a policy whose ``private.media`` is "describe"; it stays the caller's to close. Raises
+        about recordings, and for far, as the policy's ``private.media`` says; it stays the caller's to close. Raises
         RequestError with the code "bad_policy", "api_version", "wrong_key" or "unknown_model", and the errors of
         opening the near model. An offline far side is not an error if near may answer.
         """

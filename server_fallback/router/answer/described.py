@@ -13,7 +13,7 @@ from ...schema.chat import ChatCompletionRequest
 from ...schema.completions import CompletionRequest
 from ...schema.route import Description
 from ..decision.decide import Choice, choose_described
-from ..decision.situation import Situation
+from ..decision.situation import Media, Situation
 from ..sides.describer import with_descriptions
 from ..sides.sides import Sides
 from ..sides.texts import texts_of
@@ -30,17 +30,21 @@ class Described:
 
 
 async def choose_with_descriptions(
-    sides: Sides, request: ChatCompletionRequest | CompletionRequest, situation: Situation, call: Call
+    sides: Sides,
+    request: ChatCompletionRequest | CompletionRequest,
+    situation: Situation,
+    media: Sequence[Media],
+    call: Call,
 ) -> Described:
-    """``situation`` is that of a choice that ``describes``. If near cannot describe the media, it answers itself, if
-    the policy's `fallback.near_continues` allows it.
+    """``situation`` is that of a choice that describes ``media``. If near cannot describe them, it answers itself,
+    if the policy's `fallback.near_continues` allows it.
 
     Raises RequestError or Unavailable if near may not do that either, and the errors of `Sides.choose`.
     """
     assert isinstance(request, ChatCompletionRequest), "only chats have media that are described"
     assert sides.describer is not None
     try:
-        descriptions = await sides.describer.describe(request, situation.media, call)
+        descriptions = await sides.describer.describe(request, media, call)
     except DeadlineExceeded:
         raise
     except NearfarError:
@@ -50,11 +54,11 @@ async def choose_with_descriptions(
             raise
         return Described(request, situation, choice)
     written = with_descriptions(request, descriptions)
-    messages, texts, media = await asyncio.to_thread(texts_of, written)
+    messages, texts, left = await asyncio.to_thread(texts_of, written)
     labelled = tuple(
         replace(message, labels=before.labels) for message, before in zip(messages, situation.messages, strict=True)
     )
-    again = await sides.situation(replace(situation, messages=labelled, texts=texts, media=media), written)
+    again = await sides.situation(replace(situation, messages=labelled, texts=texts, media=left), written)
     private = await sides.is_private(again)
     choice, reads_media = choose_described(sides.policy, situation, again, private=private)
     if reads_media:

@@ -76,7 +76,7 @@ class RunningAnswer:
         self._errors: dict[Side, NearfarError] = {}
         self._waits: dict[Side, float] = {}
         self._shown = Shown()
-        self._heard = Heard(sides, call)
+        self._heard = Heard(sides.near, call)
         # What the request has in place of media.
         self._descriptions: Sequence[Description] = ()
         self._over = False
@@ -107,7 +107,7 @@ class RunningAnswer:
         situation = self._situation = await sides.situation(self._situation, self._request)
         choice = await sides.choose(situation, private=await sides.is_private(situation))
         if choice.describes:
-            described = await choose_with_descriptions(sides, self._request, situation, self._call)
+            described = await choose_with_descriptions(sides, self._request, situation, choice.describes, self._call)
             self._request, self._descriptions, choice = described.request, described.descriptions, described.choice
             situation = self._situation = described.situation
         if choice.wants_signals:
@@ -260,9 +260,7 @@ class RunningAnswer:
                 self._ask(side, continue_from, number)
             case {"type": "warm"}:
                 assert not self._choice.decision.private, "a private request does not leave"
-                request = self._heard.known("far", self._request)
-                if request is not None:
-                    self._warm_up = WarmUp(self._sides, request, self._call, self._conversation())
+                self._warm_up = WarmUp(self._sides, self._request, self._call, self._conversation())
             case {"type": "cancel", "side": side}:
                 self._current.pop(side).stop()
             case {"type": "withdraw"}:
@@ -325,9 +323,10 @@ class RunningAnswer:
 
     async def _stream(self, attempt: Attempt, continue_from: str | None) -> AsyncGenerator[AnswerPiece, None]:
         sides, call = self._sides, self._call
-        request, attempt.transcripts = await self._heard.read(attempt.side, self._request)
+        request = self._request
         if attempt.side == "near":
             assert sides.near is not None
+            request, attempt.transcripts = await self._heard.read(request)
             if continue_from is not None:
                 request = continued(request, continue_from, self._shown.num_tokens, self._shown.reasoning)
             observed = replace(call, observe_token=attempt.ids.append)

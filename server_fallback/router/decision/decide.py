@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from nearfar.compiler.runtime.errors import NearfarError
 from nearfar.compiler.shared.script import SharedScript
 
 from ...schema.route import Side
 from .policy import Policy
-from .situation import Situation
+from .situation import Media, Situation
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +36,15 @@ class Choice:
     """A decision, and what else follows from the same rules.
 
     ``standby``: the other side may be asked if necessary. ``wants_signals``: near's first tokens could change the
-    decision. ``may_guess``: near may guess tokens for far's answer. ``describes``: nobody may answer before near has
-    turned the media into texts, with which `choose_described` decides again.
+    decision. ``may_guess``: near may guess tokens for far's answer. ``describes``: if there are any, nobody may answer
+    before near has turned these into texts, with which `choose_described` decides again.
     """
 
     decision: Decision
     standby: bool
     wants_signals: bool
     may_guess: bool
-    describes: bool
+    describes: tuple[Media, ...]
 
 
 def decide(policy: Policy, situation: Situation) -> Decision:
@@ -59,7 +60,7 @@ def choose(policy: Policy, situation: Situation, *, private: bool, embeds: bool 
     "bad_situation" for a vector that the predictor's model cannot have made.
     """
     answer = policy.ask("choose", situation.to_json(), private, embeds)
-    return Choice(Decision(**answer.pop("decision")), **answer)
+    return choice_of(answer)
 
 
 def choose_described(
@@ -71,7 +72,12 @@ def choose_described(
     """
     answer = policy.ask("chooseDescribed", original.to_json(), described.to_json(), private)
     reads_media: bool = answer.pop("reads_media")
-    return Choice(Decision(**answer.pop("decision")), **answer), reads_media
+    return choice_of(answer), reads_media
+
+
+def choice_of(answer: dict[str, Any]) -> Choice:
+    decision, describes = Decision(**answer.pop("decision")), tuple(Media(**each) for each in answer.pop("describes"))
+    return Choice(decision, describes=describes, **answer)
 
 
 def refusal(decision: Decision, situation: Situation, policy: Policy, near: str | None = None) -> NearfarError:

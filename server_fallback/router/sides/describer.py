@@ -6,23 +6,21 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any
 
 from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, NearfarError, RequestError, Unavailable
 from nearfar.compiler.shared.script import SharedScript
 
 from ...executors.circuit import Circuit
 from ...executors.executor import Call
-from ...schema.chat import ChatCompletionRequest, Message, TextPart
+from ...executors.recordings import transcript_of
+from ...schema.chat import ChatCompletionRequest, FramesPart, ImagePart, Message, Part, SoundPart, TextPart, VideoPart
 from ...schema.route import Description
-from ...schema.transcription import TranscriptionRequest
+from ...text.attachments import recordings
 from ..decision.situation import Media, MediaKind
 from .near import NearSide
 
@@ -40,61 +38,59 @@ class Describer:
     @property
     def kinds(self) -> tuple[MediaKind, ...]:
         """The kinds of media that become texts."""
-        pictures: tuple[MediaKind, ...] = ("picture",) if self._near.reads_images else ()
-        return (*pictures, "sound") if self._near.transcriber is not None else pictures
+        near = self._near
+        kinds: dict[MediaKind, bool] = {
+            "picture": near.reads_images,
+            "video": near.reads_videos,
+            "sound": near.transcriber is not None,
+        }
+        return tuple(kind for kind, is_read in kinds.items() if is_read)
 
     async def describe(self, request: ChatCompletionRequest, media: Sequence[Media], call: Call) -> list[Description]:
-        """Raises RequestError or Unavailable with the code "undescribed", or DeadlineExceeded."""
+        """Raises RequestError for too many recordings, RequestError or Unavailable with the code "undescribed", or
+        DeadlineExceeded.
+        """
         described = []
+        recordings(request.messages)
         for each in media:
-            if each.kind == "text":
-                continue
+            assert each.kind != "text"
             assert each.message is not None
             assert each.part is not None
             content = request.messages[each.message].content
             assert isinstance(content, list)
-            part = content[each.part].model_dump(mode="json", exclude_none=True)
+            path = f"messages[{each.message}].content[{each.part}]"
             try:
                 async with asyncio.timeout(self._max_seconds):
-                    text = await self._text(each.kind, part, call)
+                    text = await self._text(each.kind, content[each.part], path, call)
             except DeadlineExceeded:
                 raise
             except (NearfarError, TimeoutError) as error:
                 raise undescribed(each, error) from error
-            path = f"messages[{each.message}].content[{each.part}]"
             marked = SharedScript.of_thread().ask("describedText", each.kind, text)
             described.append(Description(path=path, kind=each.kind, text=marked))
         return described
 
-    async def _text(self, kind: MediaKind, part: Mapping[str, Any], call: Call) -> str:
+    async def _text(self, kind: MediaKind, part: Part, path: str, call: Call) -> str:
         key = key_of(part)
         if key is not None and key in self._texts:
             self._texts.move_to_end(key)
             return self._texts[key]
-        text = await (self._transcript(part, call) if kind == "sound" else self._description(part, call))
+        if isinstance(part, SoundPart):
+            assert self._near.transcriber is not None
+            text = (await transcript_of(self._near.transcriber, self._near.name, part, path, own(call))).text
+        else:
+            text = await self._description(kind, part, call)
         if key is not None:
             self._texts[key] = text
             if len(self._texts) > MAX_TEXTS:
                 self._texts.popitem(last=False)
         return text
 
-    async def _transcript(self, part: Mapping[str, Any], call: Call) -> str:
-        assert self._near.transcriber is not None
-        try:
-            data = base64.b64decode(part["input_audio"]["data"], validate=True)
-        except (KeyError, TypeError, binascii.Error):
-            raise RequestError("its data are not base64; send {data, format} in base64", param="messages") from None
-        transcript = await self._near.transcriber.transcribe(
-            data, "the recording", TranscriptionRequest(model=self._near.name), own(call), translate=False
-        )
-        return transcript.text
-
-    async def _description(self, part: Mapping[str, Any], call: Call) -> str:
-        rules = SharedScript.of_thread().ask("describing")
-        prompt = {"type": "text", "text": rules["prompt"]}
+    async def _description(self, kind: MediaKind, part: Part, call: Call) -> str:
+        rules = SharedScript.of_thread().ask("describing", kind)
         request = ChatCompletionRequest(
             model=self._near.name,
-            messages=[Message.model_validate({"role": "user", "content": [part, prompt]})],
+            messages=[Message(role="user", content=[part, TextPart(type="text", text=rules["prompt"])])],
             temperature=0.0,
             max_tokens=rules["max_tokens"],
             reasoning_effort="none",
@@ -139,10 +135,20 @@ def own(call: Call) -> Call:
     return replace(call, observe_queue=None, observe_token=None, observe_prompt_logprobs=None)
 
 
-def key_of(part: Mapping[str, Any]) -> str | None:
-    """The name of a part that contains its bytes; None for an address, whose picture may change."""
-    url = part.get("image_url", {}).get("url", "data:")
-    return sha256(repr(sorted(part.items())).encode()).hexdigest() if url.startswith("data:") else None
+def key_of(part: Part) -> str | None:
+    """The name of a part that contains its bytes; None for an address, whose picture or video may change."""
+    match part:
+        case ImagePart():
+            addresses = [part.image_url.url]
+        case VideoPart():
+            addresses = [part.video_url.url]
+        case FramesPart():
+            addresses = list(part.frames)
+        case _:
+            addresses = []
+    if not all(url[:5].lower() == "data:" for url in addresses):
+        return None
+    return sha256(part.model_dump_json().encode()).hexdigest()
 
 
 def undescribed(media: Media, error: NearfarError | TimeoutError) -> NearfarError:

@@ -20,7 +20,7 @@ UNDECIDED_TOKENS = 8
 
 class NearSide:
     """Owns the executor and closes it. ``transcriber``, which stays the caller's to close, writes down recordings for
-    it (`router/answer/heard.py`).
+    it (`router/answer/heard.py`, `describer.py`).
     """
 
     def __init__(self, executor: Executor, name: str, transcriber: Transcribes | None = None) -> None:

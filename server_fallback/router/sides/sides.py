@@ -132,11 +132,8 @@ class Sides:
     @property
     def _near_hears(self) -> bool:
         """Whether near's model reads recordings, or texts in their places."""
-        return self._transcribes or (self.near is not None and self.near.hears)
-
-    @property
-    def _transcribes(self) -> bool:
-        return self.near is not None and self.near.transcriber is not None
+        near = self.near
+        return near is not None and (near.hears or near.transcriber is not None)
 
     async def check(self, *, near_may_answer: bool) -> None:
         """Query what the far server serves.
@@ -222,8 +219,7 @@ class Sides:
             tools=model is None or model.tools,
             vision=self.far.reads_images,
             video=self.far.reads_videos,
-            # Far gets the text of a recording that it does not read.
-            sound=self.far.hears or self._transcribes,
+            sound=self.far.hears,
             languages=self.policy.languages.far,
             prefill_tokens_per_second=speed["prefill_tokens_per_second"],
             decode_tokens_per_second=speed["decode_tokens_per_second"],

@@ -33,8 +33,10 @@ def test_decisions_match_the_conformance_cases(case: dict[str, Any]) -> None:
     policy, situation = Policy.read(case["policy"]), situation_of(case["situation"])
     decision = asdict(decide(policy, situation))
     expected = {"scores": {}, **case["decision"]}
-    describes = expected.pop("describes", False)
-    assert choose(policy, situation, private=policy.private_check.is_private(situation)).describes is describes
+    describes, standby = expected.pop("describes", []), expected.pop("standby", None)
+    choice = choose(policy, situation, private=policy.private_check.is_private(situation))
+    assert [[each.message, each.part] for each in choice.describes] == describes
+    assert standby in (None, choice.standby)
     assert {**decision, "scores": {}} == {**expected, "scores": {}}
     assert decision["scores"] == Numbers(expected["scores"])
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from fake_openai import Reply, running, text_chunks
 from hybrid_sides import ABOUT, FAR_USAGE, QUESTION, FakeFar, FakeNear, policy, run
-from pydantic import BaseModel
 from test_hybrid_private import PICTURE, PNG, SECRET, SEE, Wire
 from waiting import WAIT_SECONDS
 
@@ -23,7 +22,7 @@ from nearfar.server_fallback.router.hybrid import Hybrid
 from nearfar.server_fallback.router.sides.describer import Describer
 from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.router.sides.near import NearSide
-from nearfar.server_fallback.schema.chat import ChatCompletionRequest, Message
+from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.schema.transcription import TranscriptionRequest
 
 PATTERN = r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b"
@@ -95,11 +94,6 @@ def test_far_receives_the_description_of_a_picture_and_the_route_has_it_word_for
     assert description.messages[0].model_dump(exclude_none=True)["content"][0] == PICTURE
 
 
-class Sound(BaseModel):
-    type: str = "input_audio"
-    input_audio: dict[str, str]
-
-
 class Heard:
     """A transcriber that hears how many bytes there are."""
 
@@ -115,16 +109,17 @@ class Heard:
         heard: Callable[[str], None] | None = None,  # noqa: ARG002
     ) -> Transcript:
         given = (name, request.model, call.deadline, translate, max_seconds)
-        assert given == ("the recording", "tiny", None, False, None)
+        assert given == ("messages[0].content[0]", "tiny", None, False, 600)
         segment = Segment(0, 0.0, 1.0, f" {len(data)} bytes", (), 0.0, 0.0, 1.0, 0.0)
         return Transcript("transcribe", "en", 1.0, (segment,))
 
 
 def test_a_transcriber_writes_down_a_recording() -> None:
     def request(data: str) -> ChatCompletionRequest:
-        part = Sound(input_audio={"data": data, "format": "wav"})
-        message = Message.model_construct(role="user", content=[part])
-        return ChatCompletionRequest.model_construct(messages=[message])
+        part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+        return ChatCompletionRequest.model_validate(
+            {"model": "tiny", "messages": [{"role": "user", "content": [part]}]}
+        )
 
     async def work() -> None:
         near = NearSide(FakeNear(), "tiny", Heard())
@@ -134,9 +129,64 @@ def test_a_transcriber_writes_down_a_recording() -> None:
         media = [Media("sound", 0, 0)]
         (found,) = await describer.describe(request("UklGRg=="), media, Call("a"))
         assert found.text == "[Sound, transcribed on the user's device: 4 bytes]"
-        with pytest.raises(RequestError, match="not base64") as raised:
+        with pytest.raises(RequestError, match="data that is not base64") as raised:
             await describer.describe(request("?"), media, Call("a"))
         assert raised.value.details["code"] == "undescribed"
+        large = request("AAAA" * (9 * 2**20))
+        with pytest.raises(RequestError, match="at most 26214400 are read"):
+            await describer.describe(large, media, Call("a"))
+
+    run(work())
+
+
+FILM = {"type": "video_url", "video_url": {"url": PNG.replace("image/png", "video/mp4")}}
+FRAMES = {"type": "video", "frames": [PNG, PNG], "fps": 1.0}
+
+
+@pytest.mark.parametrize("part", [FILM, FRAMES])
+def test_far_receives_the_description_of_a_video_which_is_made_once(part: dict[str, Any]) -> None:
+    near = FakeNear("a boat leaves", sees=True, watches=True)
+    text = "[Video, described on the user's device: a boat leaves]"
+
+    async def work() -> None:
+        async with spied(near, policy("prefer-far", private=PRIVATE)) as (opened, far, _):
+            for _ in range(2):
+                answer = await opened.chat.completions.create(messages=[{"role": "user", "content": [part]}])
+                assert answer.route is not None
+                assert answer.route.model_dump()["described"] == [
+                    {"path": "messages[0].content[0]", "kind": "video", "text": text}
+                ]
+            assert [body["messages"][0]["content"] for body in far.generated] == [[{"type": "text", "text": text}]] * 2
+
+    run(work())
+    (description,) = chats_of(near)
+    content = description.model_dump(exclude_none=True)["messages"][0]["content"]
+    assert content[0] == part
+    assert content[1]["text"].startswith("Describe this video, and what happens in it,")
+
+
+def test_a_video_at_an_address_is_described_each_time() -> None:
+    near = FakeNear("a boat leaves", sees=True, watches=True)
+    film = {"type": "video_url", "video_url": {"url": "https://here/a.mp4"}}
+
+    async def work() -> None:
+        async with spied(near, policy("prefer-far", private=PRIVATE)) as (opened, _, _):
+            for _ in range(2):
+                await opened.chat.completions.create(messages=[{"role": "user", "content": [film]}])
+
+    run(work())
+    assert len(chats_of(near)) == 2
+
+
+def test_a_near_side_that_reads_no_videos_describes_none() -> None:
+    near = FakeNear("a red boat", sees=True)
+
+    async def work() -> None:
+        async with spied(near, policy("prefer-far", private=PRIVATE)) as (opened, far, _):
+            with pytest.raises(RequestError) as raised:
+                await opened.chat.completions.create(messages=[{"role": "user", "content": [FILM]}])
+            assert raised.value.details["code"] == "video"
+            assert far.generated == []
 
     run(work())
 

@@ -229,7 +229,6 @@ def test_a_near_side_that_reads_videos_answers_about_them() -> None:
 
 
 TRANSCRIPT = {"param": "messages[0].content[1]", "text": "4 bytes", "language": "en", "seconds": 1.0}
-HEARD = {"type": "text", "text": "[Transcript of a recording]\n4 bytes\n[End of transcript]\n"}
 
 
 def test_an_answer_reports_what_near_wrote_down_in_its_first_chunk() -> None:
@@ -250,27 +249,70 @@ def test_an_answer_reports_what_near_wrote_down_in_its_first_chunk() -> None:
     run(work())
 
 
+WRITTEN = "[Sound, transcribed on the user's device: 4 bytes]"
+
+
 def test_far_without_ears_gets_what_this_machine_wrote_down_once() -> None:
-    """Near fails in the middle, so that far continues."""
+    async def work() -> None:
+        far, transcriber = large_far(), Heard()
+        async with (
+            running(far),
+            await Hybrid.create(
+                near=FakeNear(), far=Far(far.url), policy=policy("prefer-far"), transcriber=transcriber
+            ) as opened,
+        ):
+            for _ in range(2):
+                answer = await opened.chat.completions.create(messages=about(RECORDING))
+                assert answer.route is not None
+                assert (answer.route.side, answer.route.reason) == ("far", "prefer")
+                assert [each.text for each in answer.route.described or ()] == [WRITTEN]
+        assert transcriber.count == 1
+        assert [body["messages"][0]["content"][1] for body in far.generated] == [{"type": "text", "text": WRITTEN}] * 2
+
+    run(work())
+
+
+def test_a_transcript_is_searched_although_the_recording_may_leave() -> None:
+    async def work() -> None:
+        far = large_far()
+        rules = policy("prefer-far", private={"patterns": ["4 bytes"], "media": "far"})
+        async with (
+            running(far),
+            await Hybrid.create(near=FakeNear(), far=Far(far.url), policy=rules, transcriber=Heard()) as opened,
+        ):
+            answer = await opened.chat.completions.create(messages=about(RECORDING))
+            assert answer.route is not None
+            assert (answer.route.side, answer.route.reason) == ("near", "private")
+            with pytest.raises(RequestError) as raised:
+                await opened.chat.completions.create(messages=about(RECORDING), pin="far")
+            assert raised.value.details["code"] == "private"
+        assert far.generated == []
+
+    run(work())
+
+
+@pytest.mark.parametrize("hears", [False, True])
+def test_an_answer_about_a_recording_changes_to_a_far_side_that_hears_alone(hears: bool) -> None:
+    """Near fails in the middle."""
 
     async def work() -> None:
-        far, transcriber = FakeFar(), Heard()
+        far = FakeFar()
         # With near's tokens, far would get token ids.
-        card = {**ABOUT, "context": 4096, "tokenizer_sha256": "other"}
+        card = {**ABOUT, "context": 4096, "tokenizer_sha256": "other", "sound": hears}
         far.about = Reply(value={"api_version": 1, "models": [card]})
         near = FakeNear("near says", DeviceError("lost"), error_at=4)
         async with (
             running(far),
-            await Hybrid.create(near=near, far=Far(far.url), policy=policy(), transcriber=transcriber) as opened,
+            await Hybrid.create(near=near, far=Far(far.url), policy=policy(), transcriber=Heard()) as opened,
         ):
-            answer = await opened.chat.completions.create(messages=about(RECORDING))
-            assert answer.route is not None
-            assert (answer.route.side, answer.route.reason) == ("far", "near_failed")
-            assert [each.model_dump() for each in answer.transcripts or ()] == [TRANSCRIPT]
-            assert transcriber.count == 1
-            await opened.chat.completions.create(messages=about(RECORDING), pin="far")
-        assert transcriber.count == 2
-        assert [body["messages"][0]["content"][1] for body in far.generated] == [HEARD, HEARD]
+            if hears:
+                answer = await opened.chat.completions.create(messages=about(RECORDING))
+                assert answer.route is not None
+                assert (answer.route.side, answer.route.reason) == ("far", "near_failed")
+            else:
+                with pytest.raises(DeviceError):
+                    await opened.chat.completions.create(messages=about(RECORDING))
+        assert [body["messages"][0]["content"][1] for body in far.generated] == ([RECORDING] if hears else [])
 
     run(work())
 

@@ -7,9 +7,10 @@ import { unlessAborted } from "../runtime/abort.js";
 import { anySignal } from "../api/stream.js";
 import type { Description } from "../api/types.js";
 import { choose, chooseDescribed } from "../shared/decision/decide.js";
-import { DESCRIBING, describedText, undescribed } from "../shared/decision/description.js";
-import type { Media } from "../shared/decision/media.js";
-import { mediaPath, opaque } from "../shared/decision/media.js";
+import { describedText, describing, undescribed } from "../shared/decision/description.js";
+import { BOUNDS, requireFew } from "../shared/attachments.js";
+import type { OpaqueKind, OpaqueMedia } from "../shared/decision/media.js";
+import { mediaPath } from "../shared/decision/media.js";
 import type { Situation } from "../shared/decision/situation.js";
 import type { HybridRequest } from "./request.js";
 import { withMessages } from "./request.js";
@@ -55,7 +56,7 @@ export class Describer {
     const { policy } = this.routing.wiring;
     let descriptions: readonly Description[];
     try {
-      descriptions = await this.#describe(request, signal);
+      descriptions = await this.#describe(request, first.describes, signal);
     } catch (error) {
       signal.throwIfAborted();
       const { near } = first.situation;
@@ -85,9 +86,14 @@ export class Describer {
   }
 
   /** Throws RequestError or Unavailable with the code "undescribed", or the signal's reason. */
-  async #describe({ params, properties }: HybridRequest, signal: AbortSignal): Promise<readonly Description[]> {
+  async #describe(
+    { params }: HybridRequest,
+    described: readonly OpaqueMedia[],
+    signal: AbortSignal,
+  ): Promise<readonly Description[]> {
     const found: Description[] = [];
-    for (const media of opaque(properties.media)) {
+    requireFew("sounds", described.filter(({ kind }) => kind === "sound").length);
+    for (const media of described) {
       const { kind, message, part: at } = media;
       const { content } = params.messages[message ?? -1] ?? {};
       const part = ((content ?? []) as unknown as readonly Part[])[at ?? -1] ?? {};
@@ -104,12 +110,15 @@ export class Describer {
     return found;
   }
 
-  async #text({ kind }: Media, part: Part, signal: AbortSignal): Promise<string> {
+  async #text({ kind }: OpaqueMedia, part: Part, signal: AbortSignal): Promise<string> {
     const { clock, policy } = this.routing.wiring;
     const { near_first_token_ms, between_tokens_ms } = policy.timeouts;
     return withTimeout(clock, near_first_token_ms + between_tokens_ms, (late) => {
       const until = anySignal(signal, late);
-      return unlessAborted(kind === "sound" ? this.#transcript(part, until) : this.#description(part, until), until);
+      return unlessAborted(
+        kind === "sound" ? this.#transcript(part, until) : this.#description(kind, part, until),
+        until,
+      );
     });
   }
 
@@ -121,17 +130,21 @@ export class Describer {
       );
     const source =
       audio === undefined ? Uint8Array.from(atob(String(data)), (character) => character.charCodeAt(0)) : audio;
+    const bytes = source instanceof Blob ? source.size : ((source as { readonly byteLength?: number }).byteLength ?? 0);
+    if (bytes > BOUNDS.sound_bytes)
+      throw new RequestError(`it has ${bytes} bytes; at most ${BOUNDS.sound_bytes} are read; send parts of it`);
     return (await this.transcriber.transcribe(source as SoundSource, { signal })).text;
   }
 
-  async #description(part: Part, signal: AbortSignal): Promise<string> {
+  async #description(kind: OpaqueKind, part: Part, signal: AbortSignal): Promise<string> {
     const { near } = this.routing.wiring;
     const { circuit } = this.routing.records.near;
-    const content = [part, { type: "text", text: DESCRIBING.prompt }];
+    const { prompt, max_tokens } = describing(kind);
+    const content = [part, { type: "text", text: prompt }];
     const params = {
       messages: [{ role: "user" as const, content: content as never }],
       temperature: 0,
-      max_tokens: DESCRIBING.max_tokens,
+      max_tokens,
       reasoning_effort: "none" as const,
     };
     circuit.begin();
@@ -164,11 +177,18 @@ export class Describer {
  * but files.
  */
 async function keyOf(part: Part): Promise<string | null> {
-  const { type, image, image_url: address } = part;
-  const { url = "data:" } = Object(address) as { readonly url?: unknown };
-  let bytes: BufferSource;
-  if (type === "image" && image instanceof Blob) bytes = await image.arrayBuffer();
-  else if (type === "image" || type === "audio" || typeof url !== "string" || !url.startsWith("data:")) return null;
-  else bytes = new TextEncoder().encode(JSON.stringify(part));
+  const { type, frames } = part;
+  let named: BlobPart;
+  if (type === "image" || type === "audio" || (type === "video" && frames === undefined)) {
+    const own = part[type];
+    if (!(own instanceof Blob)) return null;
+    named = own;
+  } else {
+    const urls = [part.image_url, part.video_url].map((address) => (Object(address) as { readonly url?: unknown }).url);
+    const addresses = [...urls, ...(Array.isArray(frames) ? (frames as unknown[]) : [])];
+    if (!addresses.every((url) => url === undefined || (typeof url === "string" && /^data:/i.test(url)))) return null;
+    named = JSON.stringify(part);
+  }
+  const bytes = await new Blob([String(type), named]).arrayBuffer();
   return String.fromCharCode(...new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)));
 }

@@ -57,7 +57,10 @@ export interface HybridOptions {
   readonly clock?: Clock | undefined;
   /** For a policy whose predictor reads embeddings. */
   readonly embedder?: Embedder | undefined;
-  /** For a policy whose `private.media` is "describe": writes down sound on this device, such as an engine with Whisper. */
+  /**
+   * Writes down sound on this device, such as an engine with Whisper, for a policy whose `private.media` is "describe", or
+   * for a far side that does not hear, if media may leave.
+   */
   readonly transcriber?: SoundTranscriber | undefined;
 }
 

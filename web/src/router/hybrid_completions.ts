@@ -170,7 +170,7 @@ export class HybridCompletions {
 
   /** What is answered: near may have to describe the request's media first, whose code is loaded then. */
   async #described(request: HybridRequest, choice: SituatedChoice, signal: AbortSignal): Promise<DescribedRequest> {
-    if (!choice.describes) return { request, choice, descriptions: [] };
+    if (choice.describes.length === 0) return { request, choice, descriptions: [] };
     const { Describer } = await import("./describer.js");
     this.#describer ??= new Describer(this.#routing, this.wiring.transcriber);
     return this.#describer.decide(request, choice, (described) => this.#situation(described, signal), signal);

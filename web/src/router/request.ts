@@ -161,9 +161,11 @@ const hasPart =
   ({ content }: ChatCompletionMessageParam): boolean =>
     Array.isArray(content) && content.some((part: { readonly type?: unknown } | null) => part?.type === type);
 
-/** In a recording or an image of the page, nothing is searched. */
-const withoutObjects = (part: { readonly type?: unknown } | null): object | null =>
-  part?.type === "audio" || part?.type === "image" ? { type: part.type } : part;
+/** In a recording, an image or a video of the page, nothing is searched. */
+function withoutObjects(part: Readonly<Record<string, unknown>> | null): object | null {
+  const own = ["audio", "image", "video"].find((type) => part?.type === type);
+  return own === undefined ? part : { ...part, [own]: undefined };
+}
 
 /** A message without its labels and as `asSent`, and the labels. */
 function readLabels(

@@ -17,6 +17,7 @@ import type { Policy } from "../shared/decision/policy.js";
 import type { PrefixMessage } from "../shared/decision/prefix_memory.js";
 import { PrivateCheck } from "../shared/decision/privacy.js";
 import { budgetSpent } from "../shared/router/failures.js";
+import type { MediaKind } from "../shared/decision/media.js";
 import type { Situation } from "../shared/decision/situation.js";
 import { UNKNOWN_SIDE } from "../shared/decision/situation.js";
 import type { HybridRequest } from "./request.js";
@@ -78,7 +79,8 @@ export class Routing {
       situation = await situate();
       choice = choose(policy, situation, staysNear);
     }
-    if (choice.decision.side === null && !choice.describes) throw this.refusal(choice.decision, situation, policy);
+    if (choice.decision.side === null && choice.describes.length === 0)
+      throw this.refusal(choice.decision, situation, policy);
     return { ...choice, situation };
   }
 
@@ -109,6 +111,11 @@ export class Routing {
         circuit: circuitState,
       };
     };
+    const describes: readonly (MediaKind | false | undefined)[] = [
+      near.info?.images && "picture",
+      near.info?.video && "video",
+      transcribes && "sound",
+    ];
     return {
       ...properties,
       near: {
@@ -118,7 +125,7 @@ export class Routing {
         video: near.info?.video ?? false,
         sound: near.info?.sound ?? false,
         available: near.state === "ready",
-        describes: [...(near.info?.images ? (["picture"] as const) : []), ...(transcribes ? (["sound"] as const) : [])],
+        describes: describes.filter((kind) => kind !== false && kind !== undefined),
       },
       far: {
         ...known("far", far?.model ?? null),

@@ -8,7 +8,7 @@ import { renderChat } from "./chat.js";
 import { checkSides } from "./decision/contradictions.js";
 import { isSpent, paidUsd, spentOn } from "./decision/costs.js";
 import { refusal } from "./decision/decision.js";
-import { DESCRIBING, describedText, undescribed } from "./decision/description.js";
+import { describing, describedText, undescribed } from "./decision/description.js";
 import { textFeatures, textTerms } from "./decision/features.js";
 import type { NearSignals } from "./decision/near_signals.js";
 import { nearSignals } from "./decision/near_signals.js";
@@ -157,7 +157,7 @@ Object.assign(globalThis, {
     keepPolicy: overJson(keepPolicy),
     choose: overJson(chooseBy),
     chooseDescribed: overJson(chooseDescribedBy),
-    describing: overJson(() => DESCRIBING),
+    describing: overJson(describing),
     describedText: overJson(describedText),
     undescribed: overJson(failedDescription),
     rulesOf: overJson(rulesBy),

@@ -20,7 +20,11 @@ export interface Case {
   readonly name: string;
   readonly policy: unknown;
   readonly situation: Changes;
-  readonly decision?: Omit<Decision, "scores"> & { readonly scores?: Partial<Scores>; readonly describes?: boolean };
+  readonly decision?: Omit<Decision, "scores"> & {
+    readonly scores?: Partial<Scores>;
+    readonly describes?: readonly (readonly [message: number, part: number])[];
+    readonly standby?: boolean;
+  };
   readonly error?: { readonly code: string; readonly param: string };
 }
 

@@ -42,11 +42,13 @@ test.each(VECTORS.cases)("conformance: $name", ({ policy, situation, decision, e
     return;
   }
   const { scores, ...decided } = decide(parsePolicy(policy), situationOf(situation));
-  const { scores: expectedScores = {}, describes = false, ...expected } = decision ?? {};
+  const { scores: expectedScores = {}, describes = [], standby, ...expected } = decision ?? {};
   expect(decided).toEqual(expected);
   const parsed = parsePolicy(policy);
   const isPrivate = PrivateCheck.of(parsed.private).isPrivate(situationOf(situation));
-  expect(choose(parsed, situationOf(situation), isPrivate).describes).toBe(describes);
+  const choice = choose(parsed, situationOf(situation), isPrivate);
+  expect(choice.describes.map(({ message, part }) => [message, part])).toEqual(describes);
+  expect(standby ?? choice.standby).toBe(choice.standby);
   expectNumbers({ ...scores }, expectedScores);
 });
 

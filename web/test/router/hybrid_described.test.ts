@@ -286,3 +286,42 @@ test("an image of the page is described, a file's bytes once", async () => {
   expect(source.requests.length).toBe(4);
   expectNoMedia(far);
 });
+
+const FILM = { type: "video_url", video_url: { url: "data:video/mp4;base64,UklGRg==" } };
+const FRAMES = { type: "video", frames: ["data:image/png;base64,iVBORw0KGgo="], fps: 1 };
+const clip = (byte: number) => ({ type: "video", video: new Blob([Uint8Array.of(byte)], { type: "video/webm" }) });
+
+test.each([
+  ["in base64", FILM, FILM, 1],
+  ["as frames", FRAMES, FRAMES, 1],
+  ["of the page", clip(1), clip(1), 1],
+  ["of the page, and another one", clip(1), clip(2), 2],
+  ["at an address", { type: "video_url", video_url: { url: "https://here/a.mp4" } }, undefined, 2],
+])("far receives the description of a video %s, which is made once for its bytes", async (_, first, second, count) => {
+  const text = "[Video, described on the user's device: a boat leaves]";
+  const { engine, source } = near({ text: "a boat leaves" });
+  const eyes = withEyes(engine);
+  const { nf, far } = await seeing({}, [], { near: { ...eyes, info: { ...eyes.info, video: true } } });
+  for (const part of [first, second ?? first]) {
+    const messages = [{ role: "user", content: [part] }];
+    expect(await nf.chat.completions.create({ messages } as never)).toMatchObject({
+      route: { side: "far", described: [{ path: "messages[0].content[0]", kind: "video", text }] },
+    });
+  }
+  expect(source.requests.length).toBe(count);
+  expect(far.bodies.map(({ messages }) => messages?.[0]?.content)).toEqual([
+    [{ type: "text", text }],
+    [{ type: "text", text }],
+  ]);
+  expect(new TextDecoder().decode(Uint8Array.from(source.requests[0]?.promptIds ?? []))).toContain(
+    "Describe this video, and what happens in it,",
+  );
+  expectNoMedia(far);
+});
+
+test("a near side that reads pictures alone describes no video", async () => {
+  const { nf, far } = await seeing({}, [SURE]);
+  const messages = [{ role: "user", content: [FILM] }];
+  await expect(nf.chat.completions.create({ messages } as never)).rejects.toMatchObject({ details: { code: "video" } });
+  expect(far.chats).toEqual([]);
+});

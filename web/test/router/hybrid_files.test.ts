@@ -202,3 +202,55 @@ test("far receives the transcript of a recording of the page", async () => {
     expect(made.far.bodies.at(-1)?.messages?.[0]?.content.at(1)).toEqual({ type: "text", text });
   }
 });
+
+test("far receives a transcript if it does not hear and media may leave, and what it hears itself", async () => {
+  const text = "[Sound, transcribed on the user's device: good morning]";
+  const transcriber = { transcribe: () => Promise.resolve({ text: "good morning" }) };
+  for (const part of [RECORDING, OWN]) {
+    const made = await setUp({ policy: { mode: "prefer-far" }, transcriber });
+    expect(await ask(made, [about(part)])).toMatchObject({
+      route: { side: "far", reason: "prefer", described: [{ path: "messages[0].content[1]", kind: "sound", text }] },
+    });
+    expect(made.far.bodies[0]?.messages?.[0]?.content.at(1)).toEqual({ type: "text", text });
+  }
+  const hears = await setUp({ policy: { mode: "prefer-far" }, transcriber, farOptions: { sound: true } });
+  const { route } = await ask(hears, [about(RECORDING)]);
+  expect([route?.side, route?.described]).toEqual(["far", undefined]);
+  expect(hears.far.bodies[0]?.messages?.[0]?.content.at(1)).toEqual(RECORDING);
+});
+
+test("a transcript is searched although the recording may leave", async () => {
+  const { engine } = withEars(() => "78", SURE);
+  const transcriber = { transcribe: () => Promise.resolve({ text: "it is 078-05-1120" }) };
+  const rules = { mode: "prefer-far", private: { patterns: [PATTERN], media: "far" } };
+  const made = await setUp({ policy: rules, near: engine, transcriber });
+  expect(await ask(made, [about(RECORDING)])).toMatchObject({ route: { side: "near", reason: "private" } });
+  await expect(ask(made, [about(RECORDING)], { pin: "far" })).rejects.toMatchObject({ details: { code: "private" } });
+  expect(made.far.chats).toEqual([]);
+});
+
+test("an answer about a recording changes to a far side that hears alone", async () => {
+  for (const sound of [false, true]) {
+    const { engine } = withEars(() => "good morning", LOST);
+    const transcriber = { transcribe: () => Promise.resolve({ text: "good morning" }) };
+    const policy = { escalation: { ...WATCHED, then: "restart" } };
+    const made = await setUp({ policy, near: engine, transcriber, farOptions: { sound } });
+    expect((await ask(made, [about(RECORDING)])).route?.side).toBe(sound ? "far" : "near");
+    expect(made.far.bodies.map(({ messages }) => messages?.[0]?.content.at(1))).toEqual(sound ? [RECORDING] : []);
+  }
+});
+
+test("a request that far does not hear is described once, a file of the page by its bytes", async () => {
+  const heard: unknown[] = [];
+  const transcriber = { transcribe: (sound: unknown) => Promise.resolve({ text: `turn ${heard.push(sound)}` }) };
+  const made = await setUp({ policy: { mode: "prefer-far" }, transcriber });
+  for (const audio of [new Blob(["a"]), new Blob(["a"]), new Blob(["b"])])
+    await ask(made, [about({ type: "audio", audio })]);
+  expect(heard.length).toBe(2);
+  const large = new Blob([new Uint8Array(26 * 2 ** 20)]);
+  await expect(ask(made, [about({ type: "audio", audio: large })])).rejects.toMatchObject({
+    details: { code: "undescribed" },
+    message: expect.stringContaining("at most 26214400 are read") as string,
+  });
+  await expect(ask(made, [about(...Array.from({ length: 5 }, () => RECORDING))])).rejects.toThrow("5 sounds");
+});

@@ -9,7 +9,8 @@ import { farTimes, farUsd, isSpent, nearTimes } from "./costs.js";
 import type { Decision, DecisionReason, Lack, Scores, Side } from "./decision.js";
 import { MEDIA_LACKS } from "./decision.js";
 import { lastUserText } from "./features.js";
-import { canDescribe, isKept, needs } from "./media.js";
+import type { OpaqueMedia } from "./media.js";
+import { isKept, needs, standIns } from "./media.js";
 import type { Costs, Policy } from "./policy_schema.js";
 import { predictRights, readsSignals } from "./predictor.js";
 import { PrivateCheck } from "./privacy.js";
@@ -24,8 +25,8 @@ export interface Choice {
   readonly wants_signals: boolean;
   /** Near may guess tokens for far's answer: it could answer itself, and its device need not be spared. */
   readonly may_guess: boolean;
-  /** Nobody may answer yet: near must turn the media into texts, with which `chooseDescribed` decides again. */
-  readonly describes: boolean;
+  /** If there are any, nobody may answer yet: near must turn these into texts, with which `chooseDescribed` decides again. */
+  readonly describes: readonly OpaqueMedia[];
 }
 
 export interface DescribedChoice extends Choice {
@@ -58,11 +59,14 @@ export function choose(policy: Policy, situation: Situation, isPrivate: boolean)
   checkLabels(policy, situation);
   const { pin, near_signals: signals, media } = situation;
   const kept = isPrivate ? "private" : isKept(policy.private, media) ? "media" : null;
-  const isDescribable = canDescribe(policy.private, media, situation.near.describes);
+  const texts = standIns(policy.private, media, situation.near.describes, situation.far.sound);
+  const hasTexts = texts.length > 0;
   const lacks = { near: nearLack(policy, situation), far: kept ?? farLack(policy, situation) };
-  // Of describable media, far needs to read only the texts, which have other tokens.
-  if (kept === "media" && isDescribable)
-    lacks.far = farLack(policy, { ...situation, media: [], far: { ...situation.far, prompt_tokens: null } });
+  // Of these media, far needs to read only the texts, which have other tokens.
+  if (hasTexts && kept !== "private") {
+    const others = media.filter((each) => !texts.some((text) => text === each));
+    lacks.far = farLack(policy, { ...situation, media: others, far: { ...situation.far, prompt_tokens: null } });
+  }
   const scores = score(policy, situation);
   const hint = hinted(policy, situation.near);
   const { side, reason } =
@@ -72,18 +76,20 @@ export function choose(policy: Policy, situation: Situation, isPrivate: boolean)
     inTime(policy.costs, scores) ??
     byGain(policy, scores);
   const nearCannotRead = lacks.near !== null && MEDIA_LACKS.includes(lacks.near);
-  const describes = isDescribable && (side === "far" || (side === null && pin !== "far" && nearCannotRead));
+  const describes = hasTexts && (side === "far" || (side === null && pin !== "far" && nearCannotRead));
   if (describes) {
     const decision = { side: null, reason: "media", private: true, scores } as const;
-    return { decision, standby: false, wants_signals: false, may_guess: false, describes };
+    return { decision, standby: false, wants_signals: false, may_guess: false, describes: texts };
   }
+  // Far cannot read the request as near does.
+  const isShared = kept === null && !hasTexts;
   return {
     decision: { side, reason, private: kept !== null, scores },
-    standby: side !== null && pin === null && kept === null && lacks[side === "near" ? "far" : "near"] === null,
+    standby: side !== null && pin === null && isShared && lacks[side === "near" ? "far" : "near"] === null,
     wants_signals:
-      kept === null && (reason === "quality" || reason === "cost") && signals === null && readsSignals(policy.quality),
+      isShared && (reason === "quality" || reason === "cost") && signals === null && readsSignals(policy.quality),
     may_guess: lacks.near === null && hint === null,
-    describes,
+    describes: [],
   };
 }
 

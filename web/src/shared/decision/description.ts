@@ -5,12 +5,14 @@ import { RequestError, Unavailable } from "../../errors.js";
 import type { Media, OpaqueKind } from "./media.js";
 import { mediaWords } from "./media.js";
 
-/** How near is asked for the description of a picture: greedily, so that a picture has one description. */
-export const DESCRIBING = {
-  prompt:
-    "Describe this picture for someone who cannot see it, in at most three sentences. Quote any text in it word for word.",
-  max_tokens: 160,
-};
+/** How near is asked for the description of a picture or a video: greedily, so that each has one description. */
+export function describing(kind: OpaqueKind): { readonly prompt: string; readonly max_tokens: number } {
+  const what = kind === "video" ? "this video, and what happens in it," : "this picture";
+  return {
+    prompt: `Describe ${what} for someone who cannot see it, in at most three sentences. Quote any text in it word for word.`,
+    max_tokens: 160,
+  };
+}
 
 const MARKS: Readonly<Record<OpaqueKind, string>> = {
   picture: "Picture, described on the user's device",
@@ -19,7 +21,7 @@ const MARKS: Readonly<Record<OpaqueKind, string>> = {
   file: "File, read on the user's device",
 };
 
-/** What far receives instead of the picture or sound. */
+/** What far receives instead of the picture, the video or the sound. */
 export function describedText(kind: OpaqueKind, text: string): string {
   return `[${MARKS[kind]}: ${text.trim()}]`;
 }

@@ -18,6 +18,8 @@ export interface Media {
   readonly part: number | null;
 }
 
+export type OpaqueMedia = Media & { readonly kind: OpaqueKind };
+
 const WORDS: Readonly<Record<MediaKind, string>> = {
   picture: "a picture",
   video: "a video",
@@ -25,9 +27,14 @@ const WORDS: Readonly<Record<MediaKind, string>> = {
   file: "a file",
   text: "a file of text",
 };
-const OF_BYTES: Readonly<Record<string, MediaKind>> = { audio: "sound", video: "video" };
-// A type may have parameters with commas and spaces: "video/webm; codecs=vp8,opus".
-const BYTES_IN_TEXT = /data:(image|video|audio)\\?\/[^:]*?;base64,[\w+/-]/i;
+const OF_BYTES: Readonly<Record<string, MediaKind>> = { image: "picture", audio: "sound", video: "video" };
+// A type may have parameters with commas and spaces, "video/webm; codecs=vp8,opus", or be missing. Patterns are not
+// searched in base64, so that of a text is a file as well.
+const ADDRESS = /data:([\w.+-]*)[^:]*?;\s*base64,(?:[\w+/%-]|\s+[\w+/-]{16})/gi;
+// In base64 without an address, as tools return it in JSON: how files begin that are PNG, JPEG, GIF; RIFF (WebP, WAV, AVI),
+// PDF, ID3 (MP3), Ogg, FLAC, MP4, Matroska or ZIP.
+const PICTURE = /(?<![\w+/])(?:iVBORw0KGgo|\\?\/9j\\?\/|R0lGOD)[\w+/\\-]{48}/;
+const FILE = /(?<![\w+/])(?:UklGR|JVBERi0|SUQz|T2dnUw|ZkxhQ|AAAA[\w+/]{2}Z0eX|GkXfo|UEsDB)[\w+/\\-]{48}/;
 
 /** The media of these messages, and of ``texts``, all texts of their request. */
 export function mediaOf(messages: readonly unknown[], texts: Iterable<string>): readonly Media[] {
@@ -42,8 +49,10 @@ export function mediaOf(messages: readonly unknown[], texts: Iterable<string>): 
   });
   const within = new Set<MediaKind>();
   for (const text of texts) {
-    const kind = BYTES_IN_TEXT.exec(text)?.[1];
-    if (kind !== undefined) within.add(OF_BYTES[kind.toLowerCase()] ?? "picture");
+    for (const [, type = ""] of text.matchAll(ADDRESS)) within.add(OF_BYTES[type.toLowerCase()] ?? "file");
+    if (within.size > 0) continue;
+    if (PICTURE.test(text)) within.add("picture");
+    if (FILE.test(text)) within.add("file");
   }
   return [...found, ...Array.from(within, (kind) => ({ kind, message: null, part: null }))];
 }
@@ -64,8 +73,8 @@ function kindOf(part: unknown): MediaKind | null {
 }
 
 /** Those in which nothing can be searched. */
-export function opaque<M extends Media>(media: readonly M[]): readonly (M & { readonly kind: OpaqueKind })[] {
-  return media.filter((each): each is M & { readonly kind: OpaqueKind } => each.kind !== "text");
+export function opaque(media: readonly Media[]): readonly OpaqueMedia[] {
+  return media.filter((each): each is OpaqueMedia => each.kind !== "text");
 }
 
 /** What a side must read to answer: videos, sound, and for any other part that is not text pictures. */
@@ -83,18 +92,20 @@ export function isKept({ media: rule }: Pick<PrivateRules, "media">, media: read
   return rule !== "far" && (rule === "near" ? media : opaque(media)).length > 0;
 }
 
-/** Whether near can turn all media into texts, and the policy lets only such texts leave. */
-export function canDescribe(
+/**
+ * The media in whose places far would get texts that near makes of them (``kinds``: of which it can): with "describe" all
+ * in which nothing can be searched, or none if one of them cannot become a text. If media may leave, they leave
+ * themselves, except recordings for a far side that does not hear.
+ */
+export function standIns(
   { media: rule }: Pick<PrivateRules, "media">,
   media: readonly Media[],
   kinds: readonly MediaKind[],
-): boolean {
-  const described = opaque(media);
-  return (
-    rule === "describe" &&
-    described.length > 0 &&
-    described.every(({ kind, part }) => part !== null && kinds.includes(kind))
-  );
+  farHears: boolean,
+): readonly OpaqueMedia[] {
+  if (rule !== "describe" && (farHears || isKept({ media: rule }, media))) return [];
+  const found = opaque(media).filter(({ kind, part }) => rule === "describe" || (kind === "sound" && part !== null));
+  return found.every(({ kind, part }) => part !== null && kinds.includes(kind)) ? found : [];
 }
 
 /** Names the first one and where it is: "a picture (messages[0].content[1])". Files of text come last. */

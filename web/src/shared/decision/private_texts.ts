@@ -3,7 +3,9 @@
 //
 //     "text"       a text
 //     "prompt"     a text that meets its neighbours in the prompt: it is searched together with them
-//     "url"        the address of an image, without its base64 bytes, in which a pattern would match only by chance
+//     "url"        the address of an image or a video, without its base64 bytes, in which a pattern would match only by
+//                  chance
+//     "bytes"      the same, or base64 alone
 //     "json"       any JSON: all of its texts, keys and numbers, because a number is as private as its digits
 //     "json_text"  JSON in a text: the text itself, and its strings and numbers, without escapes
 //     "none"       nothing to search: a parameter that selects, or a number that samples
@@ -18,7 +20,7 @@
 import type { Media } from "./media.js";
 import { mediaOf } from "./media.js";
 
-type Leaf = "text" | "prompt" | "url" | "json" | "json_text" | "none";
+type Leaf = "text" | "prompt" | "url" | "bytes" | "json" | "json_text" | "none";
 /** Of a value, of the keys of an object, or of values of several kinds. */
 export type Description = Leaf | Keys | readonly Description[];
 type Keys = { readonly [key in string]: Description };
@@ -30,6 +32,10 @@ const PART = {
   text: "prompt",
   refusal: "prompt",
   image_url: { url: "url", detail: "none", "*": "json" },
+  video_url: { url: "url", "*": "json" },
+  frames: "url",
+  input_audio: { data: "bytes", format: "none", "*": "json" },
+  file: { filename: "text", file_data: "bytes", "*": "json" },
   "*": "json",
 } as const;
 /** Chat templates write a name before the content, and calls after it. */
@@ -117,10 +123,8 @@ export function requestTexts(
   return {
     parts: meeting.map((parts, index) => (parts.length === 1 && parts[0] === contents[index] ? [] : parts)),
     texts: [...found.flat(), ...others].filter(({ meets }) => !meets).map(({ text }) => text),
-    media: mediaOf(
-      messages,
-      [...found.flat(), ...others].map(({ text }) => text),
-    ),
+    // The parts of a message may meet in the middle of bytes.
+    media: mediaOf(messages, [...[...found.flat(), ...others].map(({ text }) => text), ...contents]),
   };
 }
 
@@ -134,8 +138,9 @@ export function* privateTexts(
     for (const text of textsWithin(inner)) yield { text, meets: false };
   };
   if (typeof value === "string") {
-    const kind = ["prompt", "text", "url", "json_text", "json"].find((each) => kinds.includes(each as Leaf));
-    if (kind !== undefined) yield { text: kind === "url" ? withoutBytes(value) : value, meets: kind === "prompt" };
+    const kind = ["prompt", "text", "url", "bytes", "json_text", "json"].find((each) => kinds.includes(each as Leaf));
+    const text = kind === "url" || kind === "bytes" ? withoutBytes(value, kind === "bytes") : value;
+    if (kind !== undefined) yield { text, meets: kind === "prompt" };
     if (kinds.includes("json_text")) for (const text of textsWithinText(value)) yield { text, meets: false };
   } else if (kinds.includes("json")) yield* all(value);
   else if (Array.isArray(value)) for (const item of value) yield* privateTexts(item, description);
@@ -178,9 +183,12 @@ function* textsWithinText(json: string): Generator<string, void, undefined> {
   }
 }
 
-/** A URL without its base64 bytes. One that only claims to be base64 is searched as text. */
-function withoutBytes(url: string): string {
-  const head = BEFORE_BYTES.exec(url)?.[0];
+/**
+ * A URL without its base64 bytes; ``isBare``: it may also be these alone. One that only claims to be base64 is searched as
+ * text.
+ */
+function withoutBytes(url: string, isBare: boolean): string {
+  const head = BEFORE_BYTES.exec(url)?.[0] ?? (isBare ? "" : undefined);
   if (head === undefined) return url;
   // QuickJS finds the first other character in a fifth of the time that it takes to match all bytes.
   const other = /[^A-Za-z0-9+/]/g;

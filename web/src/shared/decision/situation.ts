@@ -44,7 +44,7 @@ interface SideState {
 
 export interface NearState extends SideState {
   readonly available: boolean;
-  /** The kinds of media that it can turn into texts: pictures if its model sees, sound if there is a transcriber. */
+  /** The kinds of media that it can turn into texts: pictures and videos if its model reads them, sound if there is a transcriber. */
   readonly describes: readonly MediaKind[];
   /** From 0 to 1. */
   readonly battery: number | null;

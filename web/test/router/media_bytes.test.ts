@@ -1,0 +1,75 @@
+// No byte of a picture, a video, a recording or a file leaves under a policy that keeps media or describes them; the far
+// side records every byte. tests/server_fallback/router/test_media_bytes.py requires the same of Python.
+
+import { readFileSync } from "node:fs";
+
+import { expect, test } from "vitest";
+
+import { DeviceError } from "../../src/errors.js";
+import type { NearScript } from "./fakes.js";
+import { near, withEyes } from "./fakes.js";
+import { LOST, WATCHED, setUp } from "./hybrid_set_up.js";
+
+const vectors = JSON.parse(
+  readFileSync(new URL("../../../tests/conformance/media_bytes.json", import.meta.url), "utf8"),
+) as {
+  readonly mark: string;
+  readonly requests: readonly { readonly name: string; readonly request: object }[];
+};
+const KEEPING = [{ patterns: ["[0-9]{9}"] }, { media: "near" }, { media: "describe" }];
+const BOAT: NearScript = { text: "a red boat" };
+const READS = { vision: true, video: true, sound: true };
+const transcriber = { transcribe: () => Promise.resolve({ text: "good morning" }) };
+
+/** An engine that reads all media, or none. */
+function engineOf(reads: boolean, scripts: readonly NearScript[]) {
+  const { engine } = near(...scripts);
+  if (!reads) return engine;
+  const eyes = withEyes(engine);
+  return { ...eyes, info: { ...eyes.info, video: true, sound: true } };
+}
+
+/** What far receives in two turns, and who answers. */
+async function sent(request: object, policy: object, reads: boolean, scripts: readonly NearScript[]) {
+  const { nf, far, clock } = await setUp({ policy, near: engineOf(reads, scripts), farOptions: READS, transcriber });
+  const outcomes: unknown[] = [];
+  for (const pin of [undefined, "far"]) {
+    const state = { isSettled: false };
+    const answer = nf.chat.completions
+      .create({ ...request, pin } as never)
+      .then(({ route }) => outcomes.push(route?.side))
+      .catch((error: unknown) => outcomes.push((error as DeviceError).details.code))
+      .finally(() => (state.isSettled = true));
+    // Bytes are encoded in time that the clock does not count.
+    for (let turn = 0; !state.isSettled; turn++) {
+      await new Promise((resolve) => setTimeout(resolve, turn));
+      await clock.pass(turn < 5 ? 0 : 1000);
+    }
+    await answer;
+  }
+  return { wire: far.sent, outcomes };
+}
+
+test.each(vectors.requests)("no bytes leave unless the policy says so: $name", async ({ request }) => {
+  const nears = [
+    [true, [BOAT]],
+    [false, [LOST]],
+    [true, [{ text: "a re", then: new DeviceError("lost") }]],
+  ] as const;
+  for (const mode of ["prefer-far", "prefer-near"])
+    for (const rules of KEEPING)
+      for (const [reads, scripts] of nears) {
+        const escalation = { ...WATCHED, warm: "always" };
+        const policy = { mode, private: rules, escalation, breaker: { failures: 1 } };
+        const { wire, outcomes } = await sent(request, policy, reads, scripts);
+        expect(wire).not.toContain(vectors.mark);
+        if (rules.media !== "describe") expect(outcomes).not.toContain("far");
+      }
+});
+
+test.each(vectors.requests)("the bytes leave if the policy lets media leave: $name", async ({ request }) => {
+  // Else nothing of the test above could fail.
+  const { wire, outcomes } = await sent(request, { mode: "prefer-far", private: { media: "far" } }, false, [BOAT]);
+  expect(outcomes).toEqual(["far", "far"]);
+  expect(wire).toContain(vectors.mark);
+});
