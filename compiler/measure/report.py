@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
-from ..arch import by_model_type
+from ..arch import by_model_type, ctc_of
 from ..bundle.entries import ITEM_BYTES, BufferEntry, PlanEntry, StepEntry
 from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import HEARING, VISION, Description, ExportManifest, Manifest
@@ -109,7 +109,13 @@ def make_export_report(manifest: ExportManifest, *, context: int | None = None) 
     """Raises RequestError for a context beyond the bundle's."""
     context, spec = choose_context(manifest, context), manifest.spec
     kv = manifest.kv_bytes_per_token()
-    parameters = by_model_type(spec.model_type).forward(spec, context, context).parameters.values()
+    sound = ctc_of(spec.model_type)
+    graph = (
+        by_model_type(spec.model_type).forward(spec, context, context)
+        if sound is None
+        else sound.encode_sound(spec, context)
+    )
+    parameters = graph.parameters.values()
     return ExportReport(
         model=manifest.model,
         target=manifest.target,

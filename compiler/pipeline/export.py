@@ -18,7 +18,7 @@ from .. import quant
 from ..arch.families import LARGE_ACTIVATIONS
 from ..bundle.entries import FileEntry
 from ..bundle.folder import ExportBundle, file_entry, tokenizer_entry
-from ..bundle.manifest import AUDIO, EMBED, FORMAT_VERSION, HEARING, MANIFEST_FILE, VISION, ExportManifest
+from ..bundle.manifest import AUDIO, CTC, EMBED, FORMAT_VERSION, HEARING, MANIFEST_FILE, VISION, ExportManifest
 from ..bundle.new_folder import new_folder
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
@@ -165,14 +165,8 @@ def check_task(model: str, target: str, checkpoint: Checkpoint, kv: str, plans: 
     """Raises UnsupportedModel for a target whose bundles have no such ``plans``, and RequestError for keys and values
     of integers, which a model that makes embeddings or scores does not keep, and one of sound only as computed.
     """
-    if checkpoint.ctc is not None:
-        raise UnsupportedModel(
-            f"{model}: is an encoder of sound whose rows name tokens, which {target} bundles cannot be; use --target "
-            "webgpu, cpu or cuda",
-            model_type=checkpoint.spec.model_type,
-        )
-    if checkpoint.speech is not None:
-        if AUDIO not in plans:
+    if checkpoint.speech is not None or checkpoint.ctc is not None:
+        if (CTC if checkpoint.speech is None else AUDIO) not in plans:
             raise UnsupportedModel(
                 f"{model}: transcribes sound, but {target} bundles read text; use --target webgpu, cpu, cuda or onnx"
             )

@@ -26,7 +26,7 @@ from nearfar.compiler.runtime.errors import UnsupportedModel
 from .builder import ELEMENT_TYPES, MICROSOFT
 from .decoder import AXES, FORMS, Form, form_of, table_rows
 from .emitter import Emitter
-from .encoder_mask import attention_bias
+from .encoder_mask import attention_bias, distances, scores_of, seen_by_distance
 from .pooling import add_near_rows, add_pool_rows, normalized
 from .rotation import rope_caches, rotated_columns, row_numbers
 
@@ -168,11 +168,13 @@ def add_ragged_attention(emitter: Emitter, node: Node) -> None:
     if kv_heads < num_heads:
         parts |= {part: repeated(emitter, parts[part], kv_heads, num_heads, head_dim, f"{y}.{part}") for part in "kv"}
     bias = bias_of(emitter, node)
-    if "distance_bias" in node.inputs:
+    if "distance_heads" in node.inputs and "distance_rows" not in node.inputs:
+        bias = with_products_of_queries(emitter, node, parts["q"], bias)
+    elif "distance_heads" in node.inputs:
+        bias = with_distance_products(emitter, node, parts, bias)
+    elif "distance_bias" in node.inputs:
         bias = with_distance_bias(emitter, node.inputs["distance_bias"], num_heads, bias)
     scale = node.attr("scale")
-    if "distance_heads" in node.inputs:
-        bias = with_distance_products(emitter, node, parts, bias)
     emitter.names[y] = builder.add(
         "MultiHeadAttention",
         [parts["q"], parts["k"], parts["v"], *(["", "", bias] if bias else [])],
@@ -186,30 +188,37 @@ def add_ragged_attention(emitter: Emitter, node: Node) -> None:
 
 def bias_of(emitter: Emitter, node: Node) -> str:
     """What is added to the scores of an attention, "" for nothing."""
-    window, causal = node.attr("window"), node.attr("causal")
+    window, causal, builder = node.attr("window"), node.attr("causal"), emitter.builder
     if emitter.bias is None:
-        return attention_bias(emitter.builder, emitter.activation, window, causal=causal)
-    if window is not None or causal:
-        raise UnsupportedModel(
-            f"{node.outputs['y']}: reads not all rows of a tile or of a window of sound, which --target onnx cannot; "
-            "use --target webgpu, cpu or cuda"
-        )
-    return emitter.bias
+        return attention_bias(builder, emitter.activation, window, causal=causal)
+    kind = f"{emitter.bias}.seen{'_causal' * causal}{'' if window is None else f'_{window}'}"
+    if any(f"{kind}.bias" in each.output for each in builder.nodes):
+        return f"{kind}.bias"
+    seen = seen_by_distance(builder, kind, window, causal=causal)
+    if not seen:
+        return emitter.bias
+    scores = scores_of(builder, emitter.activation, seen, f"{kind}.scores")
+    if emitter.bias:
+        return builder.add("Add", [emitter.bias, scores], f"{kind}.bias")
+    return builder.add("Unsqueeze", [scores, builder.integers(0, 1)], f"{kind}.bias")
 
 
 def with_distance_bias(emitter: Emitter, bias: str, num_heads: int, mask: str) -> str:
-    """A mask of `attention_bias`, plus each head's biases of distances: (batch, H, sequence, sequence). Layers with the
-    same biases share it.
+    """A mask of `attention_bias`, "" for none, plus each head's biases of distances: (batch, H, sequence, sequence).
+    Layers with the same biases share it.
     """
     builder, name = emitter.builder, f"{mask}.{bias}"
     if builder.has_value(name):
         return name
     add, integers = builder.add, builder.integers
     (size,) = emitter.graph.parameters[bias].shape
-    distances = size // num_heads
-    of_head = add("Reshape", [emitter.vector(bias), integers(num_heads, distances)], f"{bias}.of_head")
-    places = add("Sub", [integers(distances // 2), "distances"], f"{bias}.places")
-    return add("Add", [add("Gather", [of_head, places], f"{bias}.gathered", axis=1), mask], name)
+    count = size // num_heads
+    of_head = add("Reshape", [emitter.vector(bias), integers(num_heads, count)], f"{bias}.of_head")
+    places = add("Sub", [integers(count // 2), distances(builder)], f"{bias}.places")
+    gathered = add("Gather", [of_head, places], f"{bias}.gathered", axis=1)
+    if mask:
+        return add("Add", [gathered, mask], name)
+    return add("Unsqueeze", [gathered, integers(0)], name)
 
 
 def with_distance_products(emitter: Emitter, node: Node, parts: Mapping[str, str], mask: str) -> str:
@@ -224,9 +233,9 @@ def with_distance_products(emitter: Emitter, node: Node, parts: Mapping[str, str
     )
     add, integers = builder.add, builder.integers
     rows = node.inputs["distance_rows"]
-    (distances,) = emitter.graph.parameters[rows].shape
+    (count,) = emitter.graph.parameters[rows].shape
     if f"{rows}.chosen" not in emitter.names:
-        places = add("Sub", [integers(distances // 2), "distances"], f"{rows}.places")
+        places = add("Sub", [integers(count // 2), distances(builder)], f"{rows}.places")
         of_pairs = add("Gather", [emitter.vector(rows), places], f"{rows}.of_pairs", axis=0)
         emitter.names[f"{rows}.chosen"] = add("Cast", [of_pairs], f"{rows}.chosen", to=ELEMENT_TYPES["int64"])
     stored = emitter.vector(node.inputs["distance_heads"])
@@ -253,6 +262,58 @@ def with_distance_products(emitter: Emitter, node: Node, parts: Mapping[str, str
             gathered = add("Transpose", [gathered], f"{name}.by_row", perm=[0, 1, 3, 2])
         total = add("Add", [total, add("Mul", [gathered, scale], f"{name}.scaled")], f"{name}.total")
     return total
+
+
+def with_products_of_queries(emitter: Emitter, node: Node, queries: str, mask: str) -> str:
+    """A mask, plus the scaled products of queries with the head for each distance, and the bias of each distance:
+    (batch, H, sequence, sequence).
+    """
+    builder, y, head_dim, num_heads = (
+        emitter.builder,
+        node.outputs["y"],
+        node.attr("head_dim"),
+        node.attr("num_kv_heads"),
+    )
+    add, integers, name = builder.add, builder.integers, f"{y}.distance"
+    heads = emitter.graph.parameters[node.inputs["distance_heads"]]
+    length = add("Shape", [distances(builder)], f"{name}.length", end=1)
+    # Of the N distances, those of this sequence: from 1 - length to length - 1.
+    middle = integers(heads.rows // (num_heads * head_dim) // 2)
+    bounds = [
+        add("Add", [add("Sub", [middle, length], f"{name}.before"), integers(1)], f"{name}.first"),
+        add("Add", [middle, length], f"{name}.last"),
+        integers(1),
+    ]
+    table = add("Reshape", [emitter.vector(heads.name), integers(num_heads, -1, head_dim)], f"{name}.heads")
+    table = add("Transpose", [add("Slice", [table, *bounds], f"{name}.near")], f"{name}.columns", perm=[0, 2, 1])
+    by_head = add("Reshape", [queries, integers(0, 0, num_heads, head_dim)], f"{name}.queries")
+    by_head = add("Transpose", [by_head], f"{name}.by_head", perm=[0, 2, 1, 3])
+    scale = np.array(scale_of(head_dim, {"scale": node.attr("scale")}), emitter.activation)
+    products = add("MatMul", [by_head, table], f"{name}.products")
+    products = add("Mul", [products, builder.constant(f"{name}.scale", scale)], f"{name}.scaled")
+    if "distance_bias" in node.inputs:
+        biases = emitter.vector(node.inputs["distance_bias"])
+        biases = add("Reshape", [biases, integers(num_heads, 1, -1)], f"{name}.biases")
+        biases = add("Slice", [biases, bounds[0], bounds[1], integers(2)], f"{name}.near_biases")
+        products = add("Add", [products, biases], f"{name}.biased")
+    scores = by_key(emitter, products, length, name)
+    return add("Add", [scores, mask], f"{name}.total") if mask else scores
+
+
+def by_key(emitter: Emitter, x: str, length: str, name: str) -> str:
+    """Numbers of each row for distances from 1 - length to length - 1, as those of each row for each key (batch, H,
+    length, length): in memory, the number of key 0 is one place earlier in each further row.
+    """
+    add, integers = emitter.builder.add, emitter.builder.integers
+    padded = add("Pad", [x, integers(0, 0, 0, 0, 0, 0, 0, 1)], f"{name}.padded")
+    flat = add("Reshape", [padded, integers(0, 0, -1)], f"{name}.flat")
+    first = add("Sub", [length, integers(1)], f"{name}.key_0")
+    row = add("Add", [length, first], f"{name}.row")
+    stop = add("Add", [first, add("Mul", [length, row], f"{name}.size")], f"{name}.stop")
+    used = add("Slice", [flat, first, stop, integers(2)], f"{name}.used")
+    rows = add("Concat", [integers(0, 0), length, row], f"{name}.rows", axis=0)
+    shifted = add("Reshape", [used, rows], f"{name}.shifted")
+    return add("Slice", [shifted, integers(0), length, integers(3)], f"{name}.by_key")
 
 
 def repeated(emitter: Emitter, x: str, kv_heads: int, num_heads: int, head_dim: int, y: str) -> str:

@@ -7,7 +7,7 @@ config.json and others   as in the checkpoint, with the options for Transformers
 
 A model that sees pictures has three graphs instead of model.onnx: decoder_model_merged.onnx reads the rows of
 embed_tokens.onnx (`embeddings.py`), among which the consumer places those of vision_encoder.onnx (`vision.py`). A model
-of sound has two (`speech.py`): encoder_model.onnx, to whose rows decoder_model_merged.onnx attends.
+of sound has two: encoder_model.onnx (`listener.py`), to whose rows decoder_model_merged.onnx attends (`speech.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nearfar.compiler.bundle.manifest import AUDIO, CLASSIFY, EMBED, GENERATE, VISION
+from nearfar.compiler.bundle.manifest import AUDIO, CLASSIFY, CTC, EMBED, GENERATE, VISION
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .emitter import Emitter
 
 DEVICES = devices.NAMES
-PLANS = (GENERATE, EMBED, CLASSIFY, VISION, AUDIO)
+PLANS = (GENERATE, EMBED, CLASSIFY, VISION, AUDIO, CTC)
 FOLDER, ENDING = "onnx", ".onnx"
 # The names that optimum and Transformers.js give to graphs.
 MODEL, DECODER, TABLE, TOWER = "model", "decoder_model_merged", "embed_tokens", "vision_encoder"
@@ -143,7 +143,8 @@ def emit(
     from .embeddings import build_decoder_of_embeddings, build_embeddings, without_embeddings
     from .emitter import Emitter
     from .encoder import build_encoder
-    from .speech import build_listener, build_speech_decoder, without_keys
+    from .listener import build_ctc, build_listener
+    from .speech import build_speech_decoder, without_keys
     from .vision import build_vision
 
     name, spec, task = options.device or DEVICES[0], checkpoint.spec, checkpoint.task
@@ -163,7 +164,11 @@ def emit(
         decoder = started(with_every_row(graphs[GENERATE]))
         build_speech_decoder(decoder, graphs[AUDIO], sources)
         return {LISTENER: listener, DECODER: decoder}
-    assert not isinstance(task, SpeechSpec | CtcSpec), "a model of sound has a graph that reads it"
+    assert not isinstance(task, SpeechSpec), "a model of sound has a graph that reads it"
+    if isinstance(task, CtcSpec):
+        model = started(graphs[CTC])
+        build_ctc(model, task)
+        return {MODEL: model}
     if task is not None:
         model = started(graphs[EMBED if isinstance(task, EmbeddingSpec) else CLASSIFY])
         build_encoder(model, task)

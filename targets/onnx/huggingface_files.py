@@ -16,14 +16,15 @@ from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.formats.images import FILTERS, PREPROCESSOR_FILE, PROCESSOR_FILE
 from nearfar.compiler.formats.sentence_transformers import LENGTH_FILES, MODULES_FILE, PROMPTS_FILE, read_modules
 from nearfar.compiler.ir.images import AreaBounds, EvenTiles, FixedSize
-from nearfar.compiler.ir.speech import FRAME, HOP, SAMPLE_RATE
 
 from .genai_config import LAYER_TYPES
+from .sound_files import ctc_tokenizer, extractor_of
 
 # Families that Transformers.js does not know, and those that it knows with the same keys, values and states. It reads
 # only their sizes in config.json, under the same keys.
 UNKNOWN_TO_TRANSFORMERS_JS = {
-    "exaone4": "llama", "glm4": "llama", "granitemoe": "llama", "lfm3": "lfm2", "olmoe": "llama",
+    "exaone4": "llama", "glm4": "llama", "granitemoe": "llama", "lfm3": "lfm2", "moonshine_streaming": "moonshine",
+    "olmoe": "llama",
 }  # fmt: skip
 # Its words for what the layers of a model with Mamba-2 mix with; in other models, they are those of GenAI.
 MAMBA_LAYER_TYPES = {"attention": "attention", "mamba2": "mamba"}
@@ -53,6 +54,9 @@ def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, d
     spec = checkpoint.spec
     if spec.model_type in UNKNOWN_TO_TRANSFORMERS_JS:
         config |= {"model_type": UNKNOWN_TO_TRANSFORMERS_JS[spec.model_type], "head_dim": spec.head_dim}
+    if spec.model_type == "moonshine_streaming":
+        # Under Moonshine's key.
+        config["decoder_num_hidden_layers"] = spec.num_layers
     words = MAMBA_LAYER_TYPES if "mamba2" in spec.mixers else LAYER_TYPES
     if spec.mixers and words.keys() >= set(spec.mixers):
         text = config
@@ -70,15 +74,19 @@ def write_huggingface_files(folder: Path, checkpoint: Checkpoint, device: str, d
     write_json(folder / "config.json", config)
     if checkpoint.task is None or checkpoint.speech is not None:
         write_json(folder / "generation_config.json", generation_config(checkpoint))
-    else:
+    elif checkpoint.ctc is None:
         copy_modules(folder, checkpoint.path)
     if sees:
         write_processor(folder, checkpoint)
-    if checkpoint.speech is not None:
+    if checkpoint.speech is not None or checkpoint.ctc is not None:
         write_feature_extractor(folder, checkpoint)
     write_json(folder / "tokenizer_config.json", tokenizer_config(checkpoint))
-    (folder / "tokenizer.json").write_bytes(checkpoint.tokenizer.content)
-    for name in OPTIONAL_FILES:
+    tokenizer = checkpoint.tokenizer.content
+    if checkpoint.ctc is not None:
+        tokenizer = ctc_tokenizer(tokenizer, checkpoint.ctc.blank, str(checkpoint.path))
+    (folder / "tokenizer.json").write_bytes(tokenizer)
+    # Beside a tokenizer that was changed, they would contradict it.
+    for name in OPTIONAL_FILES if checkpoint.ctc is None else ():
         if (checkpoint.path / name).is_file():
             shutil.copyfile(checkpoint.path / name, folder / name)
 
@@ -127,26 +135,10 @@ def write_processor(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def write_feature_extractor(folder: Path, checkpoint: Checkpoint) -> None:
-    """The file that says how sound becomes frames, which the checkpoint may leave out."""
-    audio, speech = checkpoint.spec.audio, checkpoint.speech
-    assert audio is not None
-    assert speech is not None
+    """The file that says how sound becomes what the encoder reads, which the checkpoint may leave out."""
     section = read_json(checkpoint.path / PROCESSOR_FILE).get("feature_extractor")
     own = section if isinstance(section, dict) else read_json(checkpoint.path / PREPROCESSOR_FILE)
-    known = {
-        "processor_class": "WhisperProcessor",
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "chunk_length": speech.seconds,
-        "feature_size": audio.mel_bins,
-        "hop_length": HOP,
-        "n_fft": FRAME,
-        "n_samples": speech.seconds * SAMPLE_RATE,
-        "nb_max_frames": 2 * audio.positions,
-        "padding_side": "right",
-        "padding_value": 0.0,
-        "sampling_rate": SAMPLE_RATE,
-    }
-    write_json(folder / PREPROCESSOR_FILE, {**known, **own})
+    write_json(folder / PREPROCESSOR_FILE, {**extractor_of(checkpoint), **own})
 
 
 def copy_modules(folder: Path, source: Path) -> None:
@@ -182,11 +174,17 @@ def tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
         prompt = checkpoint.images.prompt
         marks = {"boi_token": prompt.start.strip(), "image_token": prompt.placeholder, "eoi_token": prompt.end.strip()}
         known |= {name: text for name, text in marks.items() if text}
-    return {
+    found = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **found,
         **{name: value for name, value in known.items() if name not in found},
     }
+    if checkpoint.ctc is not None:
+        # The folder's decoder does what the class of the checkpoint does. The blank must not become special again.
+        found |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        found.pop("pad_token", None)
+        found.pop("added_tokens_decoder", None)
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:

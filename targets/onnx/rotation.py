@@ -55,14 +55,14 @@ def positions(emitter: Emitter) -> str:
     """
     builder = emitter.builder
     add, integer = builder.add, builder.integer
-    if "positions" not in emitter.names:
+    if "position_ids" not in emitter.names:
         last = add("Cast", ["seqlens_k"], "positions.last", to=ELEMENT_TYPES["int64"])
         before_new = add("Sub", [last, "last_new"], "positions.before_new")
         first = add("Max", [before_new, integer(0)], "positions.first")
         column = add("Unsqueeze", [first, builder.integers(1)], "positions.column")
         steps = add("Range", [integer(0), "num_new", integer(1)], "positions.steps")
-        emitter.names["positions"] = add("Add", [column, steps], "positions")
-    return emitter.names["positions"]
+        emitter.names["position_ids"] = add("Add", [column, steps], "positions")
+    return emitter.names["position_ids"]
 
 
 def row_numbers(emitter: Emitter) -> str:

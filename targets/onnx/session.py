@@ -77,7 +77,7 @@ def require_runnable(bundle: ExportBundle) -> None:
             "Transformers.js or ONNX Runtime, or compile with --target webgpu, cpu or cuda, or with --text-only",
             model_type=spec.vision.model_type,
         )
-    if spec.audio is not None:
+    if bundle.manifest.transcribes:
         raise UnsupportedModel(
             f"{bundle.path}: reads sound, which nearfar's runner of ONNX bundles does not; load the folder with "
             "Transformers.js or ONNX Runtime, or compile with --target webgpu, cpu or cuda",

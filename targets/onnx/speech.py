@@ -1,30 +1,29 @@
-"""Speech: convert the graphs of a model of sound to ONNX nodes, with the names that optimum gives them.
-
-    encoder_model.onnx: input_features (batch, mel bins, frames of a window) float32
-    -> last_hidden_state (batch, rows, E) float32
+"""Speech: convert the decoder of a model of sound to ONNX nodes, with the names that optimum gives them.
 
     decoder_model_merged.onnx: input_ids (batch, sequence) int64, encoder_hidden_states (batch, rows, E) float32,
     use_cache_branch (1,) bool, past_key_values.N.decoder.key, .value, past_key_values.N.encoder.key, .value
     -> logits (batch, 1, vocab) float32, present.N.decoder.key, .value, present.N.encoder.key, .value
 
-The keys and values of the encoder's rows are computed unless ``use_cache_branch`` is true; then those of the past are
-returned. Rows of a batch have equally many tokens.
+The keys and values of the encoder's rows (`listener.py`) are computed unless ``use_cache_branch`` is true; then those
+of the past are returned. Rows of a batch have equally many tokens, so attention to earlier tokens is
+MultiHeadAttention, whose heads may have any size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nearfar.compiler.ir.graph import Graph, Node
-from nearfar.compiler.ir.speech import FRAMES
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
-from .attention import add_attention
+from .attention import cache
 from .builder import ELEMENT_TYPES, MICROSOFT
-from .decoder import FORMS, Form, add_rows, build_decoder, form_of
+from .decoder import FORMS, Form, add_rows, build_decoder
 from .emitter import Emitter, layer_of
-from .encoder import ENCODER_FORMS, add_output
+from .encoder import ENCODER_FORMS
+from .encoder_mask import scores_of
+from .listener import NEW_POSITIONS, add_positions
 
 HIDDEN, CACHED, ROWS = "encoder_hidden_states", "use_cache_branch", "encoder.rows"
 
@@ -41,53 +40,6 @@ def without_keys(graph: Graph) -> tuple[Graph, dict[str, tuple[Node, Node]]]:
     return graph.with_nodes(nodes), sources
 
 
-def build_listener(emitter: Emitter) -> None:
-    """Fill the emitter's builder with an encoder. Raises UnsupportedModel for an op that has no form."""
-    builder, audio = emitter.builder, emitter.spec.audio
-    assert audio is not None
-    if not audio.mel_bins:
-        raise UnsupportedModel(
-            f"the encoder of {emitter.spec.model_type} reads samples, which --target onnx does not support; use "
-            "--target webgpu, cpu or cuda",
-            model_type=emitter.spec.model_type,
-        )
-    add, integers = builder.add, builder.integers
-    length, mels = audio.positions, audio.mel_bins
-    builder.add_input("input_features", "float32", ("batch_size", mels, 2 * length))
-    # Two frames a row, with zeros before and after the window.
-    frames = add("Transpose", ["input_features"], "frames.by_time", perm=[0, 2, 1])
-    frames = add("Pad", [frames, integers(0, 1, 0, 0, 1, 0)], "frames.padded")
-    pairs = add("Reshape", [frames, integers(0, length + 1, 2 * mels)], "frames.pairs")
-    parts = [
-        add("Slice", [pairs, integers(start), integers(start + length), integers(1)], f"frames.{start}")
-        for start in (0, 1)
-    ]
-    rows = add("Concat", parts, "frames.sequences", axis=2)
-    rows = add("Reshape", [rows, integers(-1, audio.row_elements)], "frames.rows")
-    emitter.names[FRAMES] = add("Cast", [rows], FRAMES, to=ELEMENT_TYPES[emitter.activation])
-    batch = add("Shape", ["input_features"], "batch", end=1)
-    add("Concat", [batch, integers(length)], "ids_shape", axis=0)
-    add("Concat", ["ids_shape", integers(-1)], "sequences_shape", axis=0)
-    add_positions(emitter, integers(0), integers(length))
-    # Every row sees the complete window.
-    emitter.bias = ""
-    for node in emitter.graph.nodes:
-        form_of(node, ENCODER_FORMS).emit(emitter, node)
-    result = emitter.sequences(emitter.graph.outputs["rows"], "rows.sequences")
-    add_output(emitter, result, "last_hidden_state", ("batch_size", length, emitter.spec.hidden_size))
-
-
-def add_positions(emitter: Emitter, start: str, stop: str) -> None:
-    """Our value "positions": numbers from ``start`` to ``stop``, lists of one, for each of the batch's rows."""
-    builder = emitter.builder
-    start, stop = (
-        builder.add("Squeeze", [each], f"positions.{name}") for name, each in (("start", start), ("stop", stop))
-    )
-    numbers = builder.add("Range", [start, stop, builder.integer(1)], "positions.range")
-    numbers = builder.add("Expand", [numbers, "ids_shape"], "positions.batch")
-    emitter.names["positions"] = builder.add("Reshape", [numbers, builder.integers(-1)], "positions")
-
-
 def build_speech_decoder(emitter: Emitter, listen: Graph, sources: Mapping[str, tuple[Node, Node]]) -> None:
     """Fill the emitter's builder. ``sources``: see `without_keys` for the graph ``listen``. Raises UnsupportedModel for
     an op, or an attribute of one, that has no form.
@@ -98,7 +50,8 @@ def build_speech_decoder(emitter: Emitter, listen: Graph, sources: Mapping[str, 
     emitter.graph = replace(emitter.graph, parameters={**listen.parameters, **emitter.graph.parameters})
     emitter.cache_role, emitter.sources = "decoder.", sources
     builder.add_input("input_ids", "int64", ("batch_size", "sequence_length"))
-    builder.add_input(HIDDEN, "float32", ("batch_size", audio.positions, spec.hidden_size))
+    length = audio.positions if audio.mel_bins else "encoder_sequence_length"
+    builder.add_input(HIDDEN, "float32", ("batch_size", length, spec.hidden_size))
     builder.add_input(CACHED, "bool", (1,))
     emitter.names["token_ids"] = add("Reshape", ["input_ids", integers(-1)], "token_ids")
     hidden = add("Cast", [HIDDEN], f"{HIDDEN}.cast", to=ELEMENT_TYPES[emitter.activation])
@@ -113,24 +66,59 @@ def build_speech_decoder(emitter: Emitter, listen: Graph, sources: Mapping[str, 
     build_decoder(emitter, SPEECH_FORMS)
 
 
-def add_attention_or_source(emitter: Emitter, node: Node) -> None:
+def add_causal_bias(emitter: Emitter) -> str:
+    """What is added to the scores of new tokens, (1, 1, sequence, total): later tokens are not seen."""
+    builder, name = emitter.builder, "causal"
+    if not any(name in node.output for node in builder.nodes):
+        add, integers = builder.add, builder.integers
+        stop = add("Squeeze", ["total_length"], "keys.stop")
+        keys = add("Range", [builder.integer(0), stop, builder.integer(1)], "keys")
+        rows = add("Unsqueeze", [NEW_POSITIONS, integers(1)], "causal.rows")
+        scores_of(builder, emitter.activation, add("LessOrEqual", [keys, rows], "causal.seen"), "causal.scores")
+        add("Unsqueeze", ["causal.scores", integers(0, 1)], name)
+    return name
+
+
+def add_speech_attention(emitter: Emitter, node: Node) -> None:
     """Attention to earlier tokens, or to the rows of the encoder, whose keys and values are those of the past, or
     computed.
     """
     state = node.inputs["kv"]
-    if state not in emitter.sources:
-        add_attention(emitter, node)
-        return
     others = [name for name in ("window", "softcap") if node.attr(name) is not None]
-    if others or "sinks" in node.inputs:
-        raise UnsupportedModel(
-            f"{node.outputs['y']}: attends to sound with {(*others, 'sinks')[0]}, which has no form in --target onnx; "
-            "use --target webgpu, cpu or cuda"
-        )
-    builder, y, scale = emitter.builder, node.outputs["y"], node.attr("scale")
+    others += ["sinks"] if "sinks" in node.inputs else []
     _, _, num_heads, _, head_dim = emitter.graph.states[state].shape
     assert isinstance(num_heads, int)
     assert isinstance(head_dim, int)
+    if num_heads * head_dim != emitter.columns(node.outputs["y"]):
+        others.append("fewer heads of keys than of queries")
+    if others:
+        raise UnsupportedModel(
+            f"{node.outputs['y']}: a decoder of sound attends with {others[0]}, which has no form in --target onnx; "
+            "use --target webgpu, cpu or cuda"
+        )
+    if state in emitter.sources:
+        attend(emitter, node, num_heads, add_source(emitter, state, num_heads, head_dim))
+        return
+    append = emitter.appends.pop(state)
+    past, present = cache(emitter, layer_of(state), num_heads, head_dim)
+    new = [emitter.sequences(append.inputs[role], f"{node.outputs['y']}.{role}") for role in ("k", "v")]
+    attend(emitter, node, num_heads, [*new, "", "", add_causal_bias(emitter), *past], present)
+
+
+def attend(emitter: Emitter, node: Node, num_heads: int, inputs: Sequence[str], present: Sequence[str] = ()) -> None:
+    """``inputs`` of MultiHeadAttention behind the query, and its results behind the first one."""
+    y, scale = node.outputs["y"], node.attr("scale")
+    query = emitter.sequences(node.inputs["q"], f"{y}.query")
+    attrs = {"num_heads": num_heads, **({} if scale is None else {"scale": scale})}
+    emitter.names[y] = emitter.builder.add(
+        "MultiHeadAttention", [query, *inputs], y, *present, domain=MICROSOFT, **attrs
+    )
+    emitter.reshaped.add(y)
+
+
+def add_source(emitter: Emitter, state: str, num_heads: int, head_dim: int) -> list[str]:
+    """The keys and values of the encoder's rows, which are outputs of the graph too."""
+    builder = emitter.builder
     past, present = (
         [f"{prefix}.{layer_of(state)}.encoder.{plane}" for plane in ("key", "value")]
         for prefix in ("past_key_values", "present")
@@ -144,12 +132,11 @@ def add_attention_or_source(emitter: Emitter, node: Node) -> None:
         kept.add("Identity", [name], f"{name}.kept")
         kept.add_output(f"{name}.kept", emitter.activation, ())
     emitter.builder = computed
-    heads = computed.integers(0, -1, num_heads, head_dim)
-    batch = computed.add("Shape", [HIDDEN], f"{y}.source_shape")
+    batch = computed.add("Shape", [HIDDEN], f"{state}.batch", end=2)
+    heads = computed.add("Concat", [batch, computed.integers(num_heads, head_dim)], f"{state}.heads", axis=0)
     for name, projection in zip(past, emitter.sources[state], strict=True):
         FORMS["linear"].emit(emitter, projection)
-        rows = computed.add("Reshape", [emitter.rows(projection.outputs["y"]), batch], f"{name}.rows")
-        rows = computed.add("Reshape", [rows, heads], f"{name}.heads")
+        rows = computed.add("Reshape", [emitter.rows(projection.outputs["y"]), heads], f"{name}.heads")
         computed.add("Transpose", [rows], f"{name}.computed", perm=[0, 2, 1, 3])
         computed.add_output(f"{name}.computed", emitter.activation, ())
     emitter.builder = builder
@@ -158,19 +145,11 @@ def add_attention_or_source(emitter: Emitter, node: Node) -> None:
         "else_branch": computed.subgraph("computed", emitter.activation),
     }
     builder.add("If", [CACHED], *present, **branches)
-    emitter.names[y] = builder.add(
-        "MultiHeadAttention",
-        [emitter.sequences(node.inputs["q"], f"{y}.query"), *present],
-        y,
-        domain=MICROSOFT,
-        num_heads=num_heads,
-        **({} if scale is None else {"scale": scale}),
-    )
-    emitter.reshaped.add(y)
+    return present
 
 
 SPEECH_FORMS: dict[str, Form] = {
     **FORMS,
     "embed_positions": ENCODER_FORMS["embed_positions"],
-    "attention": replace(FORMS["attention"], emit=add_attention_or_source),
+    "attention": replace(FORMS["attention"], emit=add_speech_attention),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,46 @@ class Session:
         ]
         sizes = {"batch_size": batch, "past_sequence_length": 0}
         return np.zeros([sizes.get(size, size) for size in self.inputs[name].shape], dtype)
+
+
+class SpeechSession:
+    """The graphs of a folder, with the cache of one sound or of several, (batch, ..) each."""
+
+    def __init__(self, folder: Path, sounds: Logits) -> None:
+        encoder = open_graph(folder, "encoder_model")
+        (self.rows,) = encoder.run(["last_hidden_state"], {encoder.get_inputs()[0].name: sounds})
+        self.session = open_graph(folder, "decoder_model_merged")
+        self.outputs = [each.name for each in self.session.get_outputs()]
+        sizes = {"batch_size": len(sounds)}
+        self.cache = {
+            each.name: np.zeros(
+                [sizes.get(size, 0) if isinstance(size, str) else size for size in each.shape], np.float32
+            )
+            for each in self.session.get_inputs()
+            if each.name.startswith("past_key_values.")
+        }
+        self.cached = False
+
+    def run(self, token_ids: Sequence[Sequence[int]]) -> Logits:
+        """The logits (batch, V) after new tokens."""
+        feeds = {
+            "input_ids": np.array(token_ids),
+            # Once there is a cache, it is not read.
+            "encoder_hidden_states": np.full_like(self.rows, np.nan) if self.cached else self.rows,
+            "use_cache_branch": np.array([self.cached]),
+            **self.cache,
+        }
+        found: dict[str, Any] = dict(zip(self.outputs, self.session.run(None, feeds), strict=True))
+        self.cache, self.cached = {name: found[present_of(name)] for name in self.cache}, True
+        logits: Logits = found["logits"][:, 0]
+        return logits
+
+    def greedy(self, start: int, count: int, ends: Collection[int] = ()) -> list[int]:
+        """The likeliest tokens after the first one, up to an end."""
+        tokens = [start]
+        while len(tokens) <= count and tokens[-1] not in ends:
+            tokens.append(int(self.run([tokens[-1:]])[0].argmax()))
+        return tokens
 
 
 def image_features(folder: Path, inputs: Mapping[str, Array]) -> Array:
