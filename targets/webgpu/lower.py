@@ -21,7 +21,7 @@ from nearfar.targets.lowering import Compiled, Progress, lower_steps, source_of
 from nearfar.targets.variant import KernelCall
 
 from .device import ENABLE_SUBGROUPS
-from .variants import MAX_SHARED_BYTES, MAX_STORAGE_BUFFERS, variants_of
+from .variants import MAX_SHARED_BYTES, MAX_STORAGE_BUFFERS, MAX_THREADS, variants_of
 
 # The default limits of WebGPU, which every device has (W3C, WebGPU, 3.6.2).
 MAX_BINDING_BYTES = 128 << 20
@@ -29,7 +29,6 @@ EXTRA_ACTIVATIONS: tuple[str, ...] = ()
 HOST_TABLES = True
 UNIT_SCALES = True
 LAYOUT: Layout = "rows"
-MAX_THREADS = 256
 
 # TVM's code generation with subgroups assumes 32 lanes and is wrong elsewhere, so the attribute stays off.
 TVM_TARGET = {

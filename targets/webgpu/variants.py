@@ -11,6 +11,7 @@ from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.linear_subgroup import SubgroupShape, linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
+from nearfar.compiler.kernels.linear_vector import VectorShape
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets import gpu_variants
 from nearfar.targets.context import Context
@@ -25,8 +26,9 @@ from nearfar.targets.gpu_variants import (
 )
 from nearfar.targets.variant import Variant, kernel
 
-# Bytes of workgroup memory, and buffers of a kernel, that every device has (W3C, WebGPU, 3.6.2).
+# Bytes of workgroup memory, threads of a workgroup and buffers of a kernel that every device has (W3C, WebGPU, 3.6.2).
 MAX_SHARED_BYTES = 16 << 10
+MAX_THREADS = 256
 MAX_STORAGE_BUFFERS = 8
 ATTENTION = AttentionNumbers(
     max_shared_bytes=MAX_SHARED_BYTES,
@@ -56,6 +58,9 @@ MIN_TALL_ROWS = 8192
 WIDE = 2048
 MIN_WIDE_TILE_ROWS = 16
 MIN_NARROW_TILE_ROWS = 256
+# The most weight rows of a thread, the columns of a block of 4-bit weights, the passes from which on compilers do not
+# unroll a loop, and the fewest threads along the columns.
+MOST_ROWS, LARGE_BLOCK, MIN_PASSES, MIN_LANES = 4, 32, 4, 8
 LARGE_TILE, SMALL_TILE = TileShape(64, 64, 16, 128), TileShape(32, 32, 32, 64)
 
 
@@ -66,11 +71,9 @@ def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
 
 def projection_variants(facts: Projection, activation: str) -> list[Variant]:
     """The kernels of one projection; with float16 activations, also tiles of float16."""
-    vector = vector_shape(facts, MIN_TALL_ROWS)
     subgroup = kernel(linear_subgroup, facts=facts, shape=SubgroupShape())
     variants = [
-        vector_variant(facts, vector, NUMBERS),
-        vector_variant(facts, replace(vector, threads=64, lanes=vector.lanes // 2, rows=4), NUMBERS),
+        *(vector_variant(facts, shape, NUMBERS) for shape in vector_shapes(facts)),
         Variant((subgroup,), when=few_rows(facts, NUMBERS), needs=("subgroups", "subgroup_id")),
     ]
     many: Condition = [">", facts.batch, MIN_WIDE_TILE_ROWS if facts.weight_rows >= WIDE else MIN_NARROW_TILE_ROWS]
@@ -79,3 +82,31 @@ def projection_variants(facts: Projection, activation: str) -> list[Variant]:
             variants.append(tile_variant(facts, replace(tile, dtype="float16"), when, needs=("shader-f16",)))
         variants.append(tile_variant(facts, tile, when))
     return variants
+
+
+def vector_shapes(facts: Projection) -> list[VectorShape]:
+    """The shapes of the matrix-vector kernels, the default first, for a tuner to choose from: the second has half the
+    threads with four weight rows each, the third twice the threads with one row each, which need the fewest registers.
+    """
+    usual = vector_shape(facts, MIN_TALL_ROWS)
+    tall = replace(usual, threads=64, lanes=usual.lanes // 2, rows=MOST_ROWS // halves(facts))
+    thin = replace(usual, threads=MAX_THREADS, rows=1)
+    return [without_unrolling(facts, shape) for shape in (usual, tall, thin)]
+
+
+def without_unrolling(facts: Projection, shape: VectorShape) -> VectorShape:
+    """A shape with fewer lanes, so with more passes over the columns, if it would need too many registers otherwise.
+
+    Adreno's compiler unrolls loops of two and three passes and loads the weights of all passes first. With four rows of
+    4-bit weights it then spilled 21 registers in Llama-3.2-1B's gate and up projections (`make gpu-static`).
+    """
+    passes = -(-facts.columns // (facts.weight.block_columns * shape.lanes * shape.unroll))
+    is_large = shape.rows * halves(facts) >= MOST_ROWS and facts.weight.block_columns == LARGE_BLOCK
+    if not is_large or not 1 < passes < MIN_PASSES or shape.lanes == MIN_LANES:
+        return shape
+    return without_unrolling(facts, replace(shape, lanes=shape.lanes // 2))
+
+
+def halves(facts: Projection) -> int:
+    """The weight rows that a row of a thread stands for."""
+    return 2 if facts.gated else 1

@@ -30,6 +30,7 @@ VECTORS: Templates = {
         VectorShape(64, 16, 2, 2),
         VectorShape(128, 64, 4),
         VectorShape(256, 8, 1, 4),
+        VectorShape(256, 32, 1),
         VectorShape(64, 8, 8),
         VectorShape(64, 4, 4),
     )

@@ -19,12 +19,15 @@ from nearfar.compiler import quant
 from nearfar.compiler.arch import by_model_type
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.formats import load
+from nearfar.compiler.ir.ops.parts import Part
 from nearfar.compiler.ir.ops.states import OPS as STATES
 from nearfar.compiler.ir.plan import make_plan
+from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.passes import run_passes
+from nearfar.compiler.quant.kernel_format import weight_format
 from nearfar.targets.context import Context
 from nearfar.targets.webgpu.lower import wgsl
-from nearfar.targets.webgpu.variants import variants_of
+from nearfar.targets.webgpu.variants import variants_of, vector_shapes
 
 Sources = Mapping[str, tuple[str, str]]
 BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
@@ -153,3 +156,18 @@ def test_the_last_variant_of_every_step_runs_anywhere(compile_tiny: Callable[...
                 fitting = [variant for variant in row if variant.activation in (None, activation)]
                 assert fitting[-1].when is None
                 assert fitting[-1].needs == []
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("columns", [64, 896, 1024, 1536, 2048, 3072, 4096, 8192])
+def test_no_thread_holds_four_rows_of_several_passes(columns: int, gated: bool) -> None:
+    gate: list[Part] = [{"op": "gate_halves"}] if gated else []
+    weight = weight_format(quant.form_by_name("q4f16"))
+    facts = Projection("S", columns, 8192, weight, "float32", "float32", store=gate)
+    shapes = vector_shapes(facts)
+    for shape in shapes:
+        passes = -(-columns // (32 * shape.lanes))
+        assert shape.rows * (1 + gated) < 4 or passes == 1 or passes >= 4, shape
+        assert shape.rows <= shape.lanes <= shape.threads <= 256
+    # One row for each thread, whatever its registers.
+    assert [(shape.threads, shape.rows) for shape in shapes][-1] == (256, 1)
