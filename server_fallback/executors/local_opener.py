@@ -18,6 +18,7 @@ from nearfar.compiler.bundle.signature import read_trusted_keys
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.formats.ignored_keys import IgnoredKeys
 from nearfar.compiler.pipeline.options import CompileOptions, ModelOptions
+from nearfar.compiler.runtime.audio.transcribe import LIMITS
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.runtime.inputs import require_known_inputs
 from nearfar.compiler.runtime.limits import tokens_at_once
@@ -211,11 +212,13 @@ class LocalOpener:
         return Planned(bundle, memory)
 
     def _planned_speech(self, bundle: Bundle | ExportBundle) -> Planned:
-        """One sequence, whose prompt has two sampled rows."""
+        """One sequence, with several sampled rows."""
         manifest, options = bundle.manifest, self._options
         tokens = STEP_TOKENS.get(manifest.target, 64)
         kv_bytes = options.kv_memory_bytes or context_bytes(manifest, tokens)
-        return Planned(bundle, plan_memory(manifest, sequences=1, tokens=tokens, kv_bytes=kv_bytes, extra_rows=1))
+        return Planned(
+            bundle, plan_memory(manifest, sequences=1, tokens=tokens, kv_bytes=kv_bytes, extra_rows=LIMITS.rows - 1)
+        )
 
     async def _bundle(self, model: str) -> Bundle | ExportBundle:
         options = self._options

@@ -29,9 +29,9 @@ from .listener import Listener
 from .readings import FRAMES_PER_SECOND, reading_of
 from .windows import source_of
 
-# The rows of a prompt that are sampled: that of the start, after which the model says whether there is speech, and the
-# last one.
-LIMITS = Limits(rows=2)
+# Of a prompt, two rows are sampled: that of the start, after which the model says whether there is speech, and the last
+# one. Of a text that is guessed, all are.
+LIMITS = Limits(rows=16)
 # The temperature from which on a text is not continued.
 STEADY = 0.5
 
@@ -116,6 +116,16 @@ class WindowText:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the texts of a transcript are computed with."""
+
+    options: TranscriptionOptions
+    generator: np.random.Generator
+    cancelled: Callable[[], bool]
+    stamped: bool
+
+
 class WindowByWindow(ABC):
     """What transcribes sound window after window."""
 
@@ -171,6 +181,8 @@ class Transcriber(WindowByWindow):
         self._rules = {name: self._model[name] for name in ("ends", "max_initial_timestamp", "no_timestamps")}
         self._listener = Listener(runner, manifest)
         self._source = source_of(manifest)
+        # The text of the last sound's first window. Of a sound that has grown since, it is the likely one.
+        self._opening: list[int] = []
         self._suppressed = list(self._speech.suppressed)
         self._suppressed_first = list(self._speech.suppressed_first)
         limits = self._ask("transcriptionLimits")
@@ -205,6 +217,7 @@ class Transcriber(WindowByWindow):
         # All text so far, and whether the next window continues it.
         history, continues = list(preceding), options.continues
         task: dict[str, Any] = {"translate": options.translate, "timestamps": stamped}
+        job = Job(options, generator, cancelled, stamped)
         seek = 0
         while seek < reading.count and not cancelled():
             window, read = reading.window(seek)
@@ -213,7 +226,9 @@ class Transcriber(WindowByWindow):
                 language = self._detect_language()
             task |= {"language": language, "previous": history if continues else preceding}
             prompt = self._ask("transcriptionPrompt", self._model, task)
-            found, text = self._best_text(prompt, options, generator, cancelled, stamped=stamped)
+            found, text = self._best_text(prompt, job, self._opening if seek == 0 else ())
+            if seek == 0 and text.temperature == 0:
+                self._opening = text.tokens
             advance, segments = window, []
             if found != "skip":
                 cut = self._ask("cutWindow", self._model, text.tokens, {"seek": seek, "frames": window})
@@ -229,24 +244,16 @@ class Transcriber(WindowByWindow):
         (logits,) = self._forward([self._speech.start], 0, [0])
         return max(self._speech.languages, key=lambda each: logits[each.token]).code
 
-    def _best_text(
-        self,
-        prompt: list[int],
-        options: TranscriptionOptions,
-        generator: np.random.Generator,
-        cancelled: Callable[[], bool],
-        *,
-        stamped: bool,
-    ) -> tuple[str, WindowText]:
+    def _best_text(self, prompt: list[int], job: Job, guess: Sequence[int]) -> tuple[str, WindowText]:
         """What becomes of the first good text ("use" or "skip"), and that text; or the last one that was tried."""
         start = prompt.index(self._speech.start)
         rows = list(dict.fromkeys([start, len(prompt) - 1]))
         logits = self._forward(prompt, 0, rows)
         silent = self._speech.no_speech
         no_speech = 0.0 if silent is None else float(np.exp(log_softmax(logits[0])[silent]))
-        temperatures = self._temperatures if options.temperature is None else [options.temperature]
-        for temperature in temperatures:
-            text = self._text(prompt, logits[-1], temperature, generator, cancelled, stamped=stamped)
+        only = job.options.temperature
+        for temperature in self._temperatures if only is None else [only]:
+            text = self._text(prompt, logits[-1], temperature, job, guess if temperature == 0 else ())
             text = replace(text, no_speech=no_speech)
             verdict: str = self._ask("judgeText", text.quality(), self._thresholds)
             if verdict != "retry":
@@ -258,25 +265,34 @@ class Transcriber(WindowByWindow):
         prompt: list[int],
         logits: FloatArray,
         temperature: float,
-        generator: np.random.Generator,
-        cancelled: Callable[[], bool],
-        *,
-        stamped: bool,
+        job: Job,
+        guess: Sequence[int],
     ) -> WindowText:
-        """A text behind the prompt, whose last row has these logits."""
+        """A text behind the prompt, whose last row has these logits. While it is the one that is ``guess``ed, several
+        tokens are computed at once.
+        """
         written: list[int] = []
         ends, logprobs = set(self._manifest.spec.eos_token_ids), []
         room = self._manifest.context - len(prompt)
+        # The logits behind the last token, and those behind the tokens that are guessed to follow it.
+        following, size = [logits], 1
         for count in range(room):
-            rules = self._ask("nextTokens", self._rules, written, stamped, len(logits))
+            logits = following.pop(0)
+            rules = self._ask("nextTokens", self._rules, written, job.stamped, len(logits))
             scores = self._allowed(logits, rules)
             log_probabilities = log_softmax(scores)
-            token = choose(scores, temperature, generator)
+            token = choose(scores, temperature, job.generator)
             logprobs.append(float(log_probabilities[token]))
             written.append(token)
-            if token in ends or cancelled() or count + 1 == room:
+            if token in ends or job.cancelled() or count + 1 == room:
                 break
-            (logits,) = self._forward([token], len(prompt) + count, [0])
+            if count >= len(guess) or token != guess[count]:
+                guess, following = (), []
+            if not following:
+                # More at once as long as the guess is right.
+                size = min(2 * size, self._runner.limits.rows, room - count)
+                own = [token, *guess[count + 1 : count + size]]
+                following = list(self._forward(own, len(prompt) + count, range(len(own))))
         tokens = [token for token in written if token not in ends]
         mean = sum(logprobs) / len(logprobs) if logprobs else 0.0
         return WindowText(tokens, temperature, mean, compression_ratio(written, len(logits)), 0.0)

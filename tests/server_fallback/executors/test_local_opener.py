@@ -18,6 +18,7 @@ from plain_target import compile_plain
 from tiny_whisper import CONTEXT, make_whisper
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.runtime.audio.transcribe import LIMITS
 from nearfar.compiler.runtime.errors import BundleError, CheckpointError, DeviceError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
@@ -232,7 +233,7 @@ def test_a_model_of_sound_is_opened_in_the_main_process_only(tmp_path: Path) -> 
     assert isinstance(executor, TellsAbilities)
     assert executor.abilities().sound
     assert CountedRunner.open == 0
-    assert CountedRunner.limits_given.rows == 2
+    assert CountedRunner.limits_given.rows == LIMITS.rows
     memory = executor.state().memory_bytes
     # The keys and values of one window, for two layers, and the weights.
     assert memory is not None

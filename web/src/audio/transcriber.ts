@@ -133,6 +133,8 @@ export class Transcriber {
   readonly #model: SpeechModel;
   readonly #turns: Turns;
   readonly #listener: Listener;
+  /** The text of the last sound's first window. Of a sound that has grown since, it is the likely one. */
+  #opening: readonly number[] = [];
   /** The window to which tokens attend. */
   #heard: Pick<AudioWindow, "rows"> = { rows: 0 };
 
@@ -223,7 +225,9 @@ export class Transcriber {
     const [first = new Float32Array(), last = first] = logits;
     const noSpeech = model.no_speech === null ? 0 : Math.exp(logprobOf(first, model.no_speech));
     for (const [index, temperature] of job.temperatures.entries()) {
-      const text = await this.#text(job, prompt, last, temperature);
+      const guess = seek === 0 && temperature === 0 ? this.#opening : [];
+      const text = await this.#text(job, prompt, last, { temperature, guess });
+      if (seek === 0 && temperature === 0) this.#opening = text.tokens;
       const verdict = judgeText({ ...text, noSpeech }, THRESHOLDS);
       if (verdict === "skip") return { language, segments: [], advance: frames };
       if (verdict === "retry" && index + 1 < job.temperatures.length) continue;
@@ -257,18 +261,36 @@ export class Transcriber {
     ).code;
   }
 
-  /** A text after the prompt, whose last row has these logits. */
-  async #text(job: Job, prompt: readonly number[], logits: Float32Array, temperature: number): Promise<WindowText> {
+  /**
+   * A text after the prompt, whose last row has these logits. While it is the one that was guessed, several tokens are
+   * computed at once.
+   */
+  async #text(
+    job: Job,
+    prompt: readonly number[],
+    logits: Float32Array,
+    { temperature, guess }: { readonly temperature: number; readonly guess: readonly number[] },
+  ): Promise<WindowText> {
     const model = this.#model;
     const written: number[] = [];
-    let [row, sum] = [logits, 0];
+    // The logits behind the last token, and those behind the tokens that are guessed to follow it.
+    let following: readonly Float32Array[] = [logits];
+    let [sum, isGuessed, size] = [0, guess.length > 0, 1];
     for (const room = model.context - prompt.length; written.length < room;) {
+      const [row = logits, ...rest] = following;
       const scores = allowed(row, nextTokens(model, written, job.timestamps, row.length), model);
       const token = choose(scores, temperature, temperature === 0 ? 0 : job.draw());
       sum += logprobOf(scores, token);
+      isGuessed &&= guess[written.length] === token;
       written.push(token);
       if (model.ends.includes(token) || written.length === room) break;
-      [row = row] = await this.#forward(job, [token], prompt.length + written.length - 1, [0]);
+      following = isGuessed ? rest : [];
+      if (following.length > 0) continue;
+      const count = written.length;
+      // More at once as long as the guess is right.
+      size = Math.min(2 * size, this.#parts.runner().limits.rows ?? 1, room - count + 1);
+      const own = [token, ...(isGuessed ? guess.slice(count, count + size - 1) : [])];
+      following = await this.#forward(job, own, prompt.length + count - 1, [...own.keys()]);
     }
     return {
       tokens: written.filter((token) => !model.ends.includes(token)),

@@ -26,6 +26,9 @@ const MAX_ADAPTERS = 2;
 /** The default number of snapshots of recurrent layers' states. */
 const STATE_SNAPSHOTS = 4;
 
+/** The tokens of a transcript that are computed at once while they are those of an earlier one. */
+const GUESSED_ROWS = 16;
+
 /** The sizes of a runner's pools. */
 export interface PoolOptions {
   /**
@@ -101,8 +104,7 @@ export function limitsOf(
   const isRecurrent = Object.values(planOf(manifest).states).some(({ shape }) => shape[0] === STATE_DIM);
   const isPaged = planOf(manifest).inputs.page_ids !== undefined;
   const maxSequences = sequences ?? (isPaged ? MAX_SEQUENCES : MAX_TEXTS);
-  // The start of a transcript and the end of its prompt are sampled together.
-  const rows = Math.max(maxSequences * (1 + draftTokens), spec.audio === null ? 0 : 2);
+  const rows = Math.max(maxSequences * (1 + draftTokens), spec.audio === null ? 0 : GUESSED_ROWS);
   // A window of sound is read at once, and so are a sound whose tower reads it whole, and a picture that is seen both ways.
   const { both_ways: bothWays = "none", tile_patches: patches = 0, block = 1 } = spec.vision ?? {};
   const seen = bothWays === "none" ? 0 : patches / block ** 2;

@@ -16,9 +16,10 @@ from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.cli import main
 from nearfar.compiler.runtime.audio.readings import SampleReading
 from nearfar.compiler.runtime.audio.transcribe import LIMITS, Transcriber, TranscriptionOptions
-from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.runtime.batch import Batch, FloatArray
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.compiler.runtime.runner import Output
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 GREEDY = TranscriptionOptions(temperature=0.0)
@@ -95,6 +96,42 @@ def test_sound_that_grows_has_the_transcripts_of_whole_clips(tmp_path: Path) -> 
         (found,) = growing.transcribe(samples, GREEDY).segments
         (whole,) = Transcriber(other, tokenizer).transcribe(samples, GREEDY).segments
         assert (found.tokens, found.start, found.end) == (whole.tokens, whole.start, whole.end)
+
+
+class Steps(ReferenceRunner):
+    """Records the tokens of each step."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle, limits=LIMITS, activation="float32")
+        self.tokens: list[list[int]] = []
+
+    def forward(self, batch: Batch) -> Output:
+        self.tokens.append(batch.token_ids.tolist())
+        return super().forward(batch)
+
+
+def test_a_text_that_was_written_before_is_computed_several_tokens_at_a_time(moonshine: tuple[Bundle, Any]) -> None:
+    bundle, model = moonshine
+    runner = Steps(bundle)
+    transcriber = Transcriber(runner, Tokenizer(bundle.tokenizer_files()))
+    sound, other = chirp(20_001), chirp(52_345)
+    steps = []
+    for samples in (sound, sound, other, sound):
+        runner.tokens.clear()
+        (segment,) = transcriber.transcribe(samples, GREEDY).segments
+        assert list(segment.tokens) == generated(model, samples)
+        assert runner.tokens[0] == [START]
+        steps.append([len(tokens) for tokens in runner.tokens[1:]])
+    count = len(generated(model, sound))
+    assert count == 39
+    assert steps[0] == [1] * (count - 1)
+    assert steps[1] == [2, 4, 8, 16, 9]
+    # Of another text, at most the tokens until the first one that differs are right.
+    assert sum(steps[2]) <= len(generated(model, other)) + 16
+    # A text at another temperature is not guessed.
+    runner.tokens.clear()
+    transcriber.transcribe(sound, TranscriptionOptions(temperature=0.5))
+    assert {len(tokens) for tokens in runner.tokens} == {1}
 
 
 def test_long_sound_is_transcribed_piece_by_piece(moonshine: tuple[Bundle, Any], transcriber: Transcriber) -> None:
