@@ -29,8 +29,8 @@ class Trial:
 
 
 def find_trial(bundle: Bundle | ExportBundle) -> Trial:
-    """The first command that works here: the bundle's own runner, mlx-lm for what ours does not compute, numpy for
-    small models, or `nearfar inspect`.
+    """The first command that works here: the bundle's own runner, mlx-lm or mlx-vlm for what ours does not compute,
+    numpy for small models, or `nearfar inspect`.
     """
     name = path_word(str(bundle.path))
     look = f"{program()} inspect {name}"
@@ -39,9 +39,10 @@ def find_trial(bundle: Bundle | ExportBundle) -> Trial:
             check_machine(bundle)
         reason = None
     except UnsupportedModel as error:
-        if bundle.manifest.target != "mlx" or find_spec("mlx_lm") is None:
+        package = "mlx_lm" if bundle.manifest.spec.vision is None else "mlx_vlm"
+        if bundle.manifest.target != "mlx" or find_spec(package) is None:
             return Trial(look, error.message)
-        generate = f"{path_word(sys.executable)} -m mlx_lm generate --model {name} --prompt {PROMPT}"
+        generate = f"{path_word(sys.executable)} -m {package} generate --model {name} --prompt {PROMPT}"
         return Trial(generate, error.message)
     except NearfarError as error:
         reason = f"this machine cannot run the bundle: {error.message}"

@@ -158,6 +158,7 @@ class Checkpoint:
     ``notes``: sentences for the user about contradictory files and how they were read. ``activation_scales``: the
     modules whose activations are rounded, by their names. ``assistant``: the layers of an assistant, whose tensors are
     among those of the model. ``images``: None if it reads no pictures; ``sounds``: None if it does not hear.
+    ``towers``: the tensors of its towers as transformers stores them, by the names that graphs give them.
     """
 
     path: Path
@@ -175,6 +176,7 @@ class Checkpoint:
     sounds: SoundSpec | None = None
     speech: SpeechSpec | None = None
     ctc: CtcSpec | None = None
+    towers: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def task(self) -> EmbeddingSpec | ClassifierSpec | SpeechSpec | CtcSpec | None:
@@ -193,8 +195,11 @@ class Checkpoint:
     @property
     def with_float_scales(self) -> Checkpoint:
         """The same checkpoint without int8 scales, for kernels that do not read them."""
-        tensors = {
-            name: tensor.with_float_scales if isinstance(tensor, StoredMatrix) else tensor
-            for name, tensor in self.tensors.items()
-        }
-        return replace(self, tensors=tensors)
+        tensors, towers = (
+            {
+                name: tensor.with_float_scales if isinstance(tensor, StoredMatrix) else tensor
+                for name, tensor in each.items()
+            }
+            for each in (self.tensors, self.towers)
+        )
+        return replace(self, tensors=tensors, towers=towers)

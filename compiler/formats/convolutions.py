@@ -40,6 +40,19 @@ class ChannelsFirst(Derived):
 
 
 @dataclass(frozen=True, slots=True)
+class ChannelsLast(Derived):
+    """The reverse of `ChannelsFirst`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        outputs, channels, *sides = self.stored.shape
+        return outputs, *sides, channels
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        return np.moveaxis(self.stored.rows(start, stop), 1, -1)
+
+
+@dataclass(frozen=True, slots=True)
 class TransposedMatrix(Derived):
     """A tensor with its dimensions in the order ``axes``, all but the last one joined."""
 

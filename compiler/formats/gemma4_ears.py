@@ -13,6 +13,7 @@ from ..arch.hearing.gemma4 import DISTANCE_ROWS, HALVINGS, SUBSAMPLING, TOWER
 from ..ir.spec import KEY_TILE, HearingSpec
 from ..runtime.errors import CheckpointError
 from .checkpoint import Tensor
+from .convolutions import ChannelsFirst
 from .distance_tensors import MadeTensor
 
 FloatArray = npt.NDArray[np.float32]
@@ -48,6 +49,15 @@ def gemma4_ears(tensors: Mapping[str, Tensor], spec: HearingSpec, where: str) ->
         made[heads] = MadeTensor(heads, 2 * spec.window * size, partial(_heads, keys, spec))
         made = {each: tensor for each, tensor in made.items() if each not in used}
     return made
+
+
+def ear_channels_first(tensor: Tensor, name: str, spec: HearingSpec) -> Tensor:
+    """A convolution as transformers stores it, or MLX: over rows and bands, or over rows by channel."""
+    if len(tensor.shape) not in (3, 4):
+        return tensor
+    channels = spec.channels[0] if name.startswith(f"{SUBSAMPLING}.layer1.") else 1
+    from_mlx = tensor.shape[1] != channels and tensor.shape[-1] == channels
+    return ChannelsFirst(tensor) if from_mlx else tensor
 
 
 def _require(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...], where: str) -> Tensor:

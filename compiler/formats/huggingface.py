@@ -175,6 +175,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
         speech=speech,
         images=images,
         sounds=sounds,
+        towers={} if tower is None else tower.stored,
     )
     score = read_logit_score(path)
     return checkpoint if score is None else as_reranker(checkpoint, score)

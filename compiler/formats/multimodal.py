@@ -43,8 +43,10 @@ OUTER_KEYS = HARMLESS_KEYS | {
     "vision_feature_select_strategy", "vision_soft_tokens_per_image", "vision_start_token_id", "vision_token_id",
     "vocab_size",
 }  # fmt: skip
-# Keys of text models inside SmolVLM and Idefics 3 that concern the images.
-IMAGE_KEYS = ("perceiver_config", "pixel_shuffle_factor")
+# Keys of text models inside SmolVLM and Idefics 3, and inside Gemma 3 in folders of MLX, that concern the images.
+IMAGE_KEYS = ("mm_tokens_per_image", "perceiver_config", "pixel_shuffle_factor")
+# The name of 'rope_theta' in Gemma 3 that mlx-vlm reads.
+MLX_THETA = "rope_global_base_freq"
 SHARED_KEYS = ("bos_token_id", "dtype", "eos_token_id", "pad_token_id", "torch_dtype")
 PREFIXES = {
     "backbone.embeddings.": "model.embed_tokens.",
@@ -92,6 +94,8 @@ def text_values(values: Mapping[str, Any], where: str, skipped: Collection[str] 
 
 def _without_image_keys(text: dict[str, Any]) -> dict[str, Any]:
     text = {key: value for key, value in text.items() if key not in IMAGE_KEYS}
+    if text.get(MLX_THETA, ()) == text.get("rope_theta"):
+        del text[MLX_THETA]
     if text.get("model_type") not in SAME_TEXT:
         return text
     model_type, theta = SAME_TEXT[text["model_type"]]

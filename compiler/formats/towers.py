@@ -32,7 +32,7 @@ from .checkpoint import Checkpoint, Derived, Tensor
 from .config import ConfigReader
 from .convolutions import ChannelsFirst, FlatMatrix, FrameDifference, FrameSum, TransposedMatrix
 from .distance_tensors import MadeTensor
-from .gemma4_ears import gemma4_ears
+from .gemma4_ears import ear_channels_first, gemma4_ears
 from .images import PREPROCESSOR_FILE, PROCESSOR_FILE, read_images
 from .json_file import read_json_object
 from .sounds import read_sounds, sound_values
@@ -65,7 +65,8 @@ UNUSED = re.compile(r"(?:model\.)?(?:vision_tower\.(?:vision_model\.)?head\..*|.
 @dataclass(frozen=True, slots=True)
 class StoredTower:
     """``tensors`` are those of tower and projector by the names that graphs give them, ``others`` all others by their
-    own names. ``config`` are the values of config.json. ``hearing``: None if the model does not hear.
+    own names. ``stored`` are those of tower and projector as transformers stores them. ``config`` are the values of
+    config.json. ``hearing``: None if the model does not hear.
     """
 
     path: Path
@@ -73,6 +74,7 @@ class StoredTower:
     hearing: HearingSpec | None
     tensors: Mapping[str, Tensor]
     others: Mapping[str, Tensor]
+    stored: Mapping[str, Tensor]
     config: Mapping[str, Any]
 
     def joined(self, text: ModelSpec) -> ModelSpec:
@@ -183,6 +185,7 @@ def read_tower(
             parts |= ear.PARTS
     own: dict[str, Tensor] = {}
     others: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         short = name.removeprefix("model.")
         prefix = next((prefix for prefix in parts if short.startswith(prefix)), None)
@@ -190,8 +193,11 @@ def read_tower(
             others[name] = tensor
         elif not UNUSED.fullmatch(name):
             renamed = parts[prefix] + short.removeprefix(prefix)
-            own[renamed] = arranged(tensor, renamed, path)
-            ordered = channels_first(tensor)
+            if hearing is not None and renamed.startswith(EARS_PREFIX):
+                ordered = ear_channels_first(tensor, renamed, hearing)
+            else:
+                ordered = channels_first(tensor)
+            own[renamed], stored[renamed] = arranged(ordered, renamed, path), ordered
             if len(ordered.shape) == 5 and ordered.shape[2] == 2:
                 own[f"{CHANGE}.weight"] = FlatMatrix(FrameDifference(ordered))
     own = bounds_of(own) if spec.bounded or (hearing is not None and hearing.bounded) else own
@@ -201,7 +207,7 @@ def read_tower(
             "weights belong to another model, or a file was not downloaded",
             key="num_hidden_layers",
         )
-    return StoredTower(path, spec, hearing, own, others, values)
+    return StoredTower(path, spec, hearing, own, others, stored, values)
 
 
 @contextmanager
@@ -328,7 +334,6 @@ def channels_first(tensor: Tensor) -> Tensor:
 
 def flat(tensor: Tensor, name: str, path: Path) -> FlatMatrix:
     """Raises CheckpointError for another order of the dimensions than that of transformers or MLX."""
-    tensor = channels_first(tensor)
     if len(tensor.shape) == 5:
         tensor = FrameSum(tensor)
     _, channels, height, width = tensor.shape

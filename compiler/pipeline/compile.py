@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .. import quant
 from ..bundle.entries import TuningEntry
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
-from ..bundle.manifest import AUDIO, DRAFT, FORMAT_VERSION, GENERATE, HEARING, MANIFEST_FILE, VISION, Manifest
+from ..bundle.manifest import AUDIO, DRAFT, FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
 from ..bundle.new_folder import new_folder
 from ..bundle.tuning import check_tuning, read_tuning
 from ..calibration.record import QUALITY_FILE
@@ -40,7 +40,7 @@ from ..runtime.errors import RequestError
 from ..runtime.text.template_check import chat_notes
 from .context import paged_context, rotation_notes, unpaged_context
 from .export import export_model
-from .graphs import FOUR_BITS, PAGE_SIZE, graphs_of, reads_complete_texts, with_eight_bits
+from .graphs import FOUR_BITS, PAGE_SIZE, TOWERS, graphs_of, reads_complete_texts, with_eight_bits
 from .options import CompileOptions as CompileOptions
 from .options import Note, Progress
 from .plan_entries import plan_entries, write_kernels
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from ..calibration.best import Quantized
 
 MAX_LORA_RANK = 256
-# The plans that make features.
-TOWERS = (VISION, HEARING)
 
 
 def compile_any(
@@ -219,7 +217,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         checkpoint = quantized.checkpoint(checkpoint)
         files.append(store.put(QUALITY_FILE, quantized.record.to_bytes()))
     if options.quality is not None or job.quantization.name == FOUR_BITS:
-        graphs |= {name: with_eight_bits(graphs[name]) for name in TOWERS if name in graphs}
+        graphs = with_eight_bits(graphs)
     if job.keeps_forms:
         graphs = {name: keep_stored_forms(graph, checkpoint) for name, graph in graphs.items()}
     fused = {

@@ -97,14 +97,14 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
     if checkpoint.spec.vision is not None and VISION not in exporter.PLANS:
         raise UnsupportedModel(
             f"{model}: sees pictures, which {target} bundles do not; add {TEXT_ONLY} to export the text model alone, "
-            "or use --target webgpu, cpu, cuda or onnx"
+            "or use --target webgpu, cpu, cuda, onnx or mlx"
         )
     if checkpoint.spec.hearing is not None and HEARING not in exporter.PLANS:
         raise UnsupportedModel(
             f"{model}: hears, which {target} bundles do not; add {TEXT_ONLY} to export the text model alone, or use "
-            "--target webgpu, cpu or cuda"
+            "--target webgpu, cpu, cuda or mlx"
         )
-    for text in (*checkpoint.notes, *chat_notes(checkpoint.tokenizer)):
+    for text in (*checkpoint.notes, *chat_notes(checkpoint.tokenizer), *exporter.notes(checkpoint)):
         note(text)
     progress("read", 1, 1)
     spec = checkpoint.spec
@@ -146,8 +146,8 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
             "--target webgpu, cpu or cuda"
         )
     check_tensors(checkpoint, union(each.parameters for each in made.values()))
-    if VISION in graphs and fmt.name == FOUR_BITS:
-        graphs[VISION] = with_eight_bits(graphs[VISION])
+    if fmt.name == FOUR_BITS:
+        graphs = with_eight_bits(graphs)
     if checkpoint.activation_scales:
         module, *others = checkpoint.activation_scales
         raise UnsupportedModel(

@@ -7,6 +7,7 @@ without them makes the vector of a text's last token, which arrives in chunks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..arch import by_model_type, ctc_of, drafting, encoder_of, gemma4_assistant, listening
@@ -25,6 +26,8 @@ from ..runtime.errors import UnsupportedModel
 from .stored_forms import round_activations
 
 PAGE_SIZE = 16
+# The plans that make features.
+TOWERS = (VISION, HEARING)
 # The weights of a tower beside those of a text model.
 EIGHT_BITS, FOUR_BITS = "q8f16", "q4f16"
 # A classifier on a decoder.
@@ -86,15 +89,18 @@ def vision_graph(checkpoint: Checkpoint) -> Graph:
     return tower_of(spec.vision.model_type).see(spec, images.positions.taps)
 
 
-def with_eight_bits(graph: Graph) -> Graph:
-    """The graph of a tower with 8 bits a weight, as beside a text model with about 4: pictures become features once,
-    and their errors reach every token of an answer.
+def with_eight_bits(graphs: Mapping[str, Graph]) -> dict[str, Graph]:
+    """The graphs of all plans, those of towers with 8 bits a weight, as beside a text model with about 4: pictures
+    become features once, and their errors reach every token of an answer.
     """
-    parameters = {
-        name: each if each.columns is None else replace(each, form=EIGHT_BITS)
-        for name, each in graph.parameters.items()
-    }
-    return replace(graph, parameters=parameters)
+    found = dict(graphs)
+    for plan in (each for each in TOWERS if each in graphs):
+        parameters = {
+            name: each if each.columns is None else replace(each, form=EIGHT_BITS)
+            for name, each in graphs[plan].parameters.items()
+        }
+        found[plan] = replace(graphs[plan], parameters=parameters)
+    return found
 
 
 def reads_complete_texts(checkpoint: Checkpoint) -> bool:

@@ -117,6 +117,9 @@ class Exporter(Protocol):
     def activations(self, device: str | None) -> tuple[str, ...]:
         """The dtypes that activations may have on a device."""
 
+    def notes(self, checkpoint: Checkpoint) -> tuple[str, ...]:
+        """What the framework's tools compute otherwise than the model, as sentences for users."""
+
     def export(
         self,
         checkpoint: Checkpoint,

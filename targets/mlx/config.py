@@ -38,6 +38,20 @@ def write_config(
     """
     model = require_known(spec, packing.activation)
     windows = spec.windows if model.windows == "own" else windows_within(spec, context)
+    read = text_keys(spec, model, context)
+    config: dict[str, Any] = {
+        "architectures": [model.class_name],
+        "model_type": model.model_type or spec.model_type,
+        **({"text_config": {"model_type": spec.model_type, **read}} if model.has_section else read),
+        **({} if model.windows == "own" else window_keys(spec.model_type, model, windows)),
+        **shared_keys(spec, packing, stored),
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def text_keys(spec: ModelSpec, model: Model, context: int) -> dict[str, Any]:
+    """The keys of a text model that ``model`` computes, without its windows if other models share its key for them."""
+    windows = spec.windows if model.windows == "own" else windows_within(spec, context)
     keys = model.keys(spec, context)
     read = {
         **sizes(spec),
@@ -52,14 +66,12 @@ def write_config(
         **({} if "rope_parameters" in keys else rope_keys(spec.rope, spec.head_dim, context)),
         "tie_word_embeddings": spec.tie_word_embeddings,
     }
-    read = {name: value for name, value in read.items() if name not in model.unread} | keys
-    config: dict[str, Any] = {
-        "architectures": [model.class_name],
-        "model_type": model.model_type or spec.model_type,
-        **({"text_config": {"model_type": spec.model_type, **read}} if model.has_section else read),
-        **({} if model.windows == "own" else window_keys(spec.model_type, model, windows)),
-        "torch_dtype": packing.activation,
-    }
+    return {name: value for name, value in read.items() if name not in model.unread} | keys
+
+
+def shared_keys(spec: ModelSpec, packing: Packing, stored: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    """The keys at the top of every config.json: the dtype, special tokens, and how weights are stored."""
+    config: dict[str, Any] = {"torch_dtype": packing.activation}
     if spec.bos_token_id is not None:
         config["bos_token_id"] = spec.bos_token_id
     if spec.eos_token_ids:
@@ -70,7 +82,7 @@ def write_config(
         quantization = {"group_size": group, "bits": bits, "mode": "affine", **modules}
         # mlx-lm reads the first name, the hub and transformers the second.
         config["quantization"] = config["quantization_config"] = quantization
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    return config
 
 
 def windows_within(spec: ModelSpec, context: int) -> tuple[int | None, ...]:

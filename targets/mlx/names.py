@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from nearfar.compiler.formats.mlx_names import LAYER, LFM2, PLUS_ONE, PROJECTIONS, SEPARATE, STACKED
 from nearfar.compiler.ir.graph import Parameter, Source
@@ -37,29 +37,55 @@ PREFIXES: Mapping[str, Mapping[str, str]] = {
 CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
 
 
-def folder_tensors(parameters: Mapping[str, Parameter], spec: ModelSpec) -> list[Parameter]:
-    """The tensors of a folder, as parameters of the checkpoint's: those that ``parameters`` read."""
+@dataclass(frozen=True, slots=True)
+class FolderTensors:
+    """The tensors of a folder, as parameters of the checkpoint's, of the text model ``spec``. ``shapes``: of those
+    whose shape is not that of their rows.
+    """
+
+    parameters: list[Parameter]
+    spec: ModelSpec
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a tensor with this shape as rows, or of its scales."""
+        spec = self.spec
+        if spec.experts is not None and (".switch_mlp." in name or ".switch_glu." in name):
+            return (spec.experts.number, shape[0] // spec.experts.number, *shape[1:])
+        if spec.states is not None and name.endswith(CONVOLUTIONS):
+            return (shape[0] // spec.states.taps, spec.states.taps, 1)
+        return self.shapes.get(name, shape)
+
+
+def folder_tensors(
+    parameters: Mapping[str, Parameter], spec: ModelSpec, prefixes: Mapping[str, str] | None = None
+) -> FolderTensors:
+    """The tensors of a folder: those that ``parameters`` read. ``prefixes``: see PREFIXES, those of the family if
+    None.
+    """
     forms = {source.tensor: parameter.form for parameter in parameters.values() for source in parameter.sources}
+    prefixes = PREFIXES.get(spec.model_type, {}) if prefixes is None else prefixes
     found: dict[str, Parameter] = {}
     for name, shape in tensor_shapes(parameters).items():
         columns = shape[1] if len(shape) > 1 else None
-        for own, source in parts_of(name, shape[0], spec):
+        for part, source in parts_of(name, shape[0], spec):
+            own = prefixed(part, prefixes)
             before = found[own].sources if own in found else ()
             found[own] = Parameter(own, (*before, source), columns, forms[name])
-    return list(found.values())
+    return FolderTensors(list(found.values()), spec)
 
 
 def parts_of(name: str, rows: int, spec: ModelSpec) -> Iterator[tuple[str, Source]]:
-    """The tensors of the folder that have rows of a checkpoint's tensor, with these rows."""
+    """The tensors of the folder, without their prefix, that have rows of a checkpoint's tensor, with these rows."""
     match = LAYER.fullmatch(name)
     parts = dict(in_layer(match[2], Source(name, 0, rows), spec)) if match is not None else {}
     for own, sources in parts.items():
         assert match is not None
         for source in sources:
-            yield prefixed(f"{match[1]}{own}.weight", spec), source
+            yield f"{match[1]}{own}.weight", source
     if not parts:
         shifted = spec.model_type == "qwen3_5_text" and PLUS_ONE.fullmatch(name)
-        yield prefixed(name, spec), Source(name, 0, rows, offset=1.0 if shifted else 0.0)
+        yield name, Source(name, 0, rows, offset=1.0 if shifted else 0.0)
 
 
 def in_layer(name: str, whole: Source, spec: ModelSpec) -> Iterator[tuple[str, list[Source]]]:
@@ -93,17 +119,8 @@ def halves(module: str, whole: Source, experts: int) -> Iterator[tuple[str, list
         yield f"{module}.{projection}", [replace(whole, start=start, stop=start + each) for start in starts]
 
 
-def prefixed(name: str, spec: ModelSpec) -> str:
-    for prefix, own in PREFIXES.get(spec.model_type, {}).items():
+def prefixed(name: str, prefixes: Mapping[str, str]) -> str:
+    for prefix, own in prefixes.items():
         if name.startswith(prefix):
             return own + name.removeprefix(prefix)
     return name
-
-
-def folder_shape(name: str, shape: tuple[int, ...], spec: ModelSpec) -> tuple[int, ...]:
-    """The shape in the folder of a tensor with this shape as rows, or its scales'."""
-    if spec.experts is not None and (".switch_mlp." in name or ".switch_glu." in name):
-        return (spec.experts.number, shape[0] // spec.experts.number, *shape[1:])
-    if spec.states is not None and name.endswith(CONVOLUTIONS):
-        return (shape[0] // spec.states.taps, spec.states.taps, 1)
-    return shape

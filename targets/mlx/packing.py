@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.compiler.ir.graph import Parameter
-from nearfar.compiler.quant import GROUPS, Codes, Quantization, by_name, form_of
+from nearfar.compiler.quant import GROUPS, Codes, Quantization, WeightForm, by_name, form_of
 from nearfar.compiler.quant.base import FloatArray, require_finite
 from nearfar.compiler.quant.codes import block_of
-from nearfar.compiler.quant.dense import Dense
 from nearfar.compiler.quant.q4 import Q4
 from nearfar.compiler.quant.q8 import Q8
 from nearfar.compiler.runtime.errors import QuantizationError, RequestError
@@ -32,6 +31,8 @@ Array = npt.NDArray[Any]
 SAFETENSORS_DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 # The vectors that stay float32: the logarithms of decays, and what decides between close scores of experts.
 FLOAT32 = (".A_log", ".expert_bias")
+# The bounds of projections of Gemma 4's towers, of which some are infinite: one beyond a dtype's largest number is.
+BOUNDS = (".input_min", ".input_max", ".output_min", ".output_max")
 ITEM_BYTES = {"U32": 4, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -47,9 +48,7 @@ class Packing:
     @property
     def group(self) -> tuple[int, int] | None:
         """Weights per group and bits per weight; None if matrices are not quantized."""
-        if isinstance(self.quantization, Q4 | Q8):
-            return self.quantization.group, 4 if isinstance(self.quantization, Q4) else 8
-        return None
+        return group_of_form(self.quantization)
 
     def keeps_codes(self, parameter: Parameter) -> bool:
         """Whether the integers of a parameter are the checkpoint's own."""
@@ -62,8 +61,6 @@ class Packing:
         if parameter.columns is None:
             return None
         form = form_of(parameter.form, self.quantization)
-        if parameter.form is not None and isinstance(form, Dense):
-            return None
         if isinstance(form, Codes):
             group = min(form.group, max(GROUPS)) or block_of(parameter.columns)
             if parameter.columns % group or group not in GROUPS or form.group % group:
@@ -74,16 +71,17 @@ class Packing:
                     tensor=parameter.name,
                 )
             return group, form.bits
-        if self.group is not None and parameter.columns % self.group[0]:
-            smallest = self.group[0] == min(GROUPS)
+        own = group_of_form(form)
+        if own is not None and parameter.columns % own[0]:
+            smallest = own[0] == min(GROUPS)
             advice = "--quantization f16" if smallest else "a smaller --group-size, or --quantization f16"
             raise QuantizationError(
-                f"{parameter.name} has {parameter.columns} columns, not a multiple of the group size {self.group[0]}, "
+                f"{parameter.name} has {parameter.columns} columns, not a multiple of the group size {own[0]}, "
                 f"which MLX needs; "
                 f"use {advice}",
                 tensor=parameter.name,
             )
-        return self.group
+        return own
 
     def tensors(self, parameter: Parameter) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Names of a parameter's tensors with their safetensors dtype and shape. Raises the error of `group_of`."""
@@ -105,14 +103,15 @@ class Packing:
         out of range.
         """
         if parameter.columns is None:
+            if parameter.name.endswith(BOUNDS):
+                return [self._bounds(rows)]
             require_finite(rows)
             return [self._stored(rows, self._dtype_of(parameter))]
         form = self.quantization if parameter.form is None else by_name(parameter.form)
-        planes = form.pack(rows)
-        if self.group_of(parameter) is None:
+        planes, of_parameter = form.pack(rows), self.group_of(parameter)
+        if of_parameter is None:
             return [self._stored(form.unpack(planes, parameter.columns))]
-        assert self.group is not None
-        _, bits = self.group
+        _, bits = of_parameter
         codes = planes["q"].astype(np.uint32, copy=False)
         return self._quantized(
             in_order(codes) if bits == 4 else codes, planes["s"].astype(np.float32), np.float32(1 << (bits - 1))
@@ -140,6 +139,12 @@ class Packing:
     def _quantized(self, words: Array, scales: FloatArray, zero: FloatArray | np.float32) -> list[Array]:
         return [words, self._stored(scales), self._stored(scales * -zero)]
 
+    def _bounds(self, values: FloatArray) -> Array:
+        if self.activation != "float16":
+            return self._stored(values)
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16)
+
     def _dtype_of(self, parameter: Parameter) -> str:
         return "float32" if parameter.name.endswith(FLOAT32) else self.activation
 
@@ -155,6 +160,13 @@ class Packing:
         if np.abs(values).max(initial=0) > np.finfo(np.float16).max:
             raise QuantizationError("values exceed float16's largest, 65504; use --activations bfloat16 or float32")
         return values.astype(np.float16)
+
+
+def group_of_form(form: WeightForm) -> tuple[int, int] | None:
+    """Weights per group and bits per weight of a format of ours; None if it does not quantize."""
+    if isinstance(form, Q4 | Q8):
+        return form.group, 4 if isinstance(form, Q4) else 8
+    return None
 
 
 def kv_group(head_dim: int) -> int:

@@ -1,4 +1,4 @@
-"""Run an MLX folder: execute our graph with MLX's kernels, on Metal on a Mac and on the CPU elsewhere.
+"""Run an MLX folder of a text model: execute our graph with MLX's kernels, on Metal on a Mac and on the CPU elsewhere.
 
 The files are those that mlx-lm loads, but batches are ragged, any row can have logits, and the residual stream is
 float32.
@@ -17,7 +17,7 @@ from nearfar.compiler.bundle.manifest import ExportManifest
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.runtime.base_runner import ArrayLayout, BaseRunner
 from nearfar.compiler.runtime.batch import Array, Batch
-from nearfar.compiler.runtime.errors import DeviceError
+from nearfar.compiler.runtime.errors import DeviceError, UnsupportedModel
 from nearfar.compiler.runtime.host_sampler import HostSampler
 from nearfar.compiler.runtime.runner import Limits, Output
 
@@ -35,7 +35,17 @@ def open_runner(bundle: ExportBundle, limits: Limits) -> MlxRunner:
 def check_machine(bundle: ExportBundle) -> None:
     """Raises ToolError if MLX is not installed, UnsupportedModel for an op that `forward.py` lacks."""
     load_mlx()
+    require_text(bundle)
     require_known(graph_of(bundle.manifest))
+
+
+def require_text(bundle: ExportBundle) -> None:
+    """Raises UnsupportedModel for a model with towers."""
+    if bundle.manifest.spec.vision is not None:
+        raise UnsupportedModel(
+            f"{bundle.path}: sees pictures, which the MLX runner does not compute; run the folder with mlx-vlm, or use "
+            "--target webgpu, cpu or cuda"
+        )
 
 
 def graph_of(manifest: ExportManifest) -> Graph:
@@ -50,6 +60,7 @@ class MlxRunner(BaseRunner[ExportManifest]):
 
     def __init__(self, bundle: ExportBundle, limits: Limits) -> None:
         self._mx = load_mlx()
+        require_text(bundle)
         super().__init__(bundle.manifest, limits)
         # MLX's CPU kernels sum float16 in float16, which is less exact and many times slower than float32.
         self.activation = (

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Parameter
-from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.pipeline.weights import blocks, read_planes, read_rows
 from nearfar.compiler.runtime.errors import QuantizationError
 
-from .names import folder_shape, folder_tensors
+from .names import FolderTensors
 from .packing import ITEM_BYTES, Packing
 
 # The limit of mlx-lm, which the hub's caches and old file systems support.
@@ -30,20 +29,20 @@ INDEX_FILE = "model.safetensors.index.json"
 
 def write_shards(
     checkpoint: Checkpoint,
-    parameters: Mapping[str, Parameter],
+    tensors: FolderTensors,
     packing: Packing,
     folder: Path,
     progress: Callable[[int, int], None],
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Pack the tensors that parameters read into safetensors files of at most ``shard_bytes``, or one tensor, and write
+    """Pack the tensors into safetensors files of at most ``shard_bytes``, or one tensor, and write
     their index.
 
     Tensors have the structure of `names.py`: fused tensors stay fused, and the reader applies offsets and factors.
 
     Raises CheckpointError or QuantizationError, naming the tensor.
     """
-    shards = lay_out(parameters, checkpoint.spec, packing, shard_bytes)
+    shards = lay_out(tensors, packing, shard_bytes)
     total = sum(math.prod(tensor.shape) for shard in shards for tensor in shard.parameters)
     done = 0
     for shard in shards:
@@ -75,15 +74,13 @@ class Shard:
         return len(self.header) + self.data_bytes
 
 
-def lay_out(
-    parameters: Mapping[str, Parameter], spec: ModelSpec, packing: Packing, shard_bytes: int = SHARD_BYTES
-) -> list[Shard]:
+def lay_out(tensors: FolderTensors, packing: Packing, shard_bytes: int = SHARD_BYTES) -> list[Shard]:
     """The files that `write_shards` writes. Raises QuantizationError."""
-    groups = split(folder_tensors(parameters, spec), packing, shard_bytes)
+    groups = split(tensors.parameters, packing, shard_bytes)
     shards = []
     for number, group in enumerate(groups, 1):
         name = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        header, offsets = make_header(group, spec, packing)
+        header, offsets = make_header(group, tensors, packing)
         data_bytes = sum(size_of(tensor) for parameter in group for tensor in packing.tensors(parameter).values())
         shards.append(Shard(name, group, header, offsets, data_bytes))
     return shards
@@ -109,7 +106,7 @@ def split(parameters: Sequence[Parameter], packing: Packing, shard_bytes: int) -
     return shards
 
 
-def make_header(shard: list[Parameter], spec: ModelSpec, packing: Packing) -> tuple[bytes, dict[str, int]]:
+def make_header(shard: list[Parameter], folder: FolderTensors, packing: Packing) -> tuple[bytes, dict[str, int]]:
     """The header's bytes with its length before it, and the offset of each tensor in the data that follows."""
     tensors = {name: tensor for parameter in shard for name, tensor in packing.tensors(parameter).items()}
     entries: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
@@ -118,7 +115,7 @@ def make_header(shard: list[Parameter], spec: ModelSpec, packing: Packing) -> tu
     for name, tensor in sorted(tensors.items(), key=lambda item: -ITEM_BYTES[item[1][0]]):
         offsets[name] = end
         end += size_of(tensor)
-        shape = folder_shape(name, tensor[1], spec)
+        shape = folder.shape(name, tensor[1])
         entries[name] = {"dtype": tensor[0], "shape": shape, "data_offsets": [offsets[name], end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -49,6 +49,11 @@ def activations(device: str | None) -> tuple[str, ...]:
     return devices.by_name(device or DEVICES[0]).activations
 
 
+def notes(checkpoint: Checkpoint) -> tuple[str, ...]:  # noqa: ARG001
+    """Nothing differs from the model."""
+    return ()
+
+
 def export(
     checkpoint: Checkpoint,
     graphs: Mapping[str, Graph],

@@ -314,12 +314,6 @@ def test_a_text_model_has_no_plan_for_pictures(smolvlm: tuple[Bundle, Expected],
         runner.forward(batch)
 
 
-def test_mlx_refuses_a_tower_by_name(smolvlm: tuple[Bundle, Expected], tmp_path: Path) -> None:
-    bundle, _ = smolvlm
-    with pytest.raises(UnsupportedModel, match="sees pictures, which mlx bundles do not; add --text-only"):
-        compile_any(str(bundle.path.parent / "checkpoint"), tmp_path / "other", CompileOptions(target="mlx"))
-
-
 def test_a_model_with_a_tower_is_not_exported(smolvlm: tuple[Bundle, Expected]) -> None:
     with pytest.raises(UnsupportedModel, match=r"sees pictures, which exported models do not; compile .* --text-only"):
         bundle_tensors(smolvlm[0])

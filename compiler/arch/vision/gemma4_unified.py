@@ -18,6 +18,7 @@ def read_config(config: ConfigReader) -> VisionSpec:
     side = vision.integer("patch_size", default=16) * vision.integer("pooling_kernel_size", default=3)
     size = vision.integer("mm_embed_dim", default=3840)
     vision.expect("output_proj_dims", size)
+    vision.expect("model_patch_size", side)
     spec = VisionSpec(
         model_type=config.text("model_type"),
         hidden_size=size,

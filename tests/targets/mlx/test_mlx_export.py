@@ -21,6 +21,7 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.runtime.errors import QuantizationError, RequestError, UnsupportedModel
 from nearfar.targets.mlx.config import write_config
 from nearfar.targets.mlx.models import require_known
+from nearfar.targets.mlx.names import folder_tensors
 from nearfar.targets.mlx.packing import Packing
 from nearfar.targets.mlx.shards import write_shards
 
@@ -71,14 +72,14 @@ def test_shards_hold_the_same_tensors_as_one_file(tiny_checkpoints: Mapping[str,
     from nearfar.compiler.arch import by_model_type
 
     checkpoint = open_checkpoint(tiny_checkpoints["qwen2_wide"])
-    parameters = by_model_type("qwen2").forward(checkpoint.spec, 16, 16).parameters
+    stored = folder_tensors(by_model_type("qwen2").forward(checkpoint.spec, 16, 16).parameters, checkpoint.spec)
     packing = Packing(quant.by_name("q8f16"), "float16")
     found = []
     for name, shard_bytes in (("whole", 1 << 30), ("cut", 100_000)):
         (tmp_path / name).mkdir()
         seen: list[tuple[int, int]] = []
         write_shards(
-            checkpoint, parameters, packing, tmp_path / name, lambda *done, seen=seen: seen.append(done), shard_bytes
+            checkpoint, stored, packing, tmp_path / name, lambda *done, seen=seen: seen.append(done), shard_bytes
         )
         assert seen[-1][0] == seen[-1][1]
         index = json.loads((tmp_path / name / "model.safetensors.index.json").read_text())
