@@ -14,7 +14,7 @@ import numpy as np
 from sounds import pattern
 
 from nearfar.compiler.ir.spec import AudioSpec
-from nearfar.compiler.runtime.audio.readings import SampleReading
+from nearfar.compiler.runtime.audio.readings import reading_of
 from nearfar.compiler.runtime.audio.windows import row_frames, rows_of_window
 from nearfar.compiler.runtime.batch import FloatArray
 
@@ -50,7 +50,7 @@ def cases() -> list[dict[str, Any]]:
     made = []
     for name, audio in AUDIO.items():
         for samples, quiet in SOUNDS:
-            reading, seek, windows = SampleReading(sound(samples, quiet), audio, 1), 0, []
+            reading, seek, windows = reading_of(sound(samples, quiet), audio, 1), 0, []
             while seek < reading.count:
                 frames, window = reading.window(seek)
                 rows = rows_of_window(audio, window)

@@ -95,8 +95,8 @@ class Transcribe:
     sound: Annotated[Path, Flag(metavar="SOUND", place=True)]
     """a WAV file; with pip install 'nearfar[audio]' also FLAC, MP3, Ogg and more"""
     bundle: BundlePlace
-    """the bundle of a Whisper, Moonshine or Parakeet CTC; a checkpoint's folder is compiled once into a
-    cache"""
+    """the bundle of a Whisper, Moonshine or Parakeet CTC, or of a model that hears (Gemma 4); a checkpoint's folder is
+    compiled once into a cache"""
     language: Text | None = None
     """the language that is spoken, such as en (default: the model detects it)"""
     translate: bool = False

@@ -9,10 +9,11 @@ from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import AUDIO, CTC
 from ..bundle.signature import read_trusted_keys
 from ..pipeline.target import check_machine
-from ..runtime.audio.ctc import CtcTranscriber, transcriber_of
+from ..runtime.audio.ctc import transcriber_of
 from ..runtime.audio.formats import write_transcript
+from ..runtime.audio.hearing import HEARING_LIMITS
 from ..runtime.audio.sound import read_sound_file
-from ..runtime.audio.transcribe import LIMITS, Transcriber, TranscriptionOptions
+from ..runtime.audio.transcribe import LIMITS, TranscriptionOptions, WindowByWindow
 from ..runtime.errors import OutputError, reason_of
 from ..runtime.runner import require_plan
 from ..runtime.text.tokenizer import Tokenizer
@@ -58,13 +59,17 @@ def run(options: Transcribe) -> None:
 
 
 @contextmanager
-def open_transcriber(bundle: Bundle | ExportBundle, runner_name: str | None) -> Iterator[Transcriber | CtcTranscriber]:
-    """Raises RequestError for a bundle that does not transcribe sound, and the errors of `open_command_runner`."""
+def open_transcriber(bundle: Bundle | ExportBundle, runner_name: str | None) -> Iterator[WindowByWindow]:
+    """Raises RequestError for a bundle that neither transcribes sound nor hears, and the errors of
+    `open_command_runner`.
+    """
     if isinstance(bundle, ExportBundle) and bundle.manifest.transcribes:
         # Raises an error that names the tools for the bundle.
         check_machine(bundle)
-    require_plan(bundle.manifest, CTC if CTC in bundle.manifest.plan_names else AUDIO)
-    runner = open_command_runner(runner_name, bundle, LIMITS)
+    hears = bundle.manifest.hears
+    if not hears:
+        require_plan(bundle.manifest, CTC if CTC in bundle.manifest.plan_names else AUDIO)
+    runner = open_command_runner(runner_name, bundle, HEARING_LIMITS if hears else LIMITS)
     try:
         yield transcriber_of(runner, Tokenizer(bundle.tokenizer_files()))
     finally:

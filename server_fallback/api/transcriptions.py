@@ -18,7 +18,8 @@ from nearfar.compiler.runtime.audio.formats import verbose_json, write_transcrip
 from nearfar.compiler.runtime.audio.transcribe import Transcript
 from nearfar.compiler.runtime.errors import Unavailable
 
-from ..executors.executor import Call, Transcribes
+from ..executors.executor import Call
+from ..executors.hearing_transcriber import transcriber_on
 from ..schema.chat import ChatCompletionChunk
 from ..schema.transcription import (
     FORM,
@@ -72,16 +73,15 @@ async def _transcribe(service: Service, request: Request, *, translate: bool) ->
     exchange.log.update(model=printable(body.model), bytes=len(form.file), stream=body.stream)
     if body.stream:
         check_stream(body, translate=translate)
-    executor = await service.models.executor(body.model)
-    if not isinstance(executor, Transcribes):
-        raise ApiError(
-            400, "this model does not transcribe sound; use one that does, such as Whisper", "invalid_value", "model"
-        )
+    transcriber = transcriber_on(await service.models.executor(body.model))
+    if transcriber is None:
+        message = "this model neither transcribes sound nor hears; use one that does, such as Whisper"
+        raise ApiError(400, message, "invalid_value", "model")
     assert exchange.admission is not None
     capacity = service.models.answers_at_once(body.model) or service.config.max_concurrent_requests
     await exchange.admission.answers(1, capacity, "file")
     call = Call(exchange.request_id, exchange.priority(None), exchange.deadline, exchange.passed_on, exchange.client)
-    transcribe = partial(executor.transcribe, form.file, form.file_name, body, call, translate=translate)
+    transcribe = partial(transcriber.transcribe, form.file, form.file_name, body, call, translate=translate)
     if body.stream:
         record = AnswerRecord(service.metrics, body.model, exchange)
 

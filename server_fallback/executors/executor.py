@@ -124,7 +124,8 @@ class Abilities:
 
     ``tools``: the model writes tool calls. ``embeds``: it makes embeddings or scores, and no text.
     ``verify``: it checks drafts of clients. ``vision``: it reads images. ``video``: it reads videos. ``sound``: it
-    reads sound, and nothing else. ``hears``: it answers about recordings in chats.
+    reads sound, and nothing else. ``hears``: it answers about recordings in chats, of at most ``hears_seconds`` if that
+    is not None.
     """
 
     tokenizer_sha256: str | None
@@ -136,6 +137,7 @@ class Abilities:
     video: bool = False
     sound: bool = False
     hears: bool = False
+    hears_seconds: float | None = None
 
 
 @runtime_checkable

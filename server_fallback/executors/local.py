@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from nearfar.compiler.runtime.audio.hearing import longest_sound
 from nearfar.compiler.runtime.audio.prepared_sound import HeardSound
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, RequestError
 from nearfar.compiler.runtime.images.patches import CutImage
@@ -152,6 +153,7 @@ class LocalExecutor:
             vision=model.images is not None,
             video=model.images is not None and model.images.video is not None and decodes_video_files(),
             hears=model.sounds is not None,
+            hears_seconds=None if model.sounds is None else longest_sound(model.sounds),
         )
 
     @property

@@ -9,6 +9,7 @@ from nearfar.compiler.runtime.errors import RequestError
 
 from ..schema.transcription import TranscriptionRequest
 from .executor import Call, Models, Transcribes
+from .hearing_transcriber import transcriber_on
 
 
 class TranscriberByName:
@@ -40,11 +41,11 @@ class TranscriberByName:
 
     async def _model(self) -> Transcribes:
         assert self.models is not None
-        executor = await self.models.executor(self.name)
-        if not isinstance(executor, Transcribes):
+        transcriber = transcriber_on(await self.models.executor(self.name))
+        if transcriber is None:
             raise RequestError(
                 f"the transcriber {self.name} transcribes no sound; start the server with a model that does, such as "
                 "Whisper",
                 param="model",
             )
-        return executor
+        return transcriber

@@ -20,6 +20,7 @@ from ..generate import not_finite
 from ..runner import Runner, require_plan
 from ..text.tokenizer import Tokenizer
 from .frame_rows import frames_batch
+from .hearing import HearingTranscriber
 from .parakeet_frames import FEWEST_SAMPLES, parakeet_frames
 from .transcribe import Segment, Transcriber, TranscriptionOptions, WindowByWindow, Word, compression_ratio
 
@@ -111,9 +112,11 @@ class CtcTranscriber(WindowByWindow):
         return SharedScript.of_thread().ask(name, *values)
 
 
-def transcriber_of(runner: Runner, tokenizer: Tokenizer) -> Transcriber | CtcTranscriber:
+def transcriber_of(runner: Runner, tokenizer: Tokenizer) -> WindowByWindow:
     """The transcriber of a bundle's kind. Raises RequestError for a bundle that transcribes no sound."""
     if CTC in runner.manifest.plan_names:
         return CtcTranscriber(runner, tokenizer)
+    if runner.manifest.hears:
+        return HearingTranscriber(runner, tokenizer)
     require_plan(runner.manifest, AUDIO)
     return Transcriber(runner, tokenizer)

@@ -32,7 +32,9 @@ class Reading(Protocol):
 
 def reading_of(samples: FloatArray, audio: AudioSpec, seconds: int) -> Reading:
     """The reading of samples at 16 kHz. ``seconds``: those of the longest window."""
-    return MelReading(samples, audio) if audio.mel_bins else SampleReading(samples, audio, seconds)
+    if audio.mel_bins:
+        return MelReading(samples, audio)
+    return SampleReading(samples, least_samples(audio), seconds * FRAMES_PER_SECOND)
 
 
 class MelReading:
@@ -54,12 +56,12 @@ class MelReading:
 
 
 class SampleReading:
-    """Samples in windows of any length. A longer sound than the longest one is cut at a quiet place, and silence
-    follows what is too short for a row.
+    """Samples in windows of any length. A longer sound than the ``longest`` one, in frames of 10 ms, is cut at a quiet
+    place, and silence follows what has less than the ``least`` samples.
     """
 
-    def __init__(self, samples: FloatArray, audio: AudioSpec, seconds: int) -> None:
-        self._samples, self._least, self._longest = samples, least_samples(audio), seconds * FRAMES_PER_SECOND
+    def __init__(self, samples: FloatArray, least: int, longest: int) -> None:
+        self._samples, self._least, self._longest = samples, least, longest
         self.count = -(-len(samples) // HOP)
         self.is_long = self.count > self._longest
 

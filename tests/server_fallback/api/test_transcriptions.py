@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,9 +32,10 @@ from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.form_body import boundary_of, parse_form
-from nearfar.server_fallback.executors.executor import Call, ExecutorState
+from nearfar.server_fallback.executors.executor import Abilities, Call, ExecutorState
 from nearfar.server_fallback.executors.speech_executor import SpeechExecutor
 from nearfar.server_fallback.executors.text_model import TextModel
+from nearfar.server_fallback.schema.chat import ChatCompletionRequest, SoundPart, TextPart
 from nearfar.server_fallback.schema.models import ModelCard
 from nearfar.server_fallback.schema.transcription import TranscriptionRequest
 
@@ -154,7 +156,11 @@ def test_each_format_has_its_type(app: FastAPI) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"model": "fake"}, "model", "this model does not transcribe sound"),
+        (
+            {"model": "fake"},
+            "model",
+            "this model neither transcribes sound nor hears; use one that does, such as Whisper",
+        ),
         ({"language": "klingon"}, None, "language 'klingon' is not known"),
         ({"temperature": "2"}, "temperature", "less than or equal to 1"),
         ({"temperature": "warm"}, "temperature", "valid number"),
@@ -189,6 +195,55 @@ def test_a_model_that_knows_when_words_are_said_answers_with_their_times(tmp_pat
     assert post(app, response_format="srt").text.startswith("1\n00:00:0")
     for refused, param in ((post(app, language="en"), "language"), (post(app, prompt="Hi"), "prompt")):
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+class HearingExecutor(FakeExecutor):
+    """A model that hears at most a second at once."""
+
+    def abilities(self) -> Abilities:
+        return Abilities(None, None, tools=False, embeds=False, hears=True, hears_seconds=1.0)
+
+
+def test_a_model_that_hears_in_chats_transcribes_and_translates() -> None:
+    spoken = HearingExecutor(pieces=("Guten\n", "Tag.", "\nEnglish: ", "Good day."))
+    app = create_app(FakeModels(loaded={"ears": spoken}), ApiConfig())
+    found = post(app, "translations", model="ears", response_format="verbose_json").json()
+    # Of two seconds, the model hears one at once; each part ends at a quiet place.
+    count = len(found["segments"])
+    assert count >= 2
+    assert (found["task"], found["text"]) == ("translate", " ".join(["Good day."] * count))
+    assert [each["start"] for each in found["segments"][1:]] == [each["end"] for each in found["segments"][:-1]]
+    assert all(each["end"] - each["start"] <= 1 for each in found["segments"])
+    assert len(spoken.requests) == count
+    chat = spoken.requests[0]
+    assert isinstance(chat, ChatCompletionRequest)
+    (message,) = chat.messages
+    assert isinstance(message.content, list)
+    sound, text = message.content
+    assert isinstance(sound, SoundPart)
+    assert base64.b64decode(sound.input_audio.data)[:4] == b"RIFF"
+    assert isinstance(text, TextPart)
+    assert "then translate it into English" in text.text
+    assert (chat.temperature, chat.max_completion_tokens) == (0, 1024)
+    subtitles = post(app, model="ears", response_format="srt", language="de").text
+    assert subtitles.count("Guten Tag. English: Good day.") == subtitles.count("-->") == count
+    streamed = post(app, model="ears", stream="true").text
+    assert streamed.count("transcript.text.delta") == count
+    refusals: tuple[tuple[dict[str, Any], str, str], ...] = (
+        ({"timestamp_granularities[]": ["word"]}, "timestamp_granularities", "when each word is said"),
+        ({"prompt": "names"}, "prompt", "continues no text that precedes"),
+        ({"temperature": "0.5"}, "temperature", "the likeliest tokens"),
+        ({"language": "tlh"}, "language", "language 'tlh' is not known; give a code of ISO 639-1"),
+    )
+    for fields, param, message_text in refusals:
+        answer = post(app, model="ears", **fields)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], message_text in error["message"]) == (400, param, True), error
+    spoken.error = RequestError("the context is too short", param="messages")
+    error = post(app, model="ears").json()["error"]
+    assert (error["param"], error["message"]) == ("file", "a chat with a part of the sound: the context is too short")
+    silent = create_app(FakeModels(loaded={"ears": HearingExecutor(pieces=("  ",))}), ApiConfig())
+    assert post(silent, model="ears", response_format="verbose_json").json()["segments"] == []
 
 
 def test_a_large_form_and_another_type_are_refused(app: FastAPI) -> None:

@@ -70,9 +70,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @contextmanager
-def hearing(bundle: Bundle, **config: Any) -> Iterator[LocalExecutor]:
+def hearing(bundle: Bundle, pages: int = 32, **config: Any) -> Iterator[LocalExecutor]:
     manifest, text = bundle.manifest, TextModel.of(bundle, "ears")
-    runner = ReferenceRunner(bundle, limits=Limits(tokens=24, sequences=2, rows=2, pages=32), activation="float32")
+    runner = ReferenceRunner(bundle, limits=Limits(tokens=24, sequences=2, rows=2, pages=pages), activation="float32")
     tower = ImageTower(runner, manifest.images, manifest.sounds)
     engine = TokenEngine(runner, TokenModel.of(manifest), EngineConfig(**config), tower=tower)
     assert manifest.images is not None

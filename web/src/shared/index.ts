@@ -54,6 +54,7 @@ import { asSrt, asVtt } from "./transcription/formats.js";
 import { nextTokens } from "./transcription/next_tokens.js";
 import { rowsToRead } from "./transcription/rows_to_read.js";
 import { checkTask, transcriptionPrompt } from "./transcription/speech.js";
+import { heardText, hearingInstruction } from "./transcription/hearing.js";
 import { TEMPERATURES, THRESHOLDS, cutWindow, judgeText, quietEnd } from "./transcription/windows.js";
 import { videoKind } from "./videos/kind.js";
 import { requireVideoBytes, videoLayout } from "./videos/layout.js";
@@ -210,6 +211,8 @@ Object.assign(globalThis, {
     judgeText: overJson(judgeText),
     quietEnd: overJson(quietEnd),
     rowsToRead: overJson(rowsToRead),
+    hearingInstruction: overJson(hearingInstruction),
+    heardText: overJson(heardText),
     rowWindows: overJson(rowWindows),
     withRows: overJson(withRows),
     wordSegments: overJson(wordSegments),

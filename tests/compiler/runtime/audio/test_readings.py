@@ -8,7 +8,7 @@ import numpy as np
 from reading_cases import AUDIO, VECTORS, cases
 from sounds import pattern
 
-from nearfar.compiler.runtime.audio.readings import SampleReading, levels
+from nearfar.compiler.runtime.audio.readings import levels, reading_of
 from nearfar.compiler.runtime.audio.windows import least_samples, row_frames, rows_of_window
 
 
@@ -35,7 +35,7 @@ def test_frames_that_do_not_overlap_are_completed() -> None:
 def test_a_long_sound_is_cut_where_it_is_quiet() -> None:
     samples = pattern(40_000)
     samples[11_600:15_200] = 0
-    reading = SampleReading(samples, AUDIO["apart"], 1)
+    reading = reading_of(samples, AUDIO["apart"], 1)
     frames, window = reading.window(0)
     assert 11_600 < frames * 160 < 15_200
     assert np.array_equal(window, samples[: frames * 160])

@@ -14,7 +14,7 @@ from tiny_moonshine import CONTEXT, END, START, make_moonshine, make_moonshine_s
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.cli import main
-from nearfar.compiler.runtime.audio.readings import SampleReading
+from nearfar.compiler.runtime.audio.readings import reading_of
 from nearfar.compiler.runtime.audio.transcribe import LIMITS, Transcriber, TranscriptionOptions
 from nearfar.compiler.runtime.batch import Batch, FloatArray
 from nearfar.compiler.runtime.errors import RequestError
@@ -141,7 +141,7 @@ def test_long_sound_is_transcribed_piece_by_piece(moonshine: tuple[Bundle, Any],
     audio, speech = bundle.manifest.spec.audio, bundle.manifest.speech
     assert audio is not None
     assert speech is not None
-    frames, first = SampleReading(sound, audio, speech.seconds).window(0)
+    frames, first = reading_of(sound, audio, speech.seconds).window(0)
     assert 24 < frames / 100 < 25
     transcript = transcriber.transcribe(sound, TranscriptionOptions(temperature=0.0, timestamps=True))
     one, other = transcript.segments

@@ -1,0 +1,112 @@
+"""Transcripts by models that hear in chats: window after window of a sound, each a chat of its own with the executor
+that answers other chats. `compiler/runtime/audio/hearing.py` has the windows and the instructions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import wave
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from nearfar.compiler.ir.speech import SAMPLE_RATE
+from nearfar.compiler.runtime.audio.hearing import HearingTask, SoundWindow, sound_windows
+from nearfar.compiler.runtime.audio.sound import read_sound
+from nearfar.compiler.runtime.audio.transcribe import Segment, Transcript, TranscriptionOptions
+from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.runtime.errors import RequestError
+
+from ..schema.chat import ChatCompletionRequest
+from ..schema.fold import ChatFold
+from ..schema.transcription import TranscriptionRequest
+from ..text.output import folded
+from .executor import Call, Executor, TellsAbilities, Transcribes
+from .speech_executor import MAX_SECONDS
+
+# What models hear at once, of executors that do not report it.
+USUAL_SECONDS = 30.0
+
+
+class HearingTranscriber:
+    """A `Transcribes`. ``executor`` answers about recordings in chats, of at most ``longest_seconds``."""
+
+    def __init__(self, executor: Executor, longest_seconds: float = USUAL_SECONDS) -> None:
+        self._executor, self._longest_seconds = executor, longest_seconds
+
+    async def transcribe(
+        self,
+        data: bytes,
+        name: str,
+        request: TranscriptionRequest,
+        call: Call,
+        *,
+        translate: bool,
+        max_seconds: float | None = None,
+        heard: Callable[[str], None] | None = None,
+    ) -> Transcript:
+        """Cancelling this ends the transcript at the next token."""
+        options = TranscriptionOptions(
+            request.language,
+            translate,
+            prompt=request.prompt,
+            temperature=request.temperature or None,
+            words=request.words,
+        )
+        task = HearingTask(request.model, options)
+        samples: FloatArray = await asyncio.to_thread(read_sound, data, name, max_seconds or MAX_SECONDS)
+        segments = list[Segment]()
+        for window in sound_windows(samples, self._longest_seconds):
+            found = await self._segments(window, task, request.model, call)
+            segments += found
+            if heard is not None and found:
+                heard("".join(segment.text for segment in found))
+        kind = "translate" if translate else "transcribe"
+        return Transcript(kind, request.language, len(samples) / SAMPLE_RATE, tuple(segments))  # type: ignore[arg-type]
+
+    async def _segments(self, window: SoundWindow, task: HearingTask, model: str, call: Call) -> list[Segment]:
+        sound = {"data": base64.b64encode(wav_of(window.samples)).decode(), "format": "wav"}
+        content = [{"type": "input_audio", "input_audio": sound}, {"type": "text", "text": task.instruction}]
+        asked = ChatCompletionRequest.model_validate(
+            {
+                "model": model,
+                "messages": [{"role": "user", "content": content}],
+                "temperature": 0,
+                "max_completion_tokens": task.max_tokens,
+                "logprobs": True,
+            }
+        )
+        tokens = list[int]()
+        own = replace(call, observe_token=tokens.append)
+        try:
+            answer = await folded(partial(self._executor.answer, asked, own), ChatFold())
+        except RequestError as error:
+            raise RequestError(
+                f"a chat with a part of the sound: {error.message}", **{**error.details, "param": "file"}
+            ) from error
+        (choice,) = answer.choices
+        logprobs = [each.logprob for each in (choice.logprobs and choice.logprobs.content) or []]
+        return task.segments(window, choice.message.content or "", tokens, float(np.mean(logprobs or [0.0])))
+
+
+def transcriber_on(executor: Executor) -> Transcribes | None:
+    """What transcribes with an executor: itself, or chats with a model that hears; None for other models."""
+    if isinstance(executor, Transcribes):
+        return executor
+    can = executor.abilities() if isinstance(executor, TellsAbilities) else None
+    return HearingTranscriber(executor, can.hears_seconds or USUAL_SECONDS) if can is not None and can.hears else None
+
+
+def wav_of(samples: FloatArray) -> bytes:
+    """A file of 16 bits, which keeps those of files of 16 bits as they are."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(SAMPLE_RATE)
+        out.writeframes(np.clip(np.round(samples * 32768), -32768, 32767).astype("<i2").tobytes())
+    return file.getvalue()
