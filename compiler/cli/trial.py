@@ -39,6 +39,8 @@ def find_trial(bundle: Bundle | ExportBundle) -> Trial:
             check_machine(bundle)
         reason = None
     except UnsupportedModel as error:
+        if bundle.manifest.transcribes:
+            return Trial(look, error.message)
         package = "mlx_lm" if bundle.manifest.spec.vision is None else "mlx_vlm"
         if bundle.manifest.target != "mlx" or find_spec(package) is None:
             return Trial(look, error.message)

@@ -168,7 +168,9 @@ def check_task(model: str, target: str, checkpoint: Checkpoint, kv: str, plans: 
     if checkpoint.speech is not None or checkpoint.ctc is not None:
         if (CTC if checkpoint.speech is None else AUDIO) not in plans:
             raise UnsupportedModel(
-                f"{model}: transcribes sound, but {target} bundles read text; use --target webgpu, cpu, cuda or onnx"
+                f"{model}: transcribes sound as {checkpoint.spec.model_type} does, which {target} bundles cannot; use "
+                "--target webgpu, cpu, cuda or onnx",
+                model_type=checkpoint.spec.model_type,
             )
         if kv != "activation":
             raise RequestError(

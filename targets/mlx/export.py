@@ -1,6 +1,6 @@
 """Export for MLX: write a folder that mlx-lm loads unchanged, or mlx-vlm for a model with towers.
 
-config.json, tokenizer files       `config.py`, of models with towers `vlm.py`
+config.json, tokenizer files       `config.py`, of models with towers `vlm.py`, of Whisper for mlx-whisper `whisper.py`
 model.safetensors (or shards)      `names.py`, `towers.py`, `packing.py`, `shards.py`
 model.safetensors.index.json
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearfar.compiler.bundle.manifest import GENERATE, HEARING, VISION
+from nearfar.compiler.bundle.manifest import AUDIO, GENERATE, HEARING, VISION
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.formats.images import PREPROCESSOR_FILE, PROCESSOR_FILE
 from nearfar.compiler.formats.json_file import read_json_object
@@ -21,7 +21,7 @@ from nearfar.compiler.formats.videos import VIDEO_FILE
 from nearfar.compiler.ir.graph import Graph, Parameter
 from nearfar.compiler.pipeline.target import ExportOptions
 
-from . import vlm
+from . import vlm, whisper
 from .config import shared_keys, write_config, write_tokenizer
 from .names import FolderTensors, folder_tensors
 from .packing import Packing, kv_group
@@ -30,7 +30,7 @@ from .towers import vlm_tensors
 
 # One folder runs on every device that MLX supports.
 DEVICES = ()
-PLANS = (GENERATE, VISION, HEARING)
+PLANS = (GENERATE, VISION, HEARING, AUDIO)
 # The files of a model with towers that mlx-vlm reads as they are.
 COPIED = (PREPROCESSOR_FILE, PROCESSOR_FILE, VIDEO_FILE, "chat_template.jinja", "chat_template.json")
 # What is not copied from the config.json of such a model.
@@ -68,7 +68,8 @@ def file_sizes(
     job = prepare(checkpoint, graphs, options)
     write_small_files(job, options, folder)
     shards = lay_out(job.tensors, job.packing)
-    (folder / INDEX_FILE).write_text(index_text(shards))
+    if job.tensors.file is None:
+        (folder / INDEX_FILE).write_text(index_text(shards))
     small = {path.name: path.stat().st_size for path in folder.iterdir()}
     return {**small, **{shard.file: shard.size_bytes for shard in shards}}
 
@@ -91,6 +92,8 @@ def prepare(checkpoint: Checkpoint, graphs: Mapping[str, Graph], options: Export
         for layer in range(checkpoint.spec.num_layers):
             kv_group(checkpoint.spec.heads_of(layer)[1])
     packing = Packing(options.quantization, options.activation)
+    if checkpoint.speech is not None:
+        return Job(*whisper.whisper_tensors(checkpoint, graphs), packing, None)
     if checkpoint.spec.vision is None:
         return Job(checkpoint, folder_tensors(graphs[GENERATE].parameters, checkpoint.spec), packing, None)
     model = vlm.vision_language_model(checkpoint, options.activation, options.context)
@@ -101,6 +104,10 @@ def prepare(checkpoint: Checkpoint, graphs: Mapping[str, Graph], options: Export
 def write_small_files(job: Job, options: ExportOptions, folder: Path) -> None:
     """Write all files except the weights."""
     checkpoint, packing = job.stored, job.packing
+    if checkpoint.speech is not None:
+        whisper.write_config(checkpoint, packing, folder)
+        write_tokenizer(checkpoint, folder)
+        return
     modules = stored_modules(job.tensors.parameters, packing)
     if job.model is None:
         write_config(checkpoint.spec, packing, options.context, folder, modules)

@@ -40,12 +40,13 @@ CONVOLUTIONS = (".conv1d.weight", ".conv.conv.weight")
 @dataclass(frozen=True, slots=True)
 class FolderTensors:
     """The tensors of a folder, as parameters of the checkpoint's, of the text model ``spec``. ``shapes``: of those
-    whose shape is not that of their rows.
+    whose shape is not that of their rows. ``file``: the name of the only file, None for model.safetensors or shards.
     """
 
     parameters: list[Parameter]
     spec: ModelSpec
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    file: str | None = None
 
     def shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a tensor with this shape as rows, or of its scales."""

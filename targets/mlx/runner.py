@@ -40,7 +40,13 @@ def check_machine(bundle: ExportBundle) -> None:
 
 
 def require_text(bundle: ExportBundle) -> None:
-    """Raises UnsupportedModel for a model with towers."""
+    """Raises UnsupportedModel for a model that reads more than text."""
+    if bundle.manifest.transcribes:
+        raise UnsupportedModel(
+            f"{bundle.path}: reads sound, which the MLX runner does not compute; run the folder with mlx-whisper, or "
+            "use --target webgpu, cpu or cuda",
+            model_type=bundle.manifest.spec.model_type,
+        )
     if bundle.manifest.spec.vision is not None:
         raise UnsupportedModel(
             f"{bundle.path}: sees pictures, which the MLX runner does not compute; run the folder with mlx-vlm, or use "

@@ -56,7 +56,8 @@ def write_shards(
                         file.write(rows.tobytes())
                     done += (stop - start) * (parameter.columns or 1)
                     progress(done, total)
-    (folder / INDEX_FILE).write_text(index_text(shards))
+    if tensors.file is None:
+        (folder / INDEX_FILE).write_text(index_text(shards))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,11 @@ class Shard:
 
 def lay_out(tensors: FolderTensors, packing: Packing, shard_bytes: int = SHARD_BYTES) -> list[Shard]:
     """The files that `write_shards` writes. Raises QuantizationError."""
-    groups = split(tensors.parameters, packing, shard_bytes)
+    groups = split(tensors.parameters, packing, shard_bytes) if tensors.file is None else [tensors.parameters]
     shards = []
     for number, group in enumerate(groups, 1):
-        name = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        alone = tensors.file or "model.safetensors"
+        name = alone if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         header, offsets = make_header(group, tensors, packing)
         data_bytes = sum(size_of(tensor) for parameter in group for tensor in packing.tensors(parameter).values())
         shards.append(Shard(name, group, header, offsets, data_bytes))
