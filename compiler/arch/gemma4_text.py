@@ -242,7 +242,7 @@ def _per_layer_inputs(graph: Graph, spec: ModelSpec, x: str, of_model: str) -> s
         "per_layer_embedded",
         host=True,
     )
-    return graph.add("add", {"a": normed, "b": rows}, name="per_layer_inputs")
+    return graph.add("add", {"a": normed, "b": rows}, name="per_layer_sums")
 
 
 class Gemma4Layer(Layer):

@@ -43,6 +43,8 @@ from .videos import with_video
 MOST_PIXELS = 2**20
 # Models whose towers rotate by row and column.
 ROTATING = ("gemma4", "qwen3_5", "qwen3_vl")
+# Those whose towers read 2p - 1 of each number p that transformers' processor makes.
+DOUBLING = ("gemma4",)
 # The tensors of a tower that hears, which `gemma4_ears.py` reads as they are.
 EARS_PREFIX = "audio_tower."
 # The option with which the tower is left out.
@@ -142,7 +144,7 @@ class StoredTower:
                 "for which a tower needs gigabytes of memory"
             )
             images = replace(images, size=replace(images.size, most=max(MOST_PIXELS, images.size.least)))
-        if self.spec.model_type == "gemma4":
+        if self.spec.model_type in DOUBLING:
             images = doubled(images)
         patches = largest_tile(images)
         rotates = self.spec.model_type in ROTATING
@@ -296,6 +298,16 @@ def longest_side(images: ImageSpec) -> int:
     """The most patches of a side of a tile."""
     patches, aspect = largest_tile(images), images.size.max_aspect if isinstance(images.size, AreaBounds) else None
     return min(patches // images.block, math.ceil(math.sqrt(patches * (aspect or patches))) + images.block)
+
+
+def without_ears(checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint that reads no sound."""
+    hearing = checkpoint.spec.hearing
+    if hearing is None:
+        return checkpoint
+    parts = tuple(ear_of(hearing.model_type).PARTS.values())
+    tensors = {name: each for name, each in checkpoint.tensors.items() if not name.startswith(parts)}
+    return replace(checkpoint, spec=replace(checkpoint.spec, hearing=None), sounds=None, tensors=tensors)
 
 
 def decoder_alone(checkpoint: Checkpoint) -> Checkpoint:

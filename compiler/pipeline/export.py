@@ -23,7 +23,7 @@ from ..bundle.new_folder import new_folder
 from ..formats import load
 from ..formats.checkpoint import Checkpoint
 from ..formats.task_adapters import for_adapter
-from ..formats.towers import TEXT_ONLY
+from ..formats.towers import TEXT_ONLY, without_ears
 from ..ir.graph import Graph
 from ..ir.plan import union
 from ..measure.vector_loss import loss_notes
@@ -100,10 +100,8 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
             "or use --target webgpu, cpu, cuda, onnx or mlx"
         )
     if checkpoint.spec.hearing is not None and HEARING not in exporter.PLANS:
-        raise UnsupportedModel(
-            f"{model}: hears, which {target} bundles do not; add {TEXT_ONLY} to export the text model alone, or use "
-            "--target webgpu, cpu, cuda or mlx"
-        )
+        note(f"{model}: hears, which {target} bundles do not; this one reads texts and pictures")
+        checkpoint = without_ears(checkpoint)
     for text in (*checkpoint.notes, *chat_notes(checkpoint.tokenizer), *exporter.notes(checkpoint)):
         note(text)
     progress("read", 1, 1)

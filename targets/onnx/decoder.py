@@ -251,7 +251,7 @@ def add_group_norm(emitter: Emitter, node: Node) -> None:
 def add_row_norm(emitter: Emitter, node: Node) -> None:
     x, y, eps = node.inputs["x"], node.outputs["y"], node.attrs["eps"]
     total = emitter.deferred_node(x, "add")
-    if total is None:
+    if total is None or ("bias" in node.inputs and not is_layer_norm(node)):
         emitter.names[y] = norm_rows(emitter, emitter.rows(x), node)
         return
     emitter.claim(total)
@@ -262,11 +262,7 @@ def add_row_norm(emitter: Emitter, node: Node) -> None:
 
 
 def is_layer_norm(node: Node) -> bool:
-    """Whether a norm subtracts the mean. Raises UnsupportedModel for a bias of one that does not, which no op has."""
-    if "bias" in node.inputs and not node.attr("centered"):
-        raise UnsupportedModel(
-            f"{node.inputs['bias']}: --target onnx has no bias of an RMS norm; use --target webgpu, cpu or cuda"
-        )
+    """Whether a norm subtracts the mean."""
     return bool(node.attr("centered"))
 
 
@@ -278,7 +274,9 @@ def norm_rows(emitter: Emitter, x: str, node: Node) -> str:
     y, eps, (gamma, *bias) = node.outputs["y"], node.attrs["eps"], norm_vectors(emitter, node)
     if is_layer_norm(node):
         return emitter.builder.add("LayerNormalization", [x, gamma, *bias], y, epsilon=eps, axis=-1)
-    return norm_of(emitter, x, gamma, eps, y)
+    if not bias:
+        return norm_of(emitter, x, gamma, eps, y)
+    return emitter.builder.add("Add", [norm_of(emitter, x, gamma, eps, f"{y}.unbiased"), *bias], y)
 
 
 def norm_of(emitter: Emitter, x: str, gamma: str, eps: float, y: str) -> str:

@@ -24,7 +24,7 @@ from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .builder import ELEMENT_TYPES, MICROSOFT
-from .decoder import AXES, FORMS, Form, form_of, table_rows
+from .decoder import AXES, FORMS, Form, form_of, norm_of, table_rows
 from .emitter import Emitter
 from .encoder_mask import attention_bias, distances, scores_of, seen_by_distance
 from .pooling import add_near_rows, add_pool_rows, normalized
@@ -138,9 +138,7 @@ def normed_heads(emitter: Emitter, node: Node, x: str, index: int, y: str) -> st
         gamma = add("Slice", [emitter.vector(node.inputs["qk_norm"]), *bounds], f"{y}.gamma")
     shape = add("Shape", [x], f"{y}.shape")
     heads = add("Reshape", [x, integers(-1, head_dim)], f"{y}.heads")
-    if not emitter.device.fused_norms:
-        raise UnsupportedModel("this device has no norms of heads; use --device cpu, webgpu or cuda")
-    normed = add("SimplifiedLayerNormalization", [heads, gamma], f"{y}.normed", epsilon=node.attr("eps"), axis=-1)
+    normed = norm_of(emitter, heads, gamma, node.attr("eps"), f"{y}.normed")
     return add("Reshape", [normed, shape], f"{y}.rows")
 
 

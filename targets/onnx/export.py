@@ -6,8 +6,9 @@ genai_config.json        the configuration for ONNX Runtime GenAI, if it can all
 config.json and others   as in the checkpoint, with the options for Transformers.js
 
 A model that sees pictures has three graphs instead of model.onnx: decoder_model_merged.onnx reads the rows of
-embed_tokens.onnx (`embeddings.py`), among which the consumer places those of vision_encoder.onnx (`vision.py`). A model
-of sound has two: encoder_model.onnx (`listener.py`), to whose rows decoder_model_merged.onnx attends (`speech.py`).
+embed_tokens.onnx (`embeddings.py`), among which the consumer places those of vision_encoder.onnx (`vision.py`). Gemma 4
+also has an audio_encoder.onnx, which refuses sound (`deaf_ears.py`). A model of sound has two: encoder_model.onnx
+(`listener.py`), to whose rows decoder_model_merged.onnx attends (`speech.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from nearfar.compiler.runtime.errors import RequestError, ToolError
 from . import devices
 from .every_row import with_every_row
 from .genai_config import caches_alike, genai_allocates, one_shape, write_genai_config
-from .huggingface_files import write_huggingface_files
+from .huggingface_files import opens_ears, write_huggingface_files
 
 if TYPE_CHECKING:
     from .emitter import Emitter
@@ -41,7 +42,7 @@ PLANS = (GENERATE, EMBED, CLASSIFY, VISION, AUDIO, CTC)
 FOLDER, ENDING = "onnx", ".onnx"
 # The names that optimum and Transformers.js give to graphs.
 MODEL, DECODER, TABLE, TOWER = "model", "decoder_model_merged", "embed_tokens", "vision_encoder"
-LISTENER = "encoder_model"
+LISTENER, EARS = "encoder_model", "audio_encoder"
 
 
 def activations(device: str | None) -> tuple[str, ...]:
@@ -144,6 +145,7 @@ def emit(
     """The nodes of each graph, by the name of its file. ``scales``: the scales of 8-bit keys and values, once
     measured.
     """
+    from .deaf_ears import build_deaf_ears
     from .decoder import build_decoder
     from .embeddings import build_decoder_of_embeddings, build_embeddings, without_embeddings
     from .emitter import Emitter
@@ -191,7 +193,11 @@ def emit(
     table, decoder = started(text), started(without_embeddings(text))
     build_embeddings(table)
     build_decoder_of_embeddings(decoder)
-    return {TOWER: tower, TABLE: table, DECODER: decoder}
+    emitters = {TOWER: tower, TABLE: table, DECODER: decoder}
+    if opens_ears(checkpoint):
+        emitters[EARS] = Emitter(Graph(), spec, device, options.quantization, options.activation)
+        build_deaf_ears(emitters[EARS])
+    return emitters
 
 
 def check_cache(spec: ModelSpec, device: devices.Device, name: str) -> None:

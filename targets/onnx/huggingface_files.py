@@ -15,7 +15,7 @@ from typing import Any
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.formats.images import FILTERS, PREPROCESSOR_FILE, PROCESSOR_FILE
 from nearfar.compiler.formats.sentence_transformers import LENGTH_FILES, MODULES_FILE, PROMPTS_FILE, read_modules
-from nearfar.compiler.ir.images import AreaBounds, EvenTiles, FixedSize
+from nearfar.compiler.ir.images import AreaBounds, EvenTiles, FixedSize, LargestArea
 
 from .genai_config import LAYER_TYPES
 from .sound_files import ctc_tokenizer, extractor_of
@@ -36,6 +36,8 @@ OPTIONAL_FILES = ("added_tokens.json", "special_tokens_map.json", "vocab.json", 
 # The classes of Transformers.js that prepare pictures; checkpoints name others, or none.
 PROCESSORS = {
     "gemma3": ("Gemma3Processor", "Gemma3ImageProcessor"),
+    "gemma4": ("Gemma4Processor", "Gemma4ImageProcessor"),
+    "gemma4_unified": ("Gemma4Processor", "Gemma4ImageProcessor"),
     "idefics3": ("Idefics3Processor", "Idefics3ImageProcessor"),
     "lfm2_vl": ("Lfm2VlProcessor", "Lfm2VlImageProcessor"),
     "qwen3_5": ("Qwen3VLProcessor", "Qwen2VLImageProcessor"),
@@ -95,7 +97,16 @@ def name_sizes(config: dict[str, Any], checkpoint: Checkpoint) -> None:
     """Add what Transformers.js reads, and a config.json may leave out because it is the default."""
     assert checkpoint.images is not None
     config.setdefault("image_token_id", checkpoint.images.prompt.placeholder_id)
+    if opens_ears(checkpoint):
+        # Transformers.js has one class for all of Gemma 4.
+        config["model_type"] = "gemma4"
     config["text_config"] = {"num_hidden_layers": checkpoint.spec.num_layers, **config["text_config"]}
+
+
+def opens_ears(checkpoint: Checkpoint) -> bool:
+    """Whether Transformers.js opens a graph that reads sound, whatever config.json says."""
+    vision = checkpoint.spec.vision
+    return vision is not None and PROCESSORS[vision.model_type][0] == "Gemma4Processor"
 
 
 def write_processor(folder: Path, checkpoint: Checkpoint) -> None:
@@ -121,6 +132,11 @@ def write_processor(folder: Path, checkpoint: Checkpoint) -> None:
         # A tower reads smaller pictures than the checkpoint's processor makes.
         bounds = {"min_pixels": images.size.least, "max_pixels": images.size.most}
         bounds |= {"size": {"shortest_edge": images.size.least, "longest_edge": images.size.most}}
+    if isinstance(images.size, LargestArea):
+        # Patches that are whole blocks are those of pictures without blocks.
+        side = images.patch * images.block
+        bounds = {"patch_size": images.patch, "pooling_kernel_size": images.block}
+        bounds["max_soft_tokens"] = images.size.most // side**2
     preprocessor = {**defaults, **own, **bounds, **classes}
     write_json(folder / PREPROCESSOR_FILE, preprocessor)
     features = {}
@@ -128,6 +144,10 @@ def write_processor(folder: Path, checkpoint: Checkpoint) -> None:
         features["image_seq_len"] = (images.tiles.side // images.patch // images.block) ** 2
     if isinstance(images.size, FixedSize):
         features["image_seq_length"] = vision.tile_patches // images.block**2
+    if opens_ears(checkpoint):
+        processor = {**processor, "image_processor": preprocessor}
+        # The folder reads no sound.
+        processor.pop("feature_extractor", None)
     write_json(folder / PROCESSOR_FILE, {**features, **processor, "processor_class": known})
     template = checkpoint.tokenizer.chat_template
     if template is not None and not (checkpoint.path / TEMPLATE_FILE).is_file():

@@ -33,14 +33,7 @@ def build_vision(emitter: Emitter, images: ImageSpec) -> None:
     """Fill the emitter's builder. Raises UnsupportedModel for a tower whose inputs or ops have no form."""
     vision, builder = emitter.spec.vision, emitter.builder
     assert vision is not None
-    add_inputs = INPUTS.get(images.positions.rule)
-    if add_inputs is None:
-        raise UnsupportedModel(
-            f"the tower of {vision.model_type} has no form in --target onnx; use --target webgpu, cpu or cuda, or "
-            "--text-only",
-            model_type=vision.model_type,
-        )
-    add_inputs(emitter, images)
+    INPUTS[images.positions.rule](emitter, images)
     emitter.bias = add_bias(emitter) if VISIBLE in emitter.names else ""
     for node in emitter.graph.nodes:
         form_of(node, TOWER_FORMS).emit(emitter, node)

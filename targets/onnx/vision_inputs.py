@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nearfar.compiler.formats.towers import DOUBLING
 from nearfar.compiler.ir.images import EvenTiles, FixedSize, ImageSpec
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
@@ -153,6 +154,42 @@ def add_patches(emitter: Emitter, images: ImageSpec) -> None:
     emitter.names[WEIGHTS] = add("Cast", [mixed], "weights.cast", to=ELEMENT_TYPES[emitter.activation])
 
 
+def add_placed_patches(emitter: Emitter, images: ImageSpec) -> None:
+    """Patches of pictures of any size, row by row, with padding behind them.
+
+    pixel_values (pictures, patches, elements) float32, pixel_position_ids (pictures, patches, 2) int64: the column and
+    the row of each patch, or -1
+    """
+    builder, vision = emitter.builder, emitter.spec.vision
+    assert vision is not None
+    add, integers, integer = builder.add, builder.integers, builder.integer
+    axes = ("num_images", "num_patches")
+    builder.add_input("pixel_values", "float32", (*axes, emitter.columns("patches")))
+    builder.add_input("pixel_position_ids", "int64", (*axes, 2))
+    last = add("ReduceMax", ["pixel_position_ids", integers(1)], "tiles.last", keepdims=0)
+    columns, rows = (f"tiles.{name}" for name in ("columns", "rows"))
+    add("Split", [add("Add", [last, integer(1)], "tiles.sides")], columns, rows, axis=1, num_outputs=2)
+    places = add_places(emitter, images.block, rows, columns)
+    add_rows_of_tiles(emitter, places)
+    if vision.model_type in DOUBLING:
+        two, one = emitter.factor(2), emitter.factor(1)
+        doubled = add("Mul", [emitter.names["patches"], two], "patches.doubled")
+        emitter.names["patches"] = add("Sub", [doubled, one], "patches.centered")
+    add_positions(emitter, places)
+    # The table of rows is behind that of columns.
+    row = add("Add", [places.row, integer(images.positions.side)], "positions.of_row")
+    both = [add("Unsqueeze", [each, integers(2)], f"{each}.tap") for each in (places.column, row)]
+    emitter.names["patch_rows"] = add("Concat", both, "patch_rows", axis=2)
+
+
+def add_positions(emitter: Emitter, places: Places) -> None:
+    """Our value "patch_positions"."""
+    add, integers = emitter.builder.add, emitter.builder.integers
+    of_axes = [add("Unsqueeze", [each, integers(2)], f"{each}.axis") for each in (places.row, places.column)]
+    both = add("Concat", of_axes, "patch_positions.tiles", axis=2)
+    emitter.names["patch_positions"] = add("Reshape", [both, integers(-1, 2)], "patch_positions")
+
+
 def add_rows_of_tiles(emitter: Emitter, places: Places) -> None:
     """The rows of "pixel_values" (tiles, patches, elements) in the order of blocks."""
     builder, elements = emitter.builder, emitter.columns("patches")
@@ -202,9 +239,7 @@ def add_grids(emitter: Emitter, images: ImageSpec) -> None:
         emitter.names["changes"] = add("Cast", [change], "changes", to=ELEMENT_TYPES[emitter.activation])
     else:
         require_still(emitter, change)
-    places_of_patch = [add("Unsqueeze", [each, integers(2)], f"{each}.axis") for each in (places.row, places.column)]
-    both = add("Concat", places_of_patch, "places", axis=2)
-    emitter.names["patch_positions"] = add("Reshape", [both, integers(-1, 2)], "patch_positions")
+    add_positions(emitter, places)
     add_corners(emitter, images.positions.side, (places.row, rows), (places.column, columns))
 
 
@@ -335,6 +370,7 @@ def add_shape(emitter: Emitter, tiles: str, patches: str) -> None:
 # How pictures become patches, by the rule of their positions.
 INPUTS: Mapping[str, Callable[[Emitter, ImageSpec], None]] = {
     "antialiased": add_patches,
+    "axes": add_placed_patches,
     "corners": add_grids,
     "fractions": add_squares,
     "plain": add_pictures,

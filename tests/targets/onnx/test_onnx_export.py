@@ -22,7 +22,7 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_any
 from nearfar.compiler.pipeline.export import export_model
 from nearfar.compiler.runtime.errors import BundleError, QuantizationError, RequestError, UnsupportedModel
 from nearfar.targets.onnx import weights
-from nearfar.targets.onnx.decoder import form_of, is_layer_norm
+from nearfar.targets.onnx.decoder import form_of
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(0, VOCAB_SIZE, 23)]
 
@@ -263,12 +263,6 @@ def test_models_and_options_that_kernels_do_not_support_are_refused(
 def test_ops_inputs_and_attributes_without_a_form_are_refused_by_name(node: Node, found: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"the model has {found}, which has no form"):
         form_of(node)
-
-
-def test_a_bias_of_a_norm_that_is_not_centered_is_refused_by_name() -> None:
-    node = Node("rms_norm", {"x": "x", "weight": "w", "bias": "norm.bias"}, {"y": "y"}, {"eps": 1e-5})
-    with pytest.raises(UnsupportedModel, match=r"norm\.bias: --target onnx has no bias of an RMS norm"):
-        is_layer_norm(node)
 
 
 def unpacked(checkpoint: Path, quantization: str, group: int, tensor: str) -> np.ndarray[Any, Any]:

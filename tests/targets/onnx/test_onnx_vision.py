@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hearing_families import make_hearing
 from image_families import marker_id, pattern
 from onnx_cases import check_graph
-from onnx_session import Session, image_features
+from onnx_session import Session, image_features, open_graph
 from tolerances import F32, INT8, relative_error
 from vision_families import FAMILIES, QWEN, Expected, arguments_of, greedy_answer, make_vision
 
@@ -36,18 +37,23 @@ from nearfar.targets.onnx.decoder import form_of
 from nearfar.targets.onnx.runner import check_machine, open_runner
 
 # ONNX Runtime's attention needs heads of a multiple of 8 elements.
-TEXT = {"lfm2_vl": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}}
+GEMMA4 = {"head_dim": 16}
+TEXT = {
+    "lfm2_vl": {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{name: GEMMA4 for name in FAMILIES if name.startswith("gemma4")},
+}
 SCRIPT = Path(__file__).parent / "transformers_js_images.mjs"
 COUNT = 8
 # Texts with the mark of a picture, by the families that Transformers.js knows.
-# A picture that Qwen's processor does not resize, which Transformers.js does with black edges.
-UNCHANGED = (40, 24)
+# A picture that the processors of Qwen and Gemma 4 do not resize, which Transformers.js does with black edges.
+UNCHANGED = (32, 24)
 QWEN_PROMPT = "What is <|vision_start|><|image_pad|><|vision_end|>?"
 PROMPTS = {
     "smolvlm": "<image>",
     "lfm2_vl": "<image>",
     "gemma3": "What is <start_of_image>?",
     **dict.fromkeys(QWEN, QWEN_PROMPT),
+    **dict.fromkeys(("gemma4", "gemma4_bounded", "gemma4_unified"), "What is <|image|>?"),
 }
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -82,10 +88,16 @@ def arrays_of(checkpoint: Path, expected: Expected) -> dict[str, npt.NDArray[Any
     assert spec is not None
     config = SimpleNamespace(model_type=json.loads((checkpoint / "config.json").read_text())["model_type"])
     arguments = arguments_of(SimpleNamespace(config=config), spec, expected.images)
-    found = {name: each.numpy() for name, each in arguments.items()}
+    names = {"image_position_ids": "pixel_position_ids"}
+    found = {names.get(name, name): each.numpy() for name, each in arguments.items()}
     if found["pixel_values"].ndim == 5:
         batch, images, _, height, width = found["pixel_values"].shape
         found["pixel_attention_mask"] = np.ones((batch, images, height, width), bool)
+    if "pixel_position_ids" in found:
+        # Row by row, as processors make them, with padding behind.
+        places = found["pixel_position_ids"]
+        order = np.argsort(np.where(places[..., 0] < 0, 10**6, 100 * places[..., 1] + places[..., 0]), kind="stable")
+        found = {name: np.take_along_axis(each, order[..., None], axis=1) for name, each in found.items()}
     return found
 
 
@@ -99,11 +111,12 @@ def lfm2_vl(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return make_case("lfm2_vl", tmp_path_factory.mktemp("lfm2_vl"))
 
 
-@pytest.mark.parametrize("family", [each for each in FAMILIES if not each.startswith("gemma4")])
+@pytest.mark.parametrize("family", [*FAMILIES])
 def test_features_and_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     case = make_case(family, tmp_path)
     check_case(case)
-    for graph in ("embed_tokens", "vision_encoder"):
+    # onnx infers no shapes behind the norms of Gemma 4's tower.
+    for graph in ("embed_tokens", *["vision_encoder"] * (not family.startswith("gemma4"))):
         check_graph(case.bundle / f"onnx/{graph}.onnx")
 
 
@@ -148,7 +161,10 @@ def check_case(case: Case) -> None:
 
 
 def further_inputs(case: Case, start: int, stop: int) -> dict[str, npt.NDArray[Any]]:
-    """The positions of tokens on three axes, if the model has them."""
+    """The positions of tokens on three axes, and the rows of the tables of layers, if the model has them."""
+    if (table := open_graph(case.bundle, "embed_tokens")).get_outputs()[1:]:
+        (rows,) = table.run(["per_layer_inputs"], {"input_ids": np.array([case.expected.token_ids])})
+        return {"per_layer_inputs": np.asarray(rows)[:, start:stop]}
     grids = case.inputs.get("image_grid_thw")
     if grids is None:
         return {}
@@ -216,12 +232,13 @@ def test_transformers_js_loads_the_folder_and_generates_the_same_tokens(
     wanted = greedy_answer(case.checkpoint, ids[0].tolist(), pictures, COUNT)
     arrays = {"input_ids": ids, "attention_mask": np.ones_like(ids), **case.inputs}
     types = {"i": "int64", "b": "bool", "f": "float32"}
+    names = {"pixel_position_ids": "image_position_ids"}
     content = {
-        name: {"type": types[each.dtype.kind], "dims": each.shape, "data": each.ravel().tolist()}
+        names.get(name, name): {"type": types[each.dtype.kind], "dims": each.shape, "data": each.ravel().tolist()}
         for name, each in arrays.items()
     }
     (tmp_path / "inputs.json").write_text(json.dumps(content))
-    width, height = size = UNCHANGED if family in QWEN else sizes[0]
+    width, height = size = UNCHANGED if family.startswith(("gemma4", "qwen")) else sizes[0]
     texts = [str(case.bundle), str(tmp_path / "inputs.json"), str(COUNT), *map(str, size), PROMPTS[family]]
     command = [node, str(SCRIPT), *texts]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -274,12 +291,25 @@ def test_our_runner_and_options_for_texts_refuse_pictures_by_name(smolvlm: Case,
     assert [path.name for path in (tmp_path / "text/onnx").glob("*.onnx")] == ["model.onnx"]
 
 
-def test_what_the_graphs_do_not_compute_is_refused_by_name(smolvlm: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nearfar.targets.onnx import vision
+@pytest.mark.parametrize("family", ["gemma4", "gemma4_unified"])
+def test_a_model_that_hears_sees_alone_and_refuses_sound_by_name(family: str, node: str, tmp_path: Path) -> None:
+    make_hearing(family, tmp_path / "checkpoint", **GEMMA4)
+    notes: list[str] = []
+    options = CompileOptions(target="onnx", context=256, quantization="f32")
+    export_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options, note=notes.append)
+    assert any("hears, which onnx bundles do not" in each for each in notes)
+    (tmp_path / "inputs.json").write_text("{}")
+    texts = [str(tmp_path / "bundle"), str(tmp_path / "inputs.json"), str(COUNT), *map(str, UNCHANGED), "<|image|>"]
+    done = subprocess.run([node, str(SCRIPT), *texts], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    answer, grey = json.loads(done.stdout), np.full((*UNCHANGED[::-1], 3), 90, np.uint8)
+    assert answer["answer"] == greedy_answer(tmp_path / "checkpoint", answer["ids"], [grey], COUNT)
+    sound = {"input_features": np.zeros((1, 4, 8), np.float32), "input_features_mask": np.ones((1, 4), bool)}
+    with pytest.raises(Exception, match="this_folder_reads_no_sound"):
+        open_graph(tmp_path / "bundle", "audio_encoder").run(["audio_features"], sound)
 
+
+def test_what_the_graphs_do_not_compute_is_refused_by_name() -> None:
     inputs = {name: name for name in ("q", "kv", "seq_starts", "positions", "page_indptr", "page_ids", "reach")}
     with pytest.raises(UnsupportedModel, match="attention with input 'reach', which has no form in --target onnx"):
         form_of(Node("attention", inputs, {"y": "y"}))
-    monkeypatch.setattr(vision, "INPUTS", {})
-    with pytest.raises(UnsupportedModel, match="the tower of smolvlm has no form in --target onnx"):
-        dry_run(str(smolvlm.checkpoint), CompileOptions(target="onnx", context=256))

@@ -1,5 +1,5 @@
 // Usage: node transformers_js_images.mjs FOLDER INPUTS COUNT WIDTH HEIGHT TEXT. Loads the folder with Transformers.js
-// and prints JSON: the COUNT tokens of the greedy continuation of INPUTS, a file with tensors by name; the tokens that
+// and prints JSON: the COUNT tokens of the greedy continuation of INPUTS, a file with tensors by name, if it has any; the tokens that
 // the folder's processor makes of TEXT and a grey picture of WIDTH x HEIGHT, the shape of its pixels, and the greedy
 // continuation of these; and the same for a text alone.
 import { readFileSync } from "node:fs";
@@ -24,7 +24,7 @@ const continued = async (given) => {
   const output = await model.generate({ ...given, max_new_tokens: Number(count), do_sample: false });
   return output.tolist()[0].map(Number).slice(given.input_ids.dims[1]);
 };
-const tokens = await continued(inputs);
+const tokens = inputs.input_ids && (await continued(inputs));
 const processor = await AutoProcessor.from_pretrained(folder);
 const picture = new RawImage(new Uint8ClampedArray(width * height * 3).fill(90), Number(width), Number(height), 3);
 const first = model.config.model_type === "lfm2_vl";
