@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from light_bundle import lighten, one_compilation
+from light_bundle import few_kernels, lighten
 from made_once import kept_folder, made_once
 from tiny_moonshine import make_moonshine, make_moonshine_streaming
 from tiny_whisper import make_whisper
@@ -36,7 +36,7 @@ def kept_bundle(name: str, make_model: Callable[[Path], object]) -> Path:
 
     def make(folder: Path) -> None:
         options = CompileOptions(target="webgpu", quantization="f32", activations=("float32",))
-        with TemporaryDirectory() as parent, one_compilation():
+        with TemporaryDirectory() as parent, few_kernels():
             checkpoint = Path(parent) / f"tiny-{name}"
             make_model(checkpoint)
             compile_model(str(checkpoint), folder, options)

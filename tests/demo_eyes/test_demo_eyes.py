@@ -5,6 +5,7 @@ through our own preparation of pictures and prompts, and so do the recipe's part
 from __future__ import annotations
 
 import io
+import json
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -17,7 +18,8 @@ from demo_model.two_runs import require_the_same_again
 from PIL import Image
 from plain_target import compile_plain
 
-from demo_eyes.checkpoint import PATCH, TILE, encode_prompt, read_checkpoint
+import demo_eyes.train
+from demo_eyes.checkpoint import PATCH, TILE, encode_prompt, read_checkpoint, train_tokenizer
 from demo_eyes.evaluate import held_out_pictures
 from demo_eyes.pictures import COLOURS, KINDS, draw_picture
 from demo_eyes.train import TrainingPlan, batch, patch_labels, pixels_of, train
@@ -126,7 +128,14 @@ def test_a_plan_for_one_task_asks_only_its_questions_if_a_picture_has_any() -> N
     assert answers > 12
 
 
-def test_the_same_plan_gives_the_same_weights_and_the_loss_falls() -> None:
+def test_the_tokenizer_in_the_folder_is_that_of_the_recipe() -> None:
+    _, saved = read_checkpoint(EYES_CHECKPOINT)
+    assert json.loads(train_tokenizer(1).to_str())["model"] == json.loads(saved.to_str())["model"]
+
+
+def test_the_same_plan_gives_the_same_weights_and_the_loss_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It takes longer than the steps, and the test above compares it.
+    monkeypatch.setattr(demo_eyes.train, "train_tokenizer", lambda _: read_checkpoint(EYES_CHECKPOINT)[1])
     plan = TrainingPlan(steps=8, pictures=4, warmup_steps=2)
     require_the_same_again(lambda after_step: train(plan, after_step=after_step)[0], least_fall=0.5)
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from light_bundle import lighten, one_compilation
+from light_bundle import few_kernels, lighten
 from made_once import kept_folder, made_once
 from playwright.sync_api import Browser, Page
 from site_pages import engine_page
@@ -48,7 +48,7 @@ def page_parakeet() -> Path:
 
     def make(folder: Path) -> None:
         options = CompileOptions(target="webgpu", quantization="f32", activations=("float32",), context=CONTEXT)
-        with TemporaryDirectory() as parent, one_compilation():
+        with TemporaryDirectory() as parent, few_kernels(tokens="many"):
             checkpoint = Path(parent) / "tiny-parakeet"
             make_parakeet(checkpoint, num_mel_bins=80)
             compile_model(str(checkpoint), folder, options)
