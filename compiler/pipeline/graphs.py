@@ -90,11 +90,11 @@ def vision_graph(checkpoint: Checkpoint) -> Graph:
 
 
 def with_eight_bits(graphs: Mapping[str, Graph]) -> dict[str, Graph]:
-    """The graphs of all plans, those of towers with 8 bits a weight, as beside a text model with about 4: pictures
-    become features once, and their errors reach every token of an answer.
+    """The graphs of all plans, those of towers and of encoders of sound with 8 bits a weight, as beside a text model
+    with about 4: pictures and sound become features once, and their errors reach every token of an answer.
     """
     found = dict(graphs)
-    for plan in (each for each in TOWERS if each in graphs):
+    for plan in (each for each in (*TOWERS, AUDIO) if each in graphs):
         parameters = {
             name: each if each.columns is None else replace(each, form=EIGHT_BITS)
             for name, each in graphs[plan].parameters.items()

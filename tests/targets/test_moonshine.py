@@ -25,7 +25,7 @@ from tiny_moonshine import (
     rows_and_logits,
     streamed_rows_and_logits,
 )
-from tolerances import F32, relative_error
+from tolerances import F32, INT8, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.pipeline.compile import compile_model
@@ -115,6 +115,17 @@ def test_rows_and_logits_are_those_of_transformers(
                 assert relative_error(row, oracle[index][1][position]) < F32
     finally:
         runner.close()
+
+
+def test_an_encoder_has_8_bits_beside_a_decoder_with_4(folders: dict[str, tuple[Path, Any]], tmp_path: Path) -> None:
+    folder, model = folders["streaming"]
+    bundle = compile_plain(folder, tmp_path / "bundle", "q4f16", CONTEXT)
+    forms = {name: each.quantization for name, each in bundle.manifest.weights.items() if len(each.shape) == 2}
+    assert {form for name, form in forms.items() if name.startswith("model.encoder.")} == {"q8f16"}
+    assert forms["model.embed_tokens.weight"] == "q4f16"
+    runner = open_on("numpy", bundle, LIMITS, "float32", None)
+    rows, _ = streamed_rows_and_logits(model, CLIPS[0], [1])
+    assert relative_error(runner.listen(window_batch(bundle.manifest, [CLIPS[0]])), rows) < INT8
 
 
 def read_in_pieces(runner: BaseRunner[Any], oracle: Callable[[FloatArray], tuple[FloatArray, FloatArray]]) -> None:
