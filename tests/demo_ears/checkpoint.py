@@ -9,7 +9,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from demo_model.saved_model import write_json
 from demo_model.tokenizer import PIECES, train_bpe
@@ -17,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
 
 from nearfar.compiler.ir.speech import FRAME, HOP, SAMPLE_RATE
-from nearfar.compiler.runtime.audio.log_mel import log_mel
+from nearfar.compiler.runtime.audio.readings import MelReading
 
 from .commands import any_command
 from .voices import WINDOW_SECONDS, Samples, Utterance
@@ -100,8 +99,8 @@ def encode(tokenizer: Tokenizer, utterance: Utterance, *, timestamps: bool) -> l
 
 
 def frames_of(samples: Samples) -> Samples:
-    """The frames (MELS, FRAMES) of a sound of at most a window, which silence follows."""
-    return log_mel(np.pad(samples, (0, WINDOW_SECONDS * SAMPLE_RATE - len(samples))), MELS)
+    """The frames (MELS, FRAMES) of a sound of at most a window, as the product makes them."""
+    return MelReading(samples, MELS, FRAMES).window(0)[1]
 
 
 def write_checkpoint(folder: Path, model: Any, tokenizer: Tokenizer) -> None:

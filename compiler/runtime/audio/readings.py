@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ...ir.spec import AudioSpec
-from ...ir.speech import HOP, SAMPLE_RATE
+from ...ir.speech import FRAME, HOP, SAMPLE_RATE
 from ...shared.script import SharedScript
 from ..batch import FloatArray
 from .log_mel import log_mel
@@ -33,21 +33,21 @@ class Reading(Protocol):
 def reading_of(samples: FloatArray, audio: AudioSpec, seconds: int) -> Reading:
     """The reading of samples at 16 kHz. ``seconds``: those of the longest window."""
     if audio.mel_bins:
-        return MelReading(samples, audio)
+        return MelReading(samples, audio.mel_bins, audio.frames_of_row * audio.positions)
     return SampleReading(samples, least_samples(audio), seconds * FRAMES_PER_SECOND)
 
 
 class MelReading:
-    """Frames of mel bands in windows of one length. Silence follows a sound that is shorter than that; behind the end
-    of a longer one, frames are zeros, as in training.
+    """Frames of mel bands in windows of ``length`` frames. Those behind the end of the sound are zeros, as
+    openai-whisper has them; transformers has silence there if the sound is shorter than a window.
     """
 
-    def __init__(self, samples: FloatArray, audio: AudioSpec) -> None:
-        self._length = audio.frames_of_row * audio.positions
-        self.is_long = len(samples) > self._length * HOP
-        padded = samples if self.is_long else np.pad(samples, (0, self._length * HOP - len(samples)))
-        self._frames = log_mel(padded, audio.mel_bins)
-        self.count = self._frames.shape[1] if self.is_long else -(-len(samples) // HOP)
+    def __init__(self, samples: FloatArray, bins: int, length: int) -> None:
+        self._length = length
+        self.is_long = len(samples) > length * HOP
+        self.count = max(1, len(samples) // HOP)
+        # The last frames reach into the silence behind the sound.
+        self._frames = log_mel(np.pad(samples, (0, FRAME)), bins)[:, : self.count]
 
     def window(self, seek: int) -> tuple[int, FloatArray]:
         frames = self._frames[:, seek : seek + self._length]

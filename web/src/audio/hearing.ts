@@ -86,7 +86,7 @@ export function testWindow(manifest: Pick<Manifest, "spec">): AudioWindow {
     const [mel, frame] = [Math.floor(index / count), index % count];
     return ((31 * frame + 17 * mel + frame * mel) % 64) / 32 - 1;
   });
-  return melWindow(audio, { data, bins, count }, 0);
+  return melWindow(audio, { data, bins, count }, 0, count);
 }
 
 /** Throws BundleError for a bundle that reads no sound. */

@@ -6,6 +6,7 @@ import { FRAMES_PER_SECOND } from "../shared/transcription/speech.js";
 import { quietEnd } from "../shared/transcription/windows.js";
 import type { Frames } from "./log_mel.js";
 import { HOP, logMel } from "./log_mel.js";
+import { FRAME } from "./spectrum.js";
 
 /** What the plan "audio" reads: numbers for each row, and how many frames it has if the encoder counts them. */
 export interface AudioWindow {
@@ -27,17 +28,20 @@ export interface Reading {
 export const readingOf = (samples: Float32Array<ArrayBuffer>, audio: AudioSpec, seconds: number): Reading =>
   audio.mel_bins > 0 ? melReading(samples, audio) : sampleReading(samples, audio, seconds);
 
-/** Windows of one length. Silence follows a shorter sound; behind the end of a longer one, frames are zeros. */
+/**
+ * Windows of one length. Frames behind the end of the sound are zeros, as openai-whisper has them; transformers has
+ * silence there if the sound is shorter than a window.
+ */
 function melReading(samples: Float32Array, audio: AudioSpec): Reading {
   const length = audio.frames_of_row * audio.positions;
-  const isLong = samples.length > length * HOP;
-  const frames = logMel(isLong ? samples : padded(samples, length * HOP), audio.mel_bins);
-  const count = isLong ? frames.count : Math.ceil(samples.length / HOP);
-  const window: Reading["window"] = (seek) => ({
-    frames: Math.min(count - seek, length),
-    read: melWindow(audio, frames, seek),
-  });
-  return { count, isLong, window };
+  const count = Math.max(1, Math.floor(samples.length / HOP));
+  // The last frames reach into the silence behind the sound.
+  const frames = logMel(padded(samples, samples.length + FRAME), audio.mel_bins);
+  const window: Reading["window"] = (seek) => {
+    const own = Math.min(count - seek, length);
+    return { frames: own, read: melWindow(audio, frames, seek, own) };
+  };
+  return { count, isLong: samples.length > length * HOP, window };
 }
 
 /**
@@ -59,8 +63,8 @@ function sampleReading(samples: Float32Array<ArrayBuffer>, audio: AudioSpec, sec
   return { count, isLong: count > longest, window };
 }
 
-/** The window of frames of mel bands from ``start`` on; those beyond their end are zeros, as in training. */
-export function melWindow(audio: AudioSpec, { data, bins, count }: Frames, start: number): AudioWindow {
+/** The window of ``own`` frames of mel bands from ``start`` on, with zeros behind them. */
+export function melWindow(audio: AudioSpec, { data, bins, count }: Frames, start: number, own: number): AudioWindow {
   const [rows, step] = [audio.positions, audio.frames_of_row];
   const size = step + 2;
   const frames = new Float32Array(rows * size * bins);
@@ -68,7 +72,7 @@ export function melWindow(audio: AudioSpec, { data, bins, count }: Frames, start
   for (let row = 0; row < rows; row++)
     for (let place = 0; place < size; place++) {
       const frame = step * row - 1 + place;
-      if (frame < 0 || frame >= step * rows || start + frame >= count) continue;
+      if (frame < 0 || frame >= own) continue;
       const at = (row * size + place) * bins;
       for (let bin = 0; bin < bins; bin++) frames[at + bin] = Number(data[bin * count + start + frame]);
     }

@@ -29,6 +29,7 @@ from tiny_whisper import (
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.ir.ops.sampling import log_softmax
+from nearfar.compiler.ir.speech import FRAME, HOP
 from nearfar.compiler.runtime.audio.formats import Format, write_transcript
 from nearfar.compiler.runtime.audio.transcribe import (
     LIMITS,
@@ -89,14 +90,15 @@ class Whisper:
         return Transcriber(runner, Tokenizer(self.bundle.tokenizer_files()), thresholds)
 
     def generate(self, samples: FloatArray, **options: Any) -> Any:
-        """What transformers generates of samples, whose frames are not padded."""
+        """What transformers generates of the frames of samples, behind which there is silence."""
         import torch
         from transformers import WhisperFeatureExtractor
 
         extractor = WhisperFeatureExtractor(feature_size=MELS, chunk_length=1)
+        longer = np.pad(samples, (0, FRAME))
         frames = extractor(
-            samples, sampling_rate=16000, return_tensors="pt", truncation=False, padding="longest"
-        ).input_features
+            longer, sampling_rate=16000, return_tensors="pt", truncation=False, padding="longest"
+        ).input_features[..., : len(samples) // HOP]
         with torch.no_grad():
             return self.model.generate(input_features=frames, **{"task": "transcribe", **options})
 
