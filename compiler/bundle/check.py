@@ -212,6 +212,9 @@ def check_sounds(sounds: SoundSpec, vocab_size: int, images: ImageSpec | None) -
 
 
 def check_images(images: ImageSpec, vocab_size: int) -> None:
+    # JSON has no other numbers.
+    for name, values in {"mean": images.mean, "std": images.std}.items():
+        require(all(map(math.isfinite, values or ())), f"images.{name}", f"is {list(values or ())}")
     wrong = SharedScript.of_thread().ask("wrongImages", asdict(images), vocab_size)
     if wrong is not None:
         part, what = wrong

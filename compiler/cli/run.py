@@ -46,7 +46,7 @@ def run(options: Run) -> None:
     check_options(options)
     text = read_prompt(options)
     needs = {"--json": options.json, "--raw": options.raw, "--image": options.image}
-    needs |= {"--video": options.video, "--audio": options.audio}
+    needs |= {"--video": options.video}
     if text is None and any(needs.values()):
         name = next(name for name, given in needs.items() if given)
         raise RequestError(f"{name} needs a prompt; pass it as an argument or on standard input")
@@ -76,7 +76,7 @@ def run(options: Run) -> None:
         content = [
             *({"type": str(picture.kind)} for picture in pictures),
             *({"type": "audio"} for _ in sounds),
-            {"type": "text", "text": said(recordings) + text},
+            *({"type": "text", "text": written} for written in [said(recordings) + text] if written),
         ]
         prompt = encode_media(tokenizer, bundle.manifest, conversation(options.system, content), pictures, sounds)
     else:
@@ -182,13 +182,14 @@ def prepare_pictures(decoded: Sequence[tuple[str, Bytes | VideoFrames]], manifes
 
 def read_prompt(options: Run) -> str | None:
     """The prompt. If it is "-", or missing without a terminal, it is read from standard input; None on a terminal.
+    Recordings may be the whole message: then it may be empty.
 
     Raises RequestError for standard input that is empty or not UTF-8.
     """
     if options.prompt not in (None, "-"):
         return str(options.prompt)
     if options.prompt is None and sys.stdin.isatty():
-        return None
+        return "" if options.audio else None
     try:
         # `echo` adds the newline; it is not part of the prompt.
         text = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
@@ -196,7 +197,7 @@ def read_prompt(options: Run) -> str | None:
         raise RequestError(
             f"standard input is not UTF-8 (byte {error.start}); convert it, for example with iconv"
         ) from error
-    if not text:
+    if not text and not options.audio:
         raise RequestError("the prompt on standard input is empty; pass a prompt as an argument or through a pipe")
     return text
 

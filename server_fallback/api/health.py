@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from .service import Service
 
 NOT_READY: dict[int | str, dict[str, Any]] = {
-    503: {"description": "No model is ready, or the server is shutting down."}
+    503: {"description": "No model is ready, the transcriber still loads, or the server is shutting down."}
 }
 
 
@@ -36,16 +36,19 @@ def health_router(service: Service) -> APIRouter:
 
     @router.get("/health/ready", responses=NOT_READY)
     async def ready() -> JSONResponse:
-        """At least one model can answer, and the server is not shutting down. ``not_ready`` states why the others
-        cannot.
+        """At least one model can answer, the transcriber has been loaded, and the server is not shutting down.
+        ``not_ready`` states why the others cannot.
         """
-        states, is_ready = service.models.states(), _is_ready(service)
+        states, is_ready, loading = service.models.states(), _is_ready(service), service.loading
+        not_ready = {name: state.detail for name, state in states.items() if not state.ready}
+        if loading is not None:
+            not_ready.setdefault(loading, "loading")
         status = "shutting down" if service.drain.started else "ready" if is_ready else "not ready"
         return JSONResponse(
             {
                 "status": status,
-                "models": {name: state.ready for name, state in states.items()},
-                "not_ready": {name: state.detail for name, state in states.items() if not state.ready},
+                "models": {name: state.ready for name, state in states.items()} | dict.fromkeys(not_ready, False),
+                "not_ready": not_ready,
             },
             200 if is_ready else 503,
         )
@@ -63,4 +66,5 @@ def health_router(service: Service) -> APIRouter:
 
 
 def _is_ready(service: Service) -> bool:
-    return not service.drain.started and any(state.ready for state in service.models.states().values())
+    states = service.models.states().values()
+    return not service.drain.started and service.loading is None and any(state.ready for state in states)

@@ -43,6 +43,20 @@ class Service:
     error_forms: Sequence[tuple[str, WriteError]] = ()
     speaker: Speaker | None = None
     parsing: FairTurns = field(default_factory=FairTurns)
+    # The transcriber, once it was ready.
+    heard: set[str] = field(default_factory=set)
+
+    @property
+    def loading(self) -> str | None:
+        """The server's transcriber, which is loaded after other models, until it is ready for the first time."""
+        name = self.config.transcriber
+        if name is None or name in self.heard:
+            return None
+        state = self.models.states().get(name)
+        if state is None or not state.ready:
+            return name
+        self.heard.add(name)
+        return None
 
     async def parsed(self, parse: Callable[[bytes], Parsed], body: bytes, client: str) -> Parsed:
         """The value of a body. Long ones are parsed one at a time, and clients take turns: a parser holds the

@@ -48,7 +48,8 @@ class ImageUrls:
         except TimeoutError as error:
             raise wrong_url(
                 f"{shown(url)} was not received within {self._options.fetch_seconds:g} s; send the {kind} as a data: "
-                "URL"
+                "URL",
+                kind,
             ) from error
 
     async def _fetch(self, url: str, kind: str) -> bytes:
@@ -59,7 +60,7 @@ class ImageUrls:
             if isinstance(found, bytes):
                 return found
             url = urljoin(url, found)
-        raise wrong_url(f"{shown(url)} is redirected more than {MAX_REDIRECTS} times; name the {kind}'s own URL")
+        raise wrong_url(f"{shown(url)} is redirected more than {MAX_REDIRECTS} times; name the {kind}'s own URL", kind)
 
     def _allowed(self, url: str, kind: str) -> SplitResult:
         try:
@@ -68,13 +69,13 @@ class ImageUrls:
         except ValueError:
             host, port = None, None
         if not host or parts.scheme not in PORTS or parts.username is not None or re.search(r"[\s\x00-\x1f]", url):
-            raise wrong_url(f"{shown(url)} is not a data: URL, or one of {article(kind)} with http or https")
+            raise wrong_url(f"{shown(url)} is not a data: URL, or one of {article(kind)} with http or https", kind)
         if not self._options.fetches:
-            raise wrong_url(f"this server fetches no {kind}s; send the {kind} as a data: URL")
+            raise wrong_url(f"this server fetches no {kind}s; send the {kind} as a data: URL", kind)
         is_usual = port in (None, PORTS[parts.scheme])
         names = (host, f"{host}:{PORTS[parts.scheme]}") if is_usual else (f"{host}:{port}",)
         if not any(self._options.allows(name) for name in names):
-            raise wrong_url(f"this server fetches no {kind}s from {names[0]}; send the {kind} as a data: URL")
+            raise wrong_url(f"this server fetches no {kind}s from {names[0]}; send the {kind} as a data: URL", kind)
         return parts
 
     async def _get(self, url: str, parts: SplitResult, kind: str) -> bytes | str:
@@ -83,7 +84,7 @@ class ImageUrls:
         try:
             address = await self._resolve(parts.hostname, parts.port or PORTS[parts.scheme])
         except RequestError as error:
-            raise wrong_url(error.message) from error
+            raise wrong_url(error.message, kind) from error
         headers = {"Host": parts.netloc, "Accept": f"{kind}/*", "Accept-Encoding": "identity"}
         to = httpx.URL(url).copy_with(host=address, fragment=None)
         # Without the proxies and passwords of the environment. The certificate is that of the name.
@@ -95,15 +96,18 @@ class ImageUrls:
                 if answer.is_redirect:
                     return str(answer.headers["Location"])
                 if answer.status_code != 200:
-                    raise wrong_url(f"{shown(url)} was answered with the status {answer.status_code}; correct the URL")
+                    status = answer.status_code
+                    raise wrong_url(f"{shown(url)} was answered with the status {status}; correct the URL", kind)
                 return await self._body(answer, url, kind)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise wrong_url(f"{shown(url)} cannot be fetched ({type(error).__name__}); correct the URL") from error
+            raise wrong_url(
+                f"{shown(url)} cannot be fetched ({type(error).__name__}); correct the URL", kind
+            ) from error
 
     async def _body(self, answer: httpx.Response, url: str, kind: str) -> bytes:
         most, body = self._options.max_fetched_bytes, bytearray()
         async for part in answer.aiter_raw():
             body += part
             if len(body) > most:
-                raise wrong_url(f"{shown(url)} has more than {most:,} bytes; send a smaller {kind}")
+                raise wrong_url(f"{shown(url)} has more than {most:,} bytes; send a smaller {kind}", kind)
         return bytes(body)

@@ -14,6 +14,7 @@ from nearfar.compiler.runtime.images.data_url import VIDEO
 from nearfar.compiler.runtime.images.patches import CutImage
 
 from ..processes.worker import WorkerEnded, WorkerLimits, WorkerProcess
+from ..text.chat_images import MOST_WRONG, all_wrong
 from ..text.chat_prompt import ChatImage
 from ..text.fair_turns import FairTurns
 from ..text.requests import context_overflow
@@ -57,8 +58,8 @@ class ImageReader:
         self._process = WorkerProcess(f"{__package__}.worker", limits)
 
     async def read(self, images: Sequence[ChatImage], context: int, client: str) -> list[CutImage]:
-        """Raises RequestError, whose details name the parameter, and Unavailable. Images after those that fill the
-        ``context`` are not read.
+        """Raises RequestError, whose details name the parameter, and Unavailable. The error of several images has the
+        messages of the first `MOST_WRONG`. Images after those that fill the ``context`` are not read.
         """
         bounds = {"image": self._options.max_images, "video": self._options.max_videos}
         for kind, most in bounds.items():
@@ -67,12 +68,20 @@ class ImageReader:
                 raise RequestError(
                     f"the messages have {len(own)} {kind}s; at most {most} are supported", param=own[most].param
                 )
-        cuts, tokens = list[CutImage](), 0
+        cuts, tokens, wrong = list[CutImage](), 0, list[RequestError]()
         for image in images:
-            cuts.append(await self._read(image, client))
+            try:
+                cuts.append(await self._read(image, client))
+            except RequestError as error:
+                wrong.append(error)
+                if len(wrong) == MOST_WRONG:
+                    break
+                continue
             tokens += sum(cuts[-1].features)
-            if tokens > context:
+            if tokens > context and not wrong:
                 raise context_overflow("messages", f"at least {tokens}", context)
+        if wrong:
+            raise all_wrong(wrong)
         return cuts
 
     async def _read(self, image: ChatImage, client: str) -> CutImage:

@@ -106,7 +106,9 @@ def kserve_error(error: ApiError) -> bytes:
 def server_is_ready(service: Service) -> bool:
     """Whether every model is ready, as in Triton."""
     states = service.models.states().values()
-    return not service.drain.started and bool(states) and all(state.ready for state in states)
+    return (
+        not service.drain.started and service.loading is None and bool(states) and all(state.ready for state in states)
+    )
 
 
 def check_version(model: str, number: str) -> None:

@@ -20,6 +20,9 @@ from ..engine.images import PromptImage
 from .attachments import decode_base64
 from .chat_prompt import ChatSound
 
+# How many wrong parts an error names; what follows them is not read.
+MOST_WRONG = 4
+
 
 def placed_images(ids: Sequence[int], spec: ImageSpec, pictures: Sequence[CutImage]) -> list[PromptImage]:
     """The tiles of all pictures, at the placeholders of a prompt. Raises CheckpointError if their numbers differ."""
@@ -46,19 +49,35 @@ def placed_sounds(ids: Sequence[int], spec: SoundSpec, sounds: Sequence[HeardSou
 
 
 def heard_sounds(spec: SoundSpec, sounds: Sequence[ChatSound]) -> list[HeardSound]:
-    """The samples of a chat's recordings. Raises RequestError, which names the part, and ToolError for a kind of file
-    whose decoder is not installed.
+    """The samples of a chat's recordings. Raises RequestError, which names the first `MOST_WRONG` wrong parts, and
+    ToolError for a kind of file whose decoder is not installed.
     """
-    most, found = SharedScript.of_thread().ask("attachmentBounds")["sound_bytes"], list[HeardSound]()
+    found, wrong = list[HeardSound](), list[RequestError]()
     for sound in sounds:
-        data = decode_base64(sound.data, sound.param)
-        if len(data) > most:
-            message = f"{sound.param} has {len(data)} bytes; at most {most} are read; send parts"
-            raise RequestError(message, param=sound.param)
         try:
-            samples = read_sound(data, "audio", spec.most / SAMPLE_RATE)
-            found.append(heard_sound(spec, samples))
+            found.append(_heard(spec, sound))
         except RequestError as error:
-            message = f"{sound.param}: {error.message.removeprefix('audio: ')}"
-            raise RequestError(message, **{**error.details, "param": sound.param}) from error
+            wrong.append(error)
+            if len(wrong) == MOST_WRONG:
+                break
+    if wrong:
+        raise all_wrong(wrong)
     return found
+
+
+def _heard(spec: SoundSpec, sound: ChatSound) -> HeardSound:
+    most, data = SharedScript.of_thread().ask("attachmentBounds")["sound_bytes"], decode_base64(sound.data, sound.param)
+    if len(data) > most:
+        message = f"{sound.param} has {len(data)} bytes; at most {most} are read; send parts"
+        raise RequestError(message, param=sound.param)
+    try:
+        return heard_sound(spec, read_sound(data, "audio", spec.most / SAMPLE_RATE))
+    except RequestError as error:
+        message = f"{sound.param}: {error.message.removeprefix('audio: ')}"
+        raise RequestError(message, **{**error.details, "param": sound.param}) from error
+
+
+def all_wrong(errors: Sequence[RequestError]) -> RequestError:
+    """One error with the messages of several parts, and the details of the first."""
+    first = errors[0]
+    return RequestError("; ".join(error.message for error in errors), **first.details) if errors[1:] else first

@@ -166,7 +166,13 @@ export class Engine implements EngineWithSessions {
         gate: this.#gate,
       }) ??
       ((): Promise<never> =>
-        Promise.reject(new RequestError("This model transcribes no sound; load one such as Whisper")));
+        Promise.reject(
+          new RequestError(
+            senses.hears
+              ? "This model hears in chats only; ask it there for what is said, with a part input_audio"
+              : "This model transcribes no sound; load one such as Whisper",
+          ),
+        ));
   }
 
   /**

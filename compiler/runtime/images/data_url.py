@@ -15,7 +15,6 @@ PICTURE, VIDEO = "picture", "video"
 TYPES = {PICTURE: ("image", "image/png"), VIDEO: ("video", "video/mp4")}
 # Of an error's message.
 SHOWN_CHARACTERS = 80
-CODE = "invalid_image_url"
 
 
 def is_data_url(url: str) -> bool:
@@ -27,11 +26,11 @@ def read_data_url(url: str, what: str = PICTURE) -> bytes:
     kind, example = TYPES[what]
     start = re.match(DATA_URL.format(kind=kind), url, re.ASCII | re.IGNORECASE)
     if start is None:
-        raise wrong_url(f"{shown(url)} is not a data: URL of {article(kind)}; write data:{example};base64,...")
+        raise wrong_url(f"{shown(url)} is not a data: URL of {article(kind)}; write data:{example};base64,...", kind)
     try:
         return base64.b64decode(url[start.end() :], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise wrong_url(f"the data: URL of the {kind} is not base64: {error}") from error
+        raise wrong_url(f"the data: URL of the {kind} is not base64: {error}", kind) from error
 
 
 def article(kind: str) -> str:
@@ -43,5 +42,6 @@ def shown(url: str) -> str:
     return repr(url if len(url) <= SHOWN_CHARACTERS else f"{url[:SHOWN_CHARACTERS]}...")
 
 
-def wrong_url(message: str) -> RequestError:
-    return RequestError(message, code=CODE)
+def wrong_url(message: str, kind: str) -> RequestError:
+    """``kind``: "image" or "video"."""
+    return RequestError(message, code=f"invalid_{kind}_url")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,12 @@ def test_what_is_read_from_a_checkpoint_agrees(family: str) -> None:
 WRONG = {
     "two means": (replace(images("gemma3"), mean=(0.5, 0.5)), "images.mean"),
     "a mean alone": (replace(images("gemma3"), std=None), "images.mean"),
+    "a huge mean": (replace(images("gemma3"), mean=(0.5, 2.0**40, 0.5)), "images.mean: is 0.5, 1099511627776, 0.5"),
+    "a mean that is no number": (replace(images("gemma3"), mean=(math.nan, 0.5, 0.5)), "images.mean"),
+    "an infinite mean": (replace(images("gemma3"), mean=(0.5, 0.5, -math.inf)), "images.mean"),
+    "a huge std": (replace(images("gemma3"), std=(0.5, 0.5, 2.0**40)), "images.std: is 0.5, 0.5, 1099511627776"),
+    "a tiny std": (replace(images("gemma3"), std=(2.0**-40, 0.5, 0.5)), "images.std"),
+    "a std that is no number": (replace(images("gemma3"), std=(math.nan, 0.5, 0.5)), "images.std"),
     "half a block": (replace(images("gemma3"), size=FixedSize(896, 910)), "images.size"),
     "a huge picture": (replace(images("gemma4"), size=LargestArea(2**27)), "images.size"),
     "bounds that cross": (replace(images("qwen3_vl"), size=AreaBounds(9999, 5000, False, None)), "images.size"),

@@ -12,6 +12,7 @@ from hearing_families import wav as file_of
 from light_bundle import few_kernels, one_compilation
 from plain_target import compile_plain
 from sounds import wav
+from test_run_options import pipe
 from tiny_whisper import CONTEXT, make_whisper
 
 from nearfar.compiler.bundle.folder import open_bundle
@@ -80,7 +81,7 @@ def hearing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_that_hears_answers_about_recordings_without_a_transcriber(
-    hearing: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    hearing: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [hearing / "0.wav", hearing / "1.wav"]
     given = [str(hearing / "bundle"), "What <|audio|>?", *(part for file in files for part in ("--audio", str(file)))]
@@ -100,6 +101,15 @@ def test_a_model_that_hears_answers_about_recordings_without_a_transcriber(
     finally:
         runner.close()
     assert answer["token_ids"] == [int(logits[-1].argmax())]
+    # A recording alone is the message, in the model's own words or the transcriber's.
+    for more in ([], ["--transcriber", str(folder / "whisper"), "--runner", "numpy"]):
+        pipe(monkeypatch, b"")
+        alone = [str(hearing / "bundle"), "--audio", str(files[0]), *more]
+        assert main(["run", *alone, "--max-tokens", "1", "--json"]) == 0
+        spoken = json.loads(capsys.readouterr().out)
+        text = Tokenizer(bundle.tokenizer_files()).decode(spoken["prompt_token_ids"])
+        assert spoken["prompt_token_ids"].count(AUDIO) == (0 if more else 11)
+        assert ("What" in text, len(spoken.get("transcripts", []))) == (False, len(more) // 4)
     # With a transcriber it reads what is said.
     given += ["--transcriber", str(folder / "whisper"), "--runner", "numpy"]
     assert main(["run", *given, "--max-tokens", "1", "--json"]) == 0

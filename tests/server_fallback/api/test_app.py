@@ -214,6 +214,35 @@ def test_readiness_follows_the_models() -> None:
     assert ask("GET", "/health/ready", models=FakeModels()).status_code == 200
 
 
+def test_a_server_is_not_ready_before_its_transcriber_is() -> None:
+    """It is loaded after the other models. One that was unloaded later does not count."""
+
+    async def work() -> None:
+        models = FakeModels()
+        app = create_app(models, ApiConfig(transcriber="whisper"))
+
+        async def ready() -> tuple[int, Any, int]:
+            found = await ask_app(app, "GET", "/health/ready")
+            kserve = await ask_app(app, "GET", "/v2/health/ready")
+            assert (await ask_app(app, "GET", "/health")).status_code == found.status_code
+            return found.status_code, found.json(), kserve.status_code
+
+        waits = {
+            "status": "not ready",
+            "models": {"fake": True, "whisper": False},
+            "not_ready": {"whisper": "loading"},
+        }
+        assert await ready() == (503, waits, 503)
+        models.loaded["whisper"] = FakeExecutor(current=ExecutorState(ready=False, detail="loading"))
+        assert await ready() == (503, waits, 503)
+        models.loaded["whisper"].current = ExecutorState(ready=True, detail="cpu")
+        assert (await ready())[::2] == (200, 200)
+        del models.loaded["whisper"]
+        assert await ready() == (200, {"status": "ready", "models": {"fake": True}, "not_ready": {}}, 200)
+
+    run(work())
+
+
 def test_the_version_is_reported_as_in_vllm() -> None:
     assert ask("GET", "/version").json() == {"version": version("nearfar")}
 

@@ -180,6 +180,15 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path: Path, url: str, message
     assert (error.details["param"], error.details["code"]) == (param, code)
 
 
+def test_an_error_names_the_first_wrong_images(tmp_path: Path) -> None:
+    wrong = ["data:image/png;base64,YWJj", "ftp://example.org/cat.png", "data:image/png;base64,YQ="]
+    error = refused(tmp_path, wrong[0], data_url(pixels(1)), *wrong[1:], *wrong)
+    where = [f"messages[1].content[{index}].image_url" for index in range(1, 8)]
+    named = [each for each in where if each in error.message]
+    assert named == [where[0], where[2], where[3], where[4]]
+    assert (error.details["param"], error.details["code"]) == (where[0], "invalid_image")
+
+
 def test_images_beyond_the_bounds_are_refused(tmp_path: Path) -> None:
     small, large = data_url(pixels(1, 8, 8)), data_url(pixels(1, 9, 8))
     error = refused(tmp_path, small, large, max_pixels=64)

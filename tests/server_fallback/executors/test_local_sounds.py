@@ -138,6 +138,10 @@ def test_recordings_that_cannot_be_heard_are_refused_by_their_part(bundle: Bundl
         ({"type": "input_audio", "input_audio": {"data": "%", "format": "wav"}}, "not base64"),
     )
     with hearing(bundle) as local:
+        several = {"role": "user", "content": [heard(b"RIFF"), {"type": "text", "text": "a"}, heard(b"")]}
+        with pytest.raises(RequestError, match=r"content\[0\].input_audio: .*; messages\[0\].content\[2\]") as both:
+            chat(local, messages=[several], max_tokens=1)
+        assert both.value.details["param"] == "messages[0].content[0].input_audio"
         for part, message in cases:
             with pytest.raises(RequestError, match=message) as refused:
                 chat(local, messages=[{"role": "user", "content": [part]}], max_tokens=1)

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from nearfar.compiler.runtime.errors import RequestError
-from nearfar.compiler.runtime.images.data_url import read_data_url
+from nearfar.compiler.runtime.images.data_url import PICTURE, VIDEO, read_data_url
 from nearfar.server_fallback.images.image_urls import ImageUrls
 from nearfar.server_fallback.images.options import ImageOptions, host_pattern
 
@@ -80,13 +80,18 @@ def fetched(answer: Answer, path: str = "/cat.png", **options: object) -> tuple[
 
 
 def refusal(url: str, *hosts: str) -> str:
-    async def work() -> None:
-        await ImageUrls(ImageOptions(allow_image_urls=hosts)).read(url)
+    """The codes of an image and of a video are those of their kind."""
+    found = []
+    for what, kind in ((VIDEO, "video"), (PICTURE, "image")):
 
-    with pytest.raises(RequestError) as refused:
-        asyncio.run(work())
-    assert refused.value.details["code"] == "invalid_image_url"
-    return refused.value.message
+        async def work(what: str = what) -> None:
+            await ImageUrls(ImageOptions(allow_image_urls=hosts)).read(url, what)
+
+        with pytest.raises(RequestError) as refused:
+            asyncio.run(work())
+        assert refused.value.details["code"] == f"invalid_{kind}_url"
+        found.append(refused.value.message)
+    return found[-1]
 
 
 @pytest.mark.parametrize(

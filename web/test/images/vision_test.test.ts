@@ -7,6 +7,8 @@ import { expect, test } from "vitest";
 
 import { testPatches } from "../../src/images/vision_test.js";
 import type { ImageSpec } from "../../src/runtime/manifest.js";
+import { wrongImages } from "../../src/shared/images/check.js";
+import { SEEING } from "../seeing_letters.js";
 
 interface Recorded {
   readonly tile_patches: number;
@@ -48,4 +50,15 @@ test.each(Object.entries(RECORDED))("the page makes the patches of %s as Python 
     recorded.patch_weights,
     recorded.patch_starts,
   ]);
+});
+
+test.each([
+  [{ mean: [0.5, 2 ** 40, 0.5] }, ["mean", "is 0.5, 1099511627776, 0.5"]],
+  [{ mean: [NaN, 0.5, 0.5] }, ["mean", "is NaN, 0.5, 0.5"]],
+  [{ std: [0.5, 0.5, 2 ** -40] }, ["std", "is 0.5, 0.5, 9.094947017729282e-13"]],
+  [{ std: [0.5, Infinity, 0.5] }, ["std", "is 0.5, Infinity, 0.5"]],
+])("pictures that are scaled as by no model are refused: %j", (scales, wrong) => {
+  const usual = { ...SEEING, mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5] };
+  expect(wrongImages(usual, 9)).toBeNull();
+  expect(wrongImages({ ...usual, ...scales }, 9)).toEqual(wrong);
 });

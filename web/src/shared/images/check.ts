@@ -4,6 +4,8 @@ import type { ImageSpec } from "../../runtime/manifest.js";
 
 /** The most pixels of a picture after a resize; 16 million are the most of a published model. */
 const MAX_PIXELS = 2 ** 26;
+/** In units of the largest value of a channel. */
+const [MOST_MEAN, LEAST_STD, MOST_STD] = [16, 2 ** -8, 2 ** 8];
 
 /** The part that is wrong, and what is wrong with it; null if nothing is. */
 export function wrongImages(spec: ImageSpec, vocabSize: number): readonly [part: string, what: string] | null {
@@ -11,6 +13,9 @@ export function wrongImages(spec: ImageSpec, vocabSize: number): readonly [part:
   const channels = [mean, std].map((each) => each?.length ?? 3);
   if ((mean === null) !== (std === null) || channels.some((count) => count !== 3))
     return ["mean", "and std must have a number for each of 3 channels, or both be null"];
+  // Those of published models are between 0 and 1; others are no pictures of any.
+  if (mean?.some((each) => !(Math.abs(each) <= MOST_MEAN)) === true) return ["mean", `is ${mean.join(", ")}`];
+  if (std?.some((each) => !(each >= LEAST_STD && each <= MOST_STD)) === true) return ["std", `is ${std.join(", ")}`];
   const wrong = wrongSize(spec) ?? wrongTiles(spec);
   if (wrong !== null) return wrong;
   if (positions.taps > positions.side ** 2 || (positions.rule === "axes" && positions.taps !== 2))
