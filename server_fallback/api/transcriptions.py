@@ -18,7 +18,7 @@ from nearfar.compiler.runtime.audio.formats import verbose_json, write_transcrip
 from nearfar.compiler.runtime.audio.transcribe import Transcript
 from nearfar.compiler.runtime.errors import Unavailable
 
-from ..executors.executor import Call
+from ..executors.executor import Call, Recording
 from ..executors.hearing_transcriber import transcriber_on
 from ..schema.chat import ChatCompletionChunk
 from ..schema.transcription import (
@@ -81,7 +81,7 @@ async def _transcribe(service: Service, request: Request, *, translate: bool) ->
     capacity = service.models.answers_at_once(body.model) or service.config.max_concurrent_requests
     await exchange.admission.answers(1, capacity, "file")
     call = Call(exchange.request_id, exchange.priority(None), exchange.deadline, exchange.passed_on, exchange.client)
-    transcribe = partial(transcriber.transcribe, form.file, form.file_name, body, call, translate=translate)
+    transcribe = partial(transcriber.transcribe, Recording(form.file, form.file_name, translate), body, call)
     if body.stream:
         record = AnswerRecord(service.metrics, body.model, exchange)
 

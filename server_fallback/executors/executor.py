@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from nearfar.compiler.ir.spec import Task
 from nearfar.compiler.runtime.audio.transcribe import Transcript
@@ -207,6 +207,21 @@ class Ranks(Protocol):
     async def classify(self, request: ClassifyRequest, call: Call) -> ClassifyResponse: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A file of sound: its content, and the ``name`` that errors give. ``translate``: into English. Longer sound than
+    ``max_seconds`` is refused.
+    """
+
+    data: bytes
+    name: str
+    translate: bool = False
+    max_seconds: float | None = None
+
+
+Heard: TypeAlias = Callable[[str], None]
+
+
 @runtime_checkable
 class Transcribes(Protocol):
     """An executor of a model that transcribes sound. Raises the errors of `Executor`, and ToolError for a kind of file
@@ -214,18 +229,9 @@ class Transcribes(Protocol):
     """
 
     async def transcribe(
-        self,
-        data: bytes,
-        name: str,
-        request: TranscriptionRequest,
-        call: Call,
-        *,
-        translate: bool,
-        max_seconds: float | None = None,
-        heard: Callable[[str], None] | None = None,
+        self, recording: Recording, request: TranscriptionRequest, call: Call, heard: Heard | None = None
     ) -> Transcript:
-        """The transcript of a file's content; ``name`` is used in errors. ``translate``: into English. Longer sound
-        than ``max_seconds`` is refused. ``heard`` is called on this event loop with the text of each window that has
+        """The transcript of a recording. ``heard`` is called on this event loop with the text of each window that has
         become final; together they are the transcript's, but for spaces around it.
         """
 

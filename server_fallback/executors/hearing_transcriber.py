@@ -8,7 +8,6 @@ import asyncio
 import base64
 import io
 import wave
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +24,7 @@ from ..schema.chat import ChatCompletionRequest
 from ..schema.fold import ChatFold
 from ..schema.transcription import TranscriptionRequest
 from ..text.output import folded
-from .executor import Call, Executor, TellsAbilities, Transcribes
+from .executor import Call, Executor, Heard, Recording, TellsAbilities, Transcribes
 from .speech_executor import MAX_SECONDS
 
 # What models hear at once, of executors that do not report it.
@@ -39,33 +38,26 @@ class HearingTranscriber:
         self._executor, self._longest_seconds = executor, longest_seconds
 
     async def transcribe(
-        self,
-        data: bytes,
-        name: str,
-        request: TranscriptionRequest,
-        call: Call,
-        *,
-        translate: bool,
-        max_seconds: float | None = None,
-        heard: Callable[[str], None] | None = None,
+        self, recording: Recording, request: TranscriptionRequest, call: Call, heard: Heard | None = None
     ) -> Transcript:
         """Cancelling this ends the transcript at the next token."""
         options = TranscriptionOptions(
             request.language,
-            translate,
+            recording.translate,
             prompt=request.prompt,
             temperature=request.temperature or None,
             words=request.words,
         )
         task = HearingTask(request.model, options)
-        samples: FloatArray = await asyncio.to_thread(read_sound, data, name, max_seconds or MAX_SECONDS)
+        longest = recording.max_seconds or MAX_SECONDS
+        samples: FloatArray = await asyncio.to_thread(read_sound, recording.data, recording.name, longest)
         segments = list[Segment]()
         for window in sound_windows(samples, self._longest_seconds):
             found = await self._segments(window, task, request.model, call)
             segments += found
             if heard is not None and found:
                 heard("".join(segment.text for segment in found))
-        kind = "translate" if translate else "transcribe"
+        kind = "translate" if recording.translate else "transcribe"
         return Transcript(kind, request.language, len(samples) / SAMPLE_RATE, tuple(segments))  # type: ignore[arg-type]
 
     async def _segments(self, window: SoundWindow, task: HearingTask, model: str, call: Call) -> list[Segment]:

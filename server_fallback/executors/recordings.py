@@ -11,7 +11,7 @@ from ..schema.chat import ChatCompletionChunk, ChatCompletionRequest, SoundPart,
 from ..schema.transcription import TranscriptionRequest
 from ..text.attachments import decode_base64, recordings, with_text
 from ..text.output import Changed, Output
-from .executor import Call, Transcribes
+from .executor import Call, Recording, Transcribes
 
 
 async def written_down(
@@ -41,9 +41,7 @@ async def transcript_of(
         )
     form = TranscriptionRequest(model=model)
     try:
-        made = await transcriber.transcribe(
-            data, where, form, call, translate=False, max_seconds=bounds["sound_seconds"]
-        )
+        made = await transcriber.transcribe(Recording(data, where, max_seconds=bounds["sound_seconds"]), form, call)
     except RequestError as error:
         raise RequestError(error.message, **{**error.details, "param": where}) from error
     return SoundTranscript(param=where, text=made.text, language=made.language, seconds=made.duration)

@@ -23,7 +23,7 @@ from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.transcription import TranscriptionRequest
 from ..text.output import Output
-from .executor import Abilities, Call, ExecutorState
+from .executor import Abilities, Call, ExecutorState, Heard, Recording
 from .local_share import SpeechShare
 from .text_model import TextModel
 
@@ -78,20 +78,12 @@ class SpeechExecutor(SpeechModel):
         self._closed = threading.Event()
 
     async def transcribe(
-        self,
-        data: bytes,
-        name: str,
-        request: TranscriptionRequest,
-        call: Call,
-        *,
-        translate: bool,
-        max_seconds: float | None = None,
-        heard: Callable[[str], None] | None = None,
+        self, recording: Recording, request: TranscriptionRequest, call: Call, heard: Heard | None = None
     ) -> Transcript:
         """Cancelling this ends the transcript at the next token."""
         options = TranscriptionOptions(
             language=request.language,
-            translate=translate,
+            translate=recording.translate,
             timestamps=request.response_format not in ("json", "text"),
             prompt=request.prompt,
             temperature=request.temperature or None,
@@ -114,7 +106,7 @@ class SpeechExecutor(SpeechModel):
                 loop.call_soon_threadsafe(heard, "".join(segment.text for segment in found))
 
         self._count += 1
-        read = partial(read_sound, data, name, max_seconds or MAX_SECONDS)
+        read = partial(read_sound, recording.data, recording.name, recording.max_seconds or MAX_SECONDS)
         work = loop.run_in_executor(self._thread, self._run, read, options, progress, ended)
         work.add_done_callback(self._done)
         try:

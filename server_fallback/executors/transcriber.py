@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from nearfar.compiler.runtime.audio.transcribe import Transcript
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..schema.transcription import TranscriptionRequest
-from .executor import Call, Models, Transcribes
+from .executor import Call, Heard, Models, Recording, Transcribes
 from .hearing_transcriber import transcriber_on
 
 
@@ -23,21 +21,11 @@ class TranscriberByName:
         await self._model()
 
     async def transcribe(
-        self,
-        data: bytes,
-        name: str,
-        request: TranscriptionRequest,
-        call: Call,
-        *,
-        translate: bool,
-        max_seconds: float | None = None,
-        heard: Callable[[str], None] | None = None,
+        self, recording: Recording, request: TranscriptionRequest, call: Call, heard: Heard | None = None
     ) -> Transcript:
         """Raises the errors of `check`, too."""
         model = await self._model()
-        return await model.transcribe(
-            data, name, request, call, translate=translate, max_seconds=max_seconds, heard=heard
-        )
+        return await model.transcribe(recording, request, call, heard)
 
     async def _model(self) -> Transcribes:
         assert self.models is not None

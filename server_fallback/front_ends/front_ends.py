@@ -109,15 +109,8 @@ class FrontEnds:
 
     async def _transcribe(self, message: Transcribe, heard: Callable[[str], None]) -> Transcript:
         """Raises the errors of `TranscriberByName.transcribe`."""
-        return await TranscriberByName(message.model, self._registry).transcribe(
-            message.data,
-            message.name,
-            message.request,
-            message.call,
-            translate=message.translate,
-            max_seconds=message.max_seconds,
-            heard=heard,
-        )
+        transcriber = TranscriberByName(message.model, self._registry)
+        return await transcriber.transcribe(message.recording, message.request, message.call, heard)
 
     async def _publish(self) -> None:
         """Return when all front ends use the models of now."""

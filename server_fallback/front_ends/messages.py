@@ -11,7 +11,7 @@ from nearfar.compiler.ir.spec import Task
 
 from ..api.config import ApiConfig
 from ..api.keys import ApiKey
-from ..executors.executor import Call, ModelChange
+from ..executors.executor import Call, ModelChange, Recording
 from ..executors.local_share import LocalShare, SpeechShare
 from ..schema.transcription import TranscriptionRequest
 
@@ -91,12 +91,9 @@ class Transcribe:
     """
 
     model: str
-    data: bytes
-    name: str
+    recording: Recording
     request: TranscriptionRequest
     call: Call
-    translate: bool
-    max_seconds: float | None
 
 
 # A `ModelChange` is a call too.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from nearfar.compiler.runtime.audio.transcribe import Transcript
 
 from ..engine.stats import EngineStats
-from ..executors.executor import Call, ExecutorState
+from ..executors.executor import Call, ExecutorState, Heard, Recording
 from ..executors.local_share import SpeechShare
 from ..executors.speech_executor import SpeechModel
 from ..executors.text_model import TextModel
@@ -34,20 +33,12 @@ class SharedSpeech(SpeechModel):
         self._running = 0
 
     async def transcribe(
-        self,
-        data: bytes,
-        name: str,
-        request: TranscriptionRequest,
-        call: Call,
-        *,
-        translate: bool,
-        max_seconds: float | None = None,
-        heard: Callable[[str], None] | None = None,
+        self, recording: Recording, request: TranscriptionRequest, call: Call, heard: Heard | None = None
     ) -> Transcript:
         """Cancelling this ends the transcript in the main process, too."""
         # What observes an answer stays in this process.
         plain = Call(call.request_id, call.priority, call.deadline, call.headers, call.client)
-        message = Transcribe(self._share.name, data, name, request, plain, translate, max_seconds)
+        message = Transcribe(self._share.name, recording, request, plain)
         self._running += 1
         try:
             transcript: Transcript = await self._link.call(message, cancels=True, on_part=heard)

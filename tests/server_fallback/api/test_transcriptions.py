@@ -32,7 +32,7 @@ from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.form_body import boundary_of, parse_form
-from nearfar.server_fallback.executors.executor import Abilities, Call, ExecutorState
+from nearfar.server_fallback.executors.executor import Abilities, Call, ExecutorState, Recording
 from nearfar.server_fallback.executors.speech_executor import SpeechExecutor
 from nearfar.server_fallback.executors.text_model import TextModel
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest, SoundPart, TextPart
@@ -286,7 +286,7 @@ def test_a_caller_that_leaves_ends_its_transcript_and_the_next_one_begins(bundle
 
         def transcribe(data: bytes, deadline: float | None = None) -> asyncio.Task[Any]:
             call = Call("1", deadline=deadline)
-            return asyncio.create_task(executor.transcribe(data, "a", request, call, translate=False))
+            return asyncio.create_task(executor.transcribe(Recording(data, "a"), request, call))
 
         running, waiting = transcribe(hour), transcribe(NOISE)
         await asyncio.sleep(0.05)

@@ -16,7 +16,7 @@ from waiting import WAIT_SECONDS
 from nearfar.compiler.runtime.audio.transcribe import Segment, Transcript
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, RequestError, Unavailable
 from nearfar.server_fallback.executors.circuit import Circuit
-from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.executor import Call, Recording
 from nearfar.server_fallback.router.decision.situation import Media
 from nearfar.server_fallback.router.hybrid import Hybrid
 from nearfar.server_fallback.router.sides.describer import Describer
@@ -99,18 +99,14 @@ class Heard:
 
     async def transcribe(
         self,
-        data: bytes,
-        name: str,
+        recording: Recording,
         request: TranscriptionRequest,
         call: Call,
-        *,
-        translate: bool,
-        max_seconds: float | None = None,
         heard: Callable[[str], None] | None = None,  # noqa: ARG002
     ) -> Transcript:
-        given = (name, request.model, call.deadline, translate, max_seconds)
-        assert given == ("messages[0].content[0]", "tiny", None, False, 600)
-        segment = Segment(0, 0.0, 1.0, f" {len(data)} bytes", (), 0.0, 0.0, 1.0, 0.0)
+        assert recording == Recording(recording.data, "messages[0].content[0]", translate=False, max_seconds=600)
+        assert (request.model, call.deadline) == ("tiny", None)
+        segment = Segment(0, 0.0, 1.0, f" {len(recording.data)} bytes", (), 0.0, 0.0, 1.0, 0.0)
         return Transcript("transcribe", "en", 1.0, (segment,))
 
 

@@ -13,7 +13,7 @@ from test_hybrid_private import SECRET, recorded
 
 from nearfar.compiler.runtime.audio.transcribe import Segment, Transcript
 from nearfar.compiler.runtime.errors import DeviceError, RequestError
-from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.executor import Call, Recording
 from nearfar.server_fallback.router.hybrid import Hybrid
 from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
@@ -132,18 +132,15 @@ class Heard:
 
     async def transcribe(
         self,
-        data: bytes,
-        name: str,
+        recording: Recording,
         request: TranscriptionRequest,
         call: Call,  # noqa: ARG002
-        *,
-        translate: bool,
-        max_seconds: float | None = None,
         heard: Callable[[str], None] | None = None,  # noqa: ARG002
     ) -> Transcript:
-        assert (name, request.model, translate, max_seconds) == ("messages[0].content[1]", self.model, False, 600)
+        assert recording == Recording(recording.data, "messages[0].content[1]", translate=False, max_seconds=600)
+        assert request.model == self.model
         self.count += 1
-        segment = Segment(0, 0.0, 1.0, f" {len(data)} bytes", (), 0.0, 0.0, 1.0, 0.0)
+        segment = Segment(0, 0.0, 1.0, f" {len(recording.data)} bytes", (), 0.0, 0.0, 1.0, 0.0)
         return Transcript("transcribe", "en", 1.0, (segment,))
 
 

@@ -31,7 +31,7 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.shared.script import SharedScript
-from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.executor import Call, Recording
 from nearfar.server_fallback.executors.hearing_transcriber import transcriber_on, wav_of
 from nearfar.server_fallback.schema.transcription import TranscriptionRequest
 
@@ -98,9 +98,8 @@ def test_each_window_is_a_chat_with_the_instruction_of_the_model_card(bundle: Bu
         assert transcriber is not None
         heard = list[str]()
         request = TranscriptionRequest(model="ears", language="de", response_format="srt")
-        made = await transcriber.transcribe(
-            wav_of(samples), "a.wav", request, Call("1"), translate=False, heard=heard.append
-        )
+        recording = Recording(wav_of(samples), "a.wav")
+        made = await transcriber.transcribe(recording, request, Call("1"), heard.append)
         assert "".join(heard).strip() == made.text
         return made
 
