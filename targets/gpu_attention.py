@@ -61,7 +61,8 @@ class AttentionNumbers:
     best first. ``tiles``: (rows, keys) of prefill tiles, best first; the first ``max_tiles`` that fit are offered.
     ``min_tile_rows``: the rows per sequence from which tiles suit heads that cannot be split. ``tensor_core_bytes``:
     the workgroup memory of kernels for CUDA's tensor cores, 0 on targets without them. Decode attention on tensor cores
-    is split until it occupies all ``multiprocessors``.
+    is split until it occupies all ``multiprocessors``. A thread of decode attention has one key of a tile, or several
+    if these have at most ``max_key_bytes``.
     """
 
     max_shared_bytes: int
@@ -72,6 +73,7 @@ class AttentionNumbers:
     min_tile_rows: int
     tensor_core_bytes: int = 0
     multiprocessors: int = 0
+    max_key_bytes: int = 1 << 20
 
 
 def attention_variants(step: Step, context: Context, numbers: AttentionNumbers) -> tuple[Variant, ...]:
@@ -146,6 +148,8 @@ def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -
     for num_heads in range(min(heads.group, MAX_DECODE_HEADS), 0, -1):
         for threads, tile in numbers.decode_threads:
             options = DecodeOptions(num_heads, threads, tile, split)
+            if tile > threads and options.key_bytes(heads) > numbers.max_key_bytes:
+                continue
             if options.supports(heads) and options.shared_bytes(heads) <= numbers.max_shared_bytes:
                 return options
     return None

@@ -71,6 +71,10 @@ class DecodeOptions:
         """The number of threads that share a value."""
         return facts.vectors // self.value_vectors(facts)
 
+    def key_bytes(self, facts: Heads) -> int:
+        """The bytes of a thread's keys of a tile, whose blocks have 16 bytes."""
+        return self.tile // self.threads * 16 * facts.vectors // facts.block_vectors
+
     def shared_bytes(self, facts: Heads) -> int:
         """Bytes of workgroup memory: new heads, weights, folds, the softmax of each head, and the new key's scores."""
         rows, new_scores = (self.heads + 2) * facts.head_dim, self.heads * (facts.vectors + 1)

@@ -38,6 +38,9 @@ ATTENTION = AttentionNumbers(
     decode_threads=((64, 256), (64, 128), (64, 64), (128, 128), (256, 256)),
     tiles=((32, 32), (32, 16), (16, 32), (16, 16), (8, 32)),
     max_tiles=2,
+    # Adreno's compiler unrolls the loop over a key's blocks and loads all of them first: with 2,048 bytes, four keys of
+    # 128 float32, it spilled 118 registers, with 1,024 none (`make gpu-static`).
+    max_key_bytes=1024,
     # With fewer new tokens per sequence, most rows of a tile would belong to other sequences.
     min_tile_rows=8,
 )

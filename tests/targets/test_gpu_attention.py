@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from nearfar.compiler import quant
 from nearfar.compiler.ir.expr import Condition, Expr, evaluate, holds
 from nearfar.compiler.ir.graph import Constant, Graph, Parameter, Source, Value
+from nearfar.compiler.ir.heads import Heads
 from nearfar.compiler.ir.kv_format import kv_format
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.kernels.batch_rows import Tiling
@@ -21,7 +22,7 @@ from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.targets.context import Context
 from nearfar.targets.cuda.source import cuda
 from nearfar.targets.cuda.variants import attention_numbers
-from nearfar.targets.gpu_attention import AttentionNumbers, attention_variants
+from nearfar.targets.gpu_attention import AttentionNumbers, attention_variants, decode_options
 from nearfar.targets.variant import Variant, for_activations
 from nearfar.targets.webgpu.lower import wgsl
 from nearfar.targets.webgpu.variants import ATTENTION as WEBGPU
@@ -111,6 +112,17 @@ def test_decode_has_one_kernel_for_short_contexts_and_two_for_long_ones() -> Non
         (["attention_decode", "attention_merge"], DECODE),
         (["attention_decode", "attention_merge"], DECODE),
     ]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "activation", "tile"), [(64, "float32", 256), (128, "float16", 256), (128, "float32", 128)]
+)
+def test_a_thread_has_few_bytes_of_keys_on_webgpu(head_dim: int, activation: str, tile: int) -> None:
+    """Adreno's compiler spills with four keys of 128 float32 (`make gpu-static`)."""
+    heads = Heads(16, 8, head_dim, 16, activation)
+    options = decode_options(heads, None, WEBGPU)
+    assert options is not None
+    assert (options.threads, options.tile) == (64, tile)
 
 
 APPEND, FEW = ["rope_append"], ["attention_few_rows", "attention_merge"]

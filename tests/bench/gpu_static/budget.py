@@ -51,7 +51,7 @@ def write_budget(budget: Budget) -> None:
 
 
 def excesses(budget: Mapping[str, OfBundle], measured: Mapping[str, OfBundle]) -> list[str]:
-    """Every kernel that is worse than its budget, and every kernel that only one of both has."""
+    """Every kernel that spills or is worse than its budget, and every kernel that only one of both has."""
     found = []
     for bundle, kernels in measured.items():
         known = budget.get(bundle, {})
@@ -59,11 +59,11 @@ def excesses(budget: Mapping[str, OfBundle], measured: Mapping[str, OfBundle]) -
         for label, devices in kernels.items():
             for device, figures in devices.items():
                 where, before = f"{bundle}: {label} on {device}", known.get(label, {}).get(device)
+                if figures.spills:
+                    found.append(f"{where}: {figures.spills} spills")
                 if before is None:
                     found.append(f"{where} is not in the budget")
                     continue
-                if figures.spills > before.spills:
-                    found.append(f"{where}: {figures.spills} spills, were {before.spills}")
                 if figures.occupancy < before.occupancy:
                     found.append(f"{where}: occupancy {figures.occupancy}, was {before.occupancy}")
                 if (figures.per_weight or 0) > (before.per_weight or 0):

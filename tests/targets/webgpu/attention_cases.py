@@ -78,6 +78,7 @@ SPECIAL = (
         DecodeOptions(2, 32, 32),
     ),
 )
+WIDE = Facts(Heads(4, 2, 128, 16, "float32"), Preparation(MAX_POSITIONS, 128, EPS), Scores(0.1))
 # attention on its own, with q as an input of the step.
 ALONE = (
     Facts(Heads(4, 2, 64, 16, "float32"), Preparation(0, 0, None), Scores(0.125, causal=False, sinks=True)),
@@ -118,6 +119,8 @@ def attention_cases() -> Iterator[Case]:
             attention_case("decode", facts, decode=decode),
             attention_case("split", facts, decode=split),
         )
+    # Ranges of several tiles, and two keys a thread: what heads of 128 float32 get on WebGPU.
+    yield attention_case("split", WIDE, decode=DecodeOptions(2, 64, 128, split=256))
     for index, facts in enumerate(ALONE):
         yield replace(alone_case(facts, None), exhaustive=index >= 2 and not facts.scores.reach)
         mixed = alone_case(facts, TileOptions(16, 16), DecodeOptions(1, 32, 32, split=64))
