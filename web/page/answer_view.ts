@@ -9,6 +9,7 @@ import { formatCount, formatDispatches, formatMs, formatSpeed, plural } from "./
 import type { AnswerEnd, EngineInfo, Route, Settings } from "./model.js";
 import { describeSelfTest } from "./model_card.js";
 import { problemElements } from "./problem_words.js";
+import type { WrittenDown } from "./transcriber.js";
 import { DeviceError } from "../src/index.js";
 
 /**
@@ -20,6 +21,13 @@ export interface PicturesRead {
   readonly videos: number;
   readonly read: number;
   readonly computed: number;
+}
+
+/** The recordings of a conversation, what was written down of them for this answer, and who wrote down earlier ones. */
+export interface SoundsRead {
+  readonly sounds: number;
+  readonly written: readonly WrittenDown[];
+  readonly transcriber: string | null;
 }
 
 export interface AnswerActions {
@@ -151,9 +159,15 @@ export class AnswerView {
 
   /**
    * ``info`` describes this device's engine; null if there is no engine. ``pictures`` are those of the conversation, and
-   * what the engine has read for this answer.
+   * what the engine has read for this answer; likewise ``sounds``.
    */
-  finish(end: AnswerEnd, settings: Settings, info: EngineInfo | null, pictures: PicturesRead): void {
+  finish(
+    end: AnswerEnd,
+    settings: Settings,
+    info: EngineInfo | null,
+    pictures: PicturesRead,
+    sounds: SoundsRead,
+  ): void {
     this.answer.dataset.ttftMs = end.timeToFirstTokenMs.toFixed(1);
     this.answer.dataset.tokensPerSecond = end.tokensPerSecond?.toFixed(1) ?? "";
     const chevron = makeSvg(
@@ -168,6 +182,7 @@ export class AnswerView {
       ...routed,
       ...ran(end, settings, route?.side === "far" ? null : info),
       picturesFact(pictures, route?.side === "far" ? this.far : null),
+      ...soundFacts(sounds, route, this.far),
     ]);
     this.end(make("details", "ran", make("summary", "timings", chevron, ...line), facts));
     const cut = CUT_OFF[end.finishReason];
@@ -254,6 +269,36 @@ function picturesFact(
       : `${formatCount(count)} pictures and videos`;
   if (host !== null) return [label, all === 0 ? null : `${words(all)}, sent to ${host}`];
   return [label, read === 0 ? null : `${words(read)}, ${computed} of them computed now on this device`];
+}
+
+/** Where the recordings of a conversation were heard, and what was written down of them for this answer. */
+function soundFacts(
+  { sounds, written, transcriber }: SoundsRead,
+  route: Route | null,
+  host: string | null,
+): readonly (readonly [string, string | null])[] {
+  if (sounds === 0) return [];
+  const all = plural(sounds, "recording");
+  const texts = (route?.described ?? []).filter(({ kind }) => kind === "sound");
+  const ms = written.reduce((sum, each) => sum + each.ms, 0);
+  const [made] = written;
+  const here =
+    made === undefined
+      ? transcriber === null
+        ? "heard by the model on this device"
+        : `transcribed before on this device by ${transcriber}`
+      : `${written.length} of them transcribed now on this device by ${made.model} in ${formatMs(ms)}`;
+  const where =
+    route?.side !== "far"
+      ? here
+      : texts.length > 0
+        ? `sent to ${host ?? ""} as ${plural(texts.length, "transcript")} of this device`
+        : `sent to ${host ?? ""}`;
+  const said = written.map(({ text }) => `“${text.trim()}”`).join(" ");
+  return [
+    ["Recordings", `${all}, ${where}`],
+    ["Heard", said === "" ? null : said],
+  ];
 }
 
 /** The timings in one line. A narrow page leaves its end to the details. */

@@ -3,7 +3,7 @@
 import type { Engine } from "../src/index.js";
 import { Unavailable } from "../src/index.js";
 import type { PictureCounts } from "../src/images/feature_cache.js";
-import type { AnswerView, PicturesRead } from "./answer_view.js";
+import type { AnswerView, PicturesRead, SoundsRead } from "./answer_view.js";
 import { AttachmentTray } from "./attachments.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import type { Conversation, SavedTurn } from "./conversations.js";
@@ -24,6 +24,7 @@ import type { Content } from "./saved_conversation.js";
 import { SavedConversation } from "./saved_conversation.js";
 import { SettingsForm } from "./settings.js";
 import { SideControls } from "./side_controls.js";
+import type { ChatTranscriber } from "./transcriber.js";
 import type { Sides } from "./sides.js";
 import { connectSides } from "./sides.js";
 import type { Turn } from "./turns.js";
@@ -85,6 +86,7 @@ export class Chat {
     opening: Promise<Model>,
     private readonly facts: Promise<BundleFacts | null>,
     private readonly notice: NearNotice,
+    private readonly transcriber: ChatTranscriber | null,
   ) {
     this.#engine = opening.then(({ engine }) => engine);
     // The caller, who opened the model, handles its failure.
@@ -125,6 +127,7 @@ export class Chat {
       changedElsewhere: (id) => void this.compare(id),
     });
     new Dictation(
+      transcriber,
       (text) => {
         this.#view.type([this.#view.typed.trimEnd(), text].filter((part) => part !== "").join(" "));
       },
@@ -175,7 +178,14 @@ export class Chat {
   /** Throws what connectSides throws, and Unavailable if neither side could answer. */
   private async join(address: FarAddress): Promise<void> {
     const host = hostOf(address.url);
-    const sides = await connectSides(this.#engine, this.facts, address, this.#network, () => this.#controls.pin);
+    const sides = await connectSides(
+      this.#engine,
+      this.facts,
+      address,
+      this.#network,
+      () => this.#controls.pin,
+      this.transcriber,
+    );
     if (sides.farModel === null && this.#near.state === "failed") {
       throw silent(host);
     }
@@ -198,7 +208,7 @@ export class Chat {
     }
     const far = this.#far;
     document.body.dataset.near = this.#near.state;
-    this.#tray.reads = this.info ?? { images: false, video: false };
+    this.#tray.reads = this.info ?? { images: false, video: false, sound: this.transcriber !== null };
     this.#view.present({
       near: this.#near.state,
       info: this.info,
@@ -372,9 +382,10 @@ export class Chat {
     void this.#saved.now();
     this.#view.forget(null, 0);
     const before = this.#model?.engine.counts.pictures ?? null;
+    const written = this.transcriber?.written.length ?? 0;
     try {
       const end = await this.follow(turn, settings, signal);
-      turn.view.finish(end, settings, this.info, this.picturesSince(before));
+      turn.view.finish(end, settings, this.info, this.picturesSince(before), this.soundsSince(written));
     } catch (error) {
       if (signal.aborted) turn.view.stopped();
       else turn.view.fail(error);
@@ -421,6 +432,12 @@ export class Chat {
     const now = this.#model?.engine.counts.pictures ?? null;
     const read = (now?.queries ?? 0) - (before?.queries ?? 0);
     return { ...this.#turns.media, read, computed: read - (now?.hits ?? 0) + (before?.hits ?? 0) };
+  }
+
+  private soundsSince(before: number): SoundsRead {
+    const { written = [] } = this.transcriber ?? {};
+    const transcriber = written.at(-1)?.model ?? null;
+    return { sounds: this.#turns.media.sounds, written: written.slice(before), transcriber };
   }
 
   private get answerer(): Answerer {

@@ -1,33 +1,33 @@
-// The microphone button, if ?transcriber= names a model of sound: what the user says becomes text of the message. The
-// model is loaded when the button is first used.
+// The microphone button, if ?transcriber= names a model of sound: what the user says becomes text of the message.
 
 import { SAMPLE_RATE } from "../src/audio/resample.js";
-import type { WorkerEngine } from "../src/worker/client.js";
 import { element } from "./elements.js";
 import { formatMs } from "./format.js";
-import { loadState } from "./load_words.js";
 import type { Recording } from "./recording.js";
-import { languageName, openTranscriber, transcriberOfAddress } from "./transcriber.js";
+import type { ChatTranscriber } from "./transcriber.js";
+import { languageName } from "./transcriber.js";
 
 type State = "idle" | "loading" | "recording" | "transcribing";
 
 export class Dictation {
   readonly #button = element("dictate", HTMLButtonElement);
   readonly #note = element("dictation", HTMLElement);
-  #engine: Promise<WorkerEngine> | null = null;
   #recording: Recording | null = null;
   #state: State = "idle";
 
   /** ``write`` receives what was said, and ``fail`` why nothing is heard. */
   constructor(
+    transcriber: ChatTranscriber | null,
     private readonly write: (text: string) => void,
     private readonly fail: (error: unknown) => void,
   ) {
-    const bundle = transcriberOfAddress();
-    if (bundle === null) return;
+    if (transcriber === null) return;
+    transcriber.onState = (words) => {
+      if (this.#state === "idle") this.show("idle", words);
+    };
     this.#button.hidden = false;
     this.#button.addEventListener("click", () => {
-      void this.toggle(bundle).catch((error: unknown) => {
+      void this.toggle(transcriber).catch((error: unknown) => {
         this.#recording?.cancel();
         this.#recording = null;
         this.show("idle", "");
@@ -36,8 +36,8 @@ export class Dictation {
     });
   }
 
-  private async toggle(bundle: string): Promise<void> {
-    if (this.#state === "recording") return this.transcribe();
+  private async toggle(transcriber: ChatTranscriber): Promise<void> {
+    if (this.#state === "recording") return this.transcribe(transcriber);
     if (this.#state !== "idle") return;
     this.show("loading", "Loading");
     // Its microphone is loaded with it.
@@ -49,20 +49,22 @@ export class Dictation {
     this.#recording = recording;
     this.show("recording", "Listening");
     // While the user speaks. A failed load is tried again.
-    this.#engine ??= openTranscriber(bundle, (progress) => {
-      const { words, amount } = loadState(progress);
-      if (this.#state === "transcribing") this.show("transcribing", `${words} ${amount}`);
-    });
-    this.#engine.catch(() => (this.#engine = null));
+    this.opening(transcriber).catch(() => undefined);
   }
 
-  private async transcribe(): Promise<void> {
-    const [recording, opening] = [this.#recording, this.#engine];
+  private opening(transcriber: ChatTranscriber): ReturnType<ChatTranscriber["open"]> {
+    return transcriber.open((words) => {
+      if (this.#state === "transcribing") this.show("transcribing", words);
+    });
+  }
+
+  private async transcribe(transcriber: ChatTranscriber): Promise<void> {
+    const recording = this.#recording;
     this.#recording = null;
-    if (recording === null || opening === null) return;
+    if (recording === null) return;
     this.show("transcribing", "Transcribing");
     const samples = await recording.stop();
-    const engine = await opening;
+    const engine = await this.opening(transcriber);
     const begun = performance.now();
     const { text, language } = await engine.transcribe({ samples, sampleRate: SAMPLE_RATE });
     const spoken = language === null ? "" : `${languageName(language)}, `;

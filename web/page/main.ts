@@ -10,6 +10,7 @@ import { offerModels } from "./model_picker.js";
 import { NearNotice } from "./near_notice.js";
 import { keepPage } from "./offline.js";
 import { StoredModels } from "./stored_models.js";
+import { ChatTranscriber, transcriberOfAddress } from "./transcriber.js";
 
 declare global {
   interface Window {
@@ -22,7 +23,10 @@ async function main(): Promise<void> {
   const bundle = bundleOfAddress();
   const loading = new LoadView();
   const notice = new NearNotice();
+  const hears = transcriberOfAddress();
+  const transcriber = hears === null ? null : new ChatTranscriber(hears);
   const opening = openModel(bundle, {
+    ...(transcriber !== null && { transcriber }),
     onProgress: (progress) => {
       loading.progress(progress);
       notice.progress(progress);
@@ -30,7 +34,7 @@ async function main(): Promise<void> {
   });
   // If the manifest cannot be read, the engine reports why.
   const facts = fetchFacts(bundle).catch(() => null);
-  const chat = new Chat(opening, facts, notice);
+  const chat = new Chat(opening, facts, notice, transcriber);
   void facts.then((known) => {
     if (known !== null) loading.expect(known);
   });

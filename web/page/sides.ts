@@ -9,6 +9,7 @@ import type { BundleFacts } from "./bundle_facts.js";
 import type { FarAddress } from "./far_address.js";
 import type { Answerer, Side } from "./model.js";
 import type { Network } from "./network.js";
+import type { ChatTranscriber } from "./transcriber.js";
 import { fittedPolicy, givenPolicy, lockLabel, ownPolicy, policyWords, privacyWords, withLock } from "./policy.js";
 import { answerFromSides } from "./sides_answer.js";
 
@@ -35,6 +36,7 @@ export async function connectSides(
   far: FarAddress,
   network: Network,
   pin: () => Side | null,
+  transcriber: ChatTranscriber | null = null,
 ): Promise<Sides> {
   const { url: baseURL, key: apiKey, model, dialect } = far;
   const platform = platformDevice();
@@ -43,6 +45,7 @@ export async function connectSides(
     near: engine,
     far: { baseURL, apiKey, model, dialect },
     fetch: network.fetch,
+    ...(transcriber !== null && { transcriber }),
     device: {
       read: async () => {
         const hints = await platform.read();

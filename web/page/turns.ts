@@ -44,12 +44,13 @@ export class Turns {
     return this.#turns.splice(index);
   }
 
-  /** The numbers of pictures and videos in the conversation. */
-  get media(): { readonly pictures: number; readonly videos: number } {
+  /** The numbers of pictures, videos and recordings in the conversation. */
+  get media(): { readonly pictures: number; readonly videos: number; readonly sounds: number } {
     const all = this.#turns.flatMap(({ attachments }) => attachments);
     return {
       pictures: all.filter(({ picture }) => picture !== undefined).length,
       videos: all.filter(({ video }) => video !== undefined).length,
+      sounds: all.filter(({ sound }) => sound !== undefined).length,
     };
   }
 
