@@ -41,11 +41,8 @@ def add_attention_both_ways(emitter: Emitter, node: Node) -> None:
         for name in emit(emitter, query, y, bias):
             branch.add_output(name, emitter.activation, ())
     emitter.builder = builder
-    branches = {
-        "then_branch": both.subgraph("both_ways", emitter.activation),
-        "else_branch": causal.subgraph("causal", emitter.activation),
-    }
-    emitter.names[y] = builder.add("If", [has_marks(emitter)], f"{y}.sequences", *query.present, **branches)
+    outputs = [f"{y}.sequences", *query.present]
+    emitter.names[y] = builder.choose(has_marks(emitter), outputs, both, causal, emitter.activation)
     emitter.reshaped.add(y)
 
 
@@ -103,11 +100,7 @@ def seen_bias(emitter: Emitter, window: int | None) -> str:
     bias = inner.add("Where", [visible, zero, hidden], f"{name}.bias")
     inner.add_output(inner.add("Unsqueeze", [bias, inner.integers(1)], f"{name}.of_heads"), emitter.activation, ())
     none.add_output(none.add("Identity", [zero], f"{name}.unused"), emitter.activation, ())
-    branches = {
-        "then_branch": inner.subgraph("seen", emitter.activation),
-        "else_branch": none.subgraph("unused", emitter.activation),
-    }
-    return builder.add("If", [some], name, **branches)
+    return builder.choose(some, [name], inner, none, emitter.activation)
 
 
 def add_visible(builder: Builder, name: str, place: str, window: int | None) -> str:

@@ -66,8 +66,19 @@ class Builder:
         branch.constants = self.constants
         return branch
 
-    def subgraph(self, name: str, dtype: str) -> onnx.GraphProto:
-        """The branch that the nodes are, with the outputs that were added, all of ``dtype``."""
+    def choose(self, condition: str, outputs: Sequence[str], then: Builder, otherwise: Builder, dtype: str) -> str:
+        """Append an If with these branches, whose outputs were added, all of ``dtype``. Returns its first output's
+        name.
+        """
+        return self.add(
+            "If",
+            [condition],
+            *outputs,
+            then_branch=then._subgraph(f"{outputs[0]}.then", dtype),
+            else_branch=otherwise._subgraph(f"{outputs[0]}.else", dtype),
+        )
+
+    def _subgraph(self, name: str, dtype: str) -> onnx.GraphProto:
         outputs = [helper.make_tensor_value_info(each.name, ELEMENT_TYPES[dtype], None) for each in self.outputs]
         return helper.make_graph(self.nodes, name, [], outputs)
 

@@ -52,6 +52,7 @@ class Emitter:
     precedes "key" and "value" in the names of caches.
 
     ``bias``: what is added to the scores of complete sequences, "" for nothing, None for the mask of padded texts.
+    ``hides``: whether it is anything but zero, if a call decides.
     ``sources``: the projections of keys and values of a source, by the state that has them.
     """
 
@@ -71,6 +72,7 @@ class Emitter:
     caches: dict[str, int] = field(default_factory=dict)
     cache_role: str = ""
     bias: str | None = None
+    hides: str = ""
     sources: Mapping[str, tuple[Node, Node]] = field(default_factory=dict)
 
     @property

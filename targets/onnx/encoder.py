@@ -14,6 +14,7 @@ that.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from nearfar.compiler.ir.ops.encoders import require_joint
 from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
-from .builder import ELEMENT_TYPES, MICROSOFT
+from .builder import ELEMENT_TYPES, MICROSOFT, Builder
 from .decoder import AXES, FORMS, Form, form_of, norm_of, table_rows
 from .emitter import Emitter
 from .encoder_mask import attention_bias, distances, scores_of, seen_by_distance
@@ -173,15 +174,21 @@ def add_ragged_attention(emitter: Emitter, node: Node) -> None:
     elif "distance_bias" in node.inputs:
         bias = with_distance_bias(emitter, node.inputs["distance_bias"], num_heads, bias)
     scale = node.attr("scale")
-    emitter.names[y] = builder.add(
-        "MultiHeadAttention",
-        [parts["q"], parts["k"], parts["v"], *(["", "", bias] if bias else [])],
-        y,
-        domain=MICROSOFT,
-        num_heads=num_heads,
-        **({} if scale is None else {"scale": scale}),
-    )
+    attrs: dict[str, Any] = {"num_heads": num_heads, **({} if scale is None else {"scale": scale})}
+
+    def attend(builder: Builder, bias: str, name: str) -> str:
+        inputs = [parts["q"], parts["k"], parts["v"], *(["", "", bias] if bias else [])]
+        return builder.add("MultiHeadAttention", inputs, name, domain=MICROSOFT, **attrs)
+
     emitter.reshaped.add(y)
+    if not emitter.hides:
+        emitter.names[y] = attend(builder, bias, y)
+        return
+    # Without a bias, kernels need not have all scores at once.
+    then, otherwise = builder.branch(), builder.branch()
+    for branch, own, name in ((then, bias, "hiding"), (otherwise, "", "all")):
+        branch.add_output(attend(branch, own, f"{y}.{name}"), emitter.activation, ())
+    emitter.names[y] = builder.choose(emitter.hides, [y], then, otherwise, emitter.activation)
 
 
 def bias_of(emitter: Emitter, node: Node) -> str:

@@ -140,11 +140,7 @@ def add_source(emitter: Emitter, state: str, num_heads: int, head_dim: int) -> l
         computed.add("Transpose", [rows], f"{name}.computed", perm=[0, 2, 1, 3])
         computed.add_output(f"{name}.computed", emitter.activation, ())
     emitter.builder = builder
-    branches = {
-        "then_branch": kept.subgraph("kept", emitter.activation),
-        "else_branch": computed.subgraph("computed", emitter.activation),
-    }
-    builder.add("If", [CACHED], *present, **branches)
+    builder.choose(CACHED, present, kept, computed, emitter.activation)
     return present
 
 

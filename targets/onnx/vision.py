@@ -19,12 +19,13 @@ from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
+from .builder import ELEMENT_TYPES
 from .decoder import FORMS, Form, form_of, table_rows
 from .embeddings import PLACE_ROWS, ROPE_ROWS, marks_features, row_columns
 from .emitter import Emitter
 from .encoder import ENCODER_FORMS, float32
 from .encoder_mask import HIDDEN
-from .vision_inputs import FEATURES, INPUTS, VISIBLE, WEIGHTS
+from .vision_inputs import FEATURES, INPUTS, INT64, VISIBLE, WEIGHTS
 
 IMAGE_FEATURES = "image_features"
 
@@ -52,8 +53,14 @@ def build_vision(emitter: Emitter, images: ImageSpec) -> None:
 
 
 def add_bias(emitter: Emitter) -> str:
-    """What is added to scores, (T, 1, patches, patches): patches that are not visible have no weight."""
-    builder, visible = emitter.builder, emitter.names[VISIBLE]
+    """What is added to scores, (T, 1, patches, patches): patches that are not visible have no weight. If all are, as
+    those of a single picture, it is nothing.
+    """
+    main, visible = emitter.builder, emitter.names[VISIBLE]
+    ones = main.add("Cast", [main.add("Not", [visible], "bias.hidden_patches")], "bias.ones", to=INT64)
+    most = main.add("ReduceMax", [ones], "bias.most", keepdims=0)
+    emitter.hides = main.add("Cast", [most], "bias.hides", to=ELEMENT_TYPES["bool"])
+    builder, none = main.branch(), main.branch()
     add, integers = builder.add, builder.integers
     zero, hidden = (
         builder.constant(f"bias.{part}", np.array(value, emitter.activation))
@@ -66,7 +73,9 @@ def add_bias(emitter: Emitter) -> str:
     ones = integers(1)
     patches = add("Gather", ["ids_shape", ones], "bias.patches", axis=0)
     shape = add("Concat", [ones, ones, patches, ones], "bias.square", axis=0)
-    return add("Expand", [row, shape], "bias")
+    builder.add_output(add("Expand", [row, shape], "bias.expanded"), emitter.activation, ())
+    none.add_output(none.add("Identity", [zero], "bias.none"), emitter.activation, ())
+    return main.choose(emitter.hides, ["bias"], builder, none, emitter.activation)
 
 
 def add_mix_rows(emitter: Emitter, node: Node) -> None:
