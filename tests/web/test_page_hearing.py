@@ -122,6 +122,8 @@ def test_answers_about_sounds_and_a_picture_are_those_of_numpy(page: Page, bundl
         "() => [engine.info.sound, engine.info.images, engine.info.selfTest.state, engine.counts.pictures]"
     )
     assert (sound_, images, test, counts["queries"], counts["hits"]) == (True, True, "passed", 6, 3)
+    refused = page.evaluate("() => engine.transcribe(new Blob([])).catch((error) => error.message)")
+    assert refused == "This model hears in chats only; ask there"
     # Another sound of the same length is another prompt.
     other = (sound(32 * 90 + 5, 2), SOUNDS[1])
     found = page.evaluate("async (parts) => ask(engine, parts)", content(other))

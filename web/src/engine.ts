@@ -168,9 +168,7 @@ export class Engine implements EngineWithSessions {
       ((): Promise<never> =>
         Promise.reject(
           new RequestError(
-            senses.hears
-              ? "This model hears in chats only; ask it there for what is said, with a part input_audio"
-              : "This model transcribes no sound; load one such as Whisper",
+            `This model ${senses.hears ? "hears in chats only; ask there" : "transcribes no sound; load one such as Whisper"}`,
           ),
         ));
   }
