@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from decoder_families import new_family, randomize, save
-from vision_families import Expected, arguments_of, make_vision, masks_of
+from vision_arguments import arguments_of, masks_of
+from vision_families import Expected, make_vision
 
 FAMILY = "qwen3_5_text"
 # The modules of MtpLayer, and those of a checkpoint.

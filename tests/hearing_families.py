@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from decoder_families import randomize
 from image_families import Family, marker_id, pattern, write_family
+from vision_arguments import arguments_of, masks_of
 from vision_families import FAMILIES as SEEING
-from vision_families import arguments_of, masks_of, standardize
+from vision_families import standardize
 
 from nearfar.compiler.runtime.audio.prepared_sound import PreparedSound, prepare_sound
 from nearfar.compiler.runtime.images.patches import PreparedImage, prepare_image

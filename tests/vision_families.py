@@ -5,7 +5,7 @@ with two pictures.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import numpy.typing as npt
 from decoder_families import HYBRIDS, randomize
 from image_families import HALF, MARKERS, Family, marker_id, pattern, write_family
 from tiny_models import SIZES
+from vision_arguments import QWEN, arguments_of, masks_of
 
-from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.runtime.images.patches import PreparedImage, prepare_image
 
 Floats = npt.NDArray[np.float32]
@@ -97,7 +97,6 @@ AREAS = {
 }
 
 
-QWEN = ("qwen3_5", "qwen3_vl")
 QWEN_VISION = {
     "depth": 3,
     "hidden_size": 48,
@@ -337,81 +336,6 @@ def make_vision(name: str, folder: Path, **text: Any) -> Expected:
     return Expected(images, token_ids, tuple(places), tuple(features), logits)
 
 
-def make_video(name: str, folder: Path) -> Expected:
-    """The same for a prompt with one video, of which each tile is an image of the result."""
-    import torch
-    import transformers
-    from video_oracle import video_of
-
-    from nearfar.compiler.formats import load
-    from nearfar.compiler.runtime.images.videos import prepare_video
-    from nearfar.compiler.runtime.text.tokenizer import Tokenizer
-
-    make_vision(name, folder)
-    family, placeholder = FAMILIES[name], marker_id(FAMILIES[name].placeholder)
-    loaded = load(str(folder))
-    spec = loaded.images
-    assert spec is not None
-    assert spec.video is not None, loaded.notes
-    video = prepare_video(spec, video_of(40, 33, 30, 10.0))
-    token_ids = [5, 6, *Tokenizer(loaded.tokenizer).encode(video.text, split_special_tokens=False), 11, 12, 13]
-    tiles = tiles_of(video)
-    rows = [index for index, token_id in enumerate(token_ids) if token_id == placeholder]
-    places = [rows[start] for start in np.cumsum([0, *video.features])[:-1]]
-    model = getattr(transformers, f"{family.name}ForConditionalGeneration").from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32
-    )
-    inputs = video_arguments(model, spec, tiles)
-    is_frame = torch.tensor([[token_id == placeholder for token_id in token_ids]])
-    given, kinds = torch.tensor([token_ids]), {}
-    # Other models take frames for pictures.
-    if "pixel_values_videos" in inputs:
-        given = torch.where(is_frame, model.config.video_token_id, given)
-        unified = model.config.model_type == "gemma4_unified"
-        kinds = masks_of(model, token_ids) if unified else {"mm_token_type_ids": 2 * is_frame.long()}
-    with torch.no_grad():
-        made = (model.model.get_video_features if kinds else model.model.get_image_features)(**inputs)
-        logits = model(input_ids=given, **inputs, **kinds).logits[0].numpy()
-    found = made.pooler_output
-    features = torch.cat(list(found)) if isinstance(found, list | tuple) else found
-    features = features.reshape(-1, features.shape[-1])
-    further = [torch.cat(list(each)) for each in getattr(made, "deepstack_features", None) or []]
-    features = torch.cat([features, *further], dim=-1)
-    parts = np.split(features.numpy(), np.cumsum(video.features)[:-1])
-    return Expected(tiles, token_ids, tuple(places), tuple(parts), logits)
-
-
-def tiles_of(video: PreparedImage) -> tuple[PreparedImage, ...]:
-    """Each tile as an image of its own."""
-    names = ("patches", "rows", "weights", "positions", "changes")
-    tiles = []
-    for index, (start, stop) in enumerate(zip(video.starts[:-1], video.starts[1:], strict=True)):
-        own = {name: getattr(video, name)[start:stop] for name in names}
-        starts = np.array([0, stop - start], np.int32)
-        tiles.append(replace(video, **own, starts=starts, features=(video.features[index],)))
-    return tuple(tiles)
-
-
-def video_arguments(model: Any, spec: ImageSpec, tiles: Sequence[PreparedImage]) -> dict[str, Any]:
-    """The arguments of transformers' model for the frames of a video."""
-    import torch
-
-    if model.config.model_type in QWEN:
-        patches, changes = (np.concatenate([getattr(tile, name) for tile in tiles]) for name in ("patches", "changes"))
-        frames = [each.reshape(len(each), 3, -1) for each in (patches + changes, patches - changes)]
-        grid = [len(tiles), *(int(each) + 1 for each in tiles[0].positions.max(axis=0))]
-        pixels = torch.tensor(np.stack(frames, 2).reshape(len(patches), -1))
-        return {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([grid])}
-    arguments = arguments_of(model, spec, tiles)
-    if "image_position_ids" not in arguments:
-        return arguments
-    return {
-        "pixel_values_videos": arguments["pixel_values"],
-        "video_position_ids": arguments["image_position_ids"],
-        "num_frames_per_video": torch.tensor([len(tiles)]),
-    }
-
-
 def standardize(model: Any) -> None:
     """Give a tower of Gemma 4 small scales of its features' standard form, and narrow bounds of its projections, of
     which some stay infinite.
@@ -427,97 +351,6 @@ def standardize(model: Any) -> None:
             buffer.fill_(0.2 + torch.rand(1).item())
         if name.endswith("std_scale"):
             buffer.copy_(0.05 * (1 + 0.3 * torch.rand_like(buffer)))
-
-
-def arguments_of(model: Any, spec: ImageSpec, images: Sequence[PreparedImage]) -> dict[str, Any]:
-    """The arguments of transformers' model for the pictures of a prompt."""
-    if model.config.model_type == "gemma4_unified":
-        return positioned(images)
-    if model.config.model_type == "gemma4":
-        arguments = positioned(images)
-        # It makes -1 to 1 of 0 to 1 itself.
-        return {**arguments, "pixel_values": (arguments["pixel_values"] + 1) / 2}
-    if model.config.model_type in QWEN:
-        return grids_of(images)
-    arguments = pixels_of(spec, images, tiles=model.config.model_type == "lfm2_vl")
-    if model.config.model_type == "gemma3":
-        arguments["pixel_values"] = arguments["pixel_values"][0]
-    return arguments
-
-
-def masks_of(model: Any, token_ids: Sequence[int]) -> dict[str, Any]:
-    """The arguments that let the tokens of a picture see all of it, or that say which these tokens are."""
-    import torch
-
-    config, ids = model.config, torch.tensor([list(token_ids)])
-    is_image = (ids == config.image_token_id).long()
-    if config.model_type == "gemma3":
-        return {"token_type_ids": is_image}
-    if config.model_type in ("gemma4", *QWEN):
-        return {"mm_token_type_ids": is_image}
-    if config.model_type != "gemma4_unified":
-        return {}
-    # Its forward() without these masks sees both ways in the other layers, too.
-    embedded = model.get_input_embeddings()(torch.zeros_like(ids))
-    positions = torch.arange(len(token_ids))[None]
-    masks = model.create_masks_for_generate(model.config, embedded, None, None, positions, is_image)
-    return {"attention_mask": masks}
-
-
-def positioned(images: Sequence[PreparedImage]) -> dict[str, Any]:
-    """The arguments of transformers' models that read patches with their columns and rows."""
-    import torch
-
-    longest = max(len(image.patches) for image in images)
-    values = np.zeros((len(images), longest, images[0].patches.shape[1]), np.float32)
-    positions = np.full((len(images), longest, 2), -1, np.int64)
-    for index, image in enumerate(images):
-        values[index, : len(image.patches)] = image.patches
-        positions[index, : len(image.patches)] = image.positions[:, ::-1]
-    return {"pixel_values": torch.tensor(values), "image_position_ids": torch.tensor(positions)}
-
-
-def grids_of(images: Sequence[PreparedImage]) -> dict[str, Any]:
-    """The arguments of transformers' models of Qwen: patches block by block, each of two equal frames."""
-    import torch
-
-    patches = np.concatenate([image.patches for image in images])
-    by_channel = patches.reshape(len(patches), 3, 1, -1)
-    grids = [[1, *(int(each) + 1 for each in image.positions.max(axis=0))] for image in images]
-    frames = np.repeat(by_channel, 2, axis=2).reshape(len(patches), -1)
-    return {"pixel_values": torch.tensor(frames), "image_grid_thw": torch.tensor(grids)}
-
-
-def pixels_of(spec: ImageSpec, images: Sequence[PreparedImage], *, tiles: bool) -> dict[str, Any]:
-    """The arguments of transformers' model: tiles as squares of pixels, or their patches row by row."""
-    import torch
-
-    side, rows, shapes = spec.patch, [], []
-    for image in images:
-        for start, stop in zip(image.starts[:-1], image.starts[1:], strict=True):
-            own = image.positions[start:stop]
-            height, width = (int(each) + 1 for each in own.max(axis=0))
-            by_row = np.empty((height, width, image.patches.shape[1]), np.float32)
-            by_row[own[:, 0], own[:, 1]] = image.patches[start:stop]
-            rows.append(by_row)
-            shapes.append((height, width))
-    if not tiles:
-        squares = [each.reshape(*each.shape[:2], 3, side, side).transpose(2, 0, 3, 1, 4) for each in rows]
-        pixels = [each.reshape(3, each.shape[1] * side, -1) for each in squares]
-        return {"pixel_values": torch.tensor(np.stack(pixels)[None])}
-    longest = max(height * width for height, width in shapes)
-    values, mask = (
-        np.zeros((len(rows), longest, rows[0].shape[2]), np.float32),
-        np.zeros((len(rows), longest), np.int64),
-    )
-    for index, each in enumerate(rows):
-        count = each.shape[0] * each.shape[1]
-        values[index, :count], mask[index, :count] = each.reshape(count, -1), 1
-    return {
-        "pixel_values": torch.tensor(values),
-        "pixel_attention_mask": torch.tensor(mask),
-        "spatial_shapes": torch.tensor(shapes),
-    }
 
 
 def greedy_answer(
@@ -539,21 +372,4 @@ def greedy_answer(
         for _ in range(count):
             logits = model(input_ids=torch.tensor([found]), **inputs, **masks_of(model, found)).logits
             found.append(int(logits[0, -1].argmax()))
-    return found[len(token_ids) :]
-
-
-def greedy_video_answer(folder: Path, token_ids: Sequence[int], video: PreparedImage, count: int) -> list[int]:
-    """The tokens that transformers' model likes best after a prompt with a video."""
-    import torch
-    import transformers
-
-    from nearfar.compiler.formats import load
-
-    spec = load(str(folder)).images
-    assert spec is not None
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-    inputs, found = video_arguments(model, spec, tiles_of(video)), list(token_ids)
-    with torch.no_grad():
-        for _ in range(count):
-            found.append(int(model(input_ids=torch.tensor([found]), **inputs).logits[0, -1].argmax()))
     return found[len(token_ids) :]

@@ -27,7 +27,7 @@ from image_families import pattern
 from rich.console import Console
 from rich.table import Table
 from smolvlm import HEADS, HIDDEN, PATCHES, SIDE, write_checkpoint
-from vision_families import pixels_of
+from vision_arguments import pixels_of
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.bundle.manifest import VISION

@@ -17,7 +17,8 @@ import pytest
 from light_bundle import kernels_for, one_compilation
 from test_runners import emulation_for, open_on
 from tolerances import F32, INT8, relative_error
-from vision_families import FAMILIES, Expected, make_video, make_vision
+from video_families import make_video
+from vision_families import FAMILIES, Expected, make_vision
 
 from nearfar.compiler.bundle.check import parse_manifest
 from nearfar.compiler.bundle.folder import Bundle, open_bundle

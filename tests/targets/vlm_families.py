@@ -15,7 +15,8 @@ import pytest
 import vision_families
 from hearing_families import AUDIO, make_hearing, own_features
 from image_families import marker_id
-from vision_families import FAMILIES, QWEN, VisionFamily, arguments_of, make_vision, masks_of
+from vision_arguments import QWEN, arguments_of, masks_of
+from vision_families import FAMILIES, VisionFamily, make_vision
 
 from nearfar.compiler.formats import load
 from nearfar.compiler.runtime.images.patches import PreparedImage

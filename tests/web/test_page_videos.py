@@ -14,8 +14,8 @@ from page_looks import fact
 from playwright.sync_api import Browser, Page
 from site_pages import TIMEOUT_MS
 from test_pictures import MAX_TOKENS, TEMPLATE, bundle_of, checkpoint_of, page_with, png_of
+from video_families import greedy_video_answer
 from video_files import GREYS, grey_video, trimmed_video, turned_video
-from vision_families import greedy_video_answer
 
 from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.bundle.folder import Bundle

@@ -11,8 +11,9 @@ from image_families import pattern
 from image_files import saved
 from light_bundle import few_kernels, one_compilation
 from PIL import Image
+from video_families import greedy_video_answer
 from video_files import grey_video
-from vision_families import FAMILIES, IMAGE, greedy_answer, greedy_video_answer, make_vision
+from vision_families import FAMILIES, IMAGE, greedy_answer, make_vision
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.cli import run as run_command

@@ -15,7 +15,8 @@ from image_files import saved
 from light_bundle import few_kernels, one_compilation
 from PIL import Image
 from tolerances import F32, relative_error
-from vision_families import FAMILIES, IMAGE, make_vision, pixels_of
+from vision_arguments import pixels_of
+from vision_families import FAMILIES, IMAGE, make_vision
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.formats import load

@@ -20,7 +20,8 @@ from image_families import marker_id, pattern
 from onnx_cases import check_graph
 from onnx_session import Session, image_features, open_graph
 from tolerances import F32, INT8, relative_error
-from vision_families import FAMILIES, QWEN, Expected, arguments_of, greedy_answer, make_vision
+from vision_arguments import QWEN, arguments_of
+from vision_families import FAMILIES, Expected, greedy_answer, make_vision
 
 from nearfar.compiler.bundle.folder import ExportBundle, open_any
 from nearfar.compiler.cli.trial import find_trial
