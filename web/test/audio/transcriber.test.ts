@@ -60,6 +60,8 @@ class Words {
   /** The first token of a text, and the one after the last. */
   from = 0;
   until = END;
+  /** The token after which two are left out. */
+  skipsAfter = -1;
   /** The calls since the last window, of which no other transcript's may be between them. */
   readonly log: string[] = [];
 
@@ -83,7 +85,7 @@ class Words {
     const logits = new Float32Array(rows.length * VOCABULARY);
     for (const [index, row] of rows.entries()) {
       const last = ids[row] ?? 0;
-      const next = last >= START || this.repeats ? this.from : last + 1;
+      const next = last >= START || this.repeats ? this.from : last + (last === this.skipsAfter ? 3 : 1);
       logits[index * VOCABULARY + (next === this.until ? END : next)] = this.repeats ? 4 : 30;
     }
     return logits;
@@ -164,6 +166,12 @@ test("a text that was written before is computed several tokens at a time, as fa
   words.log.length = 0;
   expect((await transcriber.transcribe(SOUND, { temperature: 0 })).text).toBe("abcdefgh");
   expect(words.log.slice(2)).toEqual(["0,1", "2,3", "4", "5", "6", "7"]);
+  // One that differs in the middle: what was computed for the tokens behind that is left.
+  words.skipsAfter = 3;
+  words.log.length = 0;
+  expect((await transcriber.transcribe(SOUND, { temperature: 0 })).text).toBe("abcdgh");
+  expect(words.log.slice(2)).toEqual(["0,1", "2,3,4,5", "6", "7"]);
+  words.skipsAfter = -1;
   // A drawn text is not the likeliest one, and is not guessed.
   words.log.length = 0;
   await transcriber.transcribe(SOUND, { temperature: 0.1 });
