@@ -13,7 +13,7 @@ const FILES = {
   adapters_gzip_bytes: ["dist/adapters.js", 6_000],
   drafts_gzip_bytes: ["dist/drafts.js", 6_000],
   images_gzip_bytes: ["dist/images.js", 16_500],
-  videos_gzip_bytes: ["dist/videos.js", 6_000],
+  videos_gzip_bytes: ["dist/videos.js", 6_100],
   audio_gzip_bytes: ["dist/audio.js", 14_700],
   // Without audio.js, which it imports.
   voice_gzip_bytes: ["dist/voice.js", 5_500],

@@ -47,6 +47,12 @@ export async function* listen(
   const tracks = stream.getAudioTracks();
   if (tracks.length === 0)
     throw new DeviceError("the stream has no sound; open it with { audio: true }", { reason: "no_microphone" });
+  if (!("AudioContext" in globalThis) || !("AudioWorkletNode" in globalThis))
+    throw new DeviceError(
+      "this browser has no AudioContext with worklets, which records sound; serve the page over https or from localhost, or " +
+        "use another browser",
+      { reason: "no_worklet" },
+    );
   const context = new AudioContext();
   const blocks: Float32Array[] = [];
   let wake = (): void => undefined;
@@ -60,7 +66,7 @@ export async function* listen(
       blocks.push(data);
       wake();
     };
-    context.createMediaStreamSource(stream).connect(node);
+    sourceOf(context, stream).connect(node);
     // Browsers run a context that begins without a click as soon as its page records.
     void context.resume();
     const resampler = new Resampler(context.sampleRate, SAMPLE_RATE);
@@ -77,6 +83,20 @@ export async function* listen(
   } finally {
     signal?.removeEventListener("abort", stop);
     await context.close();
+  }
+}
+
+/** Some browsers connect no microphone whose rate is not that of the speakers. */
+function sourceOf(context: AudioContext, stream: MediaStream): MediaStreamAudioSourceNode {
+  try {
+    return context.createMediaStreamSource(stream);
+  } catch (error) {
+    throw new DeviceError(
+      `this browser does not record this microphone at ${context.sampleRate} Hz (${messageOf(error)}); choose another ` +
+        "microphone or other speakers in the settings of the device",
+      { reason: "microphone_busy" },
+      { cause: error },
+    );
   }
 }
 

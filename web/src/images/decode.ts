@@ -171,8 +171,13 @@ function copyColours(from: Uint8Array | Uint8ClampedArray, to: Uint8Array, at: n
   return least === 255;
 }
 
+/** Throws DeviceError in a browser that cannot read them. */
 export function pixelsOf(bitmap: ImageBitmap): Pixels {
   const { width, height } = bitmap;
+  if (!("OffscreenCanvas" in globalThis))
+    throw new DeviceError(
+      "this browser has no OffscreenCanvas, which reads the pixels of pictures; pass {width, height, data} with them",
+    );
   const data = new Uint8Array(width * height * 3);
   const rows = Math.max(1, Math.floor(STRIP_PIXELS / width));
   const context = new OffscreenCanvas(width, Math.min(rows, height)).getContext("2d", { willReadFrequently: true });

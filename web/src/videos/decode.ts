@@ -1,7 +1,7 @@
 // Decodes the frames of a video at the wanted indices with WebCodecs, in pages and workers alike. Python decodes the same
 // frames; the colours of a browser's decoder may differ by a few levels.
 
-import { DeviceError, RequestError } from "../errors.js";
+import { DeviceError, NearfarError, RequestError } from "../errors.js";
 import { pixelsOf } from "../images/decode.js";
 import type { Pixels } from "../images/resize.js";
 import { requireVideoBytes } from "../shared/videos/layout.js";
@@ -36,8 +36,11 @@ export async function openVideo(file: Blob, signal: AbortSignal): Promise<VideoF
   const hidden = track.samples.filter(({ time }) => time < track.start).length;
   const total = track.samples.length - hidden;
   if (total === 0) throw new RequestError("videos: the video has no frames; send another one");
-  if (!("VideoDecoder" in globalThis))
-    throw new DeviceError("nothing decodes videos here; send their frames: {type: 'video', frames, fps}");
+  const lacks = ["VideoDecoder", "createImageBitmap", "OffscreenCanvas"].find((name) => !(name in globalThis));
+  if (lacks !== undefined)
+    throw new DeviceError(
+      `nothing decodes videos here, because this browser has no ${lacks}; send their frames: {type: 'video', frames, fps}`,
+    );
   const config: VideoDecoderConfig = {
     codec: track.codec,
     ...(track.description === null ? {} : { description: track.description }),
@@ -105,7 +108,7 @@ export async function openVideo(file: Blob, signal: AbortSignal): Promise<VideoF
       await Promise.all(taken);
     } catch (error) {
       until.throwIfAborted();
-      if (error instanceof RequestError) throw error;
+      if (error instanceof NearfarError) throw error;
       throw damagedVideo(failure ?? error);
     } finally {
       if (decoder.state !== "closed") decoder.close();

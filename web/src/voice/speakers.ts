@@ -97,6 +97,7 @@ export function kokoroSpeaker({
       opening ??= open();
       const kokoro = await unlessAborted(opening, signal);
       const { audio, sampling_rate: rate } = await unlessAborted(kokoro.generate(text, { voice, speed }), signal);
+      requirePlayer();
       const buffer = new AudioBuffer({ length: Math.max(1, audio.length), sampleRate: rate });
       buffer.copyToChannel(new Float32Array(audio), 0);
       return soundOf(buffer);
@@ -152,8 +153,16 @@ export function farSpeaker(baseURL: string | URL, options: FarSpeakerOptions): S
 
 let context: AudioContext | null = null;
 
-/** The page's player. A page may play sound after a click only. */
-const player = (): AudioContext => (context ??= new AudioContext());
+/** The page's player. A page may play sound after a click only. Throws DeviceError in a browser without one. */
+function player(): AudioContext {
+  requirePlayer();
+  return (context ??= new AudioContext());
+}
+
+function requirePlayer(): void {
+  if (!("AudioContext" in globalThis))
+    throw new DeviceError("this browser has no AudioContext, which plays speech; show the text instead");
+}
 
 function soundOf(buffer: AudioBuffer): Speech {
   return {
