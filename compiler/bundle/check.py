@@ -31,7 +31,7 @@ from .check_tests import check_feature_test, check_self_test, check_vector_test
 from .digest import text_sha256
 from .entries import FileEntry, LoraEntry, WeightEntry, shards_of
 from .fault import Fault, require
-from .manifest import AUDIO, FORMAT_VERSION, HEARING, VISION, Description, ExportManifest, Manifest
+from .manifest import AUDIO, ENCODERS, FORMAT_VERSION, HEARING, VISION, Description, ExportManifest, Manifest
 
 # Code loops over all layers before it reads any file, so their number needs a limit.
 MAX_LAYERS = 10_000
@@ -87,10 +87,10 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
     require(manifest.target not in EXPORTS, "target", f"{manifest.target!r} has no plan")
     check_files((*manifest.shards, *manifest.files), kernel_files(manifest))
     quantization_of(manifest.quantization)
-    towers = [manifest.plans[name] for name in (VISION, HEARING) if name in manifest.plans]
-    of_tower = {name for plan in towers for step in plan.steps for name in step.inputs.values()}
+    encoders = [manifest.plans[name] for name in ENCODERS if name in manifest.plans]
+    of_encoder = {name for plan in encoders for step in plan.steps for name in step.inputs.values()}
     for name, weight in manifest.weights.items():
-        check_weight(f"weights.{name}", weight, manifest, other_bits=name in of_tower)
+        check_weight(f"weights.{name}", weight, manifest, other_bits=name in of_encoder)
     for name, weight in manifest.host_weights.items():
         check_weight(f"host_weights.{name}", weight, manifest)
         is_table = len(weight.shape) == 2 and weight.layout == "rows"
@@ -317,7 +317,7 @@ def form_of(where: str, name: str) -> quant.WeightForm:
 
 def check_weight(where: str, weight: WeightEntry, manifest: Manifest, *, other_bits: bool = False) -> None:
     """Check that a weight's planes match its quantization and its shape, and are inside the shards. ``other_bits``:
-    that of a tower, which may have other bits than the text model.
+    that of an encoder of pictures or sound, which may have other bits than the text model.
     """
     require(len(weight.shape) == (1 if weight.quantization is None else 2), where, f"has shape {weight.shape}")
     if weight.quantization is None:

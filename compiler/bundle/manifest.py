@@ -56,6 +56,8 @@ HEARING = "hearing"
 AUDIO = "audio"
 # That of an encoder of sound, which scores the tokens of each row.
 CTC = "ctc"
+# The plans that read pictures and sound for "generate", whose weights may have more bits than the model's.
+ENCODERS = (VISION, HEARING, AUDIO)
 
 
 class Description(Entry):

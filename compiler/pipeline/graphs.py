@@ -16,7 +16,7 @@ from ..arch.encoder import EncoderGraph, HeadLayout, finish
 from ..arch.gemma4_text import LAYOUT
 from ..arch.hearing import ear_of
 from ..arch.vision import tower_of
-from ..bundle.manifest import AUDIO, CLASSIFY, CTC, DRAFT, EMBED, GENERATE, HEARING, VISION
+from ..bundle.manifest import AUDIO, CLASSIFY, CTC, DRAFT, EMBED, ENCODERS, GENERATE, HEARING, VISION
 from ..formats.checkpoint import Checkpoint, StoredMatrix
 from ..ir.graph import Graph
 from ..ir.spec import ClassifierSpec, EmbeddingSpec
@@ -94,7 +94,7 @@ def with_eight_bits(graphs: Mapping[str, Graph]) -> dict[str, Graph]:
     with about 4: pictures and sound become features once, and their errors reach every token of an answer.
     """
     found = dict(graphs)
-    for plan in (each for each in (*TOWERS, AUDIO) if each in graphs):
+    for plan in (each for each in ENCODERS if each in graphs):
         parameters = {
             name: each if each.columns is None else replace(each, form=EIGHT_BITS)
             for name, each in graphs[plan].parameters.items()
