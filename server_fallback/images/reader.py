@@ -78,7 +78,9 @@ class ImageReader:
                     break
                 continue
             tokens += sum(cuts[-1].features)
-            if tokens > context and not wrong:
+            if tokens > context:
+                if wrong:
+                    break
                 raise context_overflow("messages", f"at least {tokens}", context)
         if wrong:
             raise all_wrong(wrong)

@@ -97,6 +97,10 @@ def test_images_after_those_that_fill_the_context_are_not_decoded() -> None:
     with pytest.raises(RequestError, match=r"length is 7 tokens\. However, messages has at least 8") as error:
         read(png(1, 1), png(2, 2), b"not an image", context=7)
     assert error.value.details["code"] == "context_length_exceeded"
+    # Nor after one that is wrong.
+    with pytest.raises(RequestError, match=r"^messages\[0\]") as error:
+        read(b"not an image", png(1, 1), png(2, 2), b"another", context=7)
+    assert "messages[3]" not in error.value.message
 
 
 def test_a_file_that_claims_a_huge_size_is_refused_before_it_is_decoded() -> None:

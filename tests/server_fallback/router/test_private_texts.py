@@ -58,6 +58,13 @@ def test_parts_that_are_not_known_are_media(case: dict[str, Any]) -> None:
     assert [[each["kind"], each["message"], each["part"]] for each in found] == case["media"]
 
 
+@pytest.mark.parametrize("case", VECTORS["odd_values"], ids=lambda case: case["name"])
+def test_values_of_other_kinds_are_searched(case: dict[str, Any]) -> None:
+    contents = ["" for _ in case["request"].get("messages", ())]
+    found = request_texts(case["request"], contents)
+    assert {*found.texts, *(text for parts in found.parts for text in parts)} == set(case["texts"])
+
+
 @pytest.mark.parametrize("kind", [RoutedChatRequest, RoutedCompletionRequest, RoutedEmbeddingRequest])
 def test_every_parameter_is_either_searched_or_has_no_text(
     kind: type[RoutedChatRequest | RoutedCompletionRequest | RoutedEmbeddingRequest],

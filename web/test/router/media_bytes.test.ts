@@ -73,3 +73,25 @@ test.each(vectors.requests)("the bytes leave if the policy lets media leave: $na
   expect(outcomes).toEqual(["far", "far"]);
   expect(wire).toContain(vectors.mark);
 });
+
+const URL_OF_BYTES = `data:image/png;base64,iVBORw0KGgoA${vectors.mark}`;
+const user = (content: unknown, rest: object = {}) => ({ messages: [{ role: "user", content, ...rest }] });
+
+test.each([
+  ["frames beside a text", user([{ type: "text", text: "hi", frames: [URL_OF_BYTES] }])],
+  ["bytes beside a text", user([{ type: "text", text: "hi", source: { data: vectors.mark } }])],
+  ["an object as a text", user([{ type: "text", text: { url: URL_OF_BYTES } }])],
+  ["a part instead of a list", user({ type: "image_url", image_url: { url: URL_OF_BYTES } })],
+  ["an object as a name", user("hi", { name: { url: URL_OF_BYTES } })],
+  ["a role", { messages: [{ role: URL_OF_BYTES, content: "hi" }] }],
+  ["pictures beside the content", user("hi", { images: [vectors.mark] })],
+  ["a recording beside the content", user("hi", { audio: { data: vectors.mark } })],
+  ["the type of a tool", { ...user("hi"), tools: [{ type: URL_OF_BYTES, function: { name: "f" } }] }],
+  ["the type of a format", { ...user("hi"), response_format: { type: URL_OF_BYTES } }],
+])("no bytes leave in what the API does not have: %s", async (_name, request) => {
+  for (const rules of KEEPING) {
+    const { wire, outcomes } = await sent(request, { mode: "prefer-far", private: rules }, true, [BOAT, BOAT]);
+    expect(wire).not.toContain(vectors.mark);
+    expect(outcomes).not.toContain("far");
+  }
+});

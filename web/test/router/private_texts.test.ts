@@ -7,6 +7,7 @@ import { expect, test } from "vitest";
 import { PrivateCheck } from "../../src/shared/decision/privacy.js";
 import { PRIVATE_TEXTS, privateTexts, requestTexts } from "../../src/shared/decision/private_texts.js";
 import type { Media, MediaKind } from "../../src/shared/decision/media.js";
+import { mediaOf } from "../../src/shared/decision/media.js";
 import type { Situation } from "../../src/shared/decision/situation.js";
 import { HYBRID_PARAMS } from "../../src/router/hybrid_options.js";
 import type { HybridParams } from "../../src/router/request.js";
@@ -41,6 +42,8 @@ const vectors = JSON.parse(
     Omit<Verdict, "request"> &
     Pick<HybridParams, "messages"> & { readonly contents: readonly string[] })[];
   readonly unknown_parts: readonly (MediaCase & { readonly messages: readonly unknown[] })[];
+  /** Values of other kinds than the API has. */
+  readonly odd_values: readonly (Pick<Case, "name" | "texts"> & { readonly request: object })[];
 };
 const unique = (texts: Iterable<string>): readonly string[] => [...new Set(texts)].sort();
 /** Parameters that this package does not have are left out. */
@@ -79,6 +82,15 @@ test.each(vectors.files)("files: $name", async ({ messages, contents, media, pat
 
 test.each(vectors.unknown_parts)("media: $name", ({ messages, media }) => {
   expect(listed(requestTexts({ messages }, []).media)).toEqual(media);
+});
+
+test.each(vectors.odd_values)("searched: $name", ({ request, texts }) => {
+  expect(unique([...privateTexts(request)].map(({ text }) => text))).toEqual(unique(texts));
+});
+
+test("a long text that begins as an address takes linear time", () => {
+  for (const repeated of ["a", "data:", ";base64,", "; ", "data:image/a;"])
+    expect(mediaOf([], [`data:${repeated.repeat(400_000)}`])).toEqual([]);
 });
 
 test("every parameter is either searched or has no text", () => {

@@ -28,28 +28,41 @@ const WORDS: Readonly<Record<MediaKind, string>> = {
   text: "a file of text",
 };
 const OF_BYTES: Readonly<Record<string, MediaKind>> = { image: "picture", audio: "sound", video: "video" };
-// A type may have parameters with commas and spaces, "video/webm; codecs=vp8,opus", or be missing. Patterns are not
-// searched in base64, so that of a text is a file as well.
-const ADDRESS = /data:([\w.+-]*)[^:]*?;\s*base64,(?:[\w+/%-]|\s+[\w+/-]{16})/gi;
-// In base64 without an address, as tools return it in JSON: how files begin that are PNG, JPEG, GIF; RIFF (WebP, WAV, AVI),
-// PDF, ID3 (MP3), Ogg, FLAC, MP4, Matroska or ZIP.
-const PICTURE = /(?<![\w+/])(?:iVBORw0KGgo|\\?\/9j\\?\/|R0lGOD)[\w+/\\-]{48}/;
+// A type may have parameters with commas, colons and spaces, "video/webm; codecs=vp8,opus", or be missing. Patterns are not
+// searched in base64, so that of a text is a file as well. The type is matched within (?=...), which is not matched again
+// in another way, so that the time is linear.
+const ADDRESS = /data:(?=([\w.+-]*))(?:[^:]*?|[^]{0,99}?);\s*base64,(?:[\w+/%-]|\s+[\w+/-]{16})/gi;
+// Bytes that are written as text, "%89PNG" or "<svg". Files of text are searched as such.
+const WRITTEN = /data:(image|audio|video)\/[\w.+-]+(?:;(?!base64,)[\w.+-]+(?:=[\w.+-]*)?){0,9},[\w%<]/gi;
+// In base64 without an address, as tools return it in JSON: how files begin that are PNG, JPEG, GIF, BMP, TIFF; RIFF (WebP,
+// WAV, AVI), PDF, ID3 (MP3), Ogg, FLAC, MP4, Matroska or ZIP.
+const PICTURE = /(?<![\w+/])(?:iVBORw0KGgo|\\?[/_]9j\\?[/_]|R0lGOD|Qk[\w+/-]{6}AAAAA|SUkqA|TU0AK)[\w+/\\-]{48}/;
 const FILE = /(?<![\w+/])(?:UklGR|JVBERi0|SUQz|T2dnUw|ZkxhQ|AAAA[\w+/]{2}Z0eX|GkXfo|UEsDB)[\w+/\\-]{48}/;
+
+// Fields of a part that is a text; servers cache and cite it.
+const OF_TEXTS: readonly string[] = ["type", "text", "refusal", "cache_control", "annotations"];
+// Fields of messages in which clients of other servers send bytes, and OpenAI the id of a recording that was an answer.
+const FIELDS = ["image", "images", "audio", "audios", "video", "videos", "file", "files", "attachments"];
+
+const UNREADABLE: Media = { kind: "file", message: null, part: null };
 
 /** The media of these messages, and of ``texts``, all texts of their request. */
 export function mediaOf(messages: readonly unknown[], texts: Iterable<string>): readonly Media[] {
-  const found = messages.flatMap((message, index) => {
-    const { content } = Object(message) as { readonly content?: unknown };
-    return Array.isArray(content)
-      ? content.flatMap((part: unknown, at) => {
-          const kind = kindOf(part);
-          return kind === null ? [] : [{ kind, message: index, part: at }];
-        })
-      : [];
+  const found = messages.flatMap((message, index): readonly Media[] => {
+    const { content, ...rest } = Object(message) as Readonly<Record<string, unknown>>;
+    const isOdd = typeof content === "object" && content !== null && !Array.isArray(content);
+    const others = isOdd || FIELDS.some((name) => !isReference(rest[name])) ? [UNREADABLE] : [];
+    if (!Array.isArray(content)) return others;
+    const parts = content.flatMap((part: unknown, at) => {
+      const kind = kindOf(part);
+      return kind === null ? [] : [{ kind, message: index, part: at }];
+    });
+    return [...parts, ...others];
   });
   const within = new Set<MediaKind>();
   for (const text of texts) {
-    for (const [, type = ""] of text.matchAll(ADDRESS)) within.add(OF_BYTES[type.toLowerCase()] ?? "file");
+    for (const address of [ADDRESS, WRITTEN])
+      for (const [, type = ""] of text.matchAll(address)) within.add(OF_BYTES[type.toLowerCase()] ?? "file");
     if (within.size > 0) continue;
     if (PICTURE.test(text)) within.add("picture");
     if (FILE.test(text)) within.add("file");
@@ -57,12 +70,28 @@ export function mediaOf(messages: readonly unknown[], texts: Iterable<string>): 
   return [...found, ...Array.from(within, (kind) => ({ kind, message: null, part: null }))];
 }
 
+/** Whether a value is empty. */
+function isBlank(value: unknown): boolean {
+  return (
+    value === undefined ||
+    value === null ||
+    value === "" ||
+    (typeof value === "object" && !ArrayBuffer.isView(value) && Object.keys(value).length === 0)
+  );
+}
+
+/** Whether a value is empty, or names by an id what a server has. */
+function isReference(value: unknown): boolean {
+  return isBlank(value) || Object.keys(Object(value) as object).every((key) => key === "id");
+}
+
 /** Null for a text. */
 function kindOf(part: unknown): MediaKind | null {
   const parts = Object(part) as Readonly<Record<string, unknown>>;
-  const { type, image_url: address, video_url: film, input_audio: audio, file } = parts;
+  const { type } = parts;
   const isText = type === "text" || type === "refusal";
-  if (isText && [address, film, audio, file].every((value) => value === undefined || value === null)) return null;
+  // What stands beside a text may hold bytes.
+  if (isText && Object.entries(parts).every(([key, value]) => OF_TEXTS.includes(key) || isBlank(value))) return null;
   return type === "image_url" || type === "image"
     ? "picture"
     : type === "video_url" || type === "video"

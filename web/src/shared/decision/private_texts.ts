@@ -8,7 +8,8 @@
 //     "bytes"      the same, or base64 alone
 //     "json"       any JSON: all of its texts, keys and numbers, because a number is as private as its digits
 //     "json_text"  JSON in a text: the text itself, and its strings and numbers, without escapes
-//     "none"       nothing to search: a parameter that selects, or a number that samples
+//     "none"       a parameter that selects: nothing to search in a word, a flag or a number below 1000
+//     "skip"       nothing to search: what never leaves, or ids of tokens
 //     {...}        an object: its keys in the order of the prompt; "*" describes any other key and is searched with it
 //
 // A list is described by its items. Several descriptions, in a list, are for values of several kinds (a text, an object),
@@ -20,7 +21,7 @@
 import type { Media } from "./media.js";
 import { mediaOf } from "./media.js";
 
-type Leaf = "text" | "prompt" | "url" | "bytes" | "json" | "json_text" | "none";
+type Leaf = "text" | "prompt" | "url" | "bytes" | "json" | "json_text" | "none" | "skip";
 /** Of a value, of the keys of an object, or of values of several kinds. */
 export type Description = Leaf | Keys | readonly Description[];
 type Keys = { readonly [key in string]: Description };
@@ -41,7 +42,7 @@ const PART = {
 /** Chat templates write a name before the content, and calls after it. */
 const MESSAGE = {
   role: "none",
-  labels: "none",
+  labels: "skip",
   name: "prompt",
   reasoning_content: "prompt",
   reasoning: "prompt",
@@ -63,7 +64,7 @@ const FORMAT = {
 /** Of all kinds of requests: chats, completions, embeddings, rankings. */
 export const PRIVATE_TEXTS: Keys = {
   messages: MESSAGE,
-  prompt: "prompt",
+  prompt: ["prompt", "skip"],
   input: "json",
   query: "text",
   documents: "json",
@@ -88,6 +89,8 @@ export const PRIVATE_TEXTS: Keys = {
   prompt_name: "text",
 };
 
+/** What a parameter selects. */
+const WORD = /^[a-z_-]{0,32}$/;
 const BEFORE_BYTES = /^data:[^,]*;base64,/;
 /**
  * A string of JSON, without its quotes, or a number. A string that does not end ends with the text, so that the time is
@@ -137,18 +140,24 @@ export function* privateTexts(
   const all = function* (inner: unknown) {
     for (const text of textsWithin(inner)) yield { text, meets: false };
   };
+  const isSkipped = kinds.includes("skip");
   if (typeof value === "string") {
     const kind = ["prompt", "text", "url", "bytes", "json_text", "json"].find((each) => kinds.includes(each as Leaf));
     const text = kind === "url" || kind === "bytes" ? withoutBytes(value, kind === "bytes") : value;
-    if (kind !== undefined) yield { text, meets: kind === "prompt" };
+    if (kind !== undefined || !(isSkipped || WORD.test(value))) yield { text, meets: kind === "prompt" };
     if (kinds.includes("json_text")) for (const text of textsWithinText(value)) yield { text, meets: false };
   } else if (kinds.includes("json")) yield* all(value);
   else if (Array.isArray(value)) for (const item of value) yield* privateTexts(item, description);
-  else if (typeof value === "object" && value !== null) {
+  else if (isSkipped) return;
+  else if (typeof value === "number" || typeof value === "bigint") {
+    const selects = kinds.includes("none") && value >= 0 && value < 1000;
+    if (!selects) yield* all(value);
+  } else if (typeof value === "object" && value !== null) {
     const entries = Object.entries(value).filter(([, inner]) => inner !== undefined && inner !== null);
-    for (const keys of kinds) {
-      if (typeof keys !== "object") continue;
-      const { "*": others, ...known } = keys as Keys;
+    const keyed = kinds.filter((kind): kind is Keys => typeof kind === "object");
+    if (keyed.length === 0) yield* all(value);
+    for (const keys of keyed) {
+      const { "*": others, ...known } = keys;
       for (const [key, inner] of Object.entries(known)) {
         const given = entries.find(([name]) => name === key);
         if (given !== undefined) yield* privateTexts(given[1], inner);
