@@ -19,4 +19,4 @@ async def heard(
     name, hears = service.config.transcriber, isinstance(executor, TellsAbilities) and executor.abilities().hears
     if name is None or hears or not recordings(request.messages):
         return request, []
-    return await written_down(TranscriberByName(name, service.models), name, request, call)
+    return await written_down(TranscriberByName(name, service.models, service.hearing), name, request, call)

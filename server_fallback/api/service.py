@@ -10,6 +10,7 @@ from typing import TypeVar
 from fastapi import Request
 
 from ..executors.executor import ExecutorState, Models
+from ..executors.hearing_transcriber import hearing_turns
 from ..schema.about import QUEUE_HEADER
 from ..speech.speaker import Speaker
 from ..text.fair_turns import FairTurns
@@ -43,6 +44,7 @@ class Service:
     error_forms: Sequence[tuple[str, WriteError]] = ()
     speaker: Speaker | None = None
     parsing: FairTurns = field(default_factory=FairTurns)
+    hearing: asyncio.Semaphore = field(default_factory=hearing_turns)
     # The transcriber, once it was ready.
     heard: set[str] = field(default_factory=set)
 

@@ -29,13 +29,23 @@ from .speech_executor import MAX_SECONDS
 
 # What models hear at once, of executors that do not report it.
 USUAL_SECONDS = 30.0
+# The transcripts that are made at once: each has all samples of its sound in memory, 0.2 GB for an hour, and thrice as
+# much while it decodes them. A file of some kilobytes may hold an hour of silence.
+MOST_AT_ONCE = 4
+
+
+def hearing_turns() -> asyncio.Semaphore:
+    """The turns of all transcripts by models that hear in a process."""
+    return asyncio.Semaphore(MOST_AT_ONCE)
 
 
 class HearingTranscriber:
-    """A `Transcribes`. ``executor`` answers about recordings in chats, of at most ``longest_seconds``."""
+    """A `Transcribes`. ``executor`` answers about recordings in chats, of at most ``longest_seconds``. Transcripts wait
+    for one of the ``turns``.
+    """
 
-    def __init__(self, executor: Executor, longest_seconds: float = USUAL_SECONDS) -> None:
-        self._executor, self._longest_seconds = executor, longest_seconds
+    def __init__(self, executor: Executor, turns: asyncio.Semaphore, longest_seconds: float = USUAL_SECONDS) -> None:
+        self._executor, self._turns, self._longest_seconds = executor, turns, longest_seconds
 
     async def transcribe(
         self, recording: Recording, request: TranscriptionRequest, call: Call, heard: Heard | None = None
@@ -49,6 +59,12 @@ class HearingTranscriber:
             words=request.words,
         )
         task = HearingTask(request.model, options)
+        async with self._turns:
+            return await self._transcript(recording, request, task, call, heard)
+
+    async def _transcript(
+        self, recording: Recording, request: TranscriptionRequest, task: HearingTask, call: Call, heard: Heard | None
+    ) -> Transcript:
         longest = recording.max_seconds or MAX_SECONDS
         samples: FloatArray = await asyncio.to_thread(read_sound, recording.data, recording.name, longest)
         segments = list[Segment]()
@@ -85,12 +101,16 @@ class HearingTranscriber:
         return task.segments(window, choice.message.content or "", tokens, float(np.mean(logprobs or [0.0])))
 
 
-def transcriber_on(executor: Executor) -> Transcribes | None:
-    """What transcribes with an executor: itself, or chats with a model that hears; None for other models."""
+def transcriber_on(executor: Executor, turns: asyncio.Semaphore) -> Transcribes | None:
+    """What transcribes with an executor: itself, or chats with a model that hears, which have these `hearing_turns`;
+    None for other models.
+    """
     if isinstance(executor, Transcribes):
         return executor
     can = executor.abilities() if isinstance(executor, TellsAbilities) else None
-    return HearingTranscriber(executor, can.hears_seconds or USUAL_SECONDS) if can is not None and can.hears else None
+    if can is None or not can.hears:
+        return None
+    return HearingTranscriber(executor, turns, can.hears_seconds or USUAL_SECONDS)
 
 
 def wav_of(samples: FloatArray) -> bytes:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from nearfar.compiler.runtime.audio.transcribe import Transcript
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..schema.transcription import TranscriptionRequest
 from .executor import Call, Heard, Models, Recording, Transcribes
-from .hearing_transcriber import transcriber_on
+from .hearing_transcriber import hearing_turns, transcriber_on
 
 
 class TranscriberByName:
-    """A `Transcribes`: the model of that name among ``models``, which are set before the first call."""
+    """A `Transcribes`: the model of that name among ``models``, which are set before the first call. ``turns``: those
+    of the process, by default its own.
+    """
 
-    def __init__(self, name: str, models: Models | None = None) -> None:
-        self.name, self.models = name, models
+    def __init__(self, name: str, models: Models | None = None, turns: asyncio.Semaphore | None = None) -> None:
+        self.name, self.models, self._turns = name, models, turns or hearing_turns()
 
     async def check(self) -> None:
         """Raises RequestError for a model that transcribes nothing, UnknownModel, and Unavailable while it loads."""
@@ -29,7 +33,7 @@ class TranscriberByName:
 
     async def _model(self) -> Transcribes:
         assert self.models is not None
-        transcriber = transcriber_on(await self.models.executor(self.name))
+        transcriber = transcriber_on(await self.models.executor(self.name), self._turns)
         if transcriber is None:
             raise RequestError(
                 f"the transcriber {self.name} transcribes no sound; start the server with a model that does, such as "

@@ -18,6 +18,7 @@ from ..api.app import limiter_of
 from ..api.config import ApiConfig
 from ..api.server import STUCK_SECONDS, end_process_after, loop_factory, prepare_process
 from ..executors.encoder_executor import EncoderExecutor
+from ..executors.hearing_transcriber import hearing_turns
 from ..executors.local import LocalExecutor
 from ..executors.model_table import ModelEntry
 from ..executors.registry import Registry
@@ -49,7 +50,7 @@ class FrontEnds:
         self._registry, self._config, self._listeners = registry, config, listeners
         self._front_ends: list[FrontEndProcess] = []
         registry.publish = self._publish
-        self._stop = asyncio.Event()
+        self._stop, self._hearing = asyncio.Event(), hearing_turns()
         self._signals = 0
 
     async def serve(self, started: Callable[[Registry], Awaitable[None]]) -> None:
@@ -109,7 +110,7 @@ class FrontEnds:
 
     async def _transcribe(self, message: Transcribe, heard: Callable[[str], None]) -> Transcript:
         """Raises the errors of `TranscriberByName.transcribe`."""
-        transcriber = TranscriberByName(message.model, self._registry)
+        transcriber = TranscriberByName(message.model, self._registry, self._hearing)
         return await transcriber.transcribe(message.recording, message.request, message.call, heard)
 
     async def _publish(self) -> None:

@@ -32,7 +32,7 @@ from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.shared.script import SharedScript
 from nearfar.server_fallback.executors.executor import Call, Recording
-from nearfar.server_fallback.executors.hearing_transcriber import transcriber_on, wav_of
+from nearfar.server_fallback.executors.hearing_transcriber import hearing_turns, transcriber_on, wav_of
 from nearfar.server_fallback.schema.transcription import TranscriptionRequest
 
 TOKENS = 5
@@ -94,7 +94,7 @@ def test_each_window_is_a_chat_with_the_instruction_of_the_model_card(bundle: Bu
 
     # The server's engine says the same.
     async def served() -> Any:
-        transcriber = transcriber_on(local)
+        transcriber = transcriber_on(local, hearing_turns())
         assert transcriber is not None
         heard = list[str]()
         request = TranscriptionRequest(model="ears", language="de", response_format="srt")
