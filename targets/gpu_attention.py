@@ -58,7 +58,7 @@ class AttentionNumbers:
     """The numbers that differ between targets.
 
     ``splits``: keys of a range of decode attention, the default first. ``decode_threads``: (threads, keys of a tile),
-    best first. ``tiles``: (rows, keys) of prefill tiles, best first; the first ``max_tiles`` that fit are offered.
+    best first. ``tiles``: those of prefill, best first; the first ``max_tiles`` that fit are offered.
     ``min_tile_rows``: the rows per sequence from which tiles suit heads that cannot be split. ``tensor_core_bytes``:
     the workgroup memory of kernels for CUDA's tensor cores, 0 on targets without them. Decode attention on tensor cores
     is split until it occupies all ``multiprocessors``. A thread of decode attention has one key of a tile, or several
@@ -68,7 +68,7 @@ class AttentionNumbers:
     max_shared_bytes: int
     splits: tuple[int, ...]
     decode_threads: tuple[tuple[int, int], ...]
-    tiles: tuple[tuple[int, int], ...]
+    tiles: tuple[TileOptions, ...]
     max_tiles: int
     min_tile_rows: int
     tensor_core_bytes: int = 0
@@ -209,9 +209,9 @@ def tile_calls(heads: Heads, numbers: AttentionNumbers, facts: Mapping[str, Any]
 
 def tile_options(heads: Heads, numbers: AttentionNumbers) -> list[TileOptions]:
     """The first sizes that fit."""
-    tiles = [TileOptions(rows, keys) for rows, keys in numbers.tiles]
-    fitting = [tile for tile in tiles if tile.supports(heads) and tile.shared_bytes(heads) <= numbers.max_shared_bytes]
-    return fitting[: numbers.max_tiles]
+    return [
+        tile for tile in numbers.tiles if tile.supports(heads) and tile.shared_bytes(heads) <= numbers.max_shared_bytes
+    ][: numbers.max_tiles]
 
 
 def ragged_variants(

@@ -10,6 +10,7 @@ from functools import partial
 
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
+from nearfar.compiler.kernels.attention_tile import TileOptions
 from nearfar.compiler.kernels.cuda.linear_async import linear_async
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma, supports
 from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape, linear_wgmma
@@ -30,7 +31,7 @@ ATTENTION = AttentionNumbers(
     max_shared_bytes=MAX_SHARED_BYTES,
     splits=(256,),
     decode_threads=((128, 256), (128, 128), (64, 64), (256, 256)),
-    tiles=((32, 32), (16, 32), (8, 32)),
+    tiles=tuple(TileOptions(rows, 32) for rows in (32, 16, 8)),
     max_tiles=1,
     # A tile processes its sequences one after the other, so it suits long runs of rows.
     min_tile_rows=32,

@@ -16,6 +16,7 @@ from nearfar.compiler.ir.graph import Constant, Graph, Parameter, Source, Value
 from nearfar.compiler.ir.heads import Heads
 from nearfar.compiler.ir.kv_format import kv_format
 from nearfar.compiler.ir.plan import make_plan
+from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.batch_rows import Tiling
 from nearfar.compiler.kernels.cuda.decode_tile import FilledRanges
 from nearfar.compiler.runtime.errors import UnsupportedModel
@@ -221,7 +222,24 @@ def test_heads_that_cannot_be_split_use_tiles_for_many_rows_a_sequence() -> None
     assert found == [(["attention"], None)]
     found = [(templates(row), row.when) for row in rows_of("attention", page_size=2)]
     many = ["<=", ["mul", "B", 8], "S"]
-    assert found == [(["attention_tile"], many), (["attention_tile"], many), (["attention"], None)]
+    assert found == [*[(["attention_tile"], many)] * 3, (["attention"], None)]
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "expected"),
+    [
+        (32, 8, 64, [TileOptions(32, 16), TileOptions(16, 32), TileOptions(16, 32, 256)]),
+        (16, 8, 128, [TileOptions(16, 32), TileOptions(16, 32, 256), TileOptions(16, 16)]),
+    ],
+)
+def test_a_tuner_on_webgpu_can_choose_twice_the_threads_for_a_tile(
+    num_heads: int, num_kv_heads: int, head_dim: int, expected: list[TileOptions]
+) -> None:
+    """For the heads of Llama-3.2-1B and Qwen3-0.6B, more of these threads fit on a GPU (`make gpu-static`)."""
+    rows = rows_of(JOINT, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, activations=("float32",))
+    tiles = [call.facts["options"] for row in rows for call in row.kernels if call.template is attention_tile]
+    # A single long sequence, then a mixed batch.
+    assert tiles == expected * 2
 
 
 @pytest.mark.parametrize(("window", "split"), [(16, False), (241, False), (242, True)])

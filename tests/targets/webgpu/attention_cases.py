@@ -154,7 +154,11 @@ def usual_cases() -> Iterator[Case]:
             yield from in_turn(
                 index + index // 2,
                 attention_case("plain", facts),
-                attention_case("tile", facts, tile=TileOptions(16 if head_dim < 256 else 8, 32, 128)),
+                attention_case(
+                    "tile",
+                    facts,
+                    tile=TileOptions(16 if head_dim < 256 else 8, 32, 256 if index in (1, 2) else 128),
+                ),
                 attention_case("split", facts, decode=replace(options, split=options.tile * (1 + index % 2))),
                 attention_case("decode", facts, decode=options),
                 every=2 if activation == "float32" else 4,
