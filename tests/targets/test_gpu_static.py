@@ -165,6 +165,12 @@ def test_what_is_worse_than_the_budget(change: dict[str, Any], expected: list[st
     assert excesses(before, after) == expected
 
 
+def test_a_quarter_of_the_occupancy_is_needed_whatever_the_budget() -> None:
+    figures = [replace(FIGURES, occupancy=count) for count in (4, 3)]
+    found = [excesses(same, same) for each in figures for same in [{"llama": {"linear": {"adreno-740": each}}}]]
+    assert found == [[], ["llama: linear on adreno-740: occupancy 3, at least 4 are needed"]]
+
+
 def test_a_kernel_that_only_one_side_has_is_no_success() -> None:
     before = {"llama": {"old": {"adreno-740": FIGURES}}}
     after = {"llama": {"new": {"adreno-740": FIGURES}}}

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .devices import DEVICES
 from .measure import Figures, OfBundle
 
 FILE = Path(__file__).with_name("budget.json")
+# The least occupancy of a kernel on each GPU, because any variant may run before a tuner has measured it.
+LEAST = {device.name: device.full // 4 for device in DEVICES}
 # The order of a kernel's numbers in the file.
 FIELDS = ("occupancy", "registers", "spills", "instructions", "per_weight")
 
@@ -51,7 +54,9 @@ def write_budget(budget: Budget) -> None:
 
 
 def excesses(budget: Mapping[str, OfBundle], measured: Mapping[str, OfBundle]) -> list[str]:
-    """Every kernel that spills or is worse than its budget, and every kernel that only one of both has."""
+    """Every kernel that spills, has less than a quarter of the occupancy or is worse than its budget, and every kernel
+    that only one of both has.
+    """
     found = []
     for bundle, kernels in measured.items():
         known = budget.get(bundle, {})
@@ -61,6 +66,8 @@ def excesses(budget: Mapping[str, OfBundle], measured: Mapping[str, OfBundle]) -
                 where, before = f"{bundle}: {label} on {device}", known.get(label, {}).get(device)
                 if figures.spills:
                     found.append(f"{where}: {figures.spills} spills")
+                if figures.occupancy < LEAST[device]:
+                    found.append(f"{where}: occupancy {figures.occupancy}, at least {LEAST[device]} are needed")
                 if before is None:
                     found.append(f"{where} is not in the budget")
                     continue
