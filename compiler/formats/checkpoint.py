@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,20 @@ from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
 from ..ir.speech import CtcSpec, SpeechSpec
 from ..quant import Codes, WeightForm
 from ..quant.base import Array
+from ..runtime.errors import CheckpointError
 from ..runtime.text.tokenizer_files import TokenizerFiles
+
+Named = TypeVar("Named")
+
+
+def put_renamed(renamed: dict[str, Named], own: str, name: str, tensor: Named) -> None:
+    """Add the tensor ``name`` under the name that others give it. Raises CheckpointError if another one has it."""
+    if own in renamed:
+        raise CheckpointError(
+            f"tensors: {name} and another one are both {own}, so it is not known which is right; store one of them",
+            tensor=name,
+        )
+    renamed[own] = tensor
 
 
 class Tensor(Protocol):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..runtime.errors import CheckpointError
 from ..runtime.text.tokenizer_files import TokenizerFiles
-from .checkpoint import Tensor
+from .checkpoint import Tensor, put_renamed
 from .convolutions import ConvolutionMatrix
 from .pytorch_file import has_pytorch_files, read_pytorch
 from .safetensors_file import read_safetensors
@@ -36,7 +36,7 @@ def encoder_tensors(tensors: Mapping[str, Tensor], prefix: str | tuple[str, ...]
             short = old.sub(new, short)
         if not BUFFERS.fullmatch(short):
             is_kernel = len(tensor.shape) == 3 and short.endswith("conv.weight")
-            renamed[short] = ConvolutionMatrix(tensor) if is_kernel else tensor
+            put_renamed(renamed, short, name, ConvolutionMatrix(tensor) if is_kernel else tensor)
     return renamed
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .checkpoint import Tensor
+from .checkpoint import Tensor, put_renamed
 
 _TOP = {"wte": "model.embed_tokens", "wpe": "model.embed_positions", "ln_f": "model.norm"}
 _LAYER = {
@@ -61,5 +61,5 @@ def gpt2_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             module = f"model.layers.{int(match['layer'])}.{module}"
         short = f"{module}.{match['kind']}"
         is_stored_by_input = names is _LAYER and len(tensor.shape) == 2
-        renamed[short] = Transposed(tensor, short) if is_stored_by_input else tensor
+        put_renamed(renamed, short, name, Transposed(tensor, short) if is_stored_by_input else tensor)
     return renamed

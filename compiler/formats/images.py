@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from ..ir.images import (
 from ..runtime.errors import CheckpointError
 from ..runtime.images.patches import largest_taps
 from ..runtime.text.tokenizer import Tokenizer
+from ..shared.script import SharedScript
 from .config import ConfigReader
 from .json_file import read_json_object
 
@@ -125,6 +126,10 @@ def read_images(path: Path, values: Mapping[str, Any], tokenizer: Tokenizer) -> 
     spec = read(files)
     processor.ignore(*HARMLESS)
     processor.finish()
+    wrong = SharedScript.of_thread().ask("wrongImages", asdict(spec), spec.prompt.placeholder_id + 1)
+    if wrong is not None:
+        part, what = wrong
+        raise processor.unsupported(part, f"'{part}' of its pictures {what}, which is not supported")
     return spec
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
+from .checkpoint import put_renamed
 from .config import ConfigReader
 from .harmless_keys import HARMLESS_KEYS
 
@@ -117,14 +118,14 @@ def _one_position(rope: Any) -> Any:
 
 def text_tensors(tensors: Mapping[str, Tensor], *, sees: bool = False) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors of the text model under the names of a text-only checkpoint, and a note on those that are left
-    out. ``sees``: those of the tower are compiled too.
+    out. ``sees``: those of the tower are compiled too. Raises CheckpointError for two that get one name.
     """
     renamed: dict[str, Tensor] = {}
     left_out: Counter[str] = Counter()
     for name, tensor in tensors.items():
         part = OTHER_PARTS.match(name)
         if part is None:
-            renamed[text_name(name)] = tensor
+            put_renamed(renamed, text_name(name), name, tensor)
         else:
             left_out[part[0].removeprefix("model.").rstrip(".")] += 1
     if not left_out:

@@ -28,7 +28,7 @@ from ..ir.spec import HearingSpec, ModelSpec, VisionSpec
 from ..runtime.errors import CheckpointError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.text.tokenizer_files import TokenizerFiles
-from .checkpoint import Checkpoint, Derived, Tensor
+from .checkpoint import Checkpoint, Derived, Tensor, put_renamed
 from .config import ConfigReader
 from .convolutions import ChannelsFirst, FlatMatrix, FrameDifference, FrameSum, TransposedMatrix
 from .distance_tensors import MadeTensor
@@ -199,7 +199,8 @@ def read_tower(
                 ordered = ear_channels_first(tensor, renamed, hearing)
             else:
                 ordered = channels_first(tensor)
-            own[renamed], stored[renamed] = arranged(ordered, renamed, path), ordered
+            put_renamed(stored, renamed, name, ordered)
+            own[renamed] = arranged(ordered, renamed, path)
             if len(ordered.shape) == 5 and ordered.shape[2] == 2:
                 own[f"{CHANGE}.weight"] = FlatMatrix(FrameDifference(ordered))
     own = bounds_of(own) if spec.bounded or (hearing is not None and hearing.bounded) else own

@@ -29,6 +29,8 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2_vl", {"do_rescale": False}, "'do_rescale' is false"),
     ("lfm2_vl", {"rescale_factor": 0.5}, "'rescale_factor' is 0.5"),
     ("qwen3_vl", {"do_center_crop": True}, "unknown key 'do_center_crop'"),
+    ("qwen3_vl", {"image_std": [0.5, 1e-30, 0.5]}, "'std' of its pictures is 0.5, 1e-30, 0.5"),
+    ("qwen3_vl", {"image_mean": [1e30] * 3}, "'mean' of its pictures is 1e"),
     ("gemma3", {"do_pan_and_scan": True}, "'do_pan_and_scan' is true"),
     ("gemma3", {"image_seq_length": 64}, "'image_seq_length' is 64"),
 ]

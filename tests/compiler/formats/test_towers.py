@@ -64,6 +64,21 @@ def test_the_sizes_of_a_tower_are_those_of_its_files(smolvlm: Path) -> None:
     assert checkpoint.notes == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "other", "own"),
+    [
+        (PATCH, PATCH.removeprefix("model."), PATCH.removeprefix("model.")),
+        ("model.text_model.norm.weight", "language_model.model.norm.weight", "model.norm.weight"),
+    ],
+)
+def test_two_tensors_with_one_name_are_refused(name: str, other: str, own: str, changed: Callable[..., Path]) -> None:
+    folder = changed("config.json")
+    tensors = load_file(folder / WEIGHTS)
+    save_file({**tensors, other: 2 * tensors[name]}, folder / WEIGHTS, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"and another one are both {own}, so it is not known which is right"):
+        load(str(folder))
+
+
 def test_the_text_model_alone_is_what_text_only_reads(smolvlm: Path) -> None:
     alone, text = decoder_alone(load(str(smolvlm))), load(str(smolvlm), text_only=True)
     assert (alone.spec, alone.images, alone.tensors.keys()) == (text.spec, None, text.tensors.keys())
