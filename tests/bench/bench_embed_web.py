@@ -26,7 +26,7 @@ from minilm import VOCAB, embed_reference, export_onnx, write_checkpoint
 from playwright.sync_api import Page, sync_playwright
 from rich.console import Console
 from rich.table import Table
-from static_site import serve
+from static_site import ISOLATED, serve
 
 from nearfar.compiler.browser.chromium import FLAGS, find_chromium
 from nearfar.compiler.browser.page_server import PAGE
@@ -56,8 +56,6 @@ BUDGET_MS = 10_000
 # Lengths of the texts whose vectors are compared.
 COMPARED = (3, 40, 17)
 LEAST_COSINE = {"float": 0.9999, "int8": 0.95}
-# Threads of WebAssembly need SharedArrayBuffer, which pages get only with these headers.
-HEADERS = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp"}
 TRANSFORMERS_JS = ROOT / "web/node_modules/@huggingface/transformers"
 
 
@@ -121,7 +119,7 @@ def compiled(checkpoint: Path, folder: Path, **rest: Any) -> None:
 @contextmanager
 def opened(site: Path) -> Iterator[Page]:
     """The page, on a GPU if Chromium finds one, otherwise on SwiftShader."""
-    with sync_playwright() as playwright, serve(site, HEADERS) as url:
+    with sync_playwright() as playwright, serve(site, ISOLATED) as url:
         browser = launch_on_gpu(playwright, f"{url}index.html")
         browser = browser or playwright.chromium.launch(executable_path=find_chromium(), args=list(FLAGS))
         page = browser.new_page()
