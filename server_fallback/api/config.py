@@ -24,7 +24,7 @@ class ApiConfig:
     nothing, ``header_timeout_seconds`` how long a connection may be silent before and between requests, and
     ``draft_timeout_seconds`` the time for a client that drafts tokens to send its next drafts. ``max_choices`` bounds n
     times the number of prompts, and ``max_inputs`` the texts of one embedding request. ``transcriber`` names the model
-    that writes down the recordings of chats.
+    that writes down the recordings of chats; ``near_transcriber`` the one that does so for the near side of a gateway.
     """
 
     keys: Keys = field(default_factory=Keys)
@@ -56,6 +56,7 @@ class ApiConfig:
     speaker_api_key_env: Annotated[str | None, Flag(metavar="NAME")] = None
     """the environment variable that holds the API key of the speaker's server"""
     transcriber: str | None = None
+    near_transcriber: str | None = None
     max_choices: int = MAX_CHOICES
     max_stops: int = MAX_STOPS
     max_inputs: int = 2048

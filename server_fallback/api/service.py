@@ -51,7 +51,7 @@ class Service:
     @property
     def loading(self) -> str | None:
         """The server's transcriber, which is loaded after other models, until it is ready for the first time."""
-        name = self.config.transcriber
+        name = self.config.transcriber or self.config.near_transcriber
         if name is None or name in self.heard:
             return None
         state = self.models.states().get(name)

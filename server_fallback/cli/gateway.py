@@ -61,6 +61,7 @@ def run(options: Gateway) -> None:
     loads = [LoadRequest(model=options.near, name=options.name)]
     if transcriber is not None and options.transcriber is not None:
         transcriber.models = registry
+        config = replace(config, near_transcriber=transcriber.name)
         loads.append(LoadRequest(model=options.transcriber))
     configure_logs(sys.stderr)
 

@@ -214,12 +214,13 @@ def test_readiness_follows_the_models() -> None:
     assert ask("GET", "/health/ready", models=FakeModels()).status_code == 200
 
 
-def test_a_server_is_not_ready_before_its_transcriber_is() -> None:
+@pytest.mark.parametrize("config", [ApiConfig(transcriber="whisper"), ApiConfig(near_transcriber="whisper")])
+def test_a_server_is_not_ready_before_its_transcriber_is(config: ApiConfig) -> None:
     """It is loaded after the other models. One that was unloaded later does not count."""
 
     async def work() -> None:
         models = FakeModels()
-        app = create_app(models, ApiConfig(transcriber="whisper"))
+        app = create_app(models, config)
 
         async def ready() -> tuple[int, Any, int]:
             found = await ask_app(app, "GET", "/health/ready")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socket import socket
 from threading import Event, Thread
 from typing import Any
 
@@ -28,8 +30,10 @@ from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.api.server import Server, bind
+from nearfar.server_fallback.cli import gateway as command
 from nearfar.server_fallback.cli.gateway import routes
-from nearfar.server_fallback.executors.executor import Opening
+from nearfar.server_fallback.cli.options import Gateway
+from nearfar.server_fallback.executors.executor import ExecutorState, Opening
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.executors.speech_executor import SpeechExecutor
 from nearfar.server_fallback.router.decision.policy import Policy
@@ -309,3 +313,28 @@ def test_transcripts_stream_beside_a_pair(tmp_path: Path) -> None:
         await registry.close(0.0)
 
     run(work())
+
+
+def test_the_command_waits_for_its_transcriber(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it is loaded, a recording would be refused."""
+    (tmp_path / "policy.json").write_text(json.dumps(policy()))
+    statuses = list[int]()
+
+    async def ready_of(app: FastAPI) -> int:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return (await client.get("/health/ready")).status_code
+
+    def serve(app: FastAPI, listener: socket, started: object) -> None:  # noqa: ARG001
+        listener.close()
+        statuses.append(run(ready_of(app)))
+
+    monkeypatch.setattr(command, "run_server", serve)
+    monkeypatch.setattr(command, "configure_logs", lambda _: None)
+    monkeypatch.setattr(Registry, "states", lambda _: {"near": ExecutorState(ready=True, detail="cpu")})
+    for transcriber in (None, "whisper"):
+        given = Gateway(
+            near="near", far="http://127.0.0.1:9", policy=tmp_path / "policy.json", port=0, transcriber=transcriber
+        )
+        command.run(given)
+    assert statuses == [200, 503]
