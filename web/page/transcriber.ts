@@ -46,7 +46,7 @@ export class ChatTranscriber {
     this.#onLoad = onLoad;
     this.#engine ??= openTranscriber(this.bundle, (progress) => {
       const { words, amount } = loadState(progress);
-      this.#onLoad(`${words} ${amount}`);
+      this.#onLoad(words.endsWith("…") || amount === "" ? `${words} ${amount}` : `${words}: ${amount}`);
     });
     this.#engine.catch(() => (this.#engine = null));
     return this.#engine;

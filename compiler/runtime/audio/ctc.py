@@ -72,7 +72,8 @@ class CtcTranscriber(WindowByWindow):
             row = start // self._row_samples + window["first"]
             named = self._named(padded[start : window["end"]], window["first"], window["last"])
             spans = self._ask("withRows", spans, named, row, self._blank)
-            cut = self._ask("wordSegments", spans, self._texts(spans), self._row_samples / SAMPLE_RATE, last)
+            seconds = (self._row_samples / SAMPLE_RATE, len(samples) / SAMPLE_RATE)
+            cut = self._ask("wordSegments", spans, self._texts(spans), *seconds, last)
             spans = spans[cut["used"] :]
             done = (start // self._row_samples + window["last"]) * self._row_samples / SAMPLE_RATE
             yield None, done, [self._segment(each, start // HOP) for each in cut["segments"]]

@@ -70,6 +70,7 @@ export class CtcTranscriber {
   ): AsyncGenerator<TranscriptSegment, Transcript, undefined> {
     const { tokenizer, manifest } = this.#parts;
     const rowSamples = this.#conformer.frames * HOP;
+    const soundSeconds = samples.length / SAMPLE_RATE;
     const padded = new Float32Array(Math.max(FEWEST_SAMPLES, samples.length));
     padded.set(samples);
     const windows = rowWindows(padded.length, { rows: manifest.context, rowSamples, frameSamples: HOP });
@@ -80,7 +81,7 @@ export class CtcTranscriber {
       spans = withRows(spans, named, window.start / rowSamples + window.first, this.#blank);
       const tokens = spans.map(({ token }) => token);
       const texts = tokens.map((_, last) => tokenizer.decode(tokens.slice(0, last + 1)));
-      const cut = wordSegments(spans, texts, rowSamples / SAMPLE_RATE, index + 1 === windows.length);
+      const cut = wordSegments(spans, texts, rowSamples / SAMPLE_RATE, soundSeconds, index + 1 === windows.length);
       spans = spans.slice(cut.used);
       for (const { logprob, ...found } of cut.segments) {
         until.throwIfAborted();
@@ -102,7 +103,7 @@ export class CtcTranscriber {
       .map((segment) => segment.text)
       .join("")
       .trim();
-    return { task: "transcribe", language: null, duration: samples.length / SAMPLE_RATE, text, segments };
+    return { task: "transcribe", language: null, duration: soundSeconds, text, segments };
   }
 
   /** What the rows of a window name that it keeps. */

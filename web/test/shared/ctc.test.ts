@@ -51,7 +51,7 @@ describe("withRows", () => {
 
 describe("wordSegments", () => {
   /** Spans of one row each at these rows, and the texts of the pieces up to each. */
-  function cut(pieces: readonly (readonly [piece: string, row: number])[], isLast = true) {
+  function cut(pieces: readonly (readonly [piece: string, row: number])[], isLast = true, soundSeconds = 60) {
     const spans: readonly TokenSpan[] = pieces.map(([, row], token) => ({
       token,
       start: row,
@@ -65,7 +65,7 @@ describe("wordSegments", () => {
         .join("")
         .trimStart(),
     );
-    return wordSegments(spans, texts, 0.08, isLast);
+    return wordSegments(spans, texts, 0.08, soundSeconds, isLast);
   }
 
   it("gives words the times of their first and last token", () => {
@@ -88,6 +88,18 @@ describe("wordSegments", () => {
         logprob: -1,
       },
     ]);
+  });
+
+  it("ends no word behind the end of the sound, which may be inside the last row", () => {
+    const { segments } = cut(
+      [
+        [" a", 0],
+        ["b", 1],
+      ],
+      true,
+      0.1,
+    );
+    expect(segments).toMatchObject([{ start: 0, end: 0.1, words: [{ word: "ab", start: 0, end: 0.1 }] }]);
   });
 
   it("ends segments at pauses and sentences, and before they are longer than 15 seconds", () => {

@@ -98,16 +98,18 @@ export function withRows(
 
 /**
  * The segments that are complete, and how many of the spans they have. ``texts``: for each span, the text of all tokens
- * up to it. ``isLast``: no span follows, so that all segments are complete. A segment ends at a pause, at the end of a
- * sentence, and before it is longer than 15 seconds.
+ * up to it. ``soundSeconds``: the length of the sound, behind which no word ends, although a row may. ``isLast``: no span
+ * follows, so that all segments are complete. A segment ends at a pause, at the end of a sentence, and before it is longer
+ * than 15 seconds.
  */
 export function wordSegments(
   spans: readonly TokenSpan[],
   texts: readonly string[],
   rowSeconds: number,
+  soundSeconds: number,
   isLast: boolean,
 ): { readonly segments: readonly WordSegment[]; readonly used: number } {
-  const words = wordsOf(spans, texts, rowSeconds);
+  const words = wordsOf(spans, texts, rowSeconds, soundSeconds);
   const segments: WordSegment[] = [];
   let first = 0;
   for (const [index, word] of words.entries()) {
@@ -151,9 +153,14 @@ const UNSPACED = /^[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]/u;
 const WORDS =
   /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]\p{P}*|[^\s\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}]+/gu;
 
-function wordsOf(spans: readonly TokenSpan[], texts: readonly string[], rowSeconds: number): readonly SpannedWord[] {
+function wordsOf(
+  spans: readonly TokenSpan[],
+  texts: readonly string[],
+  rowSeconds: number,
+  soundSeconds: number,
+): readonly SpannedWord[] {
   const text = texts.at(-1) ?? "";
-  const seconds = (row: number): number => rounded(row * rowSeconds);
+  const seconds = (row: number): number => rounded(Math.min(row * rowSeconds, soundSeconds));
   return [...text.matchAll(WORDS)].map(({ 0: word, index }) => {
     // The first span that reaches into the word, and the first one that reaches its end.
     const first = Math.max(
