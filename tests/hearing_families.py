@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import wave
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,15 +170,20 @@ def make_hearing(name: str, folder: Path, **text: Any) -> Heard:
     return Heard(sounds, picture, token_ids, (first, second, third), features, logits)
 
 
-def own_features(model: Any, family: HearingFamily) -> tuple[tuple[Floats, ...], dict[str, Any]]:
-    """The features of the test's sounds, and the arguments of transformers' model for them, by its own processor."""
+def own_features(
+    model: Any, family: HearingFamily, samples: Sequence[Floats] | None = None
+) -> tuple[tuple[Floats, ...], dict[str, Any]]:
+    """The features of sounds, by default the test's, and the arguments of transformers' model for them, by its own
+    processor.
+    """
     import torch
     import transformers
 
     made_of_others = ("feature_extractor_type", "frame_length", "hop_length", "fft_length")
     options = {key: value for key, value in family.extractor.items() if key not in made_of_others}
     extractor = getattr(transformers, family.extractor["feature_extractor_type"])(**options)
-    made = extractor([sound(length, n) for n, length in enumerate(family.lengths)], return_tensors="pt")
+    heard_samples = [sound(length, n) for n, length in enumerate(family.lengths)] if samples is None else samples
+    made = extractor(list(heard_samples), return_tensors="pt")
     inputs = {
         "input_features": made["input_features"].float(),
         "input_features_mask": made["input_features_mask"].bool(),

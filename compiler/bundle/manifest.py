@@ -41,7 +41,7 @@ from .entries import (
     WeightEntry,
 )
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 MANIFEST_FILE = "manifest.json"
 ExportActivation = TypeAliasType("ExportActivation", Literal["float32", "float16", "bfloat16"])
 # The plans that runtimes know by name: they generate text, compute embeddings, and score the labels of a classifier.

@@ -1,9 +1,10 @@
 """A conversation in a file: messages in the form of OpenAI's API, with pictures and videos as data: URLs or files
-beside it.
+beside it, and with recordings.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any, NamedTuple
 
 from ..bundle.manifest import Description
 from ..ir.images import ImageSpec
+from ..runtime.audio.prepared_sound import PreparedSound, prepare_sound
+from ..runtime.audio.sound import read_sound
+from ..runtime.batch import FloatArray
 from ..runtime.errors import RequestError, reason_of
 from ..runtime.images.data_url import is_data_url, read_data_url
 from ..runtime.images.decode import decode_image
@@ -20,28 +24,36 @@ from ..runtime.images.videos import prepare_video
 from ..runtime.media import encode_media
 from ..runtime.text.tokenizer import Tokenizer
 
-NO_PART = 'must be {"type": "text", "text": ...} or {"type": "image_url", "image_url": {"url": ...}}, or a video_url'
+NO_PART = (
+    'must be {"type": "text", "text": ...}, {"type": "image_url", "image_url": {"url": ...}}, a video_url, or '
+    '{"type": "input_audio", "input_audio": {"data": BASE64, "format": "wav"}}'
+)
+Part = str | PreparedImage | PreparedSound
 
 
 class Conversation(NamedTuple):
-    """``messages`` for a chat template, whose parts {"type": "image"} and {"type": "video"} stand for ``pictures``."""
+    """``messages`` for a chat template, whose parts {"type": "image"} and {"type": "video"} stand for ``pictures``, and
+    {"type": "audio"} for ``sounds``.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     pictures: Sequence[PreparedImage]
+    sounds: Sequence[PreparedSound]
 
     def encode(self, tokenizer: Tokenizer, manifest: Description) -> list[int]:
         """The token ids of the prompt. An answer begins after it, unless an assistant's message ends it. Raises
         RequestError and CheckpointError.
         """
         opens = self.messages[-1]["role"] != "assistant"
-        if not self.pictures:
+        if not self.pictures and not self.sounds:
             return tokenizer.encode_chat(self.messages, opens)
-        return encode_media(tokenizer, manifest, self.messages, self.pictures, add_generation_prompt=opens)
+        media = self.pictures, self.sounds
+        return encode_media(tokenizer, manifest, self.messages, *media, add_generation_prompt=opens)
 
 
-def read_messages(file: Path, spec: ImageSpec | None, model: str) -> Conversation:
-    """The messages of a JSON file: a list, or a request that has it. ``spec``: how the model reads pictures, None if it
-    reads texts only. Raises RequestError, which names the part.
+def read_messages(file: Path, manifest: Description) -> Conversation:
+    """The messages of a JSON file: a list, or a request that has it. Raises RequestError, which names the part, also
+    for what the model does not see or hear.
     """
     try:
         content = json.loads(file.read_bytes())
@@ -52,7 +64,7 @@ def read_messages(file: Path, spec: ImageSpec | None, model: str) -> Conversatio
     messages = content.get("messages") if isinstance(content, dict) else content
     if not isinstance(messages, list) or not messages:
         raise _wrong(file, 'has no messages; write a list such as [{"role": "user", "content": "hello"}]')
-    pictures = list[PreparedImage]()
+    pictures, sounds = list[PreparedImage](), list[PreparedSound]()
     read = list[Mapping[str, Any]]()
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
@@ -60,13 +72,14 @@ def read_messages(file: Path, spec: ImageSpec | None, model: str) -> Conversatio
             raise _wrong(file, f"{where} must be an object with a string 'role'")
         content = message.get("content")
         if isinstance(content, list):
-            parts = [_part(file, part, f"{where}.content[{at}]", spec, model) for at, part in enumerate(content)]
+            parts = [_part(file, part, f"{where}.content[{at}]", manifest) for at, part in enumerate(content)]
             pictures += [part for part in parts if isinstance(part, PreparedImage)]
+            sounds += [part for part in parts if isinstance(part, PreparedSound)]
             content = _content(parts)
         elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             raise _wrong(file, f"{where}.content must be a string, or a list of parts")
         read.append({**message, "content": content})
-    return Conversation(read, pictures)
+    return Conversation(read, pictures, sounds)
 
 
 def require_videos(spec: ImageSpec, model: str) -> None:
@@ -75,34 +88,55 @@ def require_videos(spec: ImageSpec, model: str) -> None:
         raise RequestError(f"is a video, and {model} reads pictures and texts only; send pictures of it")
 
 
-def _content(parts: Sequence[str | PreparedImage]) -> str | list[dict[str, str]]:
-    """Parts in the form of templates: one text, or a list with a mark for each picture."""
+def _content(parts: Sequence[Part]) -> str | list[dict[str, str]]:
+    """Parts in the form of templates: one text, or a list with a mark for each picture and sound."""
     texts = [part for part in parts if isinstance(part, str)]
     if len(texts) == len(parts):
         return "".join(texts)
-    return [{"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind} for part in parts]
+    return [_marked(part) for part in parts]
 
 
-def _part(file: Path, part: object, where: str, spec: ImageSpec | None, model: str) -> str | PreparedImage:
+def _marked(part: Part) -> dict[str, str]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": "audio" if isinstance(part, PreparedSound) else part.kind}
+
+
+def _part(file: Path, part: object, where: str, manifest: Description) -> Part:
     kind = part.get("type") if isinstance(part, dict) else None
     value = part.get(kind) if isinstance(part, dict) and isinstance(kind, str) else None
     if kind == "text" and isinstance(value, str):
         return value
-    url = value.get("url") if kind in ("image_url", "video_url") and isinstance(value, dict) else None
-    if not isinstance(url, str):
+    key = {"image_url": "url", "video_url": "url", "input_audio": "data"}.get(str(kind))
+    source = value.get(key) if key is not None and isinstance(value, dict) else None
+    if not isinstance(source, str):
         raise _wrong(file, f"{where} {NO_PART}")
-    what = "video" if kind == "video_url" else "picture"
-    if spec is None:
-        raise _wrong(file, f"{where} is a {what}, and {model} sees none; use the bundle of a model that does")
+    what = {"image_url": "picture", "video_url": "video"}.get(str(kind), "recording")
+    model, spec, sounds = manifest.model, manifest.images, manifest.sounds
+    if (sounds if what == "recording" else spec) is None:
+        verb = "hears" if what == "recording" else "sees"
+        raise _wrong(file, f"{where} is a {what}, and {model} {verb} none; use the bundle of a model that does")
     try:
+        if what == "recording":
+            assert sounds is not None
+            return prepare_sound(sounds, _samples(source))
+        assert spec is not None
         if what == "video":
             require_videos(spec, model)
-            return prepare_video(spec, open_video(_bytes(file, url, what)))
-        return prepare_image(spec, decode_image(_bytes(file, url, what)))
+            return prepare_video(spec, open_video(_bytes(file, source, what)))
+        return prepare_image(spec, decode_image(_bytes(file, source, what)))
     except OSError as error:
-        raise _wrong(file, f"{where}: {url} cannot be read: {reason_of(error)}") from error
+        raise _wrong(file, f"{where}: {source} cannot be read: {reason_of(error)}") from error
     except RequestError as error:
         raise _wrong(file, f"{where}: {error.message}") from error
+
+
+def _samples(data: str) -> FloatArray:
+    try:
+        content = base64.b64decode(data, validate=True)
+    except ValueError as error:
+        raise RequestError(f"the recording's data is not base64: {error}") from error
+    return read_sound(content, "the recording")
 
 
 def _bytes(file: Path, url: str, what: str) -> bytes:

@@ -199,7 +199,7 @@ class Score:
     """token ids, separated by commas"""
     messages: File | None = None
     """a conversation instead of tokens: JSON with OpenAI's messages; an image_url or video_url has a data: URL, or a
-    file's path"""
+    file's path, an input_audio base64"""
     runner: Runner | None = None
     trust: Trust = ()
     json: Json = False

@@ -1,10 +1,8 @@
-"""nearfar score: write the logits of tokens, or of a conversation with pictures, under forced decoding, so that two
-runners can be compared.
+"""nearfar score: write the logits of tokens, or of a conversation with pictures and sound, under forced decoding, so
+that two runners can be compared.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console
@@ -12,6 +10,7 @@ from rich.markup import escape
 
 from ..bundle.folder import open_any
 from ..bundle.signature import read_trusted_keys
+from ..runtime.audio.prepared_sound import PreparedSound
 from ..runtime.errors import OutputError, RequestError, reason_of
 from ..runtime.generate import PREFILL_CHUNK, check_prompt, score
 from ..runtime.images.patches import PreparedImage
@@ -30,15 +29,14 @@ def run(options: Score) -> None:
         raise RequestError("pass the tokens to score: either --tokens IDS or --messages FILE")
     token_ids = [] if options.tokens is None else parse_tokens(options.tokens)
     bundle = open_any(options.bundle, read_trusted_keys(options.trust))
-    spec = bundle.manifest.images
-    pictures: Sequence[PreparedImage] = ()
+    pictures, sounds = list[PreparedImage](), list[PreparedSound]()
     if options.messages is not None:
-        conversation = read_messages(options.messages, spec, bundle.manifest.model)
+        conversation = read_messages(options.messages, bundle.manifest)
         token_ids = conversation.encode(Tokenizer(bundle.tokenizer_files()), bundle.manifest)
-        pictures = conversation.pictures
+        pictures, sounds = list(conversation.pictures), list(conversation.sounds)
     runner = open_command_runner(options.runner, bundle, Limits(rows=PREFILL_CHUNK))
     check_prompt(runner, token_ids, 0)
-    placed = placed_features(runner, token_ids, pictures)
+    placed = placed_features(runner, token_ids, pictures, sounds)
     blocks = []
     with progress_bars(quiet=options.json) as bars:
         bars.start()

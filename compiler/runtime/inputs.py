@@ -125,17 +125,17 @@ def require_sources(tables: SourceTables, dims: Mapping[str, int], page_size: in
 
 
 def require_windows(manifest: Manifest, batch: Batch) -> None:
-    """Raise RequestError unless a batch for a plan "audio" holds complete windows of sound, of finite numbers."""
+    """Raise RequestError unless a batch for a plan "audio" holds windows of sound, and finite numbers."""
     assert manifest.spec.audio is not None
     audio = manifest.spec.audio
     # With rows behind it, a window is two sequences.
     starts = batch.seq_starts[:: 2 if audio.rows_behind else 1]
     lengths, most = np.diff(starts), audio.positions
-    fits = lengths == most if audio.mel_bins else (lengths > audio.rows_behind) & (lengths <= most)
+    fits = (lengths > audio.rows_behind) & (lengths <= most)
     positions = np.arange(len(batch.positions)) - np.repeat(starts[:-1], lengths) if starts[-1] > 0 else None
     if positions is None or not fits.all() or not np.array_equal(batch.positions, positions):
-        size = f"{most}" if audio.mel_bins else f"{audio.rows_behind + 1} to {most}"
-        raise RequestError(f"{manifest.model}: reads windows of {size} rows, not of {sorted(set(lengths.tolist()))}")
+        size, found = f"{audio.rows_behind + 1} to {most}", sorted(set(lengths.tolist()))
+        raise RequestError(f"{manifest.model}: reads windows of {size} rows, not of {found}")
     if not np.isfinite(batch.extra[FRAMES]).all():
         raise RequestError(f"{manifest.model}: the batch has frames of sound that are not finite numbers")
 

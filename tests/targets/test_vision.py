@@ -26,7 +26,7 @@ from nearfar.compiler.bundle.manifest import VISION
 from nearfar.compiler.export.bundle_tensors import bundle_tensors
 from nearfar.compiler.formats import load
 from nearfar.compiler.ir.expr import evaluate
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Chunk, features_between, make_batch, rope_positions_between
 from nearfar.compiler.runtime.errors import BundleError, DeviceError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.generate import end_outside_pictures
@@ -318,12 +318,6 @@ def test_a_text_model_has_no_plan_for_pictures(smolvlm: tuple[Bundle, Expected],
 def test_a_model_with_a_tower_is_not_exported(smolvlm: tuple[Bundle, Expected]) -> None:
     with pytest.raises(UnsupportedModel, match=r"sees pictures, which exported models do not; compile .* --text-only"):
         bundle_tensors(smolvlm[0])
-
-
-def test_a_tower_that_rotates_is_refused_for_onnx_by_name(tmp_path: Path) -> None:
-    make_vision("qwen3_vl", tmp_path / "checkpoint")
-    with pytest.raises(UnsupportedModel, match="the tower of qwen3_vl has no form in --target onnx"):
-        compile_any(str(tmp_path / "checkpoint"), tmp_path / "onnx", CompileOptions(target="onnx"))
 
 
 def test_patches_beyond_the_largest_side_and_tokens_beyond_the_batch_are_refused(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """ragged_attention with AVX-512 VNNI, whose instruction multiplies pairs of 16-bit integers and adds both products.
 
 As in `matrix_attention.py`, the first phase writes queries, keys and values to scratch as pairs, here integers with a
-scale for each query, each key, and the values of a page. The second phase has 16 queries a tile. Sums of integers are
-exact and fit in 32 bits: those of a head's elements, and those of a page's keys. Weights, which are at most 1, have 15
-bits and a sign, values 11 and a sign: as many as float16.
+scale for each query, each key, and each column of a page's values. The second phase has 16 queries a tile. Sums of
+integers are exact and fit in 32 bits: those of a head's elements, and those of a page's keys. Weights, which are at
+most 1, have 15 bits and a sign, values 11 and a sign: as many as float16.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PairArguments(MatrixArguments):
         rows: tuple[Expr, ...] = (heads.num_kv_heads, ["add", heads.rows, ROWS], heads.group)
         self.query_scales = scratch("query_scales", rows, "float32", write=True)
         self.key_scales = scratch("key_scales", (*of_head, DEPTH // ROWS, ROWS), "float32", write=True)
-        self.value_scales = scratch("value_scales", of_head, "float32", write=True)
+        self.value_scales = scratch("value_scales", (*of_head, heads.head_dim), "float32", write=True)
         # The largest code of a query's and of a key's element.
         self.largest_code = isqrt((2**31 - 1) // heads.head_dim)
 
@@ -95,24 +95,26 @@ class PairArguments(MatrixArguments):
     def _write_values(self, kv_head: Scalar, page: Scalar, first_row: Scalar, stop: Scalar) -> None:
         kernel, parts = self.kernel, self.heads.head_dim // ROWS
         head = kernel.let("value_head", kv_head + self.heads.num_heads + self.heads.num_kv_heads)
-        highest = kernel.local("highest_value", 1, WORDS, fill=0)
+        highest = kernel.local("highest_value", parts, WORDS, fill=0)
         with kernel.loop("row_of_page", minimum(stop - first_row, DEPTH)) as row:
             for part in range(parts):
                 value = self._load(first_row + row, head, part * ROWS, LANES)
-                highest[0] = maximum(highest[0], magnitudes(value))
-        largest = kernel.let("largest", reinterpret(intrinsic("uint32", "vector.reduce.umax", highest[0]), "float32"))
-        factor = kernel.let("factor", factor_of(largest, LARGEST_VALUE))
+                highest[part] = maximum(highest[part], magnitudes(value))
+        largest = [kernel.let("largest", reinterpret(highest[part], floats(LANES))) for part in range(parts)]
+        factors = [kernel.let("factors", factor_of(each, LARGEST_VALUE)) for each in largest]
         with kernel.loop("pair", PAIRS) as pair:
             rows = [kernel.let("value_row", first_row + 2 * pair + odd) for odd in range(2)]
             for part in range(parts):
                 # Rows beyond the last one are zeros, because their weights are.
                 loaded = [self._load(minimum(row, stop - 1), head, part * ROWS, LANES) for row in rows]
                 even, odd = (
-                    codes_of(select(row < stop, value, number(0, floats(LANES))), splat(factor, LANES))
+                    codes_of(select(row < stop, value, number(0, floats(LANES))), factors[part])
                     for row, value in zip(rows, loaded, strict=True)
                 )
                 self.values[page, kv_head, 0, part, pair, ramp(0, ROWS)] = pairs_of(even, odd)
-        self.value_scales[page, kv_head] = largest * number(1 / (LARGEST_VALUE * LARGEST_WEIGHT), "float32")
+        for part in range(parts):
+            scales = largest[part] * number(1 / (LARGEST_VALUE * LARGEST_WEIGHT), floats(LANES))
+            self.value_scales[page, kv_head, ramp(part * ROWS, ROWS)] = scales
 
     def key_block(self, count: int) -> BlockScores:
         return PairKeyBlock(self, self._scores, count)
@@ -207,7 +209,6 @@ class PairKeyBlock(MatrixKeyBlock):
         with kernel.loop("vector", self.count * head_dim // ROWS) as vector:
             self.sums[ramp(vector * ROWS, ROWS)] = number(0, floats(ROWS))
         with self._each_page(pages) as page:
-            scale = kernel.let("scale", splat(self._pairs.value_scales[first + page, kv_head], ROWS))
             for part, own in product(range(0, head_dim // ROWS, VECTORS), self._groups()):
                 parts = range(part, min(part + VECTORS, head_dim // ROWS))
                 sums = kernel.local("pair_sums", len(own) * len(parts), INTEGERS, fill=0)
@@ -221,9 +222,13 @@ class PairKeyBlock(MatrixKeyBlock):
                         word = kernel.let("word", splat(self._weights[place], LANES))
                         for at, value in enumerate(loaded):
                             sums[i * len(parts) + at] = multiplied(sums[i * len(parts) + at], value, word)
+                scales = [
+                    kernel.let("scales", self._pairs.value_scales[first + page, kv_head, ramp(each * ROWS, ROWS)])
+                    for each in parts
+                ]
                 for (i, query), (at, each) in product(enumerate(own), enumerate(parts)):
                     here = ramp(query * head_dim + each * ROWS, ROWS)
-                    self.sums[here] = fused(cast(sums[i * len(parts) + at], floats(ROWS)), scale, self.sums[here])
+                    self.sums[here] = fused(cast(sums[i * len(parts) + at], floats(ROWS)), scales[at], self.sums[here])
 
 
 def in_pairs(values: list[Scalar], combine: Callable[[Scalar, Scalar], Scalar]) -> Scalar:

@@ -1,4 +1,4 @@
-"""`nearfar score --messages`: the logits of a conversation with pictures, compared with transformers' model."""
+"""`nearfar score --messages`: logits of conversations with pictures or sound, compared with those of transformers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
+from hearing_families import AUDIO, make_hearing, own_features, sound, stored, wav
+from hearing_families import FAMILIES as HEARING
 from image_families import pattern
 from image_files import saved
 from light_bundle import few_kernels, one_compilation
 from PIL import Image
 from tolerances import F32, relative_error
-from vision_arguments import pixels_of
+from vision_arguments import masks_of, pixels_of
 from vision_families import FAMILIES, IMAGE, make_vision
 
 from nearfar.compiler.cli import main
@@ -88,6 +91,53 @@ def test_the_logits_of_a_conversation_are_those_of_transformers(
     found = np.load(folder / "logits.npy")
     assert found.shape[0] == len(token_ids)
     assert relative_error(found, logits_of_transformers(folder, token_ids)) <= F32
+
+
+def test_the_logits_of_a_conversation_with_sound_are_those_of_transformers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    family = HEARING["gemma4_unified"]
+    make_hearing("gemma4_unified", tmp_path / "checkpoint")
+    options: dict[str, Any] = {"quantization": "f32", "context": 256, "activations": ("float32",), "self_test": False}
+    with one_compilation(), few_kernels():
+        compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", CompileOptions(target="cpu", **options))
+    samples = [sound(length, number) for number, length in enumerate(family.lengths)]
+    parts = [
+        {"type": "input_audio", "input_audio": {"data": base64.b64encode(wav(each)).decode(), "format": "wav"}}
+        for each in samples
+    ]
+    file = tmp_path / "messages.json"
+    file.write_text(json.dumps([{"role": "user", "content": [parts[0], {"type": "text", "text": "and"}, parts[1]]}]))
+    given = ["--messages", str(file), "-o", str(tmp_path / "logits.npy"), "--runner", "numpy", "--json"]
+    code, out, err = score(capsys, str(tmp_path / "bundle"), *given)
+    assert code == 0, err
+    token_ids = json.loads(out)["prompt_token_ids"]
+    model = transformers.Gemma4UnifiedForConditionalGeneration.from_pretrained(
+        tmp_path / "checkpoint", attn_implementation="eager"
+    ).float()
+    features, inputs = own_features(model, family, [stored(each) for each in samples])
+    assert token_ids.count(AUDIO) == sum(map(len, features))
+    with torch.no_grad():
+        ids = torch.tensor([token_ids])
+        logits = model(input_ids=ids, **inputs, **masks_of(model, token_ids)).logits[0].numpy()
+    assert relative_error(np.load(tmp_path / "logits.npy"), logits) <= F32
+    # A model that only sees, and data that is no sound.
+    for data, problem in (("AAAA", "known format"), ("?", "is not base64")):
+        file.write_text(json.dumps([{"role": "user", "content": [{**parts[0], "input_audio": {"data": data}}]}]))
+        code, _, err = score(capsys, str(tmp_path / "bundle"), *given)
+        assert code == 2
+        assert re.search(rf"messages\[0\].content\[0\]: .*({problem})", " ".join(err.split()))
+
+
+def test_a_recording_is_refused_by_a_model_that_does_not_hear(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder / "heard.json"
+    part = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    file.write_text(json.dumps([{"role": "user", "content": [part]}]))
+    code, _, err = score(capsys, str(folder / "bundle"), "--messages", str(file), "-o", str(folder / "none.npy"))
+    assert code == 2
+    assert "is a recording, and checkpoint hears none" in " ".join(err.split())
 
 
 def test_an_assistants_message_at_the_end_opens_no_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ import { melWindow, sampleWindow } from "./readings.js";
 
 type Sizes = Pick<Manifest, "page_size" | "spec">;
 
-/** The rows of the self-test's window, of a model that reads samples. */
-const TEST_ROWS = 32;
+/** The rows of the self-test's window. */
+const TEST_ROWS = 80;
 
 /** The batch of a window, whose keys and values will be on the first pages of sound. */
 export function windowBatch(manifest: Pick<Manifest, "spec">, { rows, frames, rowFrames }: AudioWindow): Batch {
@@ -81,12 +81,13 @@ export function testWindow(manifest: Pick<Manifest, "spec">): AudioWindow {
     );
     return sampleWindow(audio, samples);
   }
-  const count = perRow * positions;
+  const rows = Math.min(TEST_ROWS, positions);
+  const count = perRow * rows;
   const data = Float32Array.from({ length: bins * count }, (_, index) => {
     const [mel, frame] = [Math.floor(index / count), index % count];
     return ((31 * frame + 17 * mel + frame * mel) % 64) / 32 - 1;
   });
-  return melWindow(audio, { data, bins, count }, 0, count);
+  return melWindow(audio, { data, bins, count }, { start: 0, own: count, rows });
 }
 
 /** Throws BundleError for a bundle that reads no sound. */

@@ -39,7 +39,7 @@ function melReading(samples: Float32Array, audio: AudioSpec): Reading {
   const frames = logMel(padded(samples, samples.length + FRAME), audio.mel_bins);
   const window: Reading["window"] = (seek) => {
     const own = Math.min(count - seek, length);
-    return { frames: own, read: melWindow(audio, frames, seek, own) };
+    return { frames: own, read: melWindow(audio, frames, { start: seek, own, rows: audio.positions }) };
   };
   return { count, isLong: samples.length > length * HOP, window };
 }
@@ -63,9 +63,13 @@ function sampleReading(samples: Float32Array<ArrayBuffer>, audio: AudioSpec, sec
   return { count, isLong: count > longest, window };
 }
 
-/** The window of ``own`` frames of mel bands from ``start`` on, with zeros behind them. */
-export function melWindow(audio: AudioSpec, { data, bins, count }: Frames, start: number, own: number): AudioWindow {
-  const [rows, step] = [audio.positions, audio.frames_of_row];
+/** The window of ``rows`` rows: ``own`` frames of mel bands from ``start`` on, with zeros behind them. */
+export function melWindow(
+  audio: AudioSpec,
+  { data, bins, count }: Frames,
+  { start, own, rows }: { readonly start: number; readonly own: number; readonly rows: number },
+): AudioWindow {
+  const step = audio.frames_of_row;
   const size = step + 2;
   const frames = new Float32Array(rows * size * bins);
   // Row t has its frames, the one before and the one behind them, with zeros outside of the window.

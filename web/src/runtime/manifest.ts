@@ -6,7 +6,7 @@ export type Expr = number | string | readonly [string, Expr, Expr];
 /** [comparison, left, right], ["and", condition, condition], or null for always. */
 export type Condition = readonly [string, unknown, unknown] | null;
 
-export const FORMAT_VERSION = 7;
+export const FORMAT_VERSION = 8;
 
 /** The names of all dims; expr.ts describes them. */
 export const DIMS: readonly string[] = ["A", "B", "C", "DR", "F", "G", "H", "I", "L", "LS", "LW", "M", "N", "P", "PD", "PH", "PS", "PW", "R", "S", "T", "V", "W", "Z"];
