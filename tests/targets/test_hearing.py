@@ -19,7 +19,7 @@ from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import HEARING
 from nearfar.compiler.export.bundle_tensors import bundle_tensors
 from nearfar.compiler.formats import load
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_any, compile_model
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.audio.prepared_sound import prepare_sound
 from nearfar.compiler.runtime.batch import PlacedFeatures, make_frame_batch
 from nearfar.compiler.runtime.errors import BundleError, CheckpointError, DeviceError, RequestError, UnsupportedModel
@@ -159,10 +159,7 @@ def test_a_text_model_alone_does_not_hear(unified: tuple[Bundle, Heard], tmp_pat
         runner.listen(make_frame_batch([np.zeros((1, 32), np.float32)]))
 
 
-def test_exports_refuse_ears_by_name(unified: tuple[Bundle, Heard], tmp_path: Path) -> None:
-    checkpoint = unified[0].path.parent / "checkpoint"
-    with pytest.raises(UnsupportedModel, match="--text-only"):
-        compile_any(str(checkpoint), tmp_path / "onnx", CompileOptions(target="onnx"))
+def test_gguf_files_have_no_ears(unified: tuple[Bundle, Heard]) -> None:
     with pytest.raises(UnsupportedModel, match="sees pictures"):
         bundle_tensors(unified[0])
 

@@ -91,8 +91,8 @@ def test_sound_that_grows_has_the_transcripts_of_whole_clips(streaming: Page) ->
     bundle = open_bundle(page_moonshine_streaming())
     tokenizer = Tokenizer(TokenizerFiles.at(bundle.path / bundle.manifest.tokenizer.file))
     runner = ReferenceRunner(bundle, limits=LIMITS, activation="float32")
-    sound = chirp(32_000)
-    for samples in (sound[:16_000], sound[:20_001], sound, -sound, sound[:24_000]):
+    sound = chirp(16_000)
+    for samples in (sound[:9_000], sound[:13_001], -sound[:14_000]):
         file = base64.b64encode(wav(samples.astype("<f4").tobytes(), 3, 32)).decode()
         found = streaming.evaluate("(file) => transcribe(file, { temperature: 0 })", file)
         # A new one reads the whole clip.

@@ -122,7 +122,7 @@ export interface ReceptiveField {
   readonly ahead: number;
 }
 
-/** The encoder of windows of sound to whose rows a decoder attends; `runtime/audio/windows.py` makes what it reads. A row has ``frames_of_row`` frames of ``frame_samples``, each ``hop_samples`` after the one before, and reads ``row_elements`` numbers. With ``mel_bins``, these are the energies of its frames and of those before and after them, and a window has exactly ``positions`` rows. With none, they are the samples from its first frame on, and a window has up to ``positions`` rows, of which the last ``rows_behind`` are only read by those before them. A row of layer l sees ``rows_back[l]`` rows, itself included, and ``rows_ahead[l]`` - 1 later ones; all, if these are empty. ``receptive_field`` is what that comes to in all layers, None if a row depends on its whole window. */
+/** The encoder of windows of sound to whose rows a decoder attends; `runtime/audio/windows.py` makes what it reads. A row has ``frames_of_row`` frames of ``frame_samples``, each ``hop_samples`` after the one before, and reads ``row_elements`` numbers. With ``mel_bins``, these are the energies of its frames and of those before and after them, and each window of a transcript has ``positions`` rows. With none, they are the samples from its first frame on, and a window has up to ``positions`` rows, of which the last ``rows_behind`` are only read by those before them. A row of layer l sees ``rows_back[l]`` rows, itself included, and ``rows_ahead[l]`` - 1 later ones; all, if these are empty. ``receptive_field`` is what that comes to in all layers, None if a row depends on its whole window. */
 export interface AudioSpec {
   readonly mel_bins: number;
   readonly frame_samples: number;

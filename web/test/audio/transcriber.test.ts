@@ -213,7 +213,10 @@ test("what the model does not have is refused by name", async () => {
 
 test("rows have the frames around them, with zeros outside of the window and of the sound", () => {
   const window = { bins: 20, count: 100, data: Float32Array.from({ length: 2000 }, (_, index) => 1 + (index % 97)) };
-  const { frames = new Float32Array(), source_slots: slots } = windowBatch(MANIFEST, melWindow(AUDIO, window, { start: 0, own: 100, rows: ROWS }));
+  const { frames = new Float32Array(), source_slots: slots } = windowBatch(
+    MANIFEST,
+    melWindow(AUDIO, window, { start: 0, own: 100, rows: ROWS }),
+  );
   const value = (bin: number, frame: number): number => Number(window.data[bin * window.count + frame]);
   expect([frames.length, slots?.length]).toEqual([ROWS * 80, ROWS]);
   expect([...frames.subarray(0, 20)]).toEqual(new Array<number>(20).fill(0));
@@ -225,7 +228,10 @@ test("rows have the frames around them, with zeros outside of the window and of 
   ] as const)
     expect(frames[row * 80 + place * 20 + 7]).toBe(value(7, 2 * row - 1 + place));
   expect([...frames.subarray(49 * 80 + 60)]).toEqual(new Array<number>(20).fill(0));
-  const { frames: later = new Float32Array() } = windowBatch(MANIFEST, melWindow(AUDIO, window, { start: 90, own: 10, rows: ROWS }));
+  const { frames: later = new Float32Array() } = windowBatch(
+    MANIFEST,
+    melWindow(AUDIO, window, { start: 90, own: 10, rows: ROWS }),
+  );
   expect(later[20 + 7]).toBe(value(7, 90));
   expect([...later.subarray(0, 20), ...later.subarray(5 * 80 + 20)].every((each) => each === 0)).toBe(true);
   expect(attending(MANIFEST, { positions: [4, 5] } as unknown as Batch, { rows: 50 })).toMatchObject({
