@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_models import PLAIN_CHECKPOINTS, make_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A checkpoint, its bundle for onnx, and transformers' model."""
+
+    checkpoint: Path
+    bundle: Path
+    model: Any
+
+
+def export_folder(checkpoint: Path, output: Path, **options: Any) -> None:
+    from nearfar.compiler.pipeline.compile import CompileOptions
+    from nearfar.compiler.pipeline.export import export_model
+
+    export_model(str(checkpoint), output, CompileOptions(target="onnx", **options))
 
 
 @pytest.fixture(scope="session")
@@ -26,9 +43,6 @@ def export_onnx(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.T
     """export_onnx(checkpoint, quantization, **options) -> the folder of a bundle for 64 tokens. Each bundle is made
     once.
     """
-    from nearfar.compiler.pipeline.compile import CompileOptions
-    from nearfar.compiler.pipeline.export import export_model
-
     folder = tmp_path_factory.mktemp("onnx_bundles")
     done: dict[tuple[object, ...], Path] = {}
 
@@ -36,11 +50,8 @@ def export_onnx(onnx_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.T
         key = (checkpoint, quantization, *sorted(options.items()))
         if key not in done:
             path = folder / f"{len(done)}-{checkpoint}-{quantization}"
-            export_model(
-                str(onnx_checkpoints[checkpoint]),
-                path,
-                CompileOptions(target="onnx", quantization=quantization, **{"context": 64, **options}),
-            )
+            given = {"context": 64, **options}
+            export_folder(onnx_checkpoints[checkpoint], path, quantization=quantization, **given)
             done[key] = path
         return done[key]
 

@@ -4,6 +4,8 @@ that two runners can be compared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
@@ -29,11 +31,12 @@ def run(options: Score) -> None:
         raise RequestError("pass the tokens to score: either --tokens IDS or --messages FILE")
     token_ids = [] if options.tokens is None else parse_tokens(options.tokens)
     bundle = open_any(options.bundle, read_trusted_keys(options.trust))
-    pictures, sounds = list[PreparedImage](), list[PreparedSound]()
+    pictures: Sequence[PreparedImage] = ()
+    sounds: Sequence[PreparedSound] = ()
     if options.messages is not None:
         conversation = read_messages(options.messages, bundle.manifest)
         token_ids = conversation.encode(Tokenizer(bundle.tokenizer_files()), bundle.manifest)
-        pictures, sounds = list(conversation.pictures), list(conversation.sounds)
+        pictures, sounds = conversation.pictures, conversation.sounds
     runner = open_command_runner(options.runner, bundle, Limits(rows=PREFILL_CHUNK))
     check_prompt(runner, token_ids, 0)
     placed = placed_features(runner, token_ids, pictures, sounds)

@@ -36,7 +36,7 @@ NAMES = {
     ".q_proj.": ".query.", ".k_proj.": ".key.", ".v_proj.": ".value.", ".o_proj.": ".out.", ".out_proj.": ".out.",
     ".fc1.": ".mlp1.", ".mlp.up_proj.": ".mlp1.", ".fc2.": ".mlp2.", ".mlp.down_proj.": ".mlp2.",
 }  # fmt: skip
-# mlx-whisper reads a multilingual vocabulary from so many tokens on, and one of English otherwise.
+# By the size of its vocabulary, mlx-whisper takes a model for an English one, or for one of several languages.
 VOCABULARIES = {51864: "English", 51865: "99 languages", 51866: "100 languages"}
 # The largest difference of positions: those of a file in float16.
 ROUNDING = 1e-3

@@ -230,12 +230,8 @@ def with_distance_products(emitter: Emitter, node: Node, parts: Mapping[str, str
     """A mask of `attention_bias`, plus the scaled products of queries and keys with the heads for their distances:
     (batch, H, sequence, sequence).
     """
-    builder, y, head_dim, num_heads = (
-        emitter.builder,
-        node.outputs["y"],
-        node.attr("head_dim"),
-        node.attr("num_kv_heads"),
-    )
+    builder, y = emitter.builder, node.outputs["y"]
+    head_dim, num_heads = node.attr("head_dim"), node.attr("num_kv_heads")
     add, integers = builder.add, builder.integers
     rows = node.inputs["distance_rows"]
     (count,) = emitter.graph.parameters[rows].shape
@@ -273,12 +269,8 @@ def with_products_of_queries(emitter: Emitter, node: Node, queries: str, mask: s
     """A mask, plus the scaled products of queries with the head for each distance, and the bias of each distance:
     (batch, H, sequence, sequence).
     """
-    builder, y, head_dim, num_heads = (
-        emitter.builder,
-        node.outputs["y"],
-        node.attr("head_dim"),
-        node.attr("num_kv_heads"),
-    )
+    builder, y = emitter.builder, node.outputs["y"]
+    head_dim, num_heads = node.attr("head_dim"), node.attr("num_kv_heads")
     add, integers, name = builder.add, builder.integers, f"{y}.distance"
     heads = emitter.graph.parameters[node.inputs["distance_heads"]]
     length = add("Shape", [distances(builder)], f"{name}.length", end=1)

@@ -51,8 +51,8 @@ def add_convolve(emitter: Emitter, node: Node) -> None:
 
 
 def existing(emitter: Emitter, steps: int, frames: int) -> str:
-    """1 for the steps of each row that begin in one of its frames, else 0: (batch * rows, steps). A step has so many
-    ``frames``.
+    """1 for the steps of each row that begin in one of its frames, else 0: (batch * rows, steps). A step has
+    ``frames`` frames.
     """
     builder, name = emitter.builder, f"{ROW_FRAMES}.steps_{steps}_{frames}"
     if any(name in node.output for node in builder.nodes):

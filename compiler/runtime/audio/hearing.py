@@ -83,7 +83,7 @@ class HearingTask:
 
 
 def sound_windows(samples: FloatArray, longest_seconds: float) -> Iterator[SoundWindow]:
-    """Windows of at most so many seconds, which end at quiet places. Raises RequestError for no samples."""
+    """Windows of at most ``longest_seconds``, which end at quiet places. Raises RequestError for an empty sound."""
     if not len(samples):
         raise RequestError("there are no samples of sound")
     longest = int(longest_seconds * FRAMES_PER_SECOND)

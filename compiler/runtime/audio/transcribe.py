@@ -30,7 +30,7 @@ from .readings import FRAMES_PER_SECOND, reading_of
 from .windows import source_of
 
 # Of a prompt, two rows are sampled: that of the start, after which the model says whether there is speech, and the last
-# one. Of a text that is guessed, all are.
+# one. Of a guessed text, all rows are sampled.
 LIMITS = Limits(rows=16)
 # The temperature from which on a text is not continued.
 STEADY = 0.5
@@ -181,7 +181,7 @@ class Transcriber(WindowByWindow):
         self._rules = {name: self._model[name] for name in ("ends", "max_initial_timestamp", "no_timestamps")}
         self._listener = Listener(runner, manifest)
         self._source = source_of(manifest)
-        # The text of the last sound's first window. Of a sound that has grown since, it is the likely one.
+        # The text of the last sound's first window: a good guess if the sound has grown since.
         self._opening: list[int] = []
         self._suppressed = list(self._speech.suppressed)
         self._suppressed_first = list(self._speech.suppressed_first)

@@ -7,12 +7,13 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx_bundles import Exported, export_folder
 from onnx_cases import check_graph
 from onnx_session import SpeechSession, open_graph
 from sounds import chirp, pattern
@@ -32,7 +33,6 @@ from nearfar.compiler.bundle.folder import ExportBundle, open_any
 from nearfar.compiler.cli.trial import find_trial
 from nearfar.compiler.measure.dry_run import dry_run
 from nearfar.compiler.pipeline.compile import CompileOptions
-from nearfar.compiler.pipeline.export import export_model
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import UnsupportedModel
 from nearfar.targets.onnx.runner import check_machine
@@ -49,34 +49,26 @@ TOKENS = [[(7 * i * i + 3 * i + 5) % VOCABULARY for i in range(17)], [(5 * i + 1
 FRAMES = [1, 7, 64, 97, 103]
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    checkpoint: Path
-    bundle: Path
-    model: Any
-
-
-def export(checkpoint: Path, output: Path, **options: Any) -> None:
-    export_model(str(checkpoint), output, CompileOptions(**{"target": "onnx", "quantization": "f32", **options}))
+export = partial(export_folder, quantization="f32")
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
     """Each family's checkpoint, folder and model. With these weights, tokens differ."""
     found = {}
     for family, (make, _) in MOONSHINES.items():
         folder = tmp_path_factory.mktemp(family)
         model = make(folder / "checkpoint", seed=1, scale=0.4)
-        found[family] = Case(folder / "checkpoint", folder / "bundle", model)
+        found[family] = Exported(folder / "checkpoint", folder / "bundle", model)
     folder = tmp_path_factory.mktemp("parakeet")
-    found["parakeet"] = Case(folder / "checkpoint", folder / "bundle", make_parakeet(folder / "checkpoint"))
+    found["parakeet"] = Exported(folder / "checkpoint", folder / "bundle", make_parakeet(folder / "checkpoint"))
     for case in found.values():
         export(case.checkpoint, case.bundle)
     return found
 
 
 @pytest.mark.parametrize("family", MOONSHINES)
-def test_rows_and_logits_are_those_of_transformers(family: str, cases: dict[str, Case]) -> None:
+def test_rows_and_logits_are_those_of_transformers(family: str, cases: dict[str, Exported]) -> None:
     case, (_, computed) = cases[family], MOONSHINES[family]
     for length in LENGTHS:
         samples = pattern(length)
@@ -93,7 +85,7 @@ def test_rows_and_logits_are_those_of_transformers(family: str, cases: dict[str,
     check_graph(case.bundle / "onnx/encoder_model.onnx")
 
 
-def greedy_text(case: Case, samples: FloatArray, count: int) -> str:
+def greedy_text(case: Exported, samples: FloatArray, count: int) -> str:
     """What transformers writes of a clip, and our graphs too."""
     import torch
     from transformers import AutoTokenizer
@@ -120,7 +112,7 @@ def transcripts(node: str, folder: Path, sounds: Sequence[FloatArray], tmp_path:
 
 @pytest.mark.parametrize("family", MOONSHINES)
 def test_transformers_js_writes_what_transformers_does(
-    node: str, family: str, cases: dict[str, Case], tmp_path: Path
+    node: str, family: str, cases: dict[str, Exported], tmp_path: Path
 ) -> None:
     case, sounds = cases[family], [chirp(32_000), pattern(48_000)]
     # Six tokens a second, as Transformers.js allows.
@@ -136,7 +128,7 @@ def ctc_inputs(count: int, total: int) -> dict[str, Any]:
     return {"input_features": frames, "attention_mask": (np.arange(total) < count).astype(np.int64)}
 
 
-def test_the_logits_of_parakeet_are_those_of_transformers(cases: dict[str, Case]) -> None:
+def test_the_logits_of_parakeet_are_those_of_transformers(cases: dict[str, Exported]) -> None:
     import torch
 
     case = cases["parakeet"]
@@ -180,7 +172,7 @@ def test_transformers_js_writes_what_parakeet_hears(node: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("family", ["moonshine", "streaming", "parakeet"])
-def test_sound_longer_than_30_seconds_fails_by_name(family: str, cases: dict[str, Case]) -> None:
+def test_sound_longer_than_30_seconds_fails_by_name(family: str, cases: dict[str, Exported]) -> None:
     from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
     if family == "parakeet":
@@ -194,7 +186,7 @@ def test_sound_longer_than_30_seconds_fails_by_name(family: str, cases: dict[str
 
 
 @pytest.mark.parametrize("family", ["moonshine", "streaming", "parakeet"])
-def test_quantized_graphs_and_a_dry_run(family: str, cases: dict[str, Case], tmp_path: Path) -> None:
+def test_quantized_graphs_and_a_dry_run(family: str, cases: dict[str, Exported], tmp_path: Path) -> None:
     (make_parakeet if family == "parakeet" else MOONSHINES[family][0])(tmp_path / "checkpoint")
     for quantization in ("f32", "q8f16"):
         export(tmp_path / "checkpoint", tmp_path / quantization, quantization=quantization)
@@ -218,7 +210,7 @@ def test_quantized_graphs_and_a_dry_run(family: str, cases: dict[str, Case], tmp
 
 
 @pytest.mark.parametrize("family", ["moonshine", "parakeet"])
-def test_our_runner_refuses_sound_by_name(family: str, cases: dict[str, Case]) -> None:
+def test_our_runner_refuses_sound_by_name(family: str, cases: dict[str, Exported]) -> None:
     bundle = open_any(cases[family].bundle)
     assert isinstance(bundle, ExportBundle)
     with pytest.raises(UnsupportedModel, match="reads sound, which nearfar's runner of ONNX bundles does not"):

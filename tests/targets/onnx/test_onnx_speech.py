@@ -7,13 +7,12 @@ from __future__ import annotations
 import json
 import subprocess
 import wave
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from onnx_bundles import Exported, export_folder
 from onnx_cases import check_graph
 from onnx_session import SpeechSession
 from tiny_whisper import END, LANGUAGES, MELS, NO_TIMESTAMPS, ROWS, START, TRANSCRIBE, VOCABULARY, log_mel, make_whisper
@@ -25,7 +24,6 @@ from nearfar.compiler.cli.options import Transcribe
 from nearfar.compiler.cli.trial import find_trial
 from nearfar.compiler.measure.dry_run import dry_run
 from nearfar.compiler.pipeline.compile import CompileOptions
-from nearfar.compiler.pipeline.export import export_model
 from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.onnx.runner import check_machine, open_runner
@@ -36,30 +34,19 @@ COUNT = 20
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    checkpoint: Path
-    bundle: Path
-    model: Any
-
-
-def export(checkpoint: Path, output: Path, **options: Any) -> None:
-    export_model(str(checkpoint), output, CompileOptions(target="onnx", **options))
-
-
 @pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> Case:
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     folder = tmp_path_factory.mktemp("whisper")
     # With these weights, tokens differ.
     model = make_whisper(folder / "checkpoint", seed=1, scale=0.5)
     # Without timestamps, transformers reads a window once, and nothing ends the text.
     model.generation_config.suppress_tokens += [END, *range(NO_TIMESTAMPS, VOCABULARY)]
     model.generation_config.save_pretrained(folder / "checkpoint")
-    export(folder / "checkpoint", folder / "bundle", quantization="f32")
-    return Case(folder / "checkpoint", folder / "bundle", model)
+    export_folder(folder / "checkpoint", folder / "bundle", quantization="f32")
+    return Exported(folder / "checkpoint", folder / "bundle", model)
 
 
-def test_rows_and_logits_are_those_of_transformers(whisper: Case) -> None:
+def test_rows_and_logits_are_those_of_transformers(whisper: Exported) -> None:
     import torch
 
     frames = np.stack([log_mel(0), log_mel(1)])
@@ -76,7 +63,7 @@ def test_rows_and_logits_are_those_of_transformers(whisper: Case) -> None:
     check_graph(whisper.bundle / "onnx/encoder_model.onnx")
 
 
-def greedy_answer(case: Case, frames: Floats) -> list[int]:
+def greedy_answer(case: Exported, frames: Floats) -> list[int]:
     """The tokens that transformers writes behind the prompt."""
     import torch
 
@@ -87,7 +74,7 @@ def greedy_answer(case: Case, frames: Floats) -> list[int]:
     return found[len(PROMPT) :] if found[: len(PROMPT)] == PROMPT else found
 
 
-def test_greedy_tokens_are_those_of_transformers(whisper: Case) -> None:
+def test_greedy_tokens_are_those_of_transformers(whisper: Exported) -> None:
     frames = log_mel(3)[None]
     session = SpeechSession(whisper.bundle, frames)
     found: list[int] = []
@@ -105,7 +92,7 @@ def test_greedy_tokens_are_those_of_transformers(whisper: Case) -> None:
 
 @pytest.mark.parametrize("seed", [3, 4])
 def test_transformers_js_loads_the_folder_and_writes_the_same_tokens(
-    node: str, whisper: Case, seed: int, tmp_path: Path
+    node: str, whisper: Exported, seed: int, tmp_path: Path
 ) -> None:
     frames = log_mel(seed)[None]
     (tmp_path / "frames.json").write_text(json.dumps({"dims": frames.shape, "data": frames.ravel().tolist()}))
@@ -117,10 +104,10 @@ def test_transformers_js_loads_the_folder_and_writes_the_same_tokens(
     assert answer["frames"] == [1, MELS, 2 * ROWS]
 
 
-def test_quantized_graphs_and_a_dry_run(whisper: Case, tmp_path: Path) -> None:
+def test_quantized_graphs_and_a_dry_run(whisper: Exported, tmp_path: Path) -> None:
     make_whisper(tmp_path / "checkpoint")
     for quantization in ("f32", "q8f16"):
-        export(tmp_path / "checkpoint", tmp_path / quantization, quantization=quantization)
+        export_folder(tmp_path / "checkpoint", tmp_path / quantization, quantization=quantization)
     exact, found = (SpeechSession(tmp_path / each, log_mel(0)[None]) for each in ("f32", "q8f16"))
     assert relative_error(found.rows, exact.rows) < INT8
     assert relative_error(found.run([PROMPT]), exact.run([PROMPT])) < INT8
@@ -131,7 +118,7 @@ def test_quantized_graphs_and_a_dry_run(whisper: Case, tmp_path: Path) -> None:
     }
 
 
-def test_our_runner_and_8_bit_caches_refuse_sound_by_name(whisper: Case, tmp_path: Path) -> None:
+def test_our_runner_and_8_bit_caches_refuse_sound_by_name(whisper: Exported, tmp_path: Path) -> None:
     bundle = open_any(whisper.bundle)
     assert isinstance(bundle, ExportBundle)
     for refused in (lambda: check_machine(bundle), lambda: open_runner(bundle, Limits())):
@@ -144,4 +131,4 @@ def test_our_runner_and_8_bit_caches_refuse_sound_by_name(whisper: Case, tmp_pat
     with pytest.raises(UnsupportedModel, match="reads sound, which nearfar's runner of ONNX bundles does not"):
         transcribe.run(Transcribe(sound=tmp_path / "sound.wav", bundle=whisper.bundle))
     with pytest.raises(RequestError, match=r"--kv q8: not supported for .* on onnx, which reads sound"):
-        export(whisper.checkpoint, tmp_path / "kv", kv="q8")
+        export_folder(whisper.checkpoint, tmp_path / "kv", kv="q8")

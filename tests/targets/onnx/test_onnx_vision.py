@@ -8,6 +8,7 @@ import json
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import pytest
 from hearing_families import make_hearing
 from image_families import marker_id, pattern
+from onnx_bundles import export_folder
 from onnx_cases import check_graph
 from onnx_session import Session, image_features, open_graph
 from tolerances import F32, INT8, relative_error
@@ -59,6 +61,9 @@ PROMPTS = {
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
+export = partial(export_folder, context=256)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     checkpoint: Path
@@ -77,10 +82,6 @@ def make_case(family: str, folder: Path) -> Case:
     export(folder / "checkpoint", folder / "bundle", quantization="f32")
     inputs = arrays_of(folder / "checkpoint", expected)
     return Case(folder / "checkpoint", folder / "bundle", expected, inputs, marker_id(FAMILIES[family].placeholder))
-
-
-def export(checkpoint: Path, output: Path, **options: Any) -> None:
-    export_model(str(checkpoint), output, CompileOptions(target="onnx", context=256, **options))
 
 
 def arrays_of(checkpoint: Path, expected: Expected) -> dict[str, npt.NDArray[Any]]:

@@ -133,7 +133,7 @@ export class Transcriber {
   readonly #model: SpeechModel;
   readonly #turns: Turns;
   readonly #listener: Listener;
-  /** The text of the last sound's first window. Of a sound that has grown since, it is the likely one. */
+  /** The text of the last sound's first window: a good guess if the sound has grown since. */
   #opening: readonly number[] = [];
   /** The window to which tokens attend. */
   #heard: Pick<AudioWindow, "rows"> = { rows: 0 };
