@@ -362,9 +362,20 @@ class TunedRow(Entry):
     variant: str
 
 
+class TunedSteps(Entry):
+    """The sizes of complete steps that suit an adapter: ``chunk`` tokens of prompts. A size that was not measured is
+    None.
+    """
+
+    chunk: Count | None = None
+
+
 class TuningEntry(Entry):
-    """The measurements on one adapter with one activation dtype: variants to put in front of some lists."""
+    """The measurements on one adapter with one activation dtype: variants to put in front of some lists, and the sizes
+    of steps. Records of earlier releases have no ``steps``.
+    """
 
     adapter: AdapterEntry
     activation: Activation
     variants: dict[str, list[TunedRow]]
+    steps: TunedSteps | None = None

@@ -22,7 +22,8 @@ ADAPTER = {"vendor": "nvidia", "architecture": "ampere", "device": "", "descript
 
 def record(folder: Path, name: str = "record.json", **changes: Any) -> Path:
     file = folder / name
-    file.write_text(json.dumps({"adapter": ADAPTER, "activation": "float16", "variants": {}, **changes}))
+    known = {"adapter": ADAPTER, "activation": "float16", "variants": {}, "steps": {"chunk": 256}}
+    file.write_text(json.dumps({**known, **changes}))
     return file
 
 
@@ -41,6 +42,12 @@ def test_records_are_stored_in_the_manifest_in_their_order(
         assert main([*arguments, "--tuning", *map(str, files)]) == 0
     shipped = open_bundle(tmp_path / "tuned").manifest.tuning
     assert [entry.model_dump(mode="json") for entry in shipped] == [json.loads(file.read_text()) for file in files]
+
+
+def test_a_record_without_sizes_of_steps_is_valid(tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps({"adapter": ADAPTER, "activation": "float16", "variants": {}}))
+    assert read_tuning([file])[file].steps is None
 
 
 def test_a_record_of_another_bundle_is_refused_and_leaves_nothing(
@@ -71,6 +78,10 @@ def test_a_variant_that_the_bundle_does_not_have_is_refused(tmp_path: Path) -> N
             "activation: Input should be",
         ),
         (json.dumps({"adapter": ADAPTER, "activation": "float16", "variants": {}, "x": 1}).encode(), "x: Extra inputs"),
+        (
+            json.dumps({"adapter": ADAPTER, "activation": "float16", "variants": {}, "steps": {"chunk": 0}}).encode(),
+            r"steps\.chunk: Input should be greater than",
+        ),
         (
             json.dumps(
                 {

@@ -2,6 +2,7 @@
 
 import type { TuningEntry } from "../runtime/manifest.js";
 import type { TrustedRunner } from "../runtime/trust.js";
+import type { Measured } from "../runtime/tune.js";
 import { tune } from "../runtime/tune.js";
 import type { TokenEngine } from "./token_engine.js";
 
@@ -37,8 +38,9 @@ export class Tuner {
     try {
       const variants = await tune(runner, { choices, pages, idle: () => this.#idle(), signal });
       runner.choose({ off: choices.off, front: variants });
-      await tuningNote.write(variants);
-      return { adapter: device.adapterEntry, activation: device.activation, variants };
+      const measured: Measured = { variants, steps: null };
+      await tuningNote.write(measured);
+      return { adapter: device.adapterEntry, activation: device.activation, ...measured };
     } catch (error) {
       if (signal.aborted) return null;
       throw error;

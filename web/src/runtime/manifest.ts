@@ -659,11 +659,17 @@ export interface TunedRow {
   readonly variant: string;
 }
 
-/** The measurements on one adapter with one activation dtype: variants to put in front of some lists. */
+/** The sizes of complete steps that suit an adapter: ``chunk`` tokens of prompts. A size that was not measured is None. */
+export interface TunedSteps {
+  readonly chunk: number | null;
+}
+
+/** The measurements on one adapter with one activation dtype: variants to put in front of some lists, and the sizes of steps. Records of earlier releases have no ``steps``. */
 export interface TuningEntry {
   readonly adapter: AdapterEntry;
   readonly activation: "float32" | "float16" | "bfloat16" | "int8";
   readonly variants: Readonly<Record<string, readonly TunedRow[]>>;
+  readonly steps: TunedSteps | null;
 }
 
 /** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if ``classifier`` is, transcripts of sound if ``speech`` or ``ctc`` is, and otherwise generates text. ``images`` is None if it reads no pictures, ``sounds`` if it does not hear. */

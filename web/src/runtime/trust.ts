@@ -125,7 +125,7 @@ export async function openTrusted(
     const note = await noteOf(notes, manifest, adapterEntry(adapter.info));
     const tuningOf = async (activation: ActivationDtype): Promise<TuningEntry | null> => {
       const device = { activation, adapterEntry: adapterEntry(adapter.info) };
-      return (await rememberedTuning(note(`tuning ${activation}`), device)) ?? shippedTuning(manifest.tuning, device);
+      return (await rememberedTuning(note(`tuning record ${activation}`), device)) ?? shippedTuning(manifest.tuning, device);
     };
     // Tuning has no sound to which the batches that it times could attend.
     const mayTune =
@@ -163,7 +163,7 @@ export async function openTrusted(
       alternatives = true;
       continue;
     }
-    const opened = { runner, device, tuning, tuningNote: wantsTuning ? note(`tuning ${activation}`) : null };
+    const opened = { runner, device, tuning, tuningNote: wantsTuning ? note(`tuning record ${activation}`) : null };
     if (test === null) return { ...opened, choices: before, selfTest: { ...UNTESTED, switchedOff: runner.refused } };
     if (remembered !== null) return { ...opened, choices: before, selfTest: infoOf(remembered, true) };
 

@@ -215,11 +215,14 @@ export function shippedTuning(
   return fitting[0]?.record ?? null;
 }
 
+/** The part of a record that was measured. */
+export type Measured = Pick<TuningEntry, "variants" | "steps">;
+
 /** The record that an earlier load measured here. */
 export async function rememberedTuning(
   note: { read(): Promise<unknown> },
   { activation, adapterEntry }: Device,
 ): Promise<TuningEntry | null> {
-  const variants = (await note.read()) as TuningEntry["variants"] | undefined;
-  return variants === undefined ? null : { adapter: adapterEntry, activation, variants };
+  const measured = (await note.read()) as Measured | undefined;
+  return measured === undefined ? null : { adapter: adapterEntry, activation, ...measured };
 }

@@ -195,6 +195,7 @@ const record = (adapter: Partial<AdapterEntry>, activation: TuningEntry["activat
   adapter: { ...NAMELESS, ...adapter },
   activation,
   variants: {},
+  steps: null,
 });
 const nvidia = record({ vendor: "nvidia" });
 const ampere = record({ vendor: "nvidia", architecture: "ampere" });
@@ -225,7 +226,7 @@ test("an adapter without a record, or without a name, gets none", () => {
 
 test("a stored record gets the adapter of the device that reads it", async () => {
   const device = { activation: "float16", adapterEntry: named.adapter } as const;
-  const variants = { head: [{ when: null, variant: "plain" }] };
-  expect(await rememberedTuning({ read: () => Promise.resolve(variants) }, device)).toEqual({ ...named, variants });
+  const measured = { variants: { head: [{ when: null, variant: "plain" }] }, steps: { chunk: 256 } };
+  expect(await rememberedTuning({ read: () => Promise.resolve(measured) }, device)).toEqual({ ...named, ...measured });
   expect(await rememberedTuning({ read: () => Promise.resolve(undefined) }, device)).toBe(null);
 });
