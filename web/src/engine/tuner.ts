@@ -2,7 +2,6 @@
 
 import type { TuningEntry } from "../runtime/manifest.js";
 import type { TrustedRunner } from "../runtime/trust.js";
-import type { Measured } from "../runtime/tune.js";
 import { tune } from "../runtime/tune.js";
 import type { TokenEngine } from "./token_engine.js";
 
@@ -38,9 +37,10 @@ export class Tuner {
     try {
       const variants = await tune(runner, { choices, pages, idle: () => this.#idle(), signal });
       runner.choose({ off: choices.off, front: variants });
-      const measured: Measured = { variants, steps: null };
-      await tuningNote.write(measured);
-      return { adapter: device.adapterEntry, activation: device.activation, ...measured };
+      const { adapterEntry: adapter, activation } = device;
+      const record: TuningEntry = { adapter, activation, variants, steps: null };
+      await tuningNote.write(record);
+      return record;
     } catch (error) {
       if (signal.aborted) return null;
       throw error;

@@ -20,7 +20,7 @@ import { browserNotes } from "./notes.js";
 import type { RunnerOptions } from "./runner.js";
 import { Runner } from "./runner.js";
 import type { TrialWatch, Verdict } from "./trials.js";
-import { rememberedTuning, shippedTuning } from "./tune.js";
+import { shippedTuning } from "./tune.js";
 import type { ActivationDtype } from "./variants.js";
 
 export interface TrustOptions extends DeviceOptions {
@@ -125,7 +125,9 @@ export async function openTrusted(
     const note = await noteOf(notes, manifest, adapterEntry(adapter.info));
     const tuningOf = async (activation: ActivationDtype): Promise<TuningEntry | null> => {
       const device = { activation, adapterEntry: adapterEntry(adapter.info) };
-      return (await rememberedTuning(note(`tuning record ${activation}`), device)) ?? shippedTuning(manifest.tuning, device);
+      // The record that an earlier load measured here.
+      const measured = (await note(`tuned ${activation}`).read()) as TuningEntry | undefined;
+      return measured ?? shippedTuning(manifest.tuning, device);
     };
     // Tuning has no sound to which the batches that it times could attend.
     const mayTune =
@@ -163,7 +165,7 @@ export async function openTrusted(
       alternatives = true;
       continue;
     }
-    const opened = { runner, device, tuning, tuningNote: wantsTuning ? note(`tuning record ${activation}`) : null };
+    const opened = { runner, device, tuning, tuningNote: wantsTuning ? note(`tuned ${activation}`) : null };
     if (test === null) return { ...opened, choices: before, selfTest: { ...UNTESTED, switchedOff: runner.refused } };
     if (remembered !== null) return { ...opened, choices: before, selfTest: infoOf(remembered, true) };
 

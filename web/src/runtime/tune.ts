@@ -214,15 +214,3 @@ export function shippedTuning(
     .sort((a, b) => b.parts - a.parts);
   return fitting[0]?.record ?? null;
 }
-
-/** The part of a record that was measured. */
-export type Measured = Pick<TuningEntry, "variants" | "steps">;
-
-/** The record that an earlier load measured here. */
-export async function rememberedTuning(
-  note: { read(): Promise<unknown> },
-  { activation, adapterEntry }: Device,
-): Promise<TuningEntry | null> {
-  const measured = (await note.read()) as Measured | undefined;
-  return measured === undefined ? null : { adapter: adapterEntry, activation, ...measured };
-}

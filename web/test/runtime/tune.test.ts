@@ -7,7 +7,7 @@ import type { Choices } from "../../src/runtime/choices.js";
 import { NO_CHOICES } from "../../src/runtime/choices.js";
 import type { AdapterEntry, Condition, Manifest, TuningEntry, VariantEntry } from "../../src/runtime/manifest.js";
 import type { TimedRunner, TuneOptions } from "../../src/runtime/tune.js";
-import { rememberedTuning, shippedTuning, tune } from "../../src/runtime/tune.js";
+import { shippedTuning, tune } from "../../src/runtime/tune.js";
 import { planOf } from "../../src/runtime/plan.js";
 import { lettersBundle } from "../letters_bundle.js";
 
@@ -222,11 +222,4 @@ test("the record with the most matching parts and no other parts is used", () =>
 test("an adapter without a record, or without a name, gets none", () => {
   expect(find({ vendor: "apple", architecture: "metal-3" })).toBe(null);
   expect(find({})).toBe(null);
-});
-
-test("a stored record gets the adapter of the device that reads it", async () => {
-  const device = { activation: "float16", adapterEntry: named.adapter } as const;
-  const measured = { variants: { head: [{ when: null, variant: "plain" }] }, steps: { chunk: 256 } };
-  expect(await rememberedTuning({ read: () => Promise.resolve(measured) }, device)).toEqual({ ...named, ...measured });
-  expect(await rememberedTuning({ read: () => Promise.resolve(undefined) }, device)).toBe(null);
 });
