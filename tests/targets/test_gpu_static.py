@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import struct
 import sys
+import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from conftest import ROOT, lacks
 from gpu_static import budget, packages
 from gpu_static.budget import Budget, excesses, read_budget, write_budget
 from gpu_static.devices import DEVICES, Statistics, compile_shaders
+from gpu_static.intel_shim import SCRIPTS, build_intel_shim
 from gpu_static.kernels import FIRST_WORD, keep_loops, sources_of, translate
 from gpu_static.measure import Figures, make_bundles, measure
 from gpu_static.packages import Compilers, prepare, print_progress
@@ -59,6 +61,15 @@ def test_a_set_up_that_hangs_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "SETUP_SECONDS", 0.2)
     with pytest.raises(Unavailable, match=r"did not end within 0.2 seconds"):
         list(packages.lines(["sleep", "60"], time.monotonic() + 0.2))
+
+
+def test_a_source_that_does_not_compile_is_named(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "mesa.orig.tar.xz", "w:xz") as tar:
+        for script, *_ in SCRIPTS:
+            (tmp_path / script).write_text("import sys; sys.exit('no such GPU')")
+            tar.add(tmp_path / script, f"mesa-1/src/intel/dev/{script}")
+    with pytest.raises(ToolError, match=r"libintel_noop_drm_shim.so cannot be built: no such GPU"):
+        build_intel_shim(tmp_path / "mesa.orig.tar.xz", tmp_path, tmp_path / "mesa")
 
 
 # --- kernels ---
@@ -155,7 +166,7 @@ def test_a_driver_that_does_not_start_is_named() -> None:
         ({}, []),
         ({"occupancy": 12, "registers": 30, "instructions": 900, "per_weight": 5.4}, []),
         ({"occupancy": 8}, ["llama: linear on adreno-740: occupancy 8, was 10"]),
-        ({"spills": 1}, ["llama: linear on adreno-740: 1 spills"]),
+        ({"spills": 1}, ["llama: linear on adreno-740: 1 spills, were 0"]),
         ({"per_weight": 5.51}, ["llama: linear on adreno-740: 5.51 instructions a weight, were 5.5"]),
     ],
 )
@@ -186,6 +197,17 @@ def test_a_recorded_budget_reads_back(tmp_path: Path, monkeypatch: pytest.Monkey
     written = Budget({"dawn-tools": "1"}, {"llama": {"linear": {"apple-m1": FIGURES}, "merge": {"apple-m1": merge}}})
     write_budget(written)
     assert read_budget() == written
+
+
+def test_kernels_spill_only_on_intel() -> None:
+    spilling = {
+        device
+        for kernels in read_budget().bundles.values()
+        for devices in kernels.values()
+        for device, figures in devices.items()
+        if figures.spills
+    }
+    assert all(device.startswith("intel-") for device in spilling)
 
 
 # --- the compilers themselves ---

@@ -54,8 +54,8 @@ def write_budget(budget: Budget) -> None:
 
 
 def excesses(budget: Mapping[str, OfBundle], measured: Mapping[str, OfBundle]) -> list[str]:
-    """Every kernel that spills, has less than a quarter of the occupancy or is worse than its budget, and every kernel
-    that only one of both has.
+    """Every kernel that is worse than its budget or has less than a quarter of the occupancy, and every kernel that
+    only one of both has.
     """
     found = []
     for bundle, kernels in measured.items():
@@ -64,13 +64,13 @@ def excesses(budget: Mapping[str, OfBundle], measured: Mapping[str, OfBundle]) -
         for label, devices in kernels.items():
             for device, figures in devices.items():
                 where, before = f"{bundle}: {label} on {device}", known.get(label, {}).get(device)
-                if figures.spills:
-                    found.append(f"{where}: {figures.spills} spills")
                 if figures.occupancy < LEAST[device]:
                     found.append(f"{where}: occupancy {figures.occupancy}, at least {LEAST[device]} are needed")
                 if before is None:
                     found.append(f"{where} is not in the budget")
                     continue
+                if figures.spills > before.spills:
+                    found.append(f"{where}: {figures.spills} spills, were {before.spills}")
                 if figures.occupancy < before.occupancy:
                     found.append(f"{where}: occupancy {figures.occupancy}, was {before.occupancy}")
                 if (figures.per_weight or 0) > (before.per_weight or 0):

@@ -64,6 +64,13 @@ def amd(name: str, gpu: str) -> Device:
     )  # fmt: skip
 
 
+def intel(name: str, platform: str) -> Device:
+    return Device(
+        name, "intel", "intel", {"INTEL_STUB_GPU_PLATFORM": platform}, "Max dispatch width", 32, "lanes",
+        "Max live registers", ("Spills", "Fills"), "Instructions",
+    )  # fmt: skip
+
+
 DEVICES = (
     adreno("adreno-740", {"FD_CHIP_ID": "0x43050a01"}),
     adreno("adreno-750", {"FD_GPU_ID": "750"}),
@@ -75,6 +82,8 @@ DEVICES = (
     amd("amd-rdna2", "vangogh"),
     amd("amd-rdna3", "phoenix"),
     amd("amd-rdna4", "gfx1201"),
+    intel("intel-alder-lake", "adl"),
+    intel("intel-lunar-lake", "lnl"),
 )  # fmt: skip
 
 

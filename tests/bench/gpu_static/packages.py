@@ -1,5 +1,5 @@
 """The compilers, from packages of Debian unstable: Mesa's Vulkan drivers with the shims that stand in for GPUs, and
-Tint, which translates WGSL for Chromium.
+Tint, which translates WGSL for Chromium. Intel's shim is built from the source of Debian stable's Mesa.
 
 apt's own tools fetch them with a configuration and a state of their own, and `dpkg -x` unpacks them into a folder.
 Nothing is installed, and the machine's own apt remains as it is.
@@ -20,15 +20,22 @@ from pathlib import Path
 
 from nearfar.compiler.runtime.errors import OutputError, ToolError, Unavailable
 
+from .intel_shim import NAME, build_intel_shim
+
 # libvulkan-dev has Vulkan's C headers.
 PACKAGES = ("mesa-vulkan-drivers", "mesa-drm-shim", "dawn-tools", "libvulkan-dev")
+# What Mesa's source needs, without the packages that these depend on, which include Python.
+FOR_SOURCE = ("libdrm-dev", "python3-mako", "python3-markupsafe")
+# By the kind of package: those of programs, and those of sources.
+RELEASES = (("", "unstable"), ("-src", "trixie"))
 # The packages whose versions the statistics depend on.
 COMPILERS = ("mesa-vulkan-drivers", "dawn-tools")
 ARCHIVE = "http://deb.debian.org/debian"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 TOOLS = ("apt-get", "dpkg", "dpkg-deb", "cc")
-# The packages, 120 MB, and the folder, 580 MB.
-NEEDED_BYTES = 900 << 20
+# The packages and Mesa's source, 170 MB, which unpacks to 290 MB, and the folder, 580 MB.
+NEEDED_BYTES = 1200 << 20
+LIBRARIES = "usr/lib/x86_64-linux-gnu"
 SETUP_SECONDS = 420
 COMPILER_SECONDS = 60
 SOURCE = Path(__file__).with_name("statistics.c")
@@ -46,7 +53,7 @@ class Compilers:
 
     @property
     def libraries(self) -> Path:
-        return self.root / "usr/lib/x86_64-linux-gnu"
+        return self.root / LIBRARIES
 
     def command(self, *command: Path | str, preload: str | None = None) -> list[str]:
         """A command line that runs a program with the folder's C library, which is newer than most machines'."""
@@ -63,11 +70,15 @@ def prepare(folder: Path, progress: Progress) -> Compilers:
     """
     check_machine()
     root, versions = folder / "root", folder / "versions.json"
-    if not versions.exists():
+    if not versions.exists() or not (root / LIBRARIES / NAME).exists():
         folder.mkdir(parents=True, exist_ok=True)
         check_disk(folder)
-        found = unpack(fetch(folder, progress), root, progress)
-        shutil.rmtree(folder / "apt")
+        packages, source = fetch(folder, progress)
+        found = unpack(packages, root, progress)
+        progress("building Intel's shim from Mesa's source")
+        shutil.copy(build_intel_shim(source, root, folder / "mesa"), root / LIBRARIES / NAME)
+        for each in ("apt", "mesa"):
+            shutil.rmtree(folder / each)
         versions.write_text(json.dumps(found))
     program = folder / "statistics"
     if not program.exists() or program.stat().st_mtime < SOURCE.stat().st_mtime:
@@ -94,14 +105,15 @@ def check_disk(folder: Path) -> None:
         )
 
 
-def fetch(folder: Path, progress: Progress) -> list[Path]:
-    """Download the packages and all that they depend on. Returns their files."""
+def fetch(folder: Path, progress: Progress) -> tuple[list[Path], Path]:
+    """Download the packages and all that they depend on, and Mesa's source. Returns their files."""
     apt = folder / "apt"
     shutil.rmtree(apt, ignore_errors=True)
-    for each in ("state/lists/partial", "cache/archives/partial"):
+    for each in ("state/lists/partial", "cache/archives/partial", "source"):
         (apt / each).mkdir(parents=True)
     (apt / "status").touch()
-    (apt / "sources.list").write_text(f"deb [signed-by={KEYRING}] {ARCHIVE} unstable main\n")
+    lists = [f"deb{kind} [signed-by={KEYRING}] {ARCHIVE} {name} main\n" for kind, name in RELEASES]
+    (apt / "sources.list").write_text("".join(lists))
     settings = {
         "APT::Architectures::": "amd64",
         "Dir::State": f"{apt}/state",
@@ -125,18 +137,23 @@ def fetch(folder: Path, progress: Progress) -> list[Path]:
     progress(f"reading the list of packages of {ARCHIVE}")
     for _ in lines([*command, "update"], end):
         pass
-    count = 0
-    for line in lines([*command, "--yes", "--download-only", "install", *PACKAGES], end):
-        if line.startswith("Get:"):
-            count += 1
-            progress(f"downloading package {count}: {line.split(' ', 5)[-1]}")
-    return sorted((apt / "cache/archives").glob("*.deb"))
+    archives = apt / "cache/archives"
+    for arguments, place in (
+        (("--yes", "--download-only", "install", *PACKAGES), archives),
+        (("download", *FOR_SOURCE), archives),
+        (("--download-only", "source", "mesa"), apt / "source"),
+    ):
+        for line in lines([*command, *arguments], end, place):
+            if line.startswith("Get:"):
+                progress(f"downloading {line.split(' ', 5)[-1].strip()}")
+    (source,) = (apt / "source").glob("*.orig.tar.xz")
+    return sorted(archives.glob("*.deb")), source
 
 
-def lines(command: Sequence[str], end: float) -> Iterator[str]:
-    """The lines that a command prints, which must end in time. Raises Unavailable if it fails."""
+def lines(command: Sequence[str], end: float, folder: Path | None = None) -> Iterator[str]:
+    """The lines that a command prints in ``folder``, which must end in time. Raises Unavailable if it fails."""
     last: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         timer = threading.Timer(max(end - time.monotonic(), 0), process.kill)
         timer.start()
         assert process.stdout is not None
