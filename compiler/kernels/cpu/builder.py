@@ -86,10 +86,12 @@ class CpuKernelBuilder(KernelBuilder):
         buffer = script.decl_buffer(tuple(self.size(extent) for extent in shape), dtype, data=array.buffer.data)
         return Array(buffer)
 
-    def prefetch(self, array: Array, index: Index) -> None:
-        """Prefetch the cache line of an element; this never affects results."""
+    def prefetch(self, array: Array, index: Index, *, once: bool = False) -> None:
+        """Prefetch the cache line of an element; this never affects results. ``once``: it is read only once, so it
+        need not replace what is in the caches.
+        """
         address = tirx.address_of(array[index])
-        script.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, 0, 2, 1))
+        script.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, 0, 0 if once else 2, 1))
 
     def split(self, value: Scalar, count: Scalar | int, names: tuple[str, str]) -> tuple[Scalar, Scalar]:
         """Quotient and remainder of a number that is not negative."""
