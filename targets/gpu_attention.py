@@ -21,7 +21,6 @@ from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.cuda import attention_mma, decode_tile
 from nearfar.compiler.kernels.cuda.attention_decode_mma import attention_decode_mma
 from nearfar.compiler.kernels.decode_range import DecodeOptions
-from nearfar.compiler.kernels.page_rows import row_threads
 from nearfar.compiler.kernels.prepare_heads import append_kv, rope_append, rope_heads
 from nearfar.compiler.kernels.ragged_attention import ragged_attention
 from nearfar.compiler.runtime.errors import UnsupportedModel
@@ -49,8 +48,8 @@ MAX_PLAIN_KEYS = 2048
 MAX_DECODE_HEADS = 8
 # The rows of a tile on CUDA's tensor cores. On an H200, tiles of 128 rows took 4 to 53 % longer at every size.
 MMA_ROWS = 64
-# The threads that a workgroup can have on every target.
-MAX_THREADS = 256
+# The threads that a workgroup can have on every target, each of which has one vector of a head in some kernels.
+MAX_VECTORS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +235,8 @@ def known_heads(step: Step, context: Context, activation: str, page_size: int | 
         raise UnsupportedModel(
             f"{step.op}: head_dim is {heads.head_dim}; kernels for GPUs read pairs of elements and need an even number"
         )
-    if row_threads(heads) > MAX_THREADS:
-        most = MAX_THREADS * heads.lanes
+    if heads.vectors > MAX_VECTORS:
+        most = MAX_VECTORS * heads.lanes
         raise UnsupportedModel(f"{step.op}: head_dim is {heads.head_dim}; a workgroup holds {most} elements at most")
     return heads
 

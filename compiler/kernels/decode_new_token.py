@@ -129,24 +129,25 @@ class NewToken:
         index_of_sum = work.thread // self._threads_a_sum
         squares = kernel.local("squares", 1, "float32", fill=0)
 
-        def add(head: Scalar, element: Scalar) -> None:
-            value = kernel.let("value", work.new.element(work.row, head, element))
-            squares[0] = squares[0] + value * value
+        def add(head: Scalar, index: Scalar) -> None:
+            squares[0] = squares[0] + work.new.squares(
+                kernel.let("projected", work.new.projected(work.row, head, index))
+            )
 
         if work.new.wide:
             # A range without the new token does not need the keys.
             first, count = work.new.wide_heads(index_of_sum == 0, work.owns_new)
-            first, length = kernel.let("first_normed", first), kernel.let("length", count * facts.head_dim)
-            with kernel.loop("i", -(-facts.num_heads * facts.head_dim // self._threads_a_sum)) as i:
+            first, length = kernel.let("first_normed", first), kernel.let("length", count * facts.vectors)
+            with kernel.loop("i", -(-facts.num_heads * facts.vectors // self._threads_a_sum)) as i:
                 index = kernel.let("index", i * self._threads_a_sum + lane)
                 with kernel.when(index < length):
-                    add(first + index // facts.head_dim, index % facts.head_dim)
+                    add(first + index // facts.vectors, index % facts.vectors)
         else:
             head = kernel.let("head", self._head_of(minimum(index_of_sum, self._normed_rows - 1)))
-            with kernel.loop("i", -(-facts.head_dim // self._threads_a_sum)) as i:
-                element = kernel.let("element", i * self._threads_a_sum + lane)
-                with kernel.when(element < facts.head_dim):
-                    add(head, element)
+            with kernel.loop("i", -(-facts.vectors // self._threads_a_sum)) as i:
+                index = kernel.let("index", i * self._threads_a_sum + lane)
+                with kernel.when(index < facts.vectors):
+                    add(head, index)
         self._partials[work.thread] = squares[0]
         self._fold(lane, self._threads_a_sum, lambda one, other: one + other)
 

@@ -4,10 +4,12 @@ rows of q.
 
 from __future__ import annotations
 
+import math
+
 from ..ir.heads import Heads, Preparation
 from .builder import Array, KernelBuilder, Scalar, cast, minimum, number, select
 from .maths import position_factor, rms_factor
-from .vectors import vector
+from .vectors import floats, join, lane_of, lanes_of, splat, sum_lanes, vector, with_lanes
 
 
 def query_rows(kernel: KernelBuilder, heads: Heads, *, scratch: bool, write: bool = False) -> Array:
@@ -21,26 +23,56 @@ def query_rows(kernel: KernelBuilder, heads: Heads, *, scratch: bool, write: boo
 class RotationTable:
     """The argument "table" of a kernel: cosine and sine for each position, or each row of the step, and pair of
     elements. Su et al. 2021.
+
+    A head is rotated in units of ``lanes`` adjacent elements, which divide half of the rotated ones.
     """
 
-    def __init__(self, kernel: KernelBuilder, preparation: Preparation, head_dim: int) -> None:
-        self._half, self._head_dim, self._by_row = preparation.rotary_dim // 2, head_dim, preparation.by_row
-        self._table = kernel.buffer("table", (preparation.positions, self._half, 2), "float32")
+    def __init__(self, kernel: KernelBuilder, preparation: Preparation, head_dim: int, lanes: int = 1) -> None:
+        self._kernel, self._lanes, self._by_row = kernel, lanes, preparation.by_row
+        self._half, self._units = preparation.rotary_dim // 2 // lanes, head_dim // lanes
+        self._numbers = min(4, 2 * lanes)
+        shape = (preparation.positions, 2 * lanes * self._half // self._numbers)
+        self._table = kernel.buffer("table", shape, floats(self._numbers))
 
-    def partner(self, element: Scalar) -> Scalar:
-        """The element that an element is rotated with; an arbitrary element of the head for one that is not rotated."""
-        return select(element < self._half, element + self._half, element - self._half)
+    def partner(self, unit: Scalar) -> Scalar:
+        """The unit that a unit is rotated with; an arbitrary unit of the head for one that is not rotated."""
+        return select(unit < self._half, unit + self._half, unit - self._half)
 
-    def rotated(self, row: Scalar, position: Scalar, element: Scalar, value: Scalar, partner: Scalar) -> Scalar:
-        """An element of a row after the rotation, from its own value and its partner's."""
+    def rotated(self, row: Scalar, position: Scalar, unit: Scalar, value: Scalar, partner: Scalar) -> Scalar:
+        """A unit of a row after the rotation, from its own value and its partner's."""
         half = self._half
-        low = element < half
-        rotates_all = 2 * half == self._head_dim
-        pair = select(low, element, element - half if rotates_all else minimum(element - half, half - 1))
-        turn = row if self._by_row else position
-        cosine, sine = self._table[turn, pair, 0], self._table[turn, pair, 1]
+        low = unit < half
+        rotates_all = 2 * half == self._units
+        pair = select(low, unit, unit - half if rotates_all else minimum(unit - half, half - 1))
+        cosine, sine = self.turn(row, position, pair)
         rotated = value * cosine + select(low, -partner, partner) * sine
-        return rotated if rotates_all else select(element < 2 * half, rotated, value)
+        return rotated if rotates_all else select(unit < 2 * half, rotated, value)
+
+    def rotated_pair(
+        self, unit: Scalar, low: Scalar, high: Scalar, turn: tuple[Scalar, Scalar]
+    ) -> tuple[Scalar, Scalar]:
+        """``unit`` and its partner after the rotation; two units that are not rotated if it is not a low one."""
+        cosine, sine = turn
+        both = low * cosine - high * sine, high * cosine + low * sine
+        if 2 * self._half == self._units:
+            return both
+        rotates = unit < self._half
+        return select(rotates, both[0], low), select(rotates, both[1], high)
+
+    def pair_of(self, unit: Scalar) -> Scalar:
+        """The pair of a low unit; an arbitrary pair of another."""
+        return unit if 2 * self._half == self._units else minimum(unit, self._half - 1)
+
+    def turn(self, row: Scalar, position: Scalar, pair: Scalar) -> tuple[Scalar, Scalar]:
+        """The cosines and the sines of a pair of units."""
+        pairs_a_load = self._numbers // 2
+        loads = self._lanes // pairs_a_load
+        turn = row if self._by_row else position
+        numbers = [self._kernel.let("turn", self._table[turn, pair * loads + i]) for i in range(loads)]
+        cosine, sine = (
+            [lane_of(each, 2 * i + part) for each in numbers for i in range(pairs_a_load)] for part in range(2)
+        )
+        return (vector(*cosine), vector(*sine)) if self._lanes > 1 else (cosine[0], sine[0])
 
 
 class NewHeads:
@@ -48,18 +80,24 @@ class NewHeads:
     K of v; if the step appends nothing, the argument "q" has H heads, and "qk_norm" only q's weights. It has one row of
     weights for q and one for k, or with wide norms a row for each head.
 
-    A kernel has "table" only if there is a rotation, and "qk_norm" only if there is a norm.
+    A kernel has "table" only if there is a rotation, and "qk_norm" only if there is a norm. All are read in units: a
+    vector, or a part of it if half of the rotated elements are not whole vectors.
     """
 
     def __init__(self, kernel: KernelBuilder, heads: Heads, preparation: Preparation) -> None:
         self._kernel, self._heads, self._preparation = kernel, heads, preparation
+        self._unit = math.gcd(heads.lanes, preparation.rotary_dim // 2)
+        self._units = heads.lanes // self._unit
         appended = 2 * heads.num_kv_heads if preparation.appends else 0
+        shape = (heads.rows, heads.num_heads + appended, heads.head_dim // self._unit)
         role = "qkv" if preparation.appends else "q"
-        self._qkv = kernel.buffer(role, (heads.rows, heads.num_heads + appended, heads.head_dim), heads.activation)
-        self._table = RotationTable(kernel, preparation, heads.head_dim) if preparation.rotary_dim else None
+        self._qkv = kernel.buffer(role, shape, with_lanes(heads.activation, self._unit))
+        self._table = RotationTable(kernel, preparation, heads.head_dim, self._unit) if preparation.rotary_dim else None
         assert preparation.appends or not (self.wide or preparation.norm_after), preparation
         rows = heads.num_heads + heads.num_kv_heads if self.wide else 2 if preparation.appends else 1
-        self._norm = kernel.buffer("qk_norm", (rows, heads.head_dim), "float32") if self.normed else None
+        self._norm = (
+            kernel.buffer("qk_norm", (rows, heads.head_dim // self._unit), floats(self._unit)) if self.normed else None
+        )
 
     @property
     def normed(self) -> bool:
@@ -77,15 +115,32 @@ class NewHeads:
     def wide(self) -> bool:
         return self._preparation.norm_wide
 
+    @property
+    def whole_vectors(self) -> bool:
+        """Whether a unit is a vector."""
+        return self._units == 1
+
+    @property
+    def rotated_pairs(self) -> int:
+        """The number of pairs of whole vectors that are rotated together: each of the first vectors with the one that
+        many vectors after it.
+        """
+        return self._preparation.rotary_dim // 2 // self._heads.lanes if self.whole_vectors else 0
+
     def wide_heads(self, is_query: Scalar, is_key: Scalar | bool) -> tuple[Scalar, Scalar]:
         """The first head, and the number of heads, of the wide norm of a query or a key; no heads for neither."""
         heads = self._heads
         of_k = heads.num_kv_heads if is_key is True else select(is_key, heads.num_kv_heads, 0)
         return select(is_query, 0, heads.num_heads), select(is_query, heads.num_heads, of_k)
 
-    def element(self, row: Scalar, head: Scalar, element: Scalar) -> Scalar:
-        """One element of the projection's result, float32."""
-        return cast(self._qkv[row, head, element], "float32")
+    def projected(self, row: Scalar, head: Scalar, index: Scalar) -> Scalar:
+        """Vector ``index`` of the projection's result, float32."""
+        units = [self._raw(row, head, index * self._units + i) for i in range(self._units)]
+        return join(*units, lanes=range(self._heads.lanes)) if self._units > 1 else units[0]
+
+    def squares(self, projected: Scalar) -> Scalar:
+        """The sum of the squares of a vector."""
+        return sum_lanes(projected * projected, self._heads.lanes)
 
     def factor(self, sum_of_squares: Scalar, is_query: Scalar) -> Scalar:
         """The factor of the elements of a head, or of all heads of a wide norm: 1 / sqrt(mean of squares + eps). Zhang
@@ -104,42 +159,85 @@ class NewHeads:
         """Vector ``index`` of a prepared head, float32. ``factor`` is None if heads are not normalized. Heads of v are
         not rotated.
         """
-        heads, lanes, norm_after = self._heads, [], self._preparation.norm_after
-        read = self._raw if norm_after else self._normed
-        of_query = None
-        if self._preparation.position_scale is not None:
-            scale = position_factor(self._preparation.position_scale, position)
-            of_query = self._kernel.let("of_query", select(head < heads.num_heads, scale, number(1, "float32")))
-        for lane in range(heads.lanes):
-            element = index * heads.lanes + lane
-            value = read(row, head, element, factor)
+        units = []
+        for i in range(self._units):
+            unit = index * self._units + i
+            projected = self._kernel.let("projected", self._raw(row, head, unit))
+            value = self._before_rotation(projected, head, unit, factor)
             if self._table is not None:
-                partner = read(row, head, self._table.partner(element), factor)
-                value = self._table.rotated(row, position, element, value, partner)
-            if norm_after:
-                value = value * factor * self._weight(head, element)
-            if of_query is not None:
-                value = value * of_query
-            if not self.appends:
-                lanes.append(value)
-                continue
-            projected = self.element(row, head, element)
-            if self.norms_values:
-                projected = projected * factor
-            lanes.append(select(head < heads.num_heads + heads.num_kv_heads, value, projected))
-        return vector(*lanes)
+                other = self._table.partner(unit)
+                partner = self._before_rotation(self._raw(row, head, other), head, other, factor)
+                value = self._table.rotated(row, position, unit, value, partner)
+            value = self._after_rotation(value, head, position, unit, factor)
+            if self.appends:
+                is_value = head >= self._heads.num_heads + self._heads.num_kv_heads
+                value = select(is_value, self.value(projected, factor), value)
+            units.append(value)
+        return join(*units, lanes=range(self._heads.lanes)) if self._units > 1 else units[0]
 
-    def _raw(self, row: Scalar, head: Scalar, element: Scalar, factor: Scalar | None) -> Scalar:  # noqa: ARG002
-        return self.element(row, head, element)
+    def turn(self, row: Scalar, position: Scalar, index: Scalar) -> tuple[Scalar, Scalar] | None:
+        """The cosines and sines of vector ``index``, if it is one of the `rotated_pairs`, for `vector_pair`."""
+        if self._table is None or not self.whole_vectors:
+            return None
+        return self._table.turn(row, position, self._table.pair_of(index))
 
-    def _normed(self, row: Scalar, head: Scalar, element: Scalar, factor: Scalar | None) -> Scalar:
-        value = self.element(row, head, element)
-        return value if self._norm is None else value * factor * self._weight(head, element)
+    def vector_pair(
+        self,
+        head: Scalar,
+        position: Scalar,
+        indices: tuple[Scalar, Scalar],
+        projected: tuple[Scalar, Scalar],
+        factor: Scalar | None,
+        turn: tuple[Scalar, Scalar] | None,
+    ) -> tuple[Scalar, Scalar]:
+        """Two vectors of a prepared head of q or k, from those of the projection's result. If the first is one of the
+        `rotated_pairs`, the second is its partner; else neither is rotated.
+        """
+        assert self.whole_vectors, self._heads
+        first, second = indices
+        one, other = (
+            self._kernel.let("normed", self._before_rotation(each, head, index, factor))
+            for each, index in zip(projected, indices, strict=True)
+        )
+        if self._table is not None and turn is not None:
+            one, other = self._table.rotated_pair(first, one, other, turn)
+        return (
+            self._after_rotation(one, head, position, first, factor),
+            self._after_rotation(other, head, position, second, factor),
+        )
 
-    def _weight(self, head: Scalar, element: Scalar) -> Scalar:
-        """The norm's weight of an element of q or k; an arbitrary one for v."""
+    def value(self, projected: Scalar, factor: Scalar | None) -> Scalar:
+        """Elements of a prepared head of v, from those of the projection's result."""
+        return projected if factor is None or not self.norms_values else times(projected, factor)
+
+    def _raw(self, row: Scalar, head: Scalar, unit: Scalar) -> Scalar:
+        return cast(self._qkv[row, head, unit], floats(self._unit))
+
+    def _before_rotation(self, value: Scalar, head: Scalar, unit: Scalar, factor: Scalar | None) -> Scalar:
+        if factor is None or self._preparation.norm_after:
+            return value
+        return times(value, factor) * self._weight(head, unit)
+
+    def _after_rotation(
+        self, value: Scalar, head: Scalar, position: Scalar, unit: Scalar, factor: Scalar | None
+    ) -> Scalar:
+        if factor is not None and self._preparation.norm_after:
+            value = times(value, factor) * self._weight(head, unit)
+        if self._preparation.position_scale is None:
+            return value
+        scale = position_factor(self._preparation.position_scale, position)
+        of_query = self._kernel.let("of_query", select(head < self._heads.num_heads, scale, number(1, "float32")))
+        return times(value, of_query)
+
+    def _weight(self, head: Scalar, unit: Scalar) -> Scalar:
+        """The norm's weights of a unit of q or k; arbitrary ones for v."""
         assert self._norm is not None
         heads = self._heads
         if self.wide:
-            return self._norm[minimum(head, heads.num_heads + heads.num_kv_heads - 1), element]
-        return self._norm[select(head < heads.num_heads, 0, 1) if self.appends else 0, element]
+            return self._norm[minimum(head, heads.num_heads + heads.num_kv_heads - 1), unit]
+        return self._norm[select(head < heads.num_heads, 0, 1) if self.appends else 0, unit]
+
+
+def times(value: Scalar, factor: Scalar) -> Scalar:
+    """Elements times one factor."""
+    return value * splat(factor, lanes_of(value))

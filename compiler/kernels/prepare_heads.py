@@ -1,15 +1,15 @@
 """Kernels that prepare the heads of new tokens: append_kv, rope_append and rope_heads.
 
-One workgroup: one head of one new token. For a norm over all heads, it reads them all.
-One thread: one vector of the head.
+One workgroup: as many heads of one new token as 256 threads can hold. For a norm over all heads, it reads them all.
+One thread: two vectors of a head, which are rotated together if the head is.
 """
 
 from __future__ import annotations
 
 from ..ir.heads import Heads, Preparation
-from .builder import Kernel, KernelBuilder, all_of, cast, number, select, sum_of
+from .builder import Kernel, KernelBuilder, Scalar, all_of, cast, number, select
 from .new_heads import NewHeads, query_rows
-from .page_rows import HeadRow, row_threads
+from .page_rows import HeadGroup
 from .pages import Pages
 
 
@@ -24,15 +24,16 @@ def append_kv(name: str, *, heads: Heads) -> Kernel:
     slots = kernel.buffer("slots", ("S",), "int32")
     pages = Pages(kernel, heads, write=True)
 
-    group_x, row = kernel.grid(2 * heads.num_kv_heads, "S")
-    thread = kernel.threads(row_threads(heads))
-    plane, kv_head = group_x // heads.num_kv_heads, group_x % heads.num_kv_heads
-    own = HeadRow(kernel, heads, thread)
-    with kernel.when(own.inside):
-        own.vector = select(plane == 0, *(cast(each[row, kv_head, thread], heads.vector_dtype) for each in (k, v)))
-    own.rotate(plane == 0)
-    own.measure()
-    own.store(pages, slots[row], plane, kv_head)
+    group = HeadGroup(kernel, heads, 2 * heads.num_kv_heads, "S")
+    plane = kernel.let("plane", group.head // heads.num_kv_heads)
+    kv_head = kernel.let("kv_head", group.head % heads.num_kv_heads)
+    for i, (index, exists) in enumerate(group.vectors):
+        with kernel.when(exists):
+            values = (cast(each[group.row, kv_head, index], heads.vector_dtype) for each in (k, v))
+            group.values[i] = select(plane == 0, *values)
+    group.rotate(excepted=plane > 0)
+    group.measure()
+    group.store(pages, slots[group.row], plane, kv_head)
     return kernel.finish()
 
 
@@ -49,36 +50,22 @@ def rope_append(name: str, *, heads: Heads, preparation: Preparation) -> Kernel:
     pages = Pages(kernel, heads, write=True) if preparation.appends else None
     q = query_rows(kernel, heads, scratch=True, write=True)
 
-    head, row = kernel.grid(keys_end + heads.num_kv_heads if preparation.appends else heads.num_heads, heads.rows)
-    thread = kernel.threads(row_threads(heads))
-    own = HeadRow(kernel, heads, thread)
-    factor = None
-    if new.normed:
-        square = kernel.local("square", 1, "float32", fill=0)
-        is_query = head < heads.num_heads
-        first, count = new.wide_heads(is_query, head < keys_end) if new.wide else (head, 1)
-        with kernel.when(own.inside), kernel.loop("normed_head", count) as i:
-            elements = [new.element(row, first + i, thread * heads.lanes + lane) for lane in range(heads.lanes)]
-            square[0] = square[0] + sum_of(element * element for element in elements)
-        squares = kernel.folded("squares", thread, row_threads(heads), square[0], lambda one, other: one + other)
-        factor = kernel.let("factor", new.factor(squares, is_query))
-    with kernel.when(own.inside):
-        position = number(0, "int32") if positions is None else positions[row]
-        own.vector = new.vector(row, head, position, thread, factor)
-
-    if pages is None or slots is None:
-        own.rotate(True)
-        with kernel.when(own.inside):
-            q[row, head, thread] = own.vector
-        return kernel.finish()
-    own.rotate(head < keys_end)
-    own.measure()
-    slot = slots[row]
-    with kernel.when(all_of(own.inside, head < heads.num_heads)):
-        q[row, head, thread] = own.vector
-    with kernel.when(head >= heads.num_heads):
-        plane = select(head < keys_end, 0, 1)
-        own.store(pages, slot, plane, head - heads.num_heads - plane * heads.num_kv_heads)
+    num_heads = keys_end + heads.num_kv_heads if preparation.appends else heads.num_heads
+    group = HeadGroup(kernel, heads, num_heads, heads.rows, new.rotated_pairs)
+    head, row = group.head, group.row
+    slot = None if slots is None else kernel.let("slot", slots[row])
+    prepare(kernel, heads, new, group, number(0, "int32") if positions is None else positions[row])
+    if pages is None:
+        group.rotate()
+    else:
+        group.rotate(excepted=head >= keys_end)
+        group.measure()
+        with kernel.when(head >= heads.num_heads):
+            plane = kernel.let("plane", select(head < keys_end, 0, 1))
+            group.store(pages, slot, plane, head - heads.num_heads - plane * heads.num_kv_heads)
+    for i, (index, exists) in enumerate(group.vectors):
+        with kernel.when(all_of(exists, head < heads.num_heads if preparation.appends else True)):
+            q[row, head, index] = group.values[i]
     return kernel.finish()
 
 
@@ -90,18 +77,59 @@ def rope_heads(name: str, *, heads: Heads, preparation: Preparation) -> Kernel:
     positions = kernel.buffer("positions", (heads.rows,), "int32") if by_position else None
     all_heads = heads.num_heads + 2 * heads.num_kv_heads
     y = kernel.buffer("y", (heads.rows, all_heads, heads.vectors), heads.stored_dtype, write=True)
-    head, row = kernel.grid(all_heads, heads.rows)
-    thread = kernel.threads(row_threads(heads))
-    inside = thread < heads.vectors
+
+    group = HeadGroup(kernel, heads, all_heads, heads.rows, new.rotated_pairs)
+    prepare(kernel, heads, new, group, number(0, "int32") if positions is None else positions[group.row])
+    for i, (index, exists) in enumerate(group.vectors):
+        with kernel.when(exists):
+            y[group.row, group.head, index] = cast(group.values[i], heads.stored_dtype)
+    return kernel.finish()
+
+
+def prepare(kernel: KernelBuilder, heads: Heads, new: NewHeads, group: HeadGroup, position: Scalar) -> None:
+    """Set the group's values to its heads, normalized and rotated."""
+    row, head, keys_end = group.row, group.head, heads.num_heads + heads.num_kv_heads
+    for i, (index, exists) in enumerate(group.vectors):
+        with kernel.when(exists):
+            group.values[i] = new.projected(row, head, index)
+    # Loaded before the barriers of a norm.
+    position = kernel.let("position", position)
+    turn = new.turn(row, position, group.vectors[0][0])
     factor = None
     if new.normed:
-        square = kernel.local("square", 1, "float32", fill=0)
-        with kernel.when(inside):
-            elements = [new.element(row, head, thread * heads.lanes + lane) for lane in range(heads.lanes)]
-            square[0] = sum_of(element * element for element in elements)
-        squares = kernel.folded("squares", thread, row_threads(heads), square[0], lambda one, other: one + other)
-        factor = kernel.let("factor", new.factor(squares, head < heads.num_heads))
-    with kernel.when(inside):
-        position = number(0, "int32") if positions is None else positions[row]
-        y[row, head, thread] = cast(new.vector(row, head, position, thread, factor), heads.stored_dtype)
-    return kernel.finish()
+        is_query = head < heads.num_heads
+        if new.wide:
+            squares = wide_squares(kernel, heads, new, group)
+        else:
+            mine = sum(new.squares(group.values[i]) for i in range(2))
+            squares = group.combined("squares", mine, lambda one, other: one + other)
+        factor = kernel.let("factor", new.factor(squares, is_query))
+    if not new.whole_vectors:
+        for i, (index, exists) in enumerate(group.vectors):
+            with kernel.when(exists):
+                group.values[i] = new.vector(row, head, position, index, factor)
+        return
+    with kernel.when(all_of(group.inside, head < keys_end if new.appends else True)):
+        indices = group.vectors[0][0], group.vectors[1][0]
+        projected = group.values[0], group.values[1]
+        for i, value in enumerate(new.vector_pair(head, position, indices, projected, factor, turn)):
+            group.values[i] = value
+    if new.appends and new.norms_values:
+        with kernel.when(all_of(group.inside, head >= keys_end)):
+            for i in range(2):
+                group.values[i] = new.value(group.values[i], factor)
+
+
+def wide_squares(kernel: KernelBuilder, heads: Heads, new: NewHeads, group: HeadGroup) -> Scalar:
+    """The sum of squares of all heads of q, or of k. The workgroup's threads share them."""
+    sums = kernel.local("sums", 2, "float32", fill=0)
+    keys_end = heads.num_heads + heads.num_kv_heads
+    with kernel.loop("turn", -(-keys_end // group.count)) as turn:
+        normed = kernel.let("normed_head", turn * group.count + group.local_head)
+        for index, exists in group.vectors_of_any_head:
+            with kernel.when(all_of(exists, normed < keys_end)):
+                square = kernel.let("square", new.squares(new.projected(group.row, normed, index)))
+                sums[0] = sums[0] + select(normed < heads.num_heads, square, number(0, "float32"))
+                sums[1] = sums[1] + select(normed < heads.num_heads, number(0, "float32"), square)
+    of_q, of_k = (group.sum_of_all(f"squares_of_{each}", sums[i]) for i, each in enumerate("qk"))
+    return select(group.head < heads.num_heads, of_q, of_k)

@@ -172,9 +172,8 @@ class DecodeMma(MmaPhases):
                     for turn in range(turns):
                         index = kernel.let("index", self.lane + turn * WARP)
                         with kernel.when(self._inside(index)):
-                            for lane in range(heads.lanes):
-                                each = kernel.let("each", new.element(self.row, head, index * heads.lanes + lane))
-                                square[0] = square[0] + each * each
+                            projected = kernel.let("projected", new.projected(self.row, head, index))
+                            square[0] = square[0] + new.squares(projected)
                     square[0] = result_of("float32", "subgroupAdd", square[0])
                     factor = kernel.let("factor", new.factor(square[0], row < self.tile.heads))
                 for turn in range(turns):

@@ -90,6 +90,15 @@ ALONE = (
     Facts(Heads(4, 2, 24, 16, "float32"), Preparation(0, 0, None), Scores(0.3, window=3, reach=True)),
 )
 
+# More heads in a row than a workgroup can hold, the last of which has a place too many; halves of the rotated elements
+# that are not whole vectors; an odd number of vectors.
+MANY_HEADS = (
+    Facts(Heads(15, 3, 128, 16, "float32"), Preparation(MAX_POSITIONS, 128, EPS), Scores(0.1)),
+    Facts(Heads(15, 3, 128, 16, "float16", "q4"), Preparation(MAX_POSITIONS, 64, EPS, norm_wide=True), Scores(0.1)),
+    Facts(Heads(6, 2, 20, 16, "float32", "q8"), Preparation(MAX_POSITIONS, 12, EPS, norms_values=True), Scores(0.2)),
+    Facts(Heads(6, 2, 20, 16, "float32"), Preparation(MAX_POSITIONS, 8, EPS, norms_values=True), Scores(0.2)),
+)
+
 # attention that rotates its queries, and appends nothing.
 ROTATED = (
     (
@@ -121,6 +130,8 @@ def attention_cases() -> Iterator[Case]:
         )
     # Ranges of several tiles, and two keys a thread: what heads of 128 float32 get on WebGPU.
     yield attention_case("split", WIDE, decode=DecodeOptions(2, 64, 128, split=256))
+    for facts in MANY_HEADS:
+        yield attention_case("plain", facts)
     for index, facts in enumerate(ALONE):
         yield replace(alone_case(facts, None), exhaustive=index >= 2 and not facts.scores.reach)
         mixed = alone_case(facts, TileOptions(16, 16), DecodeOptions(1, 32, 32, split=64))

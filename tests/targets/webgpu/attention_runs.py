@@ -131,7 +131,7 @@ def attention_result(
 
 
 def preparation_attrs(preparation: Preparation) -> dict[str, object]:
-    return {name: getattr(preparation, name) for name in ("eps", "norm_after", "position_scale")}
+    return {name: getattr(preparation, name) for name in ("eps", "norm_after", "position_scale", "norms_values")}
 
 
 def score_attrs(scores: Scores) -> dict[str, object]:
