@@ -22,8 +22,8 @@ from nearfar.compiler.pipeline.kernel_cache import KernelCache
 from nearfar.targets.cpu.levels import CPUINFO
 
 EMULATOR = Path(__file__).parent / "emulator"
-PRELUDE = EMULATOR / "prelude.hpp"
-FUNCTION = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+\) (\w+)\(')
+PRELUDE, RACES = EMULATOR / "prelude.hpp", EMULATOR / "races.cpp"
+FUNCTION = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+(, 1)?\) (\w+)\(')
 # Operations for which a thread must wait for others.
 TOGETHER = re.compile(r"__sync|subgroupAdd|any_in_warp|quad_|mma_|_products|load_transposed|wait_for_copies")
 
@@ -53,18 +53,47 @@ class Library:
         launch = self._library[f"launch_{entry}"]
         launch(ctypes.c_void_p(pointers.ctypes.data), ctypes.c_void_p(sizes.ctypes.data), ctypes.c_uint(threads))
 
+    def launch_together(
+        self,
+        entry: str,
+        blocks: int,
+        threads: int,
+        parameters: Sequence[int] | npt.NDArray[np.uint64],
+        memory: Sequence[tuple[int, int]],
+        seed: int,
+    ) -> None:
+        """Run resident blocks of a kernel with a second launch bound, in an order that depends on ``seed``. Raises
+        AssertionError if they access ``memory``, the ranges of global memory as addresses and sizes, in no order.
+        """
+        values = np.array(parameters, np.uint64)
+        pointers = values.ctypes.data + 8 * np.arange(len(values), dtype=np.uint64)
+        ranges = np.array(sorted(memory), np.uint64)
+        launch = self._library[f"together_{entry}"]
+        launch.restype = ctypes.c_char_p
+        race = launch(
+            ctypes.c_void_p(pointers.ctypes.data),
+            blocks,
+            threads,
+            seed,
+            ctypes.c_void_p(ranges.ctypes.data),
+            len(ranges),
+        )
+        assert race is None, race.decode()
+
 
 def library_of(source: str, folder: Path, optimization: str = "-Og") -> Path:
     """The shared library of a file of kernels, with functions "launch_NAME", numbers "parameters_NAME"
-    and, for those that wait for the previous kernel, "waits_NAME".
+    and, for those that wait for the previous kernel, "waits_NAME". A kernel with a second launch bound has
+    "together_NAME", and is the only one of its file.
     """
     head, *kernels = re.split(r'(?=^extern "C" __global__)', source, flags=re.MULTILINE)
-    parts = [f'#include "{PRELUDE}"', head]
+    resident = "__launch_bounds__" in source and all(FUNCTION.match(each)[1] for each in kernels)  # type: ignore[index]
+    parts = [*(["#define NEARFAR_RESIDENTS"] if resident else []), f'#include "{PRELUDE}"', head]
     for kernel in kernels:
         name = FUNCTION.match(kernel)
         assert name is not None, kernel[:200]
         alone, waits = not TOGETHER.search(kernel), f"{WAIT}();" in kernel
-        parts += [kernel, f"KERNEL({name[1]}, {alone:d}, {waits:d})"]
+        parts += [kernel, f"RESIDENT_KERNEL({name[2]})" if resident else f"KERNEL({name[2]}, {alone:d}, {waits:d})"]
     text = "\n".join(parts)
     file = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.cpp"
 
@@ -82,11 +111,14 @@ def compiled_before(file: Path, text: str, optimization: str) -> bytes:
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
     # The compiler's options name this machine's own instructions.
     flags = re.search(r"^(flags|Features)\s*:.*", CPUINFO.read_text(), re.MULTILINE) if CPUINFO.exists() else None
-    headers = [header.read_bytes() for header in sorted(EMULATOR.glob("*.hpp"))]
+    headers = [header.read_bytes() for header in (*sorted(EMULATOR.glob("*.hpp")), RACES)]
 
     def compile_now() -> bytes:
         library = file.with_suffix(".library")
-        compile_library(file, library, optimization)
+        if "#define NEARFAR_RESIDENTS\n" in text:
+            compile_watched(file, library, optimization)
+        else:
+            compile_library(file, library, optimization)
         return library.read_bytes()
 
     key = [version, *headers, platform.machine().encode(), (flags[0] if flags else "").encode(), optimization.encode()]
@@ -99,21 +131,24 @@ def libcuda(folder: Path) -> Path:
     return folder
 
 
+def compile_watched(source: Path, library: Path, optimization: str) -> None:
+    """A library whose accesses to memory `races.cpp` sees. Linked with the option, it would get the compiler's own
+    functions for it.
+    """
+    kernels = source.with_suffix(".o")
+    run_compiler(source, kernels, optimization, "-fsanitize=thread", "-c")
+    run_compiler(RACES, library, "-O2", "-shared", str(kernels))
+    kernels.unlink()
+
+
 def compile_library(source: Path, library: Path, optimization: str = "-Og") -> None:
     """Compile C++ with the available compiler. Warnings about generated code are ignored."""
+    run_compiler(source, library, optimization, "-shared")
+
+
+def run_compiler(source: Path, output: Path, *options: str) -> None:
     compiler = find_compiler()
     assert compiler is not None
-    command = [
-        *compiler,
-        "-std=c++17",
-        optimization,
-        "-march=native",
-        "-w",
-        "-shared",
-        "-fPIC",
-        "-o",
-        str(library),
-        str(source),
-    ]
+    command = [*compiler, "-std=c++17", "-march=native", "-w", "-fPIC", "-o", str(output), str(source), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]

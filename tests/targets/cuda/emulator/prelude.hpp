@@ -1,7 +1,8 @@
 // Replaces CUDA on machines without a GPU, so that a host compiler compiles the same source as NVRTC: CUDA's built-in
 // types, variables and functions, the functions for which `device.cuh` uses PTX, and threads. A block's threads are
 // fibers, which run one after the other from one barrier to the next; a barrier that some threads of a warp or block do
-// not reach stops the program, and so does waiting for what nobody does.
+// not reach stops the program, and so does waiting for what nobody does. Blocks run one after the other, except those of a
+// launch of resident blocks (`residents.hpp`), whose fibers run interleaved.
 #include <setjmp.h>
 #include <ucontext.h>
 
@@ -18,9 +19,9 @@
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __align__(bytes) alignas(bytes)
-// Blocks run one after the other, so one copy is enough.
+// Blocks run one after the other, so one copy is enough. Resident blocks have only `dynamic_shared`, each its own.
 #define __shared__ static
 // As an attribute, it may also follow `static`.
 #define alignas(bytes) __attribute__((aligned(bytes)))
@@ -45,7 +46,9 @@ static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
 static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
 
 // The maximum that a launch can add on any GPU.
-alignas(1024) static uint4 dynamic_shared[(227 << 10) / 16];
+static const size_t SHARED_BYTES = 227 << 10;
+alignas(1024) static uint4 one_shared[SHARED_BYTES / 16];
+static uint4* dynamic_shared = one_shared;
 
 static inline int min(int a, int b) { return b < a ? b : a; }
 static inline int max(int a, int b) { return a < b ? b : a; }
@@ -105,16 +108,20 @@ static inline uint __byte_perm(uint low, uint high, uint selector) {
   return result;
 }
 static inline float __uint_as_float(uint bits) { return float_of(bits); }
+static inline void* __cvta_global_to_generic(size_t address) { return (void*)address; }
 
 // --- threads ---------------------------------------------------------------------------------------------------------------------------
 
 enum State { READY, AT_WARP, AT_BLOCK, POLLING, DONE };
+// The fibers of all resident blocks.
+static const uint MOST_FIBERS = 4096;
 struct Fiber {
   State state;
   jmp_buf place;
   std::vector<char> stack;
 };
 static std::vector<Fiber> fibers;
+// The index of the running fiber: the thread's, or among those of all resident blocks.
 static uint current;
 static jmp_buf scheduler;
 static void (*body)(void**);
@@ -124,11 +131,11 @@ static uint launches;
 // Asynchronous copies of each thread. `ended` counts those of each group that has ended.
 struct Copy { void* to; const void* from; uint size; };
 struct Copies { std::vector<Copy> started; std::vector<size_t> ended; };
-static Copies copies[1024];
+static Copies copies[MOST_FIBERS];
 // Asynchronous products of each thread, in groups as copies; `fenced` since the last group.
 struct Product { float* sums; const uint *upper, *lower; const char* tile; uint rows; float (*number)(uint); };
 struct Products { std::vector<Product> started; std::vector<size_t> ended; bool fenced; };
-static Products products[1024];
+static Products products[MOST_FIBERS];
 // The number of threads of this launch that waited for the previous kernel.
 static uint64_t waits;
 static const uint STACK_BYTES = 64 << 10;
@@ -141,9 +148,16 @@ static const uint STACK_BYTES = 64 << 10;
 static void wait_at(State where) {
   fibers[current].state = where;
   if (!_setjmp(fibers[current].place)) _longjmp(scheduler, 1);
-  threadIdx.x = current;
 }
+#ifndef NEARFAR_RESIDENTS
 static inline void __syncthreads() { wait_at(AT_BLOCK); }
+static inline void enter_block() {}
+static inline void watch_read(const void*, size_t) {}
+#else
+static inline void __syncthreads();
+static void enter_block();
+extern "C" void watch_read(const void*, size_t);
+#endif
 static inline void __syncwarp() { wait_at(AT_WARP); }
 
 static void fiber_main() {
@@ -158,7 +172,8 @@ static void fiber_main() {
 // Run a thread until its next wait, or to its end.
 static void resume(uint thread, bool first) {
   current = thread;
-  threadIdx.x = thread;
+  threadIdx.x = thread % blockDim.x;
+  enter_block();
   Fiber& fiber = fibers[thread];
   fiber.state = READY;
   if (_setjmp(scheduler)) return;
@@ -185,8 +200,10 @@ static bool run_warp(uint warp, uint end, bool first) {
         resume(thread, starts);
         moved |= fibers[thread].state != POLLING;
       }
-      counts[fibers[thread].state]++;
     }
+    // The last thread at a barrier has changed the states of those before it.
+    for (uint thread = warp; thread < end; thread++) counts[fibers[thread].state]++;
+    if (counts[READY]) continue;
     if (counts[AT_WARP] == end - warp) {
       for (uint thread = warp; thread < end; thread++) fibers[thread].state = READY;
       continue;
@@ -267,8 +284,8 @@ template <auto kernel> static void launch(void** values, const uint* grid, uint 
 // --- operations of all threads of a warp ---------------------------------------------------------------------------
 
 struct Exchange { uint words[32][8]; };
-static Exchange exchanges[32][2];
-static uint turns[1024];
+static Exchange exchanges[MOST_FIBERS / 32][2];
+static uint turns[MOST_FIBERS];
 
 // Every thread passes some words; returns the words of all threads. Two buffers alternate, so that no thread overwrites
 // words that others still read.
@@ -334,6 +351,8 @@ static inline void start_copy(void* shared, const void* global, uint size) {
   if (((uintptr_t)shared | (uintptr_t)global) % size) stop("an asynchronous copy is not aligned");
   const Copy copy = {shared, global, size};
   copies[current].started.push_back(copy);
+  // A GPU may read the memory as soon as the copy has started.
+  if (copy.from) watch_read(copy.from, size);
   if (copies_at_once) run_copy(copy);
 }
 static inline void copy_16_bytes(void* shared, const void* global, int present) { start_copy(shared, present ? global : nullptr, 16); }
@@ -367,7 +386,11 @@ template <size_t groups> static inline void wait_for_copies_before() {
 // waited.
 static inline void wait_for_previous_kernel() { waits++; }
 static inline void allow_next_kernel() {}
+#ifdef NEARFAR_RESIDENTS
+#include "residents.hpp"
+#else
 static inline uint arrive(uint* counter) { return (*counter)++; }
+#endif
 
 // PTX ISA, ex2.approx.ftz: results below the normal numbers are 0.
 static inline float fast_exp2(float value) {
