@@ -103,6 +103,7 @@ class Answer:
             end_token=self.end_token,
             drafted_tokens=sequence.drafted,
             accepted_tokens=sequence.accepted,
+            passes=sequence.passes,
         )
 
 

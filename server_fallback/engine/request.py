@@ -125,7 +125,8 @@ FinishReason = Literal["stop", "length"]
 class AnswerEnd:
     """How an answer ended. ``cached_tokens`` are those of the prompt that were in a cache; ``end_token`` is the sampled
     token that ended the answer and is not part of it, if one did. ``drafted_tokens`` are guesses that were checked,
-    ``accepted_tokens`` those that were right.
+    ``accepted_tokens`` those that were right. ``passes`` are the steps of the model that sampled tokens of the answer,
+    0 if they are unknown.
 
     Times are in seconds since the request arrived; ``queue_seconds`` until its first token was submitted to the device.
     """
@@ -140,6 +141,7 @@ class AnswerEnd:
     end_token: GeneratedToken | None = None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    passes: int = 0
 
 
 class TokenSource(Protocol):

@@ -83,6 +83,7 @@ class Scheduler:
             if num_sampled > 0 and sequence.state == RUNNING:
                 if num_sampled == 1 and row.prompt_logprobs == 0:
                     sequence.in_flight -= 1
+                    sequence.passes += 1
                     self._append(sequence, token_ids[first], first, events, is_last=True)
                 else:
                     self._commit_row(row, token_ids[first : first + num_sampled], first, events)
@@ -319,6 +320,7 @@ class Scheduler:
         if not token_ids:
             return
         sequence.in_flight -= 1
+        sequence.passes += 1
         if row.drafts:
             accepted = row.num_accepted(token_ids)
             self.kv.rewind(sequence, sequence.computed - (len(row.drafts) - accepted))

@@ -135,6 +135,8 @@ class Sequence:
     # Its drafts that were checked, and those that were right.
     drafted: int = 0
     accepted: int = 0
+    # The steps that sampled tokens of its answer.
+    passes: int = 0
     # Guesses at its next tokens; the next step checks them and clears the list.
     drafts: list[int] = field(default_factory=list)
     prompt_logprobs: PromptLogprobRows = field(init=False)

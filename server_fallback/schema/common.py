@@ -198,10 +198,12 @@ class CompletionTokensDetails(Reply):
     reasoning_tokens: int = 0
     """For models that reason: the tokens up to the end of the reasoning, including its markers."""
     accepted_prediction_tokens: LeftOut[int] = None
-    """Drafts that were right, of which several are checked at once: all other tokens took a pass of the model each.
-    Missing if no drafts were checked.
-    """
+    """Drafts that were right, of which several are checked at once. Missing if no drafts were checked."""
     rejected_prediction_tokens: LeftOut[int] = None
+    tokens_per_pass: LeftOut[float] = None
+    """Extension: the tokens of the answers, with those that ended them, divided by the passes of the model that chose
+    them; 1 if all drafts were wrong. Missing if no drafts were checked.
+    """
 
 
 class Usage(Reply):

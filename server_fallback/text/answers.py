@@ -63,10 +63,13 @@ def _details(ends: Sequence[ChoiceEnd]) -> CompletionTokensDetails | None:
     completions = [end.completion for end in ends if end.completion is not None]
     drafted = sum(completion.drafted_tokens for completion in completions)
     accepted = sum(completion.accepted_tokens for completion in completions)
+    passes = sum(completion.passes for completion in completions)
+    sampled = sum(each.completion_tokens + (each.end_token is not None) for each in completions if each.passes > 0)
     if not reasoned and drafted == 0:
         return None
     return CompletionTokensDetails(
         reasoning_tokens=sum(reasoned),
         accepted_prediction_tokens=accepted if drafted > 0 else None,
         rejected_prediction_tokens=drafted - accepted if drafted > 0 else None,
+        tokens_per_pass=round(sampled / passes, 3) if drafted > 0 and passes > 0 else None,
     )

@@ -1,7 +1,7 @@
 // A backend: a bundle on a device, ready to answer. WebGPU's is a runner that has passed its self-test on this device;
 // onnx_backend.ts opens ONNX Runtime's.
 
-import type { Drafter } from "./engine/speculation.js";
+import type { Drafting } from "./drafts/drafting.js";
 import type { StepRunner } from "./engine/step_runner.js";
 import type { TextRunner } from "./engine/step_runner.js";
 import type { TunedEngine } from "./engine/tuner.js";
@@ -33,8 +33,8 @@ export interface BackendInfo {
 
 export interface Backend {
   readonly runner: StepRunner & TextRunner;
-  /** What guesses the next tokens, if anything does. */
-  readonly drafter?: Drafter;
+  /** The drafts of answers, if there are any. */
+  readonly drafting?: Drafting;
   readonly info: BackendInfo;
   /** Measures faster variants while ``engine`` is idle; null if there is nothing to choose. */
   startTuning(engine: TunedEngine): Tuner | null;

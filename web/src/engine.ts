@@ -126,7 +126,7 @@ export class Engine implements EngineWithSessions {
       },
       () => this.#replaceRunner(),
       this.#gate,
-      () => this.#backend.drafter,
+      () => this.#backend.drafting,
     );
     this.#tuned = opened?.engine ?? this.#tokens;
     this.#tuner = backend.startTuning(this.#tuned);

@@ -6,9 +6,8 @@ import { check, isA, isObject, readParams, shown, signal } from "./api/params.js
 import type { Backend, Opening } from "./backend.js";
 import { openWebGpu } from "./backend.js";
 import type { EncodersModule } from "./encoders/index.js";
-import type * as drafts from "./drafts/index.js";
 import type { Planner } from "./drafts/memory.js";
-import { DeviceError, RequestError, messageOf } from "./errors.js";
+import { DeviceError, RequestError } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
 import type { ImagesModule } from "./images/index.js";
 import type { EngineApi } from "./api/engine_api.js";
@@ -21,7 +20,7 @@ import { isExport } from "./runtime/any_manifest.js";
 import type { Bundle } from "./runtime/bundle.js";
 import { bundleId, filesToLoad } from "./runtime/bundle.js";
 import { chooseActivation, findAdapter, requireSecureContext } from "./runtime/device.js";
-import { importAudio, importEncoders, importImages } from "./runtime/import_later.js";
+import { importAudio, importDrafts, importEncoders, importImages } from "./runtime/import_later.js";
 import { loadManifest } from "./runtime/load_manifest.js";
 import type { Manifest } from "./runtime/manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./runtime/memory_plan.js";
@@ -313,7 +312,7 @@ async function planManifest(manifest: AnyManifest, draft: Draft, options: LoadOp
   const planned = await planner(options);
   const model = draft === "heads" ? manifest : withoutHeads(manifest);
   if (typeof draft !== "object") return planned(model, options);
-  return (await draftsModule()).shareMemory(planned, model, draft.manifest as Manifest, options).plan;
+  return (await importDrafts()).shareMemory(planned, model, draft.manifest as Manifest, options).plan;
 }
 
 /** `planMemory` on the adapter of these options. */
@@ -334,24 +333,9 @@ async function withDraft<T>(
 ): Promise<T> {
   const { draft: address } = options;
   if (address === undefined) return use(undefined);
-  if (
-    isExport(model) ||
-    model.embedding !== null ||
-    model.classifier !== null ||
-    model.speech !== null ||
-    model.ctc !== null
-  )
-    throw new RequestError(`${model.model} cannot check drafts; leave out draft, or use a WebGPU bundle for text`, {
-      param: "draft",
-    });
-  if (address === "heads" && model.plans.draft === undefined)
-    throw new RequestError(
-      `${model.model} has no heads that draft tokens; use "ngram", or compile a checkpoint with mtp.* tensors, or a ` +
-        "Gemma 4 model with its --assistant",
-      { param: "draft" },
-    );
+  const { requireDrafts, requireSameTokens } = await importDrafts();
+  requireDrafts(model, address === "heads");
   if (address === "heads" || address === "ngram") return use(address);
-  const { requireSameTokens } = await draftsModule();
   const draft = await openCandidate(address, signal, { ...options, onProgress: undefined });
   try {
     requireSameTokens(model, draft.manifest);
@@ -363,13 +347,6 @@ async function withDraft<T>(
   }
 }
 
-/** Throws DeviceError if drafts.js cannot be imported. */
-async function draftsModule(): Promise<typeof drafts> {
-  return import("./drafts/index.js").catch((error: unknown) => {
-    throw new DeviceError(`drafts.js cannot be loaded (${messageOf(error)}); serve it beside the other files`);
-  });
-}
-
 async function openBackend(
   { manifest, source }: Bundle<AnyManifest>,
   draft: Draft,
@@ -379,7 +356,7 @@ async function openBackend(
   if (isExport(manifest)) return openOnnx({ manifest, source }, options, opening);
   const bundle = { manifest: draft === "heads" ? manifest : withoutHeads(manifest), source };
   if (draft === undefined) return openWebGpu(bundle, options, opening);
-  const [{ openWithDrafts }, planned] = await Promise.all([draftsModule(), planner(options)]);
+  const [{ openWithDrafts }, planned] = await Promise.all([importDrafts(), planner(options)]);
   return openWithDrafts(openWebGpu, planned, bundle, draft, options, opening);
 }
 

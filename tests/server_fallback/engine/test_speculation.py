@@ -204,6 +204,15 @@ def test_log_probabilities_are_those_of_the_tokens_that_were_checked() -> None:
         assert usage.completion_tokens_details.accepted_prediction_tokens == end.accepted_tokens
         rejected = usage.completion_tokens_details.rejected_prediction_tokens
         assert rejected == end.drafted_tokens - end.accepted_tokens
+        # The prompt's pass gives a token, and so does each later pass, beside the drafts that were right.
+        assert stats.steps == end.passes
+        sampled = end.completion_tokens + (end.end_token is not None)
+        assert sampled == end.passes + end.accepted_tokens
+        assert usage.completion_tokens_details.tokens_per_pass == round(sampled / end.passes, 3) > 1
+        # Of several answers, and without those whose passes are unknown.
+        choices = [ChoiceEnd("length", end.completion_tokens, each) for each in (end, replace(end, passes=0), end)]
+        assert (details := usage_of([request] * 3, choices, 3).completion_tokens_details) is not None
+        assert details.tokens_per_pass == usage.completion_tokens_details.tokens_per_pass
         unchecked = replace(end, drafted_tokens=0, accepted_tokens=0)
         assert usage_of([request], [ChoiceEnd("length", 1, unchecked)], 1).completion_tokens_details is None
         for token in tokens:

@@ -125,15 +125,23 @@ function costOf(
 
 /** Nothing if no answer reasons, and no drafts were checked. */
 function detailsOf(ends: readonly (ChoiceEnd | undefined)[]): Pick<CompletionUsage, "completion_tokens_details"> {
-  const total = (name: "reasoningTokens" | "draftedTokens" | "acceptedTokens"): number =>
+  const total = (name: "reasoningTokens" | "draftedTokens" | "acceptedTokens" | "passes"): number =>
     ends.reduce((sum, end) => sum + (end?.[name] ?? 0), 0);
+  const passes = total("passes");
+  const sampled = ends.map((end) => (end?.passes ? end.completionTokens + Number(end.endToken !== undefined) : 0));
   const drafted = total("draftedTokens");
   const accepted = total("acceptedTokens");
   if (ends[0]?.reasoningTokens == null && drafted === 0) return {};
   return {
     completion_tokens_details: {
       reasoning_tokens: total("reasoningTokens"),
-      ...(drafted > 0 && { accepted_prediction_tokens: accepted, rejected_prediction_tokens: drafted - accepted }),
+      ...(drafted > 0 && {
+        accepted_prediction_tokens: accepted,
+        rejected_prediction_tokens: drafted - accepted,
+        ...(passes > 0 && {
+          tokens_per_pass: Number((sampled.reduce((sum, count) => sum + count) / passes).toFixed(3)),
+        }),
+      }),
     },
   };
 }

@@ -38,6 +38,9 @@ export interface ChoiceEnd {
   /** Drafts that were checked, and those that were right; missing if none was checked. */
   readonly draftedTokens?: number | undefined;
   readonly acceptedTokens?: number | undefined;
+  /** The steps of the model, and the token that ended the answer, if the engine reports them. */
+  readonly passes?: number | undefined;
+  readonly endToken?: GeneratedToken | undefined;
 }
 
 /** Where an answer begins, and how the model reasons. */

@@ -10,7 +10,7 @@ export interface CompletionUsage {
   /** Missing if a stop string or an interrupt ended the answer, because the engine then does not report the count. */
   prompt_tokens_details?: { cached_tokens: number };
   /** Missing if the model does not reason and no drafts were checked. */
-  completion_tokens_details?: { reasoning_tokens: number; accepted_prediction_tokens?: number; rejected_prediction_tokens?: number };
+  completion_tokens_details?: { reasoning_tokens: number; accepted_prediction_tokens?: number; rejected_prediction_tokens?: number; tokens_per_pass?: number };
   /** Extension of `nearfar serve`: how long the answer waited until its first tokens were passed to the device, the longest wait of several answers. Missing if unknown. */
   queue_ms?: number;
 }

@@ -10,11 +10,27 @@ import type { Bundle } from "../runtime/bundle.js";
 import type { Manifest } from "../runtime/manifest.js";
 import { DraftAssistant, DraftHeads } from "./draft_heads.js";
 import { DraftModel } from "./draft_model.js";
+import { Drafting } from "./drafting.js";
 import type { Planner } from "./memory.js";
 import { shareMemory } from "./memory.js";
 import { NgramDrafter } from "./ngram_drafter.js";
 
 export { shareMemory } from "./memory.js";
+
+/** Throws RequestError unless a model can check drafts, and has heads if these make them. */
+export function requireDrafts(model: AnyManifest, usesHeads: boolean): void {
+  const { embedding, classifier, speech, ctc } = model;
+  if (isExport(model) || [embedding, classifier, speech, ctc].some((other) => other !== null))
+    throw new RequestError(`${model.model} cannot check drafts; leave out draft, or use a WebGPU bundle for text`, {
+      param: "draft",
+    });
+  if (usesHeads && model.plans.draft === undefined)
+    throw new RequestError(
+      `${model.model} has no heads that draft tokens; use "ngram", or compile a checkpoint with mtp.* tensors, or a ` +
+        "Gemma 4 model with its --assistant",
+      { param: "draft" },
+    );
+}
 
 /** Throws RequestError unless a draft has the tokens of the model, and runs through WebGPU as it does. */
 export function requireSameTokens(model: AnyManifest, draft: AnyManifest): void {
@@ -49,10 +65,11 @@ export async function openWithDrafts(
   options: Parameters<typeof openWebGpu>[1],
   opening: Opening,
 ): Promise<Backend> {
-  if (draft === "ngram") return { ...(await open(bundle, options, opening)), drafter: new NgramDrafter() };
+  if (draft === "ngram")
+    return { ...(await open(bundle, options, opening)), drafting: new Drafting(new NgramDrafter()) };
   if (draft === "heads") {
     const backend = await open(bundle, options, opening);
-    return { ...backend, drafter: headsOf(backend.runner, bundle.manifest) };
+    return { ...backend, drafting: new Drafting(headsOf(backend.runner, bundle.manifest)) };
   }
   const small = draft as Bundle;
   const shared = shareMemory(plan, bundle.manifest, small.manifest, options);
@@ -77,7 +94,7 @@ export async function openWithDrafts(
     return {
       ...backend,
       info: sumOf(backend.info, guesser.info),
-      drafter: new DraftModel(guesser.runner),
+      drafting: new Drafting(new DraftModel(guesser.runner)),
       destroy: () => {
         backend.destroy();
         guesser.destroy();

@@ -74,12 +74,13 @@ export class Answer {
   }
 
   completion(): AnswerEnd {
-    const { finishReason, cachedTokens, drafted: draftedTokens, accepted: acceptedTokens } = this.sequence;
+    const { finishReason, cachedTokens, passes, drafted: draftedTokens, accepted: acceptedTokens } = this.sequence;
     return {
       finishReason: finishReason ?? "stop",
       promptTokens: this.request.promptIds.length,
       cachedTokens,
       completionTokens: this.tokenIds.length,
+      passes,
       ...(draftedTokens > 0 && { draftedTokens, acceptedTokens }),
       ...(this.endToken && { endToken: this.endToken }),
     };

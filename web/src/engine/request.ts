@@ -112,6 +112,8 @@ export interface AnswerEnd {
   /** How many of the prompt's tokens were in a cache. */
   readonly cachedTokens: number;
   readonly completionTokens: number;
+  /** The steps of the model that sampled them and the token that ended the answer; missing if they are unknown. */
+  readonly passes?: number | undefined;
   /** Drafts that were checked, and those that were right; missing if none was checked. */
   readonly draftedTokens?: number | undefined;
   readonly acceptedTokens?: number | undefined;

@@ -298,6 +298,7 @@ export class Scheduler {
     }
     if (!samplesAnswer(row)) return;
     sequence.inFlight--;
+    sequence.passes++;
     const sample = first + promptLogprobs;
     const wrong = drafts.findIndex((draft, index) => draft !== tokenIds[sample + index]);
     const accepted = wrong < 0 ? drafts.length : wrong;

@@ -114,6 +114,8 @@ export class Sequence {
   /** Its drafts that were checked, and those that were right. */
   drafted = 0;
   accepted = 0;
+  /** The steps that sampled tokens of its answer. */
+  passes = 0;
   /** Guesses at its next tokens; the next step checks them and clears the list. */
   drafts: readonly number[] = [];
   readonly promptLogprobs: PromptLogprobRows;
@@ -163,11 +165,11 @@ export class Sequence {
     return this.generated + this.inFlight < maxTokens && this.computed < context && !(lockstep && this.inFlight > 0);
   }
 
-  /** How many drafts it can use now, at most ``most``. */
+  /** How many drafts it can use once no token is in flight, at most ``most``. */
   useful(most: number, { context }: { readonly context: number }): number {
     const { missing, tokens, generated, params } = this;
     // After refused drafts, a model with states computes tokens again. A few of them leave room for further drafts.
-    if (this.inFlight > 0 || missing > (generated > 0 ? most : 1)) return 0;
+    if (missing > (generated > 0 ? most : 1)) return 0;
     // One token comes without a guess.
     return Math.max(0, Math.min(most, context - tokens.length, params.maxTokens - generated - 1));
   }

@@ -17,8 +17,13 @@ export interface Guess {
 export interface Drafter {
   /** Whether it guesses the answers to pictures and sounds as it guesses those to texts. */
   readonly readsImages: boolean;
+  /**
+   * Whether drafts pay now, if ``running`` sequences decode. While they do, each step is read before the next one is
+   * submitted, because drafts need the tokens. A drafter without this method drafts always.
+   */
+  pays?(guesses: readonly Guess[], running: number): boolean;
   /** Set the ``drafts`` of each sequence, from its known tokens. Throws DeviceError. */
-  draft(guesses: readonly Guess[]): Promise<void>;
+  draft(guesses: readonly Guess[], running: number): Promise<void>;
   /** The sequence has ended. */
   forget(sequence: Sequence): void;
   /** A failure left the drafter's state unknown: start anew. */

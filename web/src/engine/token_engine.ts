@@ -1,6 +1,7 @@
 // The token engine: answers requests in token ids, token by token. It submits some steps before the oldest one is read,
 // so the device never waits for the host. The scheduler decides what runs when.
 
+import type { Drafting } from "../drafts/drafting.js";
 import { DeviceError, RequestError } from "../errors.js";
 import type { ExpertCounts } from "../experts/index.js";
 import type { Batch, PatchBatch } from "../runtime/batch.js";
@@ -17,12 +18,10 @@ import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "./req
 import type { RetainedPages } from "./retained_pages.js";
 import { readRetained, writeRetained } from "./retained_pages.js";
 import { Scheduler } from "./scheduler.js";
-import type { Drafter, Guess } from "./speculation.js";
 import type { PlacedImages, RetainedSequence } from "./sequence.js";
 import { PLAIN, Sequence } from "./sequence.js";
 import type { SchedulerEvent, Step } from "./step.js";
 import { samplesAnswer } from "./step.js";
-import { penalizes } from "./resolved_sampling.js";
 import { stepBatch } from "./step_batch.js";
 import type { StepRunner } from "./step_runner.js";
 import { Tiles } from "./tiles.js";
@@ -67,8 +66,7 @@ interface OpenStep {
   readonly result: Promise<StepResult>;
 }
 
-// The engine fails if the device is lost more often than this without a token in between. A drafter that fails more often
-// than this in a row is left out.
+// The engine fails if the device is lost more often than this without a token in between.
 const MAX_RECOVERIES = 3;
 
 export class TokenEngine implements TokenSource {
@@ -82,8 +80,6 @@ export class TokenEngine implements TokenSource {
   readonly #borrower = new Sequence(-1, [], PLAIN);
   readonly #tiles = new Tiles();
   #runner: StepRunner;
-  /** How often in a row the drafter has failed. Without it, answers continue token by token. */
-  #draftFailures = 0;
   #failure: Error | null = null;
   #running = false;
   #nextId = 0;
@@ -94,7 +90,7 @@ export class TokenEngine implements TokenSource {
     private readonly model: TokenModel,
     private readonly replaceRunner: ReplaceRunner | null = null,
     private readonly gate = new Gate(),
-    private readonly drafter: () => Drafter | undefined = () => undefined,
+    private readonly drafting: () => Drafting | undefined = () => undefined,
   ) {
     const { pageSize, groups, tokens, sequences, rows = sequences, context, states = 0 } = runner.limits;
     this.#runner = runner;
@@ -151,7 +147,8 @@ export class TokenEngine implements TokenSource {
     const { promptIds, maxTokens = Infinity, priority, whenFull } = request;
     const stopTokenIds = new Set([...this.model.endTokenIds, ...(request.stopTokenIds ?? [])]);
     const contextShift = typeof whenFull === "object" ? whenFull : null;
-    const lockstep = (request.constraint ?? request.logitProcessor) !== undefined || this.#speculates(request);
+    const lockstep =
+      (request.constraint ?? request.logitProcessor) !== undefined || this.drafting()?.needsTokens(request) === true;
     const promptLogprobs = this.#runner.samplesAnyRow ? (request.promptLogprobs ?? 0) : 0;
     const sequence = new Sequence(
       this.#nextId++,
@@ -255,7 +252,7 @@ export class TokenEngine implements TokenSource {
   #end(answer: Answer, error: unknown = null): void {
     if (!this.#answers.delete(answer.sequence)) return;
     this.#scheduler.finish(answer.sequence, "stop");
-    this.drafter()?.forget(answer.sequence);
+    this.drafting()?.forget(answer.sequence);
     answer.end(error);
   }
 
@@ -277,13 +274,11 @@ export class TokenEngine implements TokenSource {
     for (;;) {
       try {
         // A step with a logit processor is submitted in two parts, and no other step may be submitted between them.
-        while (
-          !this.gate.isClosed &&
-          open.length <
-            ([...this.#answers.values()].some(({ request }) => request.logitProcessor) ? 1 : this.#lookahead.depth)
-        ) {
-          const guesses = this.#guesses();
-          if (guesses.length > 0) await this.gate.through(() => this.#draft(guesses));
+        while (!this.gate.isClosed && open.length < this.#depth()) {
+          const drafting = this.drafting();
+          const guesses = drafting?.guesses(this.#scheduler, this.#answers) ?? [];
+          if (drafting && guesses.length > 0)
+            await this.gate.through(() => drafting.draft(guesses, this.#scheduler.running.length));
           const step = this.#next();
           if (step === null) break;
           open.push({ step, result: this.gate.through(() => this.#submit(step)) });
@@ -325,49 +320,17 @@ export class TokenEngine implements TokenSource {
     this.#lookahead.restart(performance.now());
   }
 
-  /**
-   * Whether drafts of an answer are checked: not if the device updates its slot once a step, for penalties, a bias or a
-   * mask, not if old tokens are dropped, and not with images that the drafter does not read.
-   */
-  #speculates({ constraint, logitProcessor, whenFull, images = [], sampling = {} }: TokenRequest): boolean {
-    const drafter = this.drafter();
-    const isPlain = (constraint ?? logitProcessor) === undefined && typeof whenFull !== "object";
-    const reads = drafter !== undefined && (drafter.readsImages || images.length === 0);
-    return reads && isPlain && !penalizes(sampling) && (sampling.logitBias?.size ?? 0) === 0;
-  }
-
-  /** The sequences that can use drafts now. */
-  #guesses(): readonly Guess[] {
-    const { config, running } = this.#scheduler;
-    const { maxSequences, maxRows = maxSequences } = config;
-    if (this.#draftFailures > MAX_RECOVERIES || maxRows === maxSequences) return [];
-    return running.flatMap((sequence) => {
-      const { request, sampling } = this.#answerOf(sequence);
-      const most = this.#speculates(request) ? sequence.useful(maxRows / maxSequences - 1, config) : 0;
-      return most > 0 ? [{ sequence, sampling, most }] : [];
-    });
+  /** How many steps may be open at once. */
+  #depth(): number {
+    if ([...this.#answers.values()].some(({ request }) => request.logitProcessor)) return 1;
+    if (this.drafting()?.waits(this.#scheduler, this.#answers) !== true) return this.#lookahead.depth;
+    this.#lookahead.restart(performance.now());
+    return 1;
   }
 
   /** The next step; null if there is none, or the engine was paused while it drafted. */
   #next(): Step | null {
     return this.gate.isClosed ? null : this.#scheduler.next();
-  }
-
-  /**
-   * If the drafter's device fails, answers continue, and it starts anew; after failures in a row they continue without
-   * drafts until the model is loaded again.
-   */
-  async #draft(guesses: readonly Guess[]): Promise<void> {
-    const drafter = this.drafter();
-    try {
-      await drafter?.draft(guesses);
-      this.#draftFailures = 0;
-    } catch (error) {
-      if (!(error instanceof DeviceError)) throw error;
-      this.#draftFailures++;
-      drafter?.reset();
-      for (const { sequence } of guesses) sequence.drafts = [];
-    }
   }
 
   async #submit(step: Step): Promise<StepResult> {
@@ -475,7 +438,6 @@ export class TokenEngine implements TokenSource {
       const runner = this.#runner;
       this.adapters?.restore((...args) => runner.writeState?.(...args));
       this.#scheduler.reset();
-      this.#draftFailures = 0;
       this.#counts.recoveries++;
       return true;
     } catch (final) {

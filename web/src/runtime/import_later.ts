@@ -1,10 +1,12 @@
 // Imports the package's files that only some bundles need: encoders.js those of embedding models, rerankers and
-// classifiers, experts.js mixtures whose experts do not fit on the device, images.js models that see pictures, videos.js
-// files of videos, audio.js models that transcribe sound, attachments.js messages with files or recordings.
+// classifiers, experts.js mixtures whose experts do not fit on the device, drafts.js models whose tokens are guessed,
+// images.js models that see pictures, videos.js files of videos, audio.js models that transcribe sound, attachments.js
+// messages with files or recordings.
 
 import type * as attachments from "../attachments/index.js";
 import type * as audio from "../audio/index.js";
 import type { AudioModule, ReadOptions, SoundSource } from "../audio/index.js";
+import type * as drafts from "../drafts/index.js";
 import type { EncodersModule } from "../encoders/index.js";
 import { DeviceError, messageOf } from "../errors.js";
 import type { ExpertsModule } from "../experts/index.js";
@@ -20,6 +22,11 @@ export async function importEncoders(): Promise<EncodersModule> {
 export async function importExperts(): Promise<ExpertsModule> {
   const advice = "cannot import it, and needs memory for all experts";
   return (await imported("experts", import("../experts/index.js"), advice)).experts;
+}
+
+/** Throws DeviceError if drafts.js cannot be imported. */
+export async function importDrafts(): Promise<typeof drafts> {
+  return imported("drafts", import("../drafts/index.js"), "cannot import it, and answers token by token");
 }
 
 /** Throws DeviceError if attachments.js cannot be imported. */

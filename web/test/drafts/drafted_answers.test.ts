@@ -6,6 +6,7 @@ import { expect, test } from "vitest";
 import { Completions } from "../../src/api/completions.js";
 import type { CompletionCreateParamsNonStreaming } from "../../src/api/types.js";
 import { DraftAssistant, DraftHeads } from "../../src/drafts/draft_heads.js";
+import { Drafting } from "../../src/drafts/drafting.js";
 import type { Drafter } from "../../src/engine/speculation.js";
 import { TokenEngine } from "../../src/engine/token_engine.js";
 import { modelOf } from "../api/fake_model.js";
@@ -16,7 +17,8 @@ import { FakeRunner } from "../engine/fake_runner.js";
 const LIMITS = { tokens: 24, sequences: 4, rows: 20, pageSize: 4, context: 64, vocabSize: VOCAB, draftPages: 40 };
 
 function completionsOn(runner: FakeRunner, drafter?: Drafter): Completions {
-  const engine = new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP] }, null, undefined, () => drafter);
+  const drafting = drafter && new Drafting(drafter);
+  const engine = new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP] }, null, undefined, () => drafting);
   return new Completions(modelOf(engine, { context: LIMITS.context }));
 }
 

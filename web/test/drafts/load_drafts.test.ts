@@ -91,9 +91,14 @@ describe.skipIf(!hasAdapter)("on a device", () => {
     for (let turn = 0; turn < 2; turn++) {
       const { choices, usage } = await engine.completions.create(ask);
       expect(choices[0]?.text).toBe(expected.choices[0]?.text);
-      const { accepted_prediction_tokens: accepted = 0, rejected_prediction_tokens: rejected = 0 } =
-        usage.completion_tokens_details ?? {};
+      const {
+        accepted_prediction_tokens: accepted = 0,
+        rejected_prediction_tokens: rejected = 0,
+        tokens_per_pass: perPass = 0,
+      } = usage.completion_tokens_details ?? {};
       expect(accepted).toBeGreaterThan(0);
+      // A token from the prompt, and its end, behind which more drafts are right.
+      expect([usage.completion_tokens, perPass]).toEqual([1, 1]);
       expect(rejected).toBeLessThanOrEqual(3);
       // The next answer loads both again.
       expect(engine.unload()).toBe(true);

@@ -7,6 +7,7 @@ import { expect, test } from "vitest";
 
 import { DraftAssistant, DraftHeads } from "../../src/drafts/draft_heads.js";
 import { DraftModel } from "../../src/drafts/draft_model.js";
+import { Drafting } from "../../src/drafts/drafting.js";
 import { NgramDrafter } from "../../src/drafts/ngram_drafter.js";
 import type { PromptImage, TokenRequest } from "../../src/engine/request.js";
 import { forkOf, newConversation } from "../../src/engine/sequence.js";
@@ -83,7 +84,8 @@ function seeingOn(
       wholeImages ? maxTokens : null,
       drafter !== undefined,
     );
-  return new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP], place }, replace, undefined, () => drafter);
+  const drafting = drafter && new Drafting(drafter);
+  return new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [STOP], place }, replace, undefined, () => drafting);
 }
 
 const CAT = { seed: 1, length: 6 };

@@ -185,7 +185,7 @@ function run(
 function guess(sequence: Sequence, turns: (readonly number[])[], context: number): void {
   const [turn = []] = turns;
   const [count = 0, right = 0] = turn;
-  const useful = sequence.useful(count, { context });
+  const useful = sequence.inFlight > 0 ? 0 : sequence.useful(count, { context });
   if (useful === 0) return;
   turns.push(...turns.splice(0, 1));
   const tokens = [...sequence.tokens];

@@ -5,6 +5,7 @@ import { expect, test } from "vitest";
 import { DraftAssistant, DraftHeads } from "../../src/drafts/draft_heads.js";
 import type { DraftRunner } from "../../src/drafts/draft_model.js";
 import { DraftModel } from "../../src/drafts/draft_model.js";
+import { Drafting } from "../../src/drafts/drafting.js";
 import { NgramDrafter } from "../../src/drafts/ngram_drafter.js";
 import { resolveSampling } from "../../src/engine/resolved_sampling.js";
 import { PLAIN, Sequence, forkOf, newConversation } from "../../src/engine/sequence.js";
@@ -31,7 +32,8 @@ const LIMITS: RunnerLimits = {
 function speculating(runner: FakeRunner, drafter: Drafter): TokenEngine {
   const model = { vocabSize: VOCAB, endTokenIds: [STOP] };
   const replace = (): Promise<FakeRunner> => Promise.resolve(new FakeRunner(runner.limits));
-  return new TokenEngine(runner, model, replace, undefined, () => drafter);
+  const drafting = new Drafting(drafter);
+  return new TokenEngine(runner, model, replace, undefined, () => drafting);
 }
 
 /** A small model that differs from the large one in many tokens: with an adapter in slot -1 each token counts as another. */
@@ -113,7 +115,7 @@ test("right drafts save steps, and the usage counts them", async () => {
   expect(ids).toEqual(answerOf(PROMPT, 11, 64).tokens);
   // The first token comes from the prompt, then five a step.
   expect(runner.batches.map(({ sample_rows }) => sample_rows.length)).toEqual([1, 5, 5]);
-  expect(completion).toMatchObject({ draftedTokens: 8, acceptedTokens: 8 });
+  expect(completion).toMatchObject({ draftedTokens: 8, acceptedTokens: 8, passes: 3 });
   // The small model reads the prompt and the first token, then the tokens that it did not compute itself.
   expect(small.batches.map(({ token_ids }) => token_ids.filter((id) => id >= 0).length)).toEqual([
     11, 0, 0, 0, 2, 0, 0, 0,

@@ -14,7 +14,13 @@ import { FakeRunner } from "./fake_runner.js";
 test("an answer equals that of the model, and ends at maxTokens", async () => {
   const { ids, completion } = await answer(engineOn(new FakeRunner(LIMITS)));
   expect(ids).toEqual(answerOf(PROMPT, 6, 64).tokens);
-  expect(completion).toEqual({ finishReason: "length", promptTokens: 10, cachedTokens: 0, completionTokens: 6 });
+  expect(completion).toEqual({
+    finishReason: "length",
+    promptTokens: 10,
+    cachedTokens: 0,
+    completionTokens: 6,
+    passes: 6,
+  });
 });
 
 test("a stop token ends the answer and is not emitted", async () => {
