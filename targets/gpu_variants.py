@@ -39,6 +39,7 @@ from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
 from nearfar.compiler.kernels.matrix_state import MAX_OUTPUTS, gated_delta, ssm_scan
 from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.kernels.quantize_rows import quantize_rows
 from nearfar.compiler.kernels.ragged_attention import ragged_attention
 from nearfar.compiler.kernels.ragged_attention_linear import fused_shape, ragged_attention_linear
 from nearfar.compiler.kernels.rms_norm import rms_norm
@@ -57,8 +58,9 @@ from .gpu_attention import OPS as ATTENTION_OPS
 from .split import behind, split
 from .variant import KernelCall, Template, Variant, for_activations, kernel, no_kernel, with_roles
 
-# The templates of matrix-vector kernels, which read complete rows before they multiply, if a norm needs it.
-VECTOR_TEMPLATES = (linear_vector, linear_subgroup, linear_async)
+# The templates that compute everything that a projection loads: those of matrix-vector kernels, which read complete
+# rows before they multiply, if a norm needs it, and the one that quantizes rows.
+VECTOR_TEMPLATES = (linear_vector, linear_subgroup, linear_async, quantize_rows)
 # The threads of a matrix-vector workgroup.
 VECTOR_THREADS = 128
 # From this many pairs for each expert on, they share its weights.

@@ -19,7 +19,7 @@ from .file_name import PLAIN_NAME, require_plain_name
 # int8 activations are stored as float32; see `variant.stored_dtype`.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 4, "int32": 4, "uint32": 4}
 
-# How activations are stored and multiplied. int8 is for CPUs: it stores float32, but projections multiply 8-bit
+# How activations are stored and multiplied. int8, for CPUs and WebGPU, stores float32, but projections multiply 8-bit
 # integers.
 Activation = TypeAliasType("Activation", Literal["float32", "float16", "bfloat16", "int8"])
 # Runtimes check strings of these types by their patterns, under their names.
@@ -186,7 +186,7 @@ class VariantEntry(Entry):
     """One way to run a step: ``kernels`` in order. A runtime uses the first one that fits. A later one with the same
     condition is an alternative that a tuner may put first. ``activation`` None fits all dtypes; ``when`` None fits
     every batch. ``needs`` lists features of the device ("subgroups", "avx512") and of its shading language
-    ("subgroup_id").
+    ("subgroup_id", "packed_4x8_integer_dot_product").
     """
 
     kernels: list[str]
@@ -196,7 +196,9 @@ class VariantEntry(Entry):
 
 
 class ActivationEntry(Entry):
-    """An activation dtype, and the device features that it needs. Without them, a runtime uses the next entry."""
+    """An activation dtype, and the features that it needs, as `VariantEntry` lists them. Without them, a runtime uses
+    the next entry.
+    """
 
     dtype: Activation
     needs: list[str]

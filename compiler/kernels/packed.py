@@ -12,12 +12,21 @@ arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ..quant.base import GROUP, ROW
 from ..quant.codes import UNIT_COLUMNS, units_of
 from ..quant.kernel_format import WeightFormat as WeightFormat
 from .builder import Array, KernelBuilder, Scalar, address_of, cast, extern, minimum, number, reinterpret, select
 from .vectors import lane_of, shifted, splat, vector
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedChunk:
+    """The words of 32 codes in registers: those of their low bits, and of their high bits if there are any."""
+
+    low: Sequence[Scalar]
+    high: Sequence[Scalar]
 
 
 class PackedMatrix:
@@ -141,6 +150,26 @@ class PackedMatrix:
             quads.append(self._kernel.let("codes", float_bits(spread[0], 0, 8)))
         return quads
 
+    def load_chunk(self, row: Scalar, chunk: Scalar) -> LoadedChunk:
+        """The codes of a chunk, as stored in memory. Only with ``blocks``."""
+        kernel, fmt = self._kernel, self._format
+        blocks = self.blocks // self.chunks
+        words = 2 if fmt.low_bits == 2 else 4
+        low = [kernel.let("block", self._codes[row, chunk * blocks + i]) for i in range(blocks)]
+        high = [kernel.let("high", self._high[row, chunk * fmt.high_bits + i]) for i in range(fmt.high_bits)]
+        return LoadedChunk([lane_of(block, j) for block in low for j in range(words)], high)
+
+    def words_of_chunk(self, chunk: LoadedChunk) -> list[Scalar]:
+        """The eight words of a chunk's codes, one in each byte, in the order of columns."""
+        fmt = self._format
+        words = []
+        for q in range(GROUP // 4):
+            word = part_of_words(chunk.low, q, fmt.low_bits)
+            if fmt.high_bits:
+                word = word | part_of_words(chunk.high, q, fmt.high_bits) << number(fmt.low_bits, "uint32")
+            words.append(self._kernel.let("codes", word))
+        return words
+
     def hold_masks(self, held: Callable[[Scalar], Scalar]) -> None:
         """Let `block_quads` read its masks from registers, set once to ``held`` of each mask: a value that the compiler
         does not know, so that it does not load the constant again for each use.
@@ -247,6 +276,8 @@ def parts_of_quad(plane: Array, row: Scalar, chunk: Scalar, q: Scalar, bits: int
 
 def part_of_words(words: Sequence[Scalar], q: int, bits: int) -> Scalar:
     """`parts_of_quad` of a block's loaded words."""
+    if bits == 8:
+        return words[q]
     word, shift = words[q * bits // 8], q * bits % 8
     return (word >> number(shift, "uint32") if shift else word) & number(((1 << bits) - 1) * 0x01010101, "uint32")
 

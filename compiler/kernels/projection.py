@@ -132,10 +132,38 @@ class Rows:
         return select(column < self._columns, loaded, number(0, "float32"))
 
 
-class ProjectionArguments:
+class InputArguments:
+    """The buffers of a projection's input and of what it loads. Without ``reads_x``, the kernel computes the input
+    itself.
+    """
+
+    def __init__(self, kernel: KernelBuilder, facts: Projection, *, reads_x: bool = True) -> None:
+        self.facts = facts
+        rows, columns = facts.input_rows, facts.columns
+        self._x = Rows(kernel, "x", rows, columns, facts.x_dtype, facts.load) if reads_x else None
+        self.loads: list[LoadArguments] = []
+        for index in range(len(facts.load) if reads_x else 0):
+            self.loads.append(LoadArguments(kernel, facts, index, self.loads))
+
+    @property
+    def x(self) -> Rows:
+        assert self._x is not None
+        return self._x
+
+    @property
+    def norm(self) -> NormWeights | None:
+        """The weights of `Projection.norm`."""
+        return self.loads[-1].weights if self.facts.norm is not None else None
+
+    def declare_kept(self, kernel: KernelBuilder) -> None:
+        """Declare the loaded values that are kept."""
+        for index, each in enumerate(self.loads):
+            each.declare_result(kernel, index)
+
+
+class ProjectionArguments(InputArguments):
     """A projection's buffers, declared in the order: input, those of what it loads, weight, bias, those of what it
-    stores, result, loaded values that are kept. Without ``reads_x``, the kernel computes the input itself, without
-    ``reads_chosen`` it knows the experts otherwise.
+    stores, result, loaded values that are kept. Without ``reads_chosen``, the kernel knows the experts otherwise.
     """
 
     def __init__(
@@ -147,12 +175,8 @@ class ProjectionArguments:
         reads_x: bool = True,
         reads_chosen: bool = True,
     ) -> None:
-        self.facts = facts
+        super().__init__(kernel, facts, reads_x=reads_x)
         rows, columns = facts.batch, facts.columns
-        self._x = Rows(kernel, "x", facts.input_rows, columns, facts.x_dtype, facts.load) if reads_x else None
-        self.loads: list[LoadArguments] = []
-        for index in range(len(facts.load) if reads_x else 0):
-            self.loads.append(LoadArguments(kernel, facts, index, self.loads))
         self.weight = PackedMatrix(kernel, "weight", facts.all_weight_rows, columns, facts.weight, blocks=blocks)
         self._chosen = (
             None
@@ -166,13 +190,7 @@ class ProjectionArguments:
         self._bias = kernel.buffer("bias", (bias_length,), "float32") if facts.bias else None
         self._store = Fold(kernel, MATHS, facts.store, rows, facts.total_width, up_dtype=facts.up_dtype)
         self._y: Array = kernel.buffer("y", (rows, facts.total_width), facts.y_dtype, write=True)
-        for index, each in enumerate(self.loads):
-            each.declare_result(kernel, index)
-
-    @property
-    def x(self) -> Rows:
-        assert self._x is not None
-        return self._x
+        self.declare_kept(kernel)
 
     def choose(self, kernel: KernelBuilder, row: Scalar) -> Scalar:
         """Read the weights of the expert that a row of the result belongs to from here on. Returns its row of x."""
@@ -188,11 +206,6 @@ class ProjectionArguments:
     def read_expert(self, kernel: KernelBuilder, expert: Scalar) -> None:
         """Read the weights of an expert from here on."""
         self.first_row = kernel.let("first_row", expert * self.facts.weight_rows)
-
-    @property
-    def norm(self) -> NormWeights | None:
-        """The weights of `Projection.norm`."""
-        return self.loads[-1].weights if self.facts.norm is not None else None
 
     def store(
         self, kernel: KernelBuilder, row: Scalar, output: Scalar, sums: list[Scalar], guard: Scalar | bool

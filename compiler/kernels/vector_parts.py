@@ -12,37 +12,28 @@ from ..ir.ops.parts import Part
 from .builder import Array, KernelBuilder, Scalar, guard_below, minimum, number, select
 from .maths import rms_factor
 from .packed import PackedMatrix, WeightFormat
-from .projection import ProjectionArguments
+from .projection import InputArguments, ProjectionArguments
 from .vectors import lane_of, splat, sum_lanes, vector
 
 
-class InputTile:
-    """A part of one input row in workgroup memory: ``blocks`` blocks of the weight's columns. What the projection loads
-    is complete, but an RMS norm at its end only multiplies by its weight: ``squares`` gives the factor of the results.
-    The workgroup for which ``is_first`` holds stores the results that are kept.
-
-    Columns beyond the last are zero, so kernels may compute complete tiles. The quads j of all blocks are contiguous:
-    threads with adjacent blocks read adjacent memory, and global memory is read in its own order.
+class InputRow:
+    """The quads of one input row, of columns below 4 * ``reach``. What the projection loads is complete, but an RMS
+    norm at its end only multiplies by its weight: ``squares`` gives the factor of the results. The workgroup for which
+    ``is_first`` holds stores the results that are kept.
     """
 
     def __init__(
         self,
         kernel: KernelBuilder,
-        arguments: ProjectionArguments,
+        arguments: InputArguments,
         thread: Scalar,
         threads: int,
-        blocks: int,
-        steps: int,
+        reach: int,
         row: Scalar,
         is_first: Scalar,
     ) -> None:
         self._kernel, self._arguments, self._row, self._is_first = kernel, arguments, row, is_first
-        self._thread, self._threads = thread, threads
-        self.quads = arguments.facts.weight.block_columns // 4
-        self._blocks = blocks
-        self._reach = steps * blocks * self.quads
-        # One more than the blocks, so that adjacent threads do not write to the same memory bank.
-        self._tile = kernel.shared("x_tile", (self.quads, blocks + 1), "float32x4")
+        self._thread, self._threads, self._reach = thread, threads, reach
         self._quad = kernel.local("x_quad", 1, "float32x4")
         facts = arguments.facts
         self._squares = kernel.local("squares", 1, "float32x4", fill=0) if facts.norm is not None else None
@@ -92,20 +83,19 @@ class InputTile:
         if self._squares is not None:
             self._squares[0] = 0
 
-    def fill(self, step: Scalar) -> None:
-        """Read the step-th tile of the row, all threads together. The caller adds the barriers."""
-        kernel, quad, arguments = self._kernel, self._quad, self._arguments
-        count = self._blocks * self.quads
-        for i in range(-(-count // self._threads)):
-            index = i * self._threads + self._thread
-            column = step * count + index
-            with kernel.when(guard_below(index, count, self._threads)):
-                quad[0] = arguments.x.quad(self._row, column, self._reach)
-                self._apply(column)
-                if arguments.norm is not None and self._squares is not None:
-                    self._squares[0] = self._squares[0] + quad[0] * quad[0]
-                    quad[0] = quad[0] * arguments.norm.quad(column, self._reach)
-                self._tile[index % self.quads, index // self.quads] = quad[0]
+    def read(self, column: Scalar) -> Scalar:
+        """A quad of the row, which is valid until the next one is read."""
+        self._read(column)
+        return self._quad[0]
+
+    def _read(self, column: Scalar) -> None:
+        """Read a quad of the row, and multiply it by the norm's weight."""
+        quad, arguments = self._quad, self._arguments
+        quad[0] = arguments.x.quad(self._row, column, self._reach)
+        self._apply(column)
+        if arguments.norm is not None and self._squares is not None:
+            self._squares[0] = self._squares[0] + quad[0] * quad[0]
+            quad[0] = quad[0] * arguments.norm.quad(column, self._reach)
 
     def _apply(self, column: Scalar) -> None:
         """Replace a quad of the row, which is rounded already, by that of the result of the parts before the norm."""
@@ -129,6 +119,40 @@ class InputTile:
                 value = quad[0]
         if self._inverse is not None and not loads[-1].part["keep"]:
             quad[0] = value
+
+
+class InputTile(InputRow):
+    """A part of the row in workgroup memory: ``blocks`` blocks of the weight's columns.
+
+    Columns beyond the last are zero, so kernels may compute complete tiles. The quads j of all blocks are contiguous:
+    threads with adjacent blocks read adjacent memory, and global memory is read in its own order.
+    """
+
+    def __init__(
+        self,
+        kernel: KernelBuilder,
+        arguments: ProjectionArguments,
+        thread: Scalar,
+        threads: int,
+        blocks: int,
+        steps: int,
+        row: Scalar,
+        is_first: Scalar,
+    ) -> None:
+        self.quads = arguments.facts.weight.block_columns // 4
+        self._blocks = blocks
+        # One more than the blocks, so that adjacent threads do not write to the same memory bank.
+        self._tile = kernel.shared("x_tile", (self.quads, blocks + 1), "float32x4")
+        super().__init__(kernel, arguments, thread, threads, steps * blocks * self.quads, row, is_first)
+
+    def fill(self, step: Scalar) -> None:
+        """Read the step-th tile of the row, all threads together. The caller adds the barriers."""
+        count = self._blocks * self.quads
+        for i in range(-(-count // self._threads)):
+            index = i * self._threads + self._thread
+            with self._kernel.when(guard_below(index, count, self._threads)):
+                self._read(step * count + index)
+                self._tile[index % self.quads, index // self.quads] = self._quad[0]
 
     def quad(self, block: Scalar, j: int) -> Scalar:
         """Quad j of a block, counted from the tile's first."""

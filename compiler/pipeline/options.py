@@ -73,8 +73,8 @@ class CompileOptions(ModelOptions):
     """with --quality best: a UTF-8 text like those that the model will read and write (default: the model itself
     continues texts that come with nearfar)"""
     activations: Annotated[tuple[str, ...] | None, Flag(choices=ACTIVATIONS, metavar="DTYPE", several=True)] = None
-    """activation dtypes to offer, best first: float16 and float32; bfloat16 on cuda and mlx; int8 on cpu (default:
-    those of the quantization)"""
+    """activation dtypes to offer, best first: float16 and float32; bfloat16 on cuda and mlx; int8 on cpu and webgpu
+    (default: those of the quantization)"""
     group_size: Annotated[int | None, Flag(choices=GROUPS, metavar="N")] = None
     """for onnx and mlx: the number of weights that share a scale: 32, 64 or 128 (default: 32)"""
     device: Annotated[str | None, Flag(metavar="DEVICE")] = None

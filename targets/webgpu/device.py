@@ -11,6 +11,7 @@ from typing import Any
 
 from nearfar.compiler.bundle.entries import ActivationEntry
 from nearfar.compiler.bundle.manifest import Manifest
+from nearfar.compiler.kernels.integer_groups import FEATURE as INTEGER_DOTS
 from nearfar.compiler.runtime.errors import DeviceError
 
 MAX_GRID = 65_535
@@ -30,7 +31,7 @@ DEFAULT_LIMITS = {
 def open_device(manifest: Manifest, activation: str | None, path: Path) -> tuple[str, Any, str]:
     """The adapter's name, a device, and the activation dtype chosen. Raises DeviceError."""
     adapter, chosen = find_adapter(manifest, activation, path)
-    features = [*chosen.needs, *({"subgroup"} & set(adapter.features))]
+    features = [*(set(chosen.needs) & set(adapter.features)), *({"subgroup"} & set(adapter.features))]
     device = adapter.request_device_sync(required_features=features, required_limits=DEFAULT_LIMITS)
     return str(adapter.info["device"]), device, chosen.dtype
 
@@ -44,7 +45,7 @@ def find_adapter(manifest: Manifest, activation: str | None, path: Path) -> tupl
             "no WebGPU adapter was found; install a Vulkan driver (Debian: apt-get install mesa-vulkan-drivers), or "
             "compile the model for the CPU (nearfar compile MODEL --target cpu)"
         )
-    return adapter, choose_activation(manifest, set(adapter.features), activation, path)
+    return adapter, choose_activation(manifest, features_of(adapter.features), activation, path)
 
 
 def preferred_adapter(offered: Sequence[Collection[str]]) -> Any | None:
@@ -59,7 +60,8 @@ def preferred_adapter(offered: Sequence[Collection[str]]) -> Any | None:
 
     def rank(adapter: Any) -> tuple[int, int]:
         kind = adapter.info["adapter_type"]
-        first = next((i for i, needs in enumerate(offered) if set(needs) <= set(adapter.features)), len(offered))
+        found = features_of(adapter.features)
+        first = next((i for i, needs in enumerate(offered) if set(needs) <= found), len(offered))
         return ADAPTER_TYPES.index(kind if kind in ADAPTER_TYPES else "Unknown"), first
 
     return min(adapters, key=rank, default=None)
@@ -90,9 +92,9 @@ def for_naga(code: str) -> str:
 
 def features_of(names: Collection[str]) -> set[str]:
     """The features that variants may need, for a device with wgpu's features ``names``; wgpu's "subgroup" includes
-    subgroup ids.
+    subgroup ids, and its compiler has integer products for every device.
     """
-    return {*names, *(("subgroups", "subgroup_id") if "subgroup" in names else ())}
+    return {*names, *(("subgroups", "subgroup_id") if "subgroup" in names else ()), INTEGER_DOTS}
 
 
 def choose_activation(manifest: Manifest, features: set[str], requested: str | None, path: Path) -> ActivationEntry:

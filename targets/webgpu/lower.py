@@ -11,6 +11,7 @@ from nearfar.compiler.bundle.entries import ActivationEntry
 from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.ir.plan import Plan
 from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
+from nearfar.compiler.kernels.integer_groups import FEATURE as INTEGER_DOTS
 from nearfar.compiler.pipeline.lower import LoweredKernel, lower, lower_call
 from nearfar.compiler.pipeline.target import LoweredPlan
 from nearfar.compiler.quant import Quantization
@@ -25,7 +26,7 @@ from .variants import MAX_SHARED_BYTES, MAX_STORAGE_BUFFERS, MAX_THREADS, varian
 
 # The default limits of WebGPU, which every device has (W3C, WebGPU, 3.6.2).
 MAX_BINDING_BYTES = 128 << 20
-EXTRA_ACTIVATIONS: tuple[str, ...] = ()
+EXTRA_ACTIVATIONS: tuple[str, ...] = ("int8",)
 HOST_TABLES = True
 UNIT_SCALES = True
 LAYOUT: Layout = "rows"
@@ -37,7 +38,9 @@ TVM_TARGET = {
     "max_shared_memory_per_block": MAX_SHARED_BYTES,
     "supports_subgroups": False,
 }
-NEEDS = {"float16": ["shader-f16"], "float32": []}
+NEEDS = {"int8": [INTEGER_DOTS], "float16": ["shader-f16"], "float32": []}
+# The functions of that language feature.
+PACKED_FUNCTIONS = ("dot4U8Packed(", "dot4I8Packed(", "pack4xU8(")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ def checked(kernel: Kernel, lowered: LoweredKernel) -> WgslKernel:
     assert kernel.workgroup_size <= MAX_THREADS, (kernel.name, kernel.workgroup_size)
     assert kernel.shared_bytes <= MAX_SHARED_BYTES, (kernel.name, kernel.shared_bytes)
     text = with_subgroups(lowered.source) if kernel.subgroups else lowered.source
+    if any(function in text for function in PACKED_FUNCTIONS):
+        text = f"requires {INTEGER_DOTS};\n{text}"
     # TVM appends the index of the last workgroup in x to the dims; workgroups beyond it return.
     return WgslKernel(kernel, text, lowered.entry, lowered.buffers, (*lowered.scalars, ["sub", kernel.grid[0], 1]))
 

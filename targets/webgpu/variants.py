@@ -10,10 +10,14 @@ from dataclasses import replace
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.attention_tile import TileOptions
+from nearfar.compiler.kernels.integer_groups import FEATURE as INTEGER_DOTS
+from nearfar.compiler.kernels.linear_dot_tile import DotTileShape, linear_dot_tile
+from nearfar.compiler.kernels.linear_dots import DotShape, linear_dots
 from nearfar.compiler.kernels.linear_subgroup import SubgroupShape, linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
-from nearfar.compiler.kernels.linear_vector import VectorShape
+from nearfar.compiler.kernels.linear_vector import VectorShape, power_of_two
 from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.kernels.quantize_rows import groups_of, quantize_rows
 from nearfar.targets import gpu_variants
 from nearfar.targets.context import Context
 from nearfar.targets.gpu_attention import AttentionNumbers
@@ -21,11 +25,12 @@ from nearfar.targets.gpu_variants import (
     VECTOR_TEMPLATES,
     GpuNumbers,
     few_rows,
+    num_buffers,
     tile_variant,
     vector_shape,
     vector_variant,
 )
-from nearfar.targets.variant import Variant, kernel
+from nearfar.targets.variant import KernelCall, Variant, kernel
 
 # Bytes of workgroup memory, threads of a workgroup and buffers of a kernel that every device has (W3C, WebGPU, 3.6.2).
 MAX_SHARED_BYTES = 16 << 10
@@ -80,18 +85,63 @@ def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
 
 
 def projection_variants(facts: Projection, activation: str) -> list[Variant]:
-    """The kernels of one projection; with float16 activations, also tiles of float16."""
+    """The kernels of one projection; with float16 activations, also tiles of float16. With int8 activations, kernels of
+    integers come first for few rows and for many; a tuner may prefer the others.
+    """
     subgroup = kernel(linear_subgroup, facts=facts, shape=SubgroupShape())
+    few_dots, many_dots = integer_variants(facts) if activation == "int8" else ([], [])
     variants = [
+        *few_dots,
         *(vector_variant(facts, shape, NUMBERS) for shape in vector_shapes(facts)),
         Variant((subgroup,), when=few_rows(facts, NUMBERS), needs=("subgroups", "subgroup_id")),
     ]
+    variants += many_dots
     many: Condition = [">", facts.batch, MIN_WIDE_TILE_ROWS if facts.weight_rows >= WIDE else MIN_NARROW_TILE_ROWS]
     for tile, when in ((LARGE_TILE, many), (SMALL_TILE, None)):
         if activation == "float16":
             variants.append(tile_variant(facts, replace(tile, dtype="float16"), when, needs=("shader-f16",)))
         variants.append(tile_variant(facts, tile, when))
     return variants
+
+
+def integer_variants(facts: Projection) -> tuple[list[Variant], list[Variant]]:
+    """The kernels of integer products for few rows and for many, behind one that quantizes the rows; none for weights
+    that are floats, or if a kernel needs too many buffers. Products of unsigned bytes first: some drivers emulate
+    signed ones (Mesa's for Adreno, three times the instructions).
+    """
+    rest = replace(facts, load=())
+    # The scales of rows are a buffer of their own, and so are codes.
+    own, loads = num_buffers(rest) + 1, num_buffers(facts) - num_buffers(rest)
+    if not facts.weight.scale_dtype or max(own, 3 + loads) > MAX_STORAGE_BUFFERS:
+        return [], []
+    few, many = [], []
+    for signed in (False, True):
+        rows = kernel(
+            quantize_rows,
+            batch=facts.batch,
+            columns=facts.columns,
+            x_dtype=facts.x_dtype,
+            load=facts.load,
+            halves=facts.weight.scales_a_chunk == 2,
+            signed=signed,
+        )
+
+        def after(product: KernelCall, when: Condition = None, rows: KernelCall = rows) -> Variant:
+            return Variant((rows, product), when=when, needs=(INTEGER_DOTS,))
+
+        few += [
+            after(kernel(linear_dots, facts=rest, shape=shape), few_rows(facts, NUMBERS))
+            for shape in dot_shapes(facts, signed=signed)
+        ]
+        shape = DotTileShape(signed=signed) if facts.weight_rows >= WIDE else DotTileShape(32, 32, signed=signed)
+        many.append(after(kernel(linear_dot_tile, facts=rest, shape=shape)))
+    return few, many
+
+
+def dot_shapes(facts: Projection, *, signed: bool) -> list[DotShape]:
+    """The shapes of the integer kernels for few rows, the default first: four rows of a thread share its input."""
+    lanes = min(16, max(4, power_of_two(groups_of(facts.columns))))
+    return [DotShape(64, lanes, MOST_ROWS // halves(facts), signed=signed)]
 
 
 def vector_shapes(facts: Projection) -> list[VectorShape]:

@@ -20,6 +20,7 @@ from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.plan import Step, make_plan
 from nearfar.compiler.ir.rope import rope_table
+from nearfar.compiler.kernels.quantize_rows import quantize_rows
 from nearfar.targets.context import Context, sizes
 from nearfar.targets.gpu_attention import DECODE
 from nearfar.targets.variant import Variant
@@ -98,6 +99,7 @@ def case_of(name: str, row: Variant, step: Step, context: Context, activation: s
     runs = lambda: [run_of(name, step, context, activation, size) for size in counts]  # noqa: E731
     build = lambda: [call.build() for call in row.kernels]  # noqa: E731
     rounds = [call.facts["shape"].dtype for call in row.kernels if hasattr(call.facts.get("shape"), "dtype")]
+    rounds += ["int8" for call in row.kernels if call.template is quantize_rows]
     if step.op == "ragged_attention" and "weight" in step.inputs and len(row.kernels) > 1:
         # The first kernel stores activations for the second.
         rounds.append(activation)

@@ -62,8 +62,8 @@ def test_int8_beside_other_activations_has_rows_of_its_own(for_arm: Path) -> Non
                 assert facts["bits"] == (8 if row.activation == "int8" else 16)
 
 
-def test_int8_is_for_cpus_and_integer_weights(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    for target, quantization in (("webgpu", "q4f16"), ("cpu", "f16")):
+def test_int8_is_for_cpus_webgpu_and_integer_weights(tiny_checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    for target, quantization in (("cuda", "q4f16"), ("webgpu", "f16"), ("cpu", "f16")):
         options = CompileOptions(target=target, quantization=quantization, activations=("int8",))
         with pytest.raises(RequestError, match="--activations int8: quantization"):
             compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", options)

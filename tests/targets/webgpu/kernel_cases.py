@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from attention_cases import attention_cases
 from elementwise_cases import elementwise_cases
+from integer_cases import integer_cases
 from kernel_harness import Case
 from lora_cases import lora_cases
 from projection_cases import projection_cases, stored_projection_cases
@@ -21,6 +22,7 @@ from sampling_cases import sampling_cases
 def all_cases() -> Iterator[Case]:
     yield from projection_cases()
     yield from stored_projection_cases()
+    yield from integer_cases()
     yield from row_cases()
     yield from attention_cases()
     yield from rope_cases()

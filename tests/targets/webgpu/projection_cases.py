@@ -186,7 +186,15 @@ def projection_name(template: str, quantization: str, columns: int, outputs: int
     )
 
 
-def projection_run(name: str, facts: Projection, options: dict[str, object], quantization: str, size: int) -> Run:
+def projection_run(
+    name: str,
+    facts: Projection,
+    options: dict[str, object],
+    quantization: str,
+    size: int,
+    changed: Callable[[Array], Array] = lambda x: x,
+) -> Run:
+    """``changed`` returns the input for a random one."""
     rng = random(name)
     fmt = quant.form_by_name(quantization)
     planes = random_planes(fmt, rng, facts.weight_rows, facts.columns)
@@ -194,6 +202,7 @@ def projection_run(name: str, facts: Projection, options: dict[str, object], qua
     arrays: dict[str, Array] = {"x": rng.normal(size=(size, facts.columns)).astype(facts.x_dtype)}
     if options.get("centered"):
         arrays["x"] += 2
+    arrays["x"] = changed(arrays["x"])
     for role, (rows, *columns) in parts.shapes.items():
         mean, deviation = (1, 0.3) if role.endswith("_weight") else (0, 1)
         shape = (size if rows == facts.batch else rows, *columns)

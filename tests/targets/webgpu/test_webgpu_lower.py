@@ -121,6 +121,31 @@ def test_kernels_with_subgroups_state_their_requirements(compile_tiny: Callable[
     assert found
 
 
+def test_int8_has_integer_products_first_which_state_their_requirement(compile_tiny: Callable[..., Path]) -> None:
+    path = compile_tiny("qwen3", "q4f16", activations=("int8", "float32"), self_test=False)
+    manifest = (bundle := open_bundle(path)).manifest
+    feature = "packed_4x8_integer_dot_product"
+    assert [entry.needs for entry in manifest.activations] == [[feature], []]
+    products = {"linear_dots", "linear_dot_tile"}
+    for step in manifest.plan("generate").steps:
+        rows = manifest.variants[step.variants]
+        if step.op == "linear":
+            own = [row for row in rows if row.activation == "int8"]
+            few, many = ([row for row in own if row.when == when] for when in (rows[0].when, None))
+            assert rows[0].when is not None
+            for first in (few[0], many[0]):
+                assert manifest.kernels[first.kernels[-1]].template in products
+            # What a tuner may prefer is as exact as float32, and runs anywhere.
+            assert manifest.kernels[many[-1].kernels[-1]].template == "linear_tile"
+        for row in rows:
+            for name in row.kernels:
+                kernel = manifest.kernels[name]
+                needs = kernel.template in {*products, "quantize_rows"}
+                code = (bundle.path / kernel.file).read_text()
+                assert code.startswith(f"requires {feature};") == needs
+                assert not needs or (row.activation, row.needs) == ("int8", [feature])
+
+
 @pytest.mark.parametrize(
     ("quantization", "limit"), [("q4f16", 40_000), pytest.param("q8f16", 128 << 20, marks=pytest.mark.exhaustive)]
 )

@@ -16,7 +16,7 @@ from conftest import compiler_of
 from light_bundle import kernels_for
 from made_once import shared_folder
 from ragged import chunked_logits
-from tolerances import F32, KV_Q4, KV_Q4_F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, relative_error
+from tolerances import F32, INT8, INT8_MODEL, KV_Q4, KV_Q4_F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, relative_error
 
 from nearfar.compiler import quant
 from nearfar.compiler.bundle.folder import open_bundle
@@ -27,6 +27,7 @@ from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
+from nearfar.targets.cpu.runner import CpuRunner
 from nearfar.targets.webgpu import lower
 from nearfar.targets.webgpu.device import choose_activation, features_of, preferred_adapter
 from nearfar.targets.webgpu.runner import WebGPURunner
@@ -69,6 +70,31 @@ def test_logits_are_those_of_the_reference_in_the_same_activation_dtype(
         found = chunked_logits(runner, prompt_token_ids[: 75 if chunk == 75 else 12], chunk)
         assert relative_error(found, expected[: len(found)]) < OF_ACTIVATION[activation], chunk
     runner.close()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "quantization"), [("qwen3", "q4f16"), pytest.param("phi3", "q8f16", marks=pytest.mark.exhaustive)]
+)
+def test_int8_activations_give_the_logits_of_those_on_a_cpu(
+    checkpoint: str, quantization: str, compile_few: CompileTiny, compile_base: CompileTiny, prompt_token_ids: list[int]
+) -> None:
+    options = {"activations": ("int8",), "self_test": False}
+    bundle = open_bundle(compile_few(checkpoint, quantization, **options))
+    reference = ReferenceRunner(bundle, activation="float32")
+    cpu = CpuRunner(open_bundle(compile_base(checkpoint, quantization, target="cpu", **options)), limits=ALL_ROWS)
+    runner = WebGPURunner(bundle, limits=ALL_ROWS)
+    assert runner.activation == cpu.activation == "int8"
+    right = chunked_logits(reference, prompt_token_ids, 75)
+    assert F32 < relative_error(chunked_logits(runner, prompt_token_ids, 75), right) < INT8_MODEL
+    # Kernels of few rows and of many.
+    for count in (4, 7):
+        texts = [prompt_token_ids[start : start + count] for start in range(0, 63, count)]
+        errors = [relative_error(chunked_logits(runner, ids, count), chunked_logits(cpu, ids, count)) for ids in texts]
+        # A device may break a tie between two codes differently, which the text's later rows and layers spread.
+        assert np.median(errors) < F32, count
+        assert max(errors) < INT8, count
+    for each in (cpu, runner):
+        each.close()
 
 
 @pytest.mark.parametrize(
@@ -192,7 +218,7 @@ def test_a_gpu_precedes_a_cpu_and_the_wanted_features_decide_among_equals(monkey
 
 def test_a_device_of_wgpu_with_subgroups_has_what_variants_need() -> None:
     assert {"subgroups", "subgroup_id"} <= features_of({"subgroup"})
-    assert features_of({"shader-f16"}) == {"shader-f16"}
+    assert features_of({"shader-f16"}) == {"shader-f16", "packed_4x8_integer_dot_product"}
 
 
 def test_a_device_without_f16_is_named_when_the_bundle_has_nothing_else(compile_tiny: CompileTiny) -> None:

@@ -541,7 +541,7 @@ export interface KernelEntry {
   readonly shared_bytes: number;
 }
 
-/** One way to run a step: ``kernels`` in order. A runtime uses the first one that fits. A later one with the same condition is an alternative that a tuner may put first. ``activation`` None fits all dtypes; ``when`` None fits every batch. ``needs`` lists features of the device ("subgroups", "avx512") and of its shading language ("subgroup_id"). */
+/** One way to run a step: ``kernels`` in order. A runtime uses the first one that fits. A later one with the same condition is an alternative that a tuner may put first. ``activation`` None fits all dtypes; ``when`` None fits every batch. ``needs`` lists features of the device ("subgroups", "avx512") and of its shading language ("subgroup_id", "packed_4x8_integer_dot_product"). */
 export interface VariantEntry {
   readonly kernels: readonly string[];
   readonly activation: "float32" | "float16" | "bfloat16" | "int8" | null;
@@ -549,7 +549,7 @@ export interface VariantEntry {
   readonly when: Condition;
 }
 
-/** An activation dtype, and the device features that it needs. Without them, a runtime uses the next entry. */
+/** An activation dtype, and the features that it needs, as `VariantEntry` lists them. Without them, a runtime uses the next entry. */
 export interface ActivationEntry {
   readonly dtype: "float32" | "float16" | "bfloat16" | "int8";
   readonly needs: readonly string[];

@@ -237,7 +237,7 @@ function bytesOf(dtype: "float32" | "int32" | "uint32" | "float16" | "bfloat16" 
     case "float32":
     case "int32":
     case "uint32":
-    // Activations of int8 are stored as float32. No bundle for WebGPU has them.
+    // Activations of int8 are stored as float32; projections round their input.
     case "int8":
       return 4;
     case "float16":
