@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,9 +49,9 @@ LOAD = """async ([bundle, prompt, maxTokens, options]) => {
     const tuning = await engine.exportTuning();
     const ids = [];
     for await (const { tokenId } of engine.generateTokens({ promptIds: prompt, maxTokens })) ids.push(tokenId);
-    const { selfTest, kernels } = engine.info;
+    const { activation, selfTest, kernels } = engine.info;
     engine.destroy();
-    return { selfTest, kernels, ids, tuning, phases: [...phases], compiled: window.compiled };
+    return { activation, selfTest, kernels, ids, tuning, phases: [...phases], compiled: window.compiled };
 }"""
 MAX_TOKENS = 12
 # Every kernel leaves the workgroups beyond its last one alone.
@@ -174,6 +175,63 @@ def test_a_measured_tuning_ships_with_a_bundle_and_answers_stay(
     assert shipped["tuning"] == turned
     assert shipped["ids"] == expected["token_ids"]
     assert shipped["kernels"] < measured["kernels"], "what the record puts last is not even compiled"
+
+
+@pytest.fixture(scope="module")
+def integer_bundle(site: Path) -> Path:
+    """The model with 4-bit weights and int8 activations, whose projections have the rows that run by default."""
+    path = site / "int8"
+    shutil.copytree(page_bundle(keep=("linear",), quantization="q4f32", activations=("int8", "float32")), path)
+    manifest = manifest_of(path)
+    for step in manifest["plans"]["generate"]["steps"]:
+        if step["op"] == "linear":
+            rows = manifest["variants"][step["variants"]]
+            exact = [[row for row in rows if row["activation"] == dtype][-1] for dtype in ("int8", "float32")]
+            manifest["variants"][step["variants"]] = [row for row in rows if "packed" in str(row["needs"])] + exact
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    return path
+
+
+def test_int8_answers_as_the_python_runner_does(
+    page: Page, address: str, expected: dict[str, list[int]], integer_bundle: Path, vulkan: None  # noqa: ARG001
+) -> None:
+    from nearfar.targets.webgpu.runner import WebGPURunner
+
+    bundle, prompt = open_bundle(integer_bundle), expected["prompt_token_ids"]
+    runner = WebGPURunner(bundle)
+    assert runner.activation == "int8"
+    ids = list(generate(runner, prompt, MAX_TOKENS, Sampler()))
+    runner.close()
+    found = load(page, address, "int8", expected)
+    assert (found["activation"], found["selfTest"]["state"], found["ids"]) == ("int8", "passed", ids)
+    tolerances = manifest_of(integer_bundle)["self_test"]["tolerances"]
+    assert tolerances["float32"] < found["selfTest"]["largestDeviation"] < tolerances["int8"]
+    kernels = manifest_of(integer_bundle)["kernels"]
+    templates = {kernels[name]["template"] for name in found["compiled"] if name in kernels}
+    assert {"quantize_rows", "linear_dots", "linear_dot_tile"} <= templates
+
+
+@pytest.mark.exhaustive
+def test_a_device_whose_integer_products_are_wrong_answers_with_the_next_dtype(
+    page: Page, address: str, expected: dict[str, list[int]], integer_bundle: Path, site: Path
+) -> None:
+    shutil.copytree(integer_bundle, site / "lies")
+    manifest = manifest_of(site / "lies")
+    # As on a device that multiplies signed bytes as unsigned ones, or the other way around.
+    for kernel in manifest["kernels"].values():
+        if kernel["template"] in ("linear_dots", "linear_dot_tile"):
+            file = site / "lies" / kernel["file"]
+            code = file.read_text().replace("dot4U8Packed", "other").replace("dot4I8Packed", "dot4U8Packed")
+            code = re.sub(r"\bother\(", "u32_of(", code).replace("dot4U8Packed(", "i32_of(")
+            code += "fn u32_of(a: u32, b: u32) -> u32 { return bitcast<u32>(dot4I8Packed(a, b)); }\n"
+            file.write_text(code + "fn i32_of(a: u32, b: u32) -> i32 { return bitcast<i32>(dot4U8Packed(a, b)); }\n")
+            kernel["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (site / "lies/manifest.json").write_text(json.dumps(manifest))
+    found = load(page, address, "lies", expected)
+    assert (found["activation"], found["selfTest"]["state"]) == ("float32", "passed-with-switched-off")
+    assert "int8" in found["selfTest"]["switchedOff"]
+    exact = ReferenceRunner(open_bundle(integer_bundle), activation="float32")
+    assert found["ids"] == list(generate(exact, expected["prompt_token_ids"], MAX_TOKENS, Sampler()))
 
 
 def gates(step: dict[str, Any]) -> bool:

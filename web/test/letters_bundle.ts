@@ -5,7 +5,7 @@
 
 import { createHash } from "node:crypto";
 
-import type { Expr, KernelEntry, Manifest, WeightEntry } from "../src/runtime/manifest.js";
+import type { Expr, KernelEntry, Manifest, SelfTestEntry, WeightEntry } from "../src/runtime/manifest.js";
 import { FORMAT_VERSION } from "../src/runtime/manifest.js";
 import type { Source } from "../src/runtime/source.js";
 import { COPY, EMBED, SAMPLE, TAKE_ROWS, TOP } from "./letters_kernels.js";
@@ -299,7 +299,7 @@ export function bytesOf(text: string): Uint8Array<ArrayBuffer> {
 }
 
 // One of the eight logits is 10, the others are 0.
-const SELF_TEST: Manifest["self_test"] = {
+export const SELF_TEST: SelfTestEntry = {
   prompt_ids: Array.from({ length: 20 }, (_, index) => (5 * index) % 8),
   rows: Array.from({ length: 20 }, (_, index) => {
     const next = (15 * index + 1) % 8;

@@ -55,9 +55,9 @@ export async function openDevice(
   without: ReadonlySet<ActivationDtype> = new Set(),
 ): Promise<OpenDevice> {
   const adapter = options.adapter ?? (await findAdapter(options.gpu));
-  const activation = chooseActivation(manifest, adapter.features, without);
+  const known = knownFeatures(adapter, options.gpu);
+  const activation = chooseActivation(manifest, known, without);
   const needs = manifest.activations.find((entry) => entry.dtype === activation)?.needs ?? [];
-  const known = new Set([...adapter.features, ...languageFeatures(options.gpu)]);
   const features = new Set([
     ...needs,
     ...variantNeeds(manifest, known),
@@ -109,9 +109,9 @@ export function adapterEntry({ vendor, architecture, device, description }: GPUA
   return { vendor, architecture, device, description };
 }
 
-/** The features of the browser's WGSL beyond its first version. */
-function languageFeatures(gpu: GPU | undefined): Iterable<string> {
-  return findGpu(gpu)?.wgslLanguageFeatures ?? [];
+/** The features of an adapter, and those of the browser's WGSL beyond its first version. */
+export function knownFeatures({ features }: GPUAdapter, gpu: GPU | undefined): ReadonlySet<string> {
+  return new Set([...features, ...(findGpu(gpu)?.wgslLanguageFeatures ?? [])]);
 }
 
 /** Some pages and browsers switch WebGPU off by setting navigator.gpu to null. */

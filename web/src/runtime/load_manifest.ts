@@ -106,7 +106,7 @@ const ACTIVATIONS = "=float32|float16";
 /** Of some types, WebGPU and ONNX Runtime in browsers have fewer values. */
 const TYPES: Readonly<Record<string, string | object>> = {
   ...types,
-  Activation: ACTIVATIONS,
+  Activation: `${ACTIVATIONS}|int8`,
   ExportActivation: ACTIVATIONS,
   Layout: "=rows",
 };

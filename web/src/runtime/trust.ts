@@ -8,11 +8,12 @@ import { unlessAborted } from "./abort.js";
 import type { Bundle } from "./bundle.js";
 import { bundleId } from "./bundle.js";
 import type { Choices } from "./choices.js";
+import { variantName } from "./choices.js";
 import type { DeviceTest } from "./device_test.js";
 import { deviceTest } from "./device_test.js";
 import type { DeviceOptions, OpenDevice } from "./device.js";
-import { adapterEntry, findAdapter, openDevice } from "./device.js";
-import type { AdapterEntry, Manifest, TuningEntry } from "./manifest.js";
+import { adapterEntry, findAdapter, knownFeatures, openDevice } from "./device.js";
+import type { AdapterEntry, Manifest, TuningEntry, VariantEntry } from "./manifest.js";
 import { largestBuffer } from "./memory.js";
 import { poolWithin } from "./memory_plan.js";
 import type { Notes } from "./notes.js";
@@ -49,8 +50,8 @@ export interface SelfTestInfo {
   /** "untested": the bundle has no self-test, or it was switched off. */
   readonly state: "passed" | "passed-with-switched-off" | "untested";
   /**
-   * Variants that this device computes wrongly or refuses, and "float16" if float16 activations are always wrong. They
-   * do not run.
+   * Variants that this device computes wrongly or refuses, and "float16" or "int8" if such activations are always
+   * wrong. They do not run.
    */
   readonly switchedOff: readonly string[];
   /**
@@ -89,6 +90,8 @@ interface Remembered {
 }
 
 const SEARCH_LIMIT_MS = 60_000;
+/** What the integer products of int8 need (W3C, WGSL, 4.1.2). */
+const INTEGER_DOTS = "packed_4x8_integer_dot_product";
 
 const UNTESTED: SelfTestInfo = {
   state: "untested",
@@ -148,9 +151,9 @@ export async function openTrusted(
     const wantsTuning = tuning === null && mayTune;
     const before: Choices = { off: new Set(remembered?.switchedOff), front: tuning?.variants ?? {} };
     const complete = wantsTuning || alternatives;
+    const known = knownFeatures(adapter, options.gpu);
     const isLast = manifest.activations.every(
-      ({ dtype, needs }) =>
-        dtype === activation || without.has(dtype) || needs.some((need) => !adapter.features.has(need)),
+      ({ dtype, needs }) => dtype === activation || without.has(dtype) || needs.some((need) => !known.has(need)),
     );
     let runner: Runner;
     try {
@@ -173,8 +176,8 @@ export async function openTrusted(
     search.begin(start, without.size);
     const { signal = new AbortController().signal } = runnerOptions;
     const verdict = await verdictOf(opened, test, before, search, signal);
-    if (verdict.passed) {
-      const off = new Set([...verdict.off, ...runner.refused]);
+    const off = new Set([...verdict.off, ...runner.refused]);
+    if (verdict.passed && (isLast || !isHollow(activation, runner.rows, off))) {
       const switchedOff = [...without.keys(), ...off];
       const result: Remembered = {
         activation,
@@ -195,6 +198,15 @@ export async function openTrusted(
     without.set(activation, verdict.deviation);
     if (isLast) throw wrongDevice(device, without, test, search);
   }
+}
+
+/**
+ * Whether this device computes no integer product of int8 correctly: what its lists have besides them is slower than
+ * the next dtype.
+ */
+function isHollow(activation: ActivationDtype, lists: Runner["rows"], off: ReadonlySet<string>): boolean {
+  const remains = (row: VariantEntry): boolean => row.needs.includes(INTEGER_DOTS) && !off.has(variantName(row));
+  return activation === "int8" && off.size > 0 && ![...lists.values()].flat().some(remains);
 }
 
 /** The time of one load's searches, which begins with its first test, and the count of all its trials. */

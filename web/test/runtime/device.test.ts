@@ -79,6 +79,26 @@ test("a variant may need a feature of WGSL itself, which is not requested", asyn
   expect(requests.map(({ requiredFeatures }) => requiredFeatures)).toEqual([["subgroups"], ["subgroups"]]);
 });
 
+test("an activation dtype may need a feature of WGSL itself", async () => {
+  const dots = "packed_4x8_integer_dot_product";
+  const { manifest } = lettersBundle({ activations: [{ dtype: "int8", needs: [dots] }, FULL] });
+  const requests: GPUDeviceDescriptor[] = [];
+  const adapter = {
+    features: new Set(),
+    limits: {},
+    info: { description: "any" },
+    requestDevice: (descriptor: GPUDeviceDescriptor) => {
+      requests.push(descriptor);
+      return Promise.resolve({});
+    },
+  } as unknown as GPUAdapter;
+  const open = (features: string[]): ReturnType<typeof openDevice> =>
+    openDevice(manifest, { adapter, gpu: { wgslLanguageFeatures: new Set(features) } as unknown as GPU }, () => 0);
+  expect((await open([dots])).activation).toBe("int8");
+  expect((await open([])).activation).toBe("float32");
+  expect(requests.map(({ requiredFeatures }) => requiredFeatures)).toEqual([[], []]);
+});
+
 test("a limit beyond the device's is a DeviceError that names it", async () => {
   const gpu = dawn("backend=null");
   const opening = openDevice(lettersBundle().manifest, { gpu }, () => 2 ** 50);

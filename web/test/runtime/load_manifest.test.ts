@@ -79,7 +79,10 @@ test.each([
   [{ context: 2.5 }, "context must be an integer from 1 to 2147483647, not 2.5"],
   [{ shards: {} }, "shards must be a list, not {}"],
   [{ kernels: [] }, "kernels must be an object"],
-  [{ activations: [{ dtype: "int8", needs: [] }] }, 'activations[0].dtype must be "float32" or "float16"'],
+  [
+    { activations: [{ dtype: "bfloat16", needs: [] }] },
+    'activations[0].dtype must be "float32" or "float16" or "int8"',
+  ],
   [
     { lora: { rank: 1, modules: { q: [{ a: "a", b: "b", part: 0, start: 0, stop: 4, first_row: 0 }] } } },
     "lora.modules.q[0].factor must be a number, not missing",

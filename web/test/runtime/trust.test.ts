@@ -11,7 +11,7 @@ import type { Manifest, VariantEntry } from "../../src/runtime/manifest.js";
 import { Runner } from "../../src/runtime/runner.js";
 import { dawn } from "../../tools/dawn.js";
 import type { LettersBundle } from "../letters_bundle.js";
-import { bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
+import { bytesOf, lettersBundle, memorySource, SELF_TEST } from "../letters_bundle.js";
 import { EMBED } from "../letters_kernels.js";
 import { VECTOR_TEST, vectorLetters } from "../vector_letters.js";
 import { MemoryNotes } from "./memory_notes.js";
@@ -343,6 +343,52 @@ withGpu(
     }
   },
 );
+
+// Here, int8 is computed as float32 too, and its integer products are the rows that need their feature.
+const INTEGER_DOTS = "packed_4x8_integer_dot_product";
+const WITH_INT8: Partial<Manifest> = {
+  activations: [
+    { dtype: "int8", needs: [INTEGER_DOTS] },
+    { dtype: "float32", needs: [] },
+  ],
+  self_test: { ...SELF_TEST, tolerances: { int8: 0.05, float32: 0.001 } },
+};
+const DOTS = { activation: "int8", needs: [INTEGER_DOTS] } as const;
+const INT8 = { activation: "int8" } as const;
+
+withGpu.each([
+  ["computes all integer products wrongly", [row("embed_wrong", DOTS), row("embed_nan", DOTS)]],
+  ["refuses all integer products", [row("embed_refused", DOTS)]],
+])("a device that %s gets the next dtype, although the other rows of int8 are right", async (_, products) => {
+  const bundle = bundleOf([...products, row("embed_many", INT8), row("embed_few", FULL)], WITH_INT8);
+  const notes = new MemoryNotes();
+  for (const remembered of [false, true]) {
+    const engine = await load(bundle, { notes, tuning: true });
+    expect(engine.info).toMatchObject({
+      activation: "float32",
+      selfTest: { state: "passed-with-switched-off", switchedOff: ["int8"], remembered },
+    });
+    expect(await answer(engine)).toEqual(RIGHT);
+    engine.destroy();
+  }
+  // Without another dtype, the other rows of int8 answer.
+  const { activations = [], ...rest } = WITH_INT8;
+  const alone = bundleOf([...products, row("embed_many", INT8)], { ...rest, activations: activations.slice(0, 1) });
+  expect(await selfTestOf(alone)).toMatchObject({ state: "passed-with-switched-off", ids: RIGHT });
+});
+
+withGpu("int8 stays if one of its two products is right, and without their feature the next dtype runs", async () => {
+  const rows = [row("embed_wrong", DOTS), row("embed_many", DOTS), row("embed_few", INT8), row("embed_few", FULL)];
+  const bundle = bundleOf(rows, WITH_INT8);
+  const engine = await load(bundle);
+  expect(engine.info).toMatchObject({ activation: "int8", selfTest: { switchedOff: ["embed_wrong"] } });
+  expect(await answer(engine)).toEqual(RIGHT);
+  engine.destroy();
+  const older = { wgslLanguageFeatures: new Set(), requestAdapter: gpu.requestAdapter.bind(gpu) } as unknown as GPU;
+  const other = await load(bundle, { gpu: older });
+  expect(other.info).toMatchObject({ activation: "float32", selfTest: { state: "passed" } });
+  other.destroy();
+});
 
 withGpu("if the device refuses all float16 rows, float32 rows replace them", async () => {
   const result = await selfTestOf(bundleOf([row("embed_refused", HALF), row("embed_many", FULL)], BOTH));
