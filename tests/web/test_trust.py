@@ -193,7 +193,11 @@ def integer_bundle(site: Path) -> Path:
 
 
 def test_int8_answers_as_the_python_runner_does(
-    page: Page, address: str, expected: dict[str, list[int]], integer_bundle: Path, vulkan: None  # noqa: ARG001
+    page: Page,
+    address: str,
+    expected: dict[str, list[int]],
+    integer_bundle: Path,
+    vulkan: None,  # noqa: ARG001
 ) -> None:
     from nearfar.targets.webgpu.runner import WebGPURunner
 
