@@ -43,6 +43,7 @@
 # make bench-decode-context  the time of a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds; TARGET=cpu for this machine's CPU
 # make bench-states  the ops with states on this machine's CPU: time of one row and of prompts; a decoded token after 128 and 32,768 tokens
 # make bench-cuda  load, decode and many sequences on this machine's NVIDIA GPU; BUNDLE=folder for one of your own
+# make bench-cuda-sass  the instructions of CUDA's kernels for one and two rows, without a GPU
 # make bench-cuda-projections  every candidate size of the projections' kernels on this machine's NVIDIA GPU, and the best
 # make gpu-check   everything that only a GPU can check, in at most 20 minutes; results in OUT=build/gpu-check, ONLY=part,part MINUTES=20
 # make gpu-prepare write everything that gpu-check needs from TVM to build/gpu-prepared.tar.xz, for a GPU machine without TVM; ARCH=sm_90
@@ -84,7 +85,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static bench-upstream bench-cuda-projections test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -300,6 +301,9 @@ bench-cuda: .venv/.dev
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) $(shell command -v python3.12) python3)
 gpu-check:
 	PYTHONPATH=tests/bench $(GPU_PYTHON) -m gpu_check $(if $(OUT),--out '$(OUT)') $(if $(ONLY),--only '$(ONLY)') $(if $(MINUTES),--minutes '$(MINUTES)') $(if $(REHEARSE),--rehearse)
+
+bench-cuda-sass: .venv/.dev
+	PYTHONPATH=tests/targets/cuda $(BIN)/python tests/bench/bench_cuda_sass.py
 
 bench-cuda-projections: .venv/.dev
 	$(BIN)/python tests/bench/bench_cuda_projections.py

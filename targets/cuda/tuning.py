@@ -1,10 +1,11 @@
 """The sizes of CUDA's projection kernels, as data for each architecture, and the rules that choose among them.
 
 `tests/bench/bench_cuda_projections.py` times every candidate on a GPU and prints the best beside the choice of these
-rules. On an H200 it did so with 4 bits for 1 to 16 rows; the other sizes are estimates. The reasoning, for an H100
-(sm_90: 132 multiprocessors, 3.35 TB/s, 600 to 800 ns for a read from memory): memory is busy only if 2.0 to 2.7 MB are
-in flight, which is 16 to 20 KB for each multiprocessor. So every multiprocessor needs a workgroup first, and then every
-workgroup as many copies in flight as its part of the matrix allows.
+rules. On an H200 it did so with 4 bits for 1 to 16 rows; the other sizes are estimates, and those of `linear_few`
+follow from a count of its instructions (`bench_cuda_sass.py`). The reasoning, for an H100 (sm_90: 132 multiprocessors,
+3.35 TB/s, 600 to 800 ns for a read from memory): memory is busy only if 2.0 to 2.7 MB are in flight, which is 16 to 20
+KB for each multiprocessor. So every multiprocessor needs a workgroup first, and then every workgroup as many copies in
+flight as its part of the matrix allows.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nearfar.compiler.kernels.builder import size_bytes
-from nearfar.compiler.kernels.cuda import linear_wgmma
+from nearfar.compiler.kernels.cuda import linear_few, linear_wgmma
 from nearfar.compiler.kernels.cuda.linear_async import AsyncShape
+from nearfar.compiler.kernels.cuda.linear_few import FewShape
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, is_plain, shared_bytes
 from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape
 from nearfar.compiler.kernels.cuda.rows16 import MAX_SPLIT_TILES, blocks_of
@@ -43,6 +45,16 @@ WGMMA_KINDS = ("q4", "q8")
 WGMMA_SIZE = 4096
 # wgmma's workgroups, one for each multiprocessor, have as many blocks in flight as fit, but no more than this.
 WGMMA_STAGES = (6, 5, 4, 3)
+# The sizes of linear_few: warps, tiles of a warp in all, and workgroups that share the columns.
+FEW_WARPS = (8, 4)
+FEW_TILES = 4
+FEW_SPLITS = (1, 2, 4)
+# The instructions of a warp of linear_few in SASS for sm_90 with 4-bit weights: in all, in a round of 128 columns, for
+# each of its tiles in a round, and if copies are started in the loop. An exchange between workgroups takes as long as
+# about 1,000 instructions (an estimate), and a scheduler needs two warps to be busy (an estimate).
+FEW_FIXED, FEW_ROUND, FEW_TILE, FEW_COPIES = 300, 20, 80, 27
+FEW_EXCHANGE, FEW_BUSY_WARPS = 1000, 2
+SCHEDULERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,9 @@ class Tuning:
 
     ``wgmma``: the GPU has these instructions. An H200 computes the projections of Llama-3.1-8B with 4-bit weights in
     0.55 to 0.85 of the time of the other kernels at 64 rows, and in 0.3 to 0.65 of it at 256 to 4,096 rows.
+
+    ``few_bytes``: the shared memory of a workgroup of `linear_few`. Half of a multiprocessor's, so that the next kernel
+    copies its first weights while the previous one still runs.
     """
 
     multiprocessors: int
@@ -64,6 +79,7 @@ class Tuning:
     mma: tuple[tuple[int, int], ...]
     pipelines: tuple[tuple[int, int], ...]
     wgmma: bool = False
+    few_bytes: int = MAX_SHARED_BYTES
 
 
 # Four weight rows per thread share each value of the input that they read from shared memory; with two, reading the
@@ -87,7 +103,7 @@ TUNINGS: Mapping[str, Tuning] = {
     # A100, L40S, H100 and B200. Other architectures use the numbers of the next older one.
     "sm_80": Tuning(108, VECTOR, MMA, PIPELINES),
     "sm_89": Tuning(142, VECTOR, MMA, PIPELINES),
-    "sm_90": Tuning(132, VECTOR, MMA, PIPELINES, wgmma=True),
+    "sm_90": Tuning(132, VECTOR, MMA, PIPELINES, wgmma=True, few_bytes=112 << 10),
     "sm_100": Tuning(148, VECTOR, MMA, PIPELINES),
 }
 
@@ -131,6 +147,47 @@ def vector_shape(facts: Projection, tuning: Tuning, x_rows: int) -> AsyncShape:
     shapes = vector_shapes(facts, tuning, x_rows)
     enough = [each for each in shapes if 10 * -(-facts.outputs // each.outputs) >= 9 * tuning.multiprocessors]
     return max(enough or shapes[-1:], key=lambda each: each.outputs)
+
+
+def few_shapes(facts: Projection, tuning: Tuning, x_rows: int) -> list[FewShape]:
+    """Every shape of `linear_few` that suits a matrix, each with as many stages as fit, in the order of `few_cost`."""
+    if not linear_few.supports(facts):
+        return []
+    blocks, shapes = blocks_of(facts.columns), set()
+    for splits in FEW_SPLITS if facts.norm is None else (1,):
+        for warps in FEW_WARPS:
+            # The fewest warps with as many rounds, but no split without columns.
+            rounds = -(-blocks // (warps * splits))
+            shape = FewShape(-(-blocks // (rounds * splits)), 1, 1, x_rows, splits)
+            if shape.rounds(facts.columns) * shape.warps * (splits - 1) >= blocks:
+                continue
+            for tiles in range(1, FEW_TILES // (2 if facts.gated else 1) + 1):
+                stages = few_stages(facts, tuning, replace(shape, tiles=tiles))
+                if stages:
+                    shapes.add(replace(shape, tiles=tiles, stages=stages))
+    return sorted(shapes, key=lambda each: (few_cost(facts, tuning, each), each.warps, each.tiles, each.splits))
+
+
+def few_stages(facts: Projection, tuning: Tuning, shape: FewShape) -> int:
+    """The most stages that fit, one for each round at most; 0 if there are too few."""
+    rounds = shape.rounds(facts.columns)
+    fitting = (each for each in range(rounds, 0, -1) if few_fits(facts, tuning, replace(shape, stages=each)))
+    stages = next(fitting, 0)
+    return stages if stages >= min(rounds, 2) else 0
+
+
+def few_fits(facts: Projection, tuning: Tuning, shape: FewShape) -> bool:
+    return linear_few.shared_bytes(facts, shape) <= tuning.few_bytes
+
+
+def few_cost(facts: Projection, tuning: Tuning, shape: FewShape) -> int:
+    """The instructions that a scheduler of the busiest multiprocessor issues, with those of two warps at least."""
+    rounds, tiles = shape.rounds(facts.columns), shape.tiles * (2 if facts.gated else 1)
+    copies = FEW_COPIES if shape.stages < rounds else 0
+    warp = FEW_FIXED + rounds * (FEW_ROUND + tiles * (FEW_TILE + copies))
+    workgroups = -(-facts.outputs // shape.outputs) * shape.splits
+    warps = -(-(-(-workgroups // tuning.multiprocessors) * shape.warps) // SCHEDULERS)
+    return max(warps, FEW_BUSY_WARPS) * warp + (FEW_EXCHANGE if shape.splits > 1 else 0)
 
 
 def tensor_core_shapes(facts: Projection, tuning: Tuning, dtype: str) -> list[tuple[MmaShape | WgmmaShape, int | None]]:

@@ -12,6 +12,7 @@ from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.attention_tile import TileOptions
 from nearfar.compiler.kernels.cuda.linear_async import linear_async
+from nearfar.compiler.kernels.cuda.linear_few import linear_few
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma, supports
 from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape, linear_wgmma
 from nearfar.compiler.kernels.cuda.rows16 import rows16
@@ -25,7 +26,7 @@ from nearfar.targets.variant import Variant, kernel
 
 from .nvrtc import DEFAULT_ARCH
 from .source import MAX_SHARED_BYTES, max_dynamic_bytes
-from .tuning import Tuning, tensor_core_shapes, tuning_for, vector_shape
+from .tuning import Tuning, few_shapes, tensor_core_shapes, tuning_for, vector_shape
 
 ATTENTION = AttentionNumbers(
     max_shared_bytes=MAX_SHARED_BYTES,
@@ -63,11 +64,10 @@ def projection_variants(facts: Projection, activation: str, tuning: Tuning) -> l
     """The kernels of one projection: 16-bit activations use tensor cores; float32 activations use float32
     throughout.
     """
-    vectors = vector_variants(facts, tuning)
     if activation == "float32" or not supports(facts):
-        return [*vectors, tile_variant(facts, TILE)]
+        return [*vector_variants(facts, tuning), tile_variant(facts, TILE)]
     return [
-        *vectors,
+        *(few_variants(facts, tuning) or vector_variants(facts, tuning)),
         *(
             tensor_core_variant(facts, activation, shape, batch)
             for shape, batch in tensor_core_shapes(facts, tuning, activation)
@@ -83,6 +83,19 @@ def vector_variants(facts: Projection, tuning: Tuning) -> list[Variant]:
             when=["<=", facts.batch, x_rows],
         )
         for x_rows in range(1, NUMBERS.max_vector_rows + 1)
+    ]
+
+
+def few_variants(facts: Projection, tuning: Tuning) -> list[Variant]:
+    """Kernels for one and two rows on tensor cores. They replace `vector_variants`, because they execute half of the
+    instructions; no GPU has timed them yet. None if the projection loads more than they compute, or does not fit.
+    """
+    shapes = [few_shapes(facts, tuning, x_rows) for x_rows in range(1, NUMBERS.max_vector_rows + 1)]
+    if not all(shapes):
+        return []
+    return [
+        Variant((kernel(linear_few, facts=facts, shape=best),), when=["<=", facts.batch, best.x_rows])
+        for best, *_ in shapes
     ]
 
 

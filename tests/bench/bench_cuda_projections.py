@@ -42,7 +42,8 @@ CANDIDATES_FILE, RESULTS_FILE = "candidates.json", "cuda_projections.json"
 # The parts are those that kernels get.
 NORM = {"op": "rms_norm", "eps": 1e-6, "centered": False, "row": None, "bias": False, "keep": False}
 NORMED: dict[str, Any] = {"load": [NORM], "x_dtype": "float32"}
-GATED: dict[str, Any] = {"store": [{"op": "gate_halves", "activation": "silu"}]}
+GATE = {"op": "gate_halves", "activation": "silu", "limit": None, "slope": 1.0, "shift": 0.0}
+GATED: dict[str, Any] = {"store": [GATE]}
 ADDED: dict[str, Any] = {"store": [{"op": "add"}], "y_dtype": "float32"}
 MATRICES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "0.6B qkv": (1024, 4096, NORMED),
@@ -54,8 +55,11 @@ MATRICES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "8B o": (4096, 4096, ADDED),
     "8B gate, up": (4096, 14336, {**NORMED, **GATED}),
     "8B down": (14336, 4096, ADDED),
+    "8B head": (4096, 128256, {**NORMED, "y_dtype": "float32"}),
 }
 MODELS = ("0.6B", "8B")
+# linear_async, linear_few, linear_mma and linear_wgmma.
+KERNELS = ("vector", "few", "mma", "wgmma")
 BATCHES = (1, 2, 4, 16, 32, 64, 128, 256, 1024)
 # More than the last cache of any GPU.
 COLD_BYTES = 256 << 20
@@ -91,7 +95,7 @@ def main() -> None:
     parser.add_argument("--quantization", default="q4f16")
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--rows", type=int, nargs="+", default=BATCHES, help="input rows (default: %(default)s)")
-    parser.add_argument("--kernel", choices=("vector", "mma"), help="default: both")
+    parser.add_argument("--kernel", choices=KERNELS, help="default: all")
     options = parser.parse_args()
     if options.half in ("prepare", "both"):
         arch = options.arch or (NvidiaDriver().arch if options.half == "both" else "sm_90")
@@ -181,13 +185,18 @@ def projection(columns: int, outputs: int, weight: WeightFormat, options: dict[s
 def variants_for(facts: Projection, tuning: Tuning, batch: int) -> Iterator[tuple[dict[str, Any], bool, Variant]]:
     """The shapes that make sense for a number of rows, whether the rules choose them, and their kernels."""
     from nearfar.compiler.kernels.cuda.linear_async import linear_async
+    from nearfar.compiler.kernels.cuda.linear_few import linear_few
     from nearfar.compiler.kernels.cuda.linear_mma import MmaShape
-    from nearfar.targets.cuda.tuning import tensor_core_shapes, vector_shape, vector_shapes
+    from nearfar.targets.cuda.tuning import few_shapes, tensor_core_shapes, vector_shape, vector_shapes
     from nearfar.targets.cuda.variants import NUMBERS, tensor_core_variant
     from nearfar.targets.variant import Variant, kernel
 
     if batch <= NUMBERS.max_vector_rows:
-        best = vector_shape(facts, tuning, batch)
+        fews = few_shapes(facts, tuning, batch)
+        for few in fews:
+            call = kernel(linear_few, facts=facts, shape=few)
+            yield {"kernel": "few", **asdict(few)}, few == fews[0], Variant((call,))
+        best = None if fews else vector_shape(facts, tuning, batch)
         for widest in vector_shapes(facts, tuning, batch):
             for stages in range(2, widest.stages + 1):
                 vector = replace(widest, stages=stages)
@@ -348,7 +357,8 @@ def graph_seconds(
 def print_best(timings: Sequence[Timing]) -> None:
     """The fastest shape of each matrix and number of rows, and that which the rules choose."""
     table = Table(title="projections on CUDA: the best of all candidates, and the choice of tuning.py")
-    for column in ("matrix", "rows", "best", "us", "GB/s of weights", "chosen", "us", "times slower"):
+    columns = ("matrix", "rows", "best", "us", "GB/s of weights", "chosen", "us", "times slower", "us, best of each")
+    for column in columns:
         table.add_column(column)
     for matrix, batch in dict.fromkeys((each.matrix, each.batch) for each in timings):
         own = [each for each in timings if (each.matrix, each.batch) == (matrix, batch)]
@@ -360,8 +370,14 @@ def print_best(timings: Sequence[Timing]) -> None:
             (described(each.shape), f"{each.microseconds:.1f}", f"{each.weight_gigabytes_per_second:.0f}")
             for each in (best, rule)
         ]
-        table.add_row(matrix, str(batch), *texts[0], *texts[1][:2], f"{ratio:.2f}")
-    Console(width=220).print(table)
+        each_best = {
+            name: min(each.microseconds for each in own if each.shape["kernel"] == name)
+            for name in KERNELS
+            if any(each.shape["kernel"] == name for each in own)
+        }
+        of_kernels = " ".join(f"{name} {microseconds:.1f}" for name, microseconds in each_best.items())
+        table.add_row(matrix, str(batch), *texts[0], *texts[1][:2], f"{ratio:.2f}", of_kernels)
+    Console(width=260).print(table)
 
 
 def described(shape: Mapping[str, Any]) -> str:

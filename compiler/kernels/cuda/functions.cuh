@@ -44,6 +44,13 @@ __device__ __forceinline__ float quad_sum(float value) {
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 
+__device__ __forceinline__ float pair_sum(float value) { return value + __shfl_xor_sync(0xffffffffu, value, 1); }
+__device__ __forceinline__ float warp_max(float value) {
+  for (int step = 16; step; step >>= 1) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, step));
+  return value;
+}
+__device__ __forceinline__ void warp_barrier() { __syncwarp(); }
+
 // A block has no third dimension, which the compiler cannot know.
 __device__ __forceinline__ uint unknown(uint value) { return value * blockDim.z; }
 
@@ -98,6 +105,15 @@ __device__ __forceinline__ void unpack_q4_f16(uint* pairs, uint word) {
   // High nibbles represent 16 times their code: (1,024 + 16 c) / 16 - 72 is c - 8.
   pairs[2] = multiply_add_f16((word & 0x00f000f0u) | 0x64006400u, SIXTEENTHS_F16, 0xd480d480u);
   pairs[3] = multiply_add_f16((next & 0x00f000f0u) | 0x64006400u, SIXTEENTHS_F16, 0xd480d480u);
+}
+// The same, but the high nibbles' weights are 72 more: 0x5400 is 64, and OR adds a code in bits 4 to 7 to it. The caller
+// holds the masks, 0x000f000f and 0x00f000f0, in registers.
+__device__ __forceinline__ void unpack_raised_q4_f16(uint* pairs, uint word, uint low, uint high) {
+  const uint next = word >> 8;
+  pairs[0] = multiply_add_f16((word & low) | 0x64006400u, ONES_F16, 0xe408e408u);
+  pairs[1] = multiply_add_f16((next & low) | 0x64006400u, ONES_F16, 0xe408e408u);
+  pairs[2] = (word & high) | 0x54005400u;
+  pairs[3] = (next & high) | 0x54005400u;
 }
 // 0x4300 is 128.
 __device__ __forceinline__ void unpack_q4_bf16(uint* pairs, uint word) {

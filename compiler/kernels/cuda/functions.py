@@ -7,9 +7,11 @@ this file define them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..builder import Scalar, extern, perform, result_of
+from ..vectors import lane_of
 
 # The 16-bit floats, as functions' names have them.
 SHORT = {"float16": "f16", "bfloat16": "bf16"}
@@ -51,6 +53,24 @@ def unpack_octet(kind: str, dtype: str, address: Scalar, codes: list[Scalar], sc
     perform(f"unpack_{kind}_{SHORT[dtype]}", address, *codes)
     if scale is not None:
         perform(f"scale_pairs_{SHORT[dtype]}", address, scale)
+
+
+def unpack_codes(kind: str, address: Scalar, codes: list[Scalar]) -> None:
+    """As `unpack_octet` to float16, without a scale."""
+    perform(f"unpack_{kind}_f16", address, *codes)
+
+
+def unpack_raised_nibbles(address: Scalar, codes: Scalar, masks: Sequence[Scalar]) -> None:
+    """As `unpack_codes` of 4 bits, but the last two pairs are 72 more than the weights. ``masks``: 0x000F000F and
+    0x00F000F0, as the results of `unknown`.
+    """
+    perform("unpack_raised_q4_f16", address, codes, *masks)
+
+
+def halves_of_word(word: Scalar) -> tuple[Scalar, Scalar]:
+    """The two float16 numbers of a word as float32."""
+    both = extern("float32x2", "unpack2x16float", word)
+    return lane_of(both, 0), lane_of(both, 1)
 
 
 def scale_codes(dtype: str, address: Scalar, codes: list[Scalar], scale: Scalar, offset: Scalar) -> None:
@@ -150,6 +170,21 @@ def any_in_warp(condition: Scalar) -> Scalar:
 def quad_max(value: Scalar) -> Scalar:
     """The largest float32 of the four threads that hold a row of a tile. Store it at once."""
     return result_of("float32", "quad_max", value)
+
+
+def pair_sum(value: Scalar) -> Scalar:
+    """The sum of the float32 of two adjacent threads. Store it at once."""
+    return result_of("float32", "pair_sum", value)
+
+
+def warp_max(value: Scalar) -> Scalar:
+    """The largest float32 of a warp. Store it at once."""
+    return result_of("float32", "warp_max", value)
+
+
+def warp_barrier() -> None:
+    """Wait for all threads of the warp. What they wrote to shared memory before is visible to them."""
+    perform("warp_barrier")
 
 
 def quad_sum(value: Scalar) -> Scalar:

@@ -22,7 +22,18 @@ from collections.abc import Sequence
 from ...ir.expr import Expr
 from ...ir.ops.parts import Part
 from ...quant.base import GROUP
-from ..builder import Array, Kernel, KernelBuilder, guard_below, magnitude, maximum, minimum, number, reinterpret
+from ..builder import (
+    Array,
+    Kernel,
+    KernelBuilder,
+    Scalar,
+    guard_below,
+    magnitude,
+    maximum,
+    minimum,
+    number,
+    reinterpret,
+)
 from ..linear_vector import power_of_two
 from ..maths import rms_factor
 from ..projection import Rows
@@ -122,17 +133,8 @@ def rows16(
                 for lane in range(4):
                     largest[0] = maximum(largest[0], magnitude(lane_of(values[quad_index], lane)))
 
-    exponent = kernel.local("exponent", 1, "uint32")
     row_largest = kernel.folded("largest_partials", thread, threads, largest[0], maximum)
-    exponent[0] = reinterpret(row_largest, "uint32") & number(EXPONENT_BITS, "uint32")
-    # The exponent is limited so that both the scale and its inverse are normal numbers.
-    exponent[0] = minimum(
-        maximum(exponent[0], number((SCALED_EXPONENT + 1) << 23, "uint32")), number(254 << 23, "uint32")
-    )
-    scale = kernel.let(
-        "scale", reinterpret(number((2 * 127 + SCALED_EXPONENT) << 23, "uint32") - exponent[0], "float32")
-    )
-    factor = reinterpret(exponent[0] - number(SCALED_EXPONENT << 23, "uint32"), "float32")
+    scale, factor = scale_of(kernel, row_largest)
     if norm is not None:
         total = kernel.folded("square_partials", thread, threads, sum_lanes(squares[0]), lambda one, other: one + other)
         factor = factor * rms_factor(total, columns, norm["eps"])
@@ -156,3 +158,17 @@ def rows16(
             for word, value in enumerate(pairs):
                 rows[(*location, word // 2 * 32 + row % 8 * 4 + chunk, word % 2 * 2 + below)] = value
     return kernel.finish()
+
+
+def scale_of(kernel: KernelBuilder, largest: Scalar) -> tuple[Scalar, Scalar]:
+    """The power of two that brings a number to 1,024 to 2,048, and its inverse."""
+    exponent = kernel.local("exponent", 1, "uint32")
+    exponent[0] = reinterpret(largest, "uint32") & number(EXPONENT_BITS, "uint32")
+    # The exponent is limited so that both the scale and its inverse are normal numbers.
+    exponent[0] = minimum(
+        maximum(exponent[0], number((SCALED_EXPONENT + 1) << 23, "uint32")), number(254 << 23, "uint32")
+    )
+    scale = kernel.let(
+        "scale", reinterpret(number((2 * 127 + SCALED_EXPONENT) << 23, "uint32") - exponent[0], "float32")
+    )
+    return scale, reinterpret(exponent[0] - number(SCALED_EXPONENT << 23, "uint32"), "float32")

@@ -12,6 +12,7 @@ from projection_cases import projection_facts, projection_name, projection_run
 
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.cuda.linear_async import AsyncShape, linear_async
+from nearfar.compiler.kernels.cuda.linear_few import FewShape, linear_few
 from nearfar.compiler.kernels.cuda.linear_mma import MmaShape, linear_mma
 from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape, linear_wgmma
 from nearfar.compiler.kernels.cuda.rows16 import rows16
@@ -120,11 +121,47 @@ WGMMA: tuple[tuple[str, str, str, int, int, dict[str, object]], ...] = (
 WGMMA_BATCHES = (1, 130)
 
 
+# One round and several, with a slot for each and with slots that are filled again; warps without columns of their own;
+# two rows; splits, whose last part is shorter.
+FEW_SHAPES = {
+    "one_warp": FewShape(1, 1, 2),
+    "all_at_once": FewShape(3, 2, 4),
+    "refilled": FewShape(2, 1, 2),
+    "two_rows": FewShape(2, 3, 3, x_rows=2),
+    "split": FewShape(2, 1, 2, splits=3),
+    "split_two_rows": FewShape(1, 2, 3, x_rows=2, splits=2),
+}
+FEW: tuple[tuple[str, str, int, int, dict[str, object]], ...] = (
+    ("one_warp", "q4f16", 1, 1, {"bias": True}),
+    ("all_at_once", "q4f16", 1100, 19, {"norm_eps": EPS, "bias": True, "residual": True, "offset": 18, "width": 47}),
+    ("two_rows", "q4f16", 2144, 50, {"batch": "R", "norm_eps": EPS, "residual": True}),
+    ("split", "q4f16", 1100, 33, {"x_dtype": "float16", "residual": True}),
+    ("split_two_rows", "q8f16", 700, 35, {"gated": True, "bias": True, "x_dtype": "bfloat16"}),
+    ("refilled", "q8f16", 1500, 6, {"gated": True, "norm_eps": EPS, "bias": True}),
+    ("refilled", "f16", 520, 19, {"gated": True, "x_dtype": "float16", "activation": "gelu"}),
+    ("all_at_once", "q2c", 1100, 37, {"norm_eps": EPS, "y_dtype": "float16"}),
+    ("refilled", "q2g64", 700, 17, {"x_step": 0.25}),
+    ("two_rows", "q4c", 1030, 7, {"norm_eps": EPS, "gated": True}),
+    ("one_warp", "q4f32", 250, 45, {"up_width": 60, "up_start": 3, "activation": "gelu"}),
+    ("refilled", "q3g16", 1104, 21, {"norm_eps": EPS}),
+    ("two_rows", "q4g32b", 544, 33, {}),
+    ("all_at_once", "q5g32b_f16", 1100, 20, {"bias": True}),
+    ("split", "q4g128z_f16", 1100, 19, {"residual": True}),
+    ("refilled", "q6g16", 528, 16, {}),
+    ("two_rows", "q8cb", 1030, 35, {}),
+    ("all_at_once", "q2g16b", 400, 35, {}),
+    # More columns than a thread keeps in registers.
+    ("refilled", "q4f16", 4900, 16, {"norm_eps": EPS}),
+    ("two_rows", "f16", 130, 65, {"y_dtype": "bfloat16"}),
+)
+
+
 def cuda_projections() -> Iterator[Case]:
     """Without the exhaustive ones, the cases that first have a shape, a dtype of tensor cores, a kind of codes or an
     option.
     """
     yield from first_of_their_facts(ASYNC, async_case)
+    yield from first_of_their_facts(FEW, few_case)
     yield from first_of_their_facts(MMA, mma_case)
     yield from (wgmma_case(*row) for row in WGMMA)
 
@@ -145,6 +182,17 @@ def async_case(shape: str, quantization: str, columns: int, outputs: int, option
         name,
         lambda: linear_async(name, facts, ASYNC_SHAPES[shape]),
         lambda: [projection_run(name, facts, options, quantization, size) for size in (1, 2, 3)],
+    )
+
+
+def few_case(shape: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
+    facts = projection_facts(quantization, columns, outputs, options)
+    name = projection_name(f"few_{shape}", quantization, columns, outputs, options)
+    return Case(
+        name,
+        lambda: linear_few(name, facts, FEW_SHAPES[shape]),
+        lambda: [projection_run(name, facts, options, quantization, size) for size in (1, 2, 3)],
+        "float16",
     )
 
 

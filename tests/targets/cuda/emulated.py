@@ -25,7 +25,9 @@ EMULATOR = Path(__file__).parent / "emulator"
 PRELUDE, RACES = EMULATOR / "prelude.hpp", EMULATOR / "races.cpp"
 FUNCTION = re.compile(r'extern "C" __global__ void __launch_bounds__\(\d+(, 1)?\) (\w+)\(')
 # Operations for which a thread must wait for others.
-TOGETHER = re.compile(r"__sync|subgroupAdd|any_in_warp|quad_|mma_|_products|load_transposed|wait_for_copies")
+TOGETHER = re.compile(
+    r"__sync|subgroupAdd|any_in_warp|quad_|pair_sum|warp_|mma_|_products|load_transposed|wait_for_copies"
+)
 
 
 def find_compiler() -> list[str] | None:

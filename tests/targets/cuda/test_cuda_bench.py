@@ -99,6 +99,25 @@ def test_candidates_of_projections_are_compiled_and_timed(tmp_path: Path, emulat
     bench_cuda_projections.print_best(timings)
 
 
+def test_both_kernels_for_one_row_are_timed(tmp_path: Path, emulated_cuda: Path) -> None:
+    matrix = {"tiny": (700, 20, {**bench_cuda_projections.NORMED, **bench_cuda_projections.GATED})}
+    bench_cuda_projections.prepare(tmp_path, "sm_90", "q4f16", matrix, (1,))
+    driver = EmulatedDriver(emulated_cuda)
+    (timings,) = bench_cuda_projections.measure(tmp_path, driver, repeats=1, cold_bytes=4000)
+    driver.close()
+    assert {each.shape["kernel"] for each in timings} == {"vector", "few", "mma"}
+    (chosen,) = (each for each in timings if each.chosen)
+    assert chosen.shape["kernel"] == "few"
+    bench_cuda_projections.print_best(timings)
+
+
+def test_narrow_matrices_are_timed_with_wgmma_too() -> None:
+    columns, outputs, options = bench_cuda_projections.MATRICES["0.6B o"]
+    facts = bench_cuda_projections.projection(columns, outputs, WeightFormat("q4", "float16"), options)
+    kinds = {shape["kernel"] for shape, _, _ in bench_cuda_projections.variants_for(facts, tuning_for("sm_90"), 64)}
+    assert kinds == {"mma", "wgmma"}
+
+
 def test_the_rules_choose_one_of_the_candidates_for_every_matrix() -> None:
     for columns, outputs, options in bench_cuda_projections.MATRICES.values():
         facts = bench_cuda_projections.projection(columns, outputs, WeightFormat("q4", "float16"), options)

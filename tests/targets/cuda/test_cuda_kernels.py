@@ -34,7 +34,11 @@ def test_a_kernel_computes_its_op(name: str, emulated: Emulated) -> None:
 @pytest.mark.parametrize(
     "name",
     names_of(
-        {name: case for name, case in CASES.items() if name.startswith(("linear_mma_split", "linear_wgmma_split"))}
+        {
+            name: case
+            for name, case in CASES.items()
+            if name.startswith(("linear_mma_split", "linear_wgmma_split", "linear_few_split"))
+        }
     ),
 )
 def test_split_columns_give_the_same_bits_in_any_order_of_arrival(name: str, emulated: Emulated) -> None:
@@ -106,6 +110,14 @@ extern "C" __global__ void __launch_bounds__(1) q4(uint* words, uint* f16, uint*
   scale_pairs_bf16(bf16, scale_bf16(words[2], 1));
 }
 
+extern "C" __global__ void __launch_bounds__(1) raised_q4(uint* words, uint* f16, uint* bf16) {
+  unpack_raised_q4_f16(f16, words[0], 0x000f000fu, 0x00f000f0u);
+  for (int i = 0; i < 2; i++) {
+    bf16[i] = pair_bf16(low_half(f16[i]), high_half(f16[i]));
+    bf16[2 + i] = pair_bf16(low_half(f16[2 + i]), high_half(f16[2 + i]));
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(1) q8(uint* words, uint* f16, uint* bf16) {
   unpack_q8_f16(f16, words[0], words[1]);
   scale_pairs_f16(f16, scale_f16(words[2], 0));
@@ -133,6 +145,11 @@ def test_every_code_of_packed_weights_is_unpacked_exactly(emulated_cuda: Path) -
         for entry, words, expected in (
             ("q2", [*shared.view(np.uint32).tolist(), 0], fields - 2.0),
             ("q4", [*(low | high << 4).astype(np.uint8).view(np.uint32).tolist(), 0], (nibbles - 8) * 0.5),
+            (
+                "raised_q4",
+                [*(low | high << 4).astype(np.uint8).view(np.uint32).tolist(), 0],
+                nibbles - 8.0 + np.repeat([0, 72], 4),
+            ),
             ("q8", codes.astype(np.uint8).view(np.uint32).tolist(), (codes - 128) * 3.0),
         ):
             given = np.array([*words, scales], np.uint32)

@@ -41,13 +41,13 @@ SPEC = ModelSpec(
     tie_word_embeddings=True,
     qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=True,
 )  # fmt: skip
-LARGE_TEMPLATES = ("attention_decode_mma", "attention_few_rows", "attention_mma", "attention_tile")
+LARGE_TEMPLATES = ("attention_decode_mma", "attention_few_rows", "attention_mma", "attention_tile", "linear_few")
 
 
 def is_large(call: KernelCall) -> bool:
     """Whether a kernel is one of the largest of its kind. NVRTC needs five seconds for the complete list."""
     template = call.template.__name__
-    if template not in ("linear_mma", "linear_async"):
+    if template != "linear_mma":
         return template in LARGE_TEMPLATES
     facts: Projection = call.facts["facts"]
     if template == "linear_mma" and (facts.gated or call.facts["shape"].rows < 64):
@@ -72,9 +72,9 @@ def test_the_largest_kernels_of_a_real_model_spill_no_register_and_keep_to_the_l
     used = re.findall(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?", log)
     assert len(used) == len(kernels)
     assert all(int(registers) <= 255 and int(shared or 0) <= 48 << 10 for registers, shared in used)
-    # Attention needs more shared memory than a kernel can declare: its launches add it.
+    # Attention, and two rows of gates, need more shared memory than a kernel can declare: launches add it.
     added = {(each.kernel.workgroup_size, each.dynamic_bytes) for each in kernels if each.dynamic_bytes}
-    assert added == {(128, 96 << 10), (128, 103492)}
+    assert added == {(128, 96 << 10), (128, 103492), (256, 50240)}
 
 
 @pytest.mark.parametrize(

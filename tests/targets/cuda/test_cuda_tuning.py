@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from case_arrays import ALL_FORMATS
 
-from nearfar.compiler.kernels.cuda import linear_wgmma
+from nearfar.compiler.kernels.cuda import linear_few, linear_wgmma
 from nearfar.compiler.kernels.cuda.linear_mma import shared_bytes, supports
 from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape
 from nearfar.compiler.kernels.cuda.rows16 import blocks_of
@@ -14,6 +16,7 @@ from nearfar.targets.cuda.source import MAX_SHARED_BYTES, max_dynamic_bytes
 from nearfar.targets.cuda.tuning import (
     TUNINGS,
     column_blocks,
+    few_shapes,
     mma_shapes,
     tensor_core_shapes,
     tuning_for,
@@ -54,6 +57,36 @@ def test_every_matrix_gets_kernels_that_fit_for_any_number_of_rows(arch: str, ga
                     assert limit is not None
                     assert limit <= shape.max_batch
                     assert -(-blocks_of(columns) // shape.splits) * (shape.splits - 1) < blocks_of(columns)
+
+
+@pytest.mark.parametrize("arch", TUNINGS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_matrices_of_one_and_two_rows_get_shapes_that_fit(arch: str, gated: bool) -> None:
+    tuning = TUNINGS[arch]
+    for fmt in ALL_FORMATS.values():
+        for columns, outputs in (*SIZES, (53248, 16384)):
+            facts = Projection("S", columns, outputs, fmt, "float16", "float16", store=GATES if gated else [])
+            for x_rows in (1, 2):
+                shapes = few_shapes(facts, tuning, x_rows)
+                assert linear_few.supports(facts) or not shapes
+                # Two rounds of weights of 8 and 16 bits are too large for some GPUs.
+                small = columns <= 4096 and fmt.low_bits in (2, 4)
+                assert shapes or not linear_few.supports(facts) or not small
+                for shape in shapes:
+                    assert shape.x_rows == x_rows
+                    assert linear_few.shared_bytes(facts, shape) <= tuning.few_bytes
+                    assert shape.stages >= min(2, shape.rounds(columns))
+                    # No workgroup is without columns.
+                    assert shape.rounds(columns) * shape.warps * (shape.splits - 1) < blocks_of(columns)
+
+
+def test_one_row_of_a_narrow_matrix_with_many_columns_is_split() -> None:
+    tuning = TUNINGS["sm_90"]
+    narrow = Projection("S", 14336, 1024, ALL_FORMATS["q4f16"], "float16", "float32", store=[{"op": "add"}])
+    assert few_shapes(narrow, tuning, 1)[0].splits > 1
+    # Each workgroup would need the sum of squares of the whole row.
+    norm = {"op": "rms_norm", "eps": 1e-6, "centered": False, "row": None, "bias": False, "keep": False}
+    assert few_shapes(replace(narrow, load=[norm]), tuning, 1)[0].splits == 1
 
 
 def test_narrow_matrices_occupy_nearly_every_multiprocessor() -> None:

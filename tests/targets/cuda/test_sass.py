@@ -6,23 +6,20 @@ emulator does not see PTX, so only these tests would notice a wrong opcode or ex
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
-from tempfile import NamedTemporaryFile
-from typing import NamedTuple
 
 import pytest
+from sass import Instruction, disassembler, functions_of
 
 from nearfar.compiler.kernels.cuda.functions import device_source
+from nearfar.compiler.kernels.cuda.linear_few import linear_few
 from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape, linear_wgmma
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.quant.kernel_format import WeightFormat
 from nearfar.targets.cuda.nvrtc import compile_cubin
 from nearfar.targets.cuda.source import cuda, source_file
+from nearfar.targets.cuda.tuning import few_shapes, tuning_for
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -114,30 +111,6 @@ CHECKED = {
     *("create_barrier", "publish_barriers", "expect_bytes", "wait_for_phase", "arrive_at"),
     *("wait_for_copies", "copy_4_bytes", "commit_copies", "wait_for_copies_before", "allow_next_kernel"),
 }
-INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(@!?U?P\w+ )?([A-Z][\w.]*)\s*([^;]*);")
-
-
-class Instruction(NamedTuple):
-    """``guard``: the predicate without which it is not executed, such as "@P0 "."""
-
-    opcode: str
-    operands: list[str]
-    guard: str = ""
-
-    def register(self, operand: int) -> int:
-        """The number of the register that an operand is, or that an address contains."""
-        match = re.search(r"(?<![A-Z])R(\d+)", self.operands[operand])
-        assert match is not None, self
-        return int(match[1])
-
-
-@cache
-def disassembler() -> str | None:
-    """nvdisasm of the wheel nvidia-cuda-nvdisasm, or on the PATH."""
-    spec = find_spec("nvidia")
-    folders = spec.submodule_search_locations or () if spec else ()
-    found = [str(file) for folder in folders for file in Path(folder).glob("cu*/bin/nvdisasm")]
-    return next(iter(found), None) or shutil.which("nvdisasm")
 
 
 @cache
@@ -151,27 +124,13 @@ def disassembled(arch: str) -> Mapping[str, Sequence[Instruction]]:
     return instructions_of(compile_cubin("\n".join([device_source(), *kernels]), arch, "sass.cu")[0], "run_")
 
 
-def instructions_of(cubin: bytes, prefix: str) -> dict[str, list[Instruction]]:
-    """The instructions of each kernel by its name without the prefix, without NOPs."""
-    command = disassembler()
-    if command is None:
+def instructions_of(cubin: bytes, prefix: str) -> dict[str, Sequence[Instruction]]:
+    """The instructions of each kernel by its name without the prefix."""
+    if disassembler() is None:
         from conftest import lacks
 
         lacks("nvdisasm is not installed; pip install nvidia-cuda-nvdisasm")
-    with NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        done = subprocess.run([command, "-c", file.name], capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, list[Instruction]] = {}
-    for part in re.split(rf"^\.text\.{prefix}", done.stdout.decode(), flags=re.MULTILINE)[1:]:
-        lines = INSTRUCTION.findall(part)
-        found[part.split(":")[0]] = [
-            Instruction(opcode, [each.strip() for each in operands.split(",")], guard)
-            for guard, opcode, operands in lines
-            if opcode != "NOP"
-        ]
-    return found
+    return {name: each.instructions for name, each in functions_of(cubin, prefix).items()}
 
 
 class Kernel:
@@ -263,6 +222,25 @@ def test_products_overlap_with_the_conversion_of_the_next_weights() -> None:
     waits = [each.operands for each in instructions if each.opcode.startswith("WARPGROUP.DEPBAR")]
     assert waits.count(["gsb0", "0x1"]) == 3
     assert waits.count(["gsb0", "0x0"]) == 1
+
+
+def test_a_round_of_one_row_needs_few_instructions_for_each_weight() -> None:
+    # Llama-3.1-8B's o, whose weights are all in flight at once.
+    facts = Projection("S", 4096, 4096, WeightFormat("q4", "float16"), "float16", "float32", store=[{"op": "add"}])
+    shape = few_shapes(facts, tuning_for("sm_90"), 1)[0]
+    lowered = cuda(linear_few("projection", facts, shape), "sm_90a")
+    cubin, log = compile_cubin(source_file([lowered]), "sm_90", "few.cu")
+    assert "0 bytes spill stores" in log
+    assert disassembler() is not None
+    (function,) = functions_of(cubin).values()
+    loop = function.loops[0]
+    inside = [each.opcode for each in function.instructions[loop.first : loop.last + 1]]
+    # A tile has 8 products, and another 4 make the correction of all tiles.
+    assert inside.count("HMMA.16816.F32") == 8 * shape.tiles + 4
+    weights = shape.tiles * 16 * 128 / 32
+    assert loop.length / weights < 1.45
+    # Two thirds of an instruction that logic and shifts do at half the rate.
+    assert sum(each.startswith(("LOP3", "SHF", "PRMT")) for each in inside) / weights < 0.67
 
 
 @pytest.mark.parametrize("arch", ARCHS)
