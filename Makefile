@@ -300,7 +300,7 @@ bench-cuda: .venv/.dev
 # No prerequisites, because a GPU machine may have no network. It uses .venv if there is one.
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) $(shell command -v python3.12) python3)
 gpu-check:
-	PYTHONPATH=tests/bench $(GPU_PYTHON) -m gpu_check $(if $(OUT),--out '$(OUT)') $(if $(ONLY),--only '$(ONLY)') $(if $(MINUTES),--minutes '$(MINUTES)') $(if $(REHEARSE),--rehearse)
+	PYTHONPATH=tests/bench $(GPU_PYTHON) -m gpu_check $(if $(SCRIPT),--script '$(SCRIPT)') $(if $(OUT),--out '$(OUT)') $(if $(ONLY),--only '$(ONLY)') $(if $(MINUTES),--minutes '$(MINUTES)') $(if $(REHEARSE),--rehearse)
 
 bench-cuda-sass: .venv/.dev
 	PYTHONPATH=tests/targets/cuda $(BIN)/python tests/bench/bench_cuda_sass.py

@@ -105,8 +105,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """A variant of a kind of step, at a batch of (sequences, new tokens of each). ``steps`` of a forward are of this
-    kind; ``chosen``: a forward runs this variant.
+    """A variant of a kind of step, at a batch of (sequences, new tokens of each), or one kernel of a variant that has
+    several. ``steps`` of a forward are of this kind; ``chosen``: a forward runs this variant.
     """
 
     sequences: int
@@ -187,7 +187,7 @@ def measure_alone(
     started = time.perf_counter()
     runner = CudaRunner(bundle, limits=limits, activation=activation, driver=driver)
     load_seconds = time.perf_counter() - started
-    seconds = decode_alone(runner, context, steps)
+    seconds = decode(runner, 1, context, steps)
     kv_bytes = make_report(manifest, activation=activation).kv_bytes_per_token * (context + steps / 2)
     bytes_per_token = weight_bytes_read(manifest) + kv_bytes
     device = runner.device
@@ -205,17 +205,23 @@ def weight_bytes_read(manifest: Manifest) -> int:
     return sum(plane.size for name in read for plane in manifest.weights[name].planes)
 
 
-def decode_alone(runner: CudaRunner, context: int, steps: int) -> float:
-    """Seconds per greedy token of one sequence, whose ids stay on the device."""
+def decode(runner: CudaRunner, sequences: int, context: int, steps: int) -> float:
+    """Seconds per greedy step of some sequences, whose ids stay on the device."""
     manifest = runner.manifest
-    pages = range(manifest.pages_for(context + steps))
-    runner.forward(
-        make_batch([Chunk(list(range(1, context + 1)), 0, pages, [context - 1], slot=0)], manifest.page_size)
-    )
+    each = manifest.pages_for(context + steps)
+    pages = [range(slot * each, (slot + 1) * each) for slot in range(sequences)]
+    prompt = list(range(1, context + 1))
+    for slot in range(sequences):
+        runner.forward(make_batch([Chunk(prompt, 0, pages[slot], [context - 1], slot=slot)], manifest.page_size))
 
     def run(start: int) -> None:
         futures = [
-            runner.submit(make_batch([Chunk([-1], start + i, pages, [0], slot=0)], manifest.page_size))
+            runner.submit(
+                make_batch(
+                    [Chunk([-1 - slot], start + i, pages[slot], [0], slot=slot) for slot in range(sequences)],
+                    manifest.page_size,
+                )
+            )
             for i in range(steps)
         ]
         futures[-1].result()
@@ -350,11 +356,16 @@ async def run_through_engine(runner: CudaRunner, requests: Sequence[Request]) ->
 
 
 def kernel_times(
-    bundle: Bundle, driver: Driver, activation: str, batches: Sequence[tuple[int, int]]
+    bundle: Bundle,
+    driver: Driver,
+    activation: str,
+    batches: Sequence[tuple[int, int]],
+    settings: Settings | None = None,
 ) -> list[KernelTime]:
     """Measure every applicable variant of each kind of step, for batches of (sequences, new tokens of each).
 
     All steps of a kind run one after the other, so no cache still holds a step's weights if the model has a real size.
+    With ``settings``, only the choice of tokens is measured, from normally distributed logits.
     """
     manifest = bundle.manifest
     plan = manifest.plan(GENERATE)
@@ -371,24 +382,35 @@ def kernel_times(
     staging = driver.allocate_pinned(memory.arena_bytes)
     kinds: dict[str, list[int]] = {}
     for index, step in enumerate(plan.steps):
-        kinds.setdefault(step.variants, []).append(index)
+        if settings is None or step.op == "sample":
+            kinds.setdefault(step.variants, []).append(index)
+    if settings is not None:
+        (sample,) = (plan.steps[index] for indices in kinds.values() for index in indices)
+        logits = np.random.default_rng(0).standard_normal((sequences, manifest.spec.vocab_size), np.float32)
+        driver.upload(memory.addresses[sample.inputs["logits"]], logits)
     times = []
     tables = HostTables(bundle)
     for count, new in batches:
         chunks = [
-            Chunk([1] * new, context - new, range(i * pages, (i + 1) * pages), [new - 1], slot=i) for i in range(count)
+            Chunk([1] * new, context - new, range(i * pages, (i + 1) * pages), [new - 1], settings or Settings(), i)
+            for i in range(count)
         ]
         batch = make_batch(chunks, manifest.page_size)
-        # Adjusted logits and top log-probabilities are requested so that their kernels run.
-        dims = {**batch.dims(most["P"], most["N"]), "A": count, "W": count}
+        dims = batch.dims(most["P"], most["N"])
+        if settings is None:
+            # Adjusted logits and top log-probabilities are requested so that their kernels run.
+            dims = {**dims, "A": count, "W": count}
         arrays = batch.arrays(plan.inputs) | tables.gather(plan.gathered, batch.token_ids)
         memory.upload_batch(plan.inputs, arrays, staging)
         for kind, indices in kinds.items():
             rows = [
                 row for row in manifest.variants[kind] if row.activation in (None, activation) and holds(row.when, dims)
             ]
-            for row in rows:
-                steps = [(index, row.kernels) for index in indices]
+            # A runner takes the first row that fits.
+            variants = [(row.kernels, row is rows[0]) for row in rows]
+            variants += [([name], False) for name in rows[0].kernels if len(rows[0].kernels) > 1]
+            for kernels, chosen in variants:
+                steps = [(index, kernels) for index in indices]
 
                 def run(repeats: int, steps: Sequence[tuple[int, Sequence[str]]] = steps) -> float:
                     started = time.perf_counter()
@@ -399,10 +421,9 @@ def kernel_times(
 
                 run(1)
                 repeats = max(1, min(KERNEL_REPEATS, int(KERNEL_SECONDS / run(1))))
-                name, seconds = " + ".join(row.kernels), run(repeats) / len(steps)
+                name, seconds = " + ".join(kernels), run(repeats) / len(steps)
                 op = plan.steps[indices[0]].op
-                # A runner takes the first row that fits.
-                times.append(KernelTime(count, new, op, name, seconds * 1e6, len(steps), row is rows[0]))
+                times.append(KernelTime(count, new, op, name, seconds * 1e6, len(steps), chosen))
     return times
 
 

@@ -17,13 +17,16 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SWIFTSHADER, lacks
 from gpu_check.case_worker import run_cases
+from gpu_check.comparison import OURS, PYTORCH
 from gpu_check.machine import runs_cubins
 from gpu_check.packages import WHEELS, install_wheels, pack, unpack_node, unpack_prepared
 from gpu_check.parts import PARTS
 from gpu_check.process import Result, exit_code, run_process
 from gpu_check.report import FAILED, NOT_RUN, PASSED, TIMED_OUT, NotRun, Report
+from gpu_check.scripts import judge, read_scripts
 from gpu_check.wheels import repack
 
+UNREQUESTED = "it was not requested"
 REPORTING = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -184,7 +187,7 @@ def test_without_a_gpu_the_results_name_every_part_and_the_reason(tmp_path: Path
     reasons = {part["name"]: part["reason"] for part in results["parts"]}
     assert reasons.pop("cuda-kernels") == results["machine"]["cuda"]["missing"]
     assert "kernels.pickle is missing; run make gpu-prepare" in reasons.pop("wgsl on wgpu")
-    assert set(reasons.values()) == {"it was not requested"}
+    assert set(reasons.values()) == {UNREQUESTED}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"gpu-check.json", "gpu-check.log"}
 
 
@@ -192,6 +195,73 @@ def test_an_unknown_part_is_rejected() -> None:
     done = check("--only", "cuda-kernel")
     assert done.returncode == 2
     assert "--only cuda-kernel: is not a part; known: cuda-kernels, serve" in done.stderr
+
+
+def test_a_script_and_parts_exclude_each_other() -> None:
+    done = check("--script", "webgpu", "--only", "serve")
+    assert done.returncode == 2
+    assert "--script and --only both select parts" in done.stderr
+
+
+# --- scripts and their marks ---
+
+
+def recorded(name: str) -> tuple[str, list[Result]]:
+    """The GPU and the parts of a file of results."""
+    content = json.loads((ROOT / f"tests/bench/results/{name}.json").read_text())
+    device: str = content["machine"]["cuda"]["name"]
+    return device, [Result(part["name"], part["outcome"], figures=part["figures"]) for part in content["parts"]]
+
+
+def test_marks_judge_recorded_results() -> None:
+    device, results = recorded("h200-webgpu")
+    marks = {mark.name: mark for mark in judge(read_scripts()["webgpu"], results, device, rehearsal=False)}
+    assert {name: mark.met for name, mark in marks.items()} == {
+        "Qwen2-0.5B, decoded tokens per second after 128": True,
+        "Llama-3.2-1B, decoded tokens per second after 128": True,
+        "Qwen2-0.5B, prefill of 2,048, tokens per second": False,
+        "Llama-3.2-1B, prefill of 2,048, tokens per second": False,
+        "linear_tile in float32, operations per second": False,
+    }
+    assert marks["Qwen2-0.5B, prefill of 2,048, tokens per second"].found == 3724.95
+    # The best of several shapes for 512 rows.
+    rows = next(part for part in results if part.name == "bench-kernels").figures["kernels"]
+    tiles = [row for row in rows if row["name"].startswith("linear_tile") and row["name"].endswith("float32")]
+    found = max(row["operations_per_second"] for row in tiles if row["rows"] == 512)
+    assert marks["linear_tile in float32, operations per second"].found == found
+
+
+def test_a_mark_says_nothing_about_another_gpu_or_a_part_that_did_not_run() -> None:
+    script = read_scripts()["cuda"]
+    device, results = recorded("h200-cuda")
+    mark = judge(script, results, device, rehearsal=False)[0]
+    assert (mark.found, mark.met) == (2.37919, False)
+    mark = judge(script, results, "NVIDIA A10", rehearsal=False)[0]
+    assert (mark.found, mark.met, mark.reason) == (2.37919, None, "it is a mark of H200, not of NVIDIA A10")
+    mark = judge(script, [], device, rehearsal=False)[0]
+    assert (mark.found, mark.met, mark.reason) == (None, None, "bench-cuda Llama-3.1-8B was not run")
+
+
+def test_every_mark_is_of_a_part_of_its_script() -> None:
+    for script in read_scripts().values():
+        assert {mark.part for mark in script.marks} <= set(script.parts)
+        assert all((mark.at_least is None) != (mark.at_most is None) for mark in script.marks)
+        assert script.minutes <= 9
+
+
+def test_a_script_without_its_part_names_it(tmp_path: Path) -> None:
+    """Without a GPU, no part of it runs."""
+    (tmp_path / "prepared").mkdir()
+    done = check("--script", "persistent", "--prepared", str(tmp_path / "prepared"), "--out", str(tmp_path / "out"))
+    assert done.returncode == 2, done.stderr
+    results = json.loads((tmp_path / "out/gpu-check.json").read_text())
+    (part,) = (part for part in results["parts"] if part["name"] == "persistent-kernel")
+    assert part["outcome"] == NOT_RUN
+    assert {mark["part"]: mark["met"] for mark in results["marks"]} == {"persistent-kernel": None}
+    assert "not judged Qwen3-0.6B, milliseconds per token of one sequence: at most 0.4" in done.stdout
+
+
+# --- wheels ---
 
 
 def test_wheels_compressed_with_lzma_are_installed_without_a_network(tmp_path: Path) -> None:
@@ -268,14 +338,26 @@ def test_the_check_is_rehearsed_from_end_to_end(
 
     if not (ROOT / "web/dist/tools/adapter.js").exists() or not SWIFTSHADER.exists():
         lacks("web/dist is not built (make web)")
-    code, results = rehearse(tmp_path / "rehearsal", sys.executable, None)
-    reasons = {part["name"]: part["failures"] or part["reason"] for part in results["parts"]}
-    assert results["outcomes"] == {part.name: PASSED for part in PARTS}, reasons
-    assert code == 0
-    assert results["kind"] == "rehearsal"
-    assert results["machine"]["cuda"]["name"] == "emulated by libcuda.cpp"
-    figures = {part["name"]: part["figures"] for part in results["parts"]}
+    runs = rehearse(tmp_path / "rehearsal", sys.executable, None)
+    results = [result for _, found in runs.values() for result in found["parts"] if result["reason"] != UNREQUESTED]
+    known = {part.name for part in PARTS}
+    reasons = {result["name"]: result["failures"] or result["reason"] for result in results}
+    outcomes = {result["name"]: result["outcome"] for result in results if result["name"] in known}
+    assert outcomes == dict.fromkeys(known, PASSED), reasons
+    # A part that another version will have.
+    assert {reasons[name] for name in reasons.keys() - known} <= {"this version has no such part"}
+    for name, (code, found) in runs.items():
+        assert (code == 0) == (name == "others" or set(read_scripts()[name].parts) <= known)
+        assert found["kind"] == "rehearsal"
+        assert found["machine"]["cuda"]["name"] == "emulated by libcuda.cpp"
+        for mark in found["marks"]:
+            # No mark passes or fails here, but every figure that a mark names is one that its part has.
+            assert mark["met"] is None
+            assert mark["found"] is not None or mark["part"] not in known, mark
+    figures = {result["name"]: result["figures"] for result in results}
     assert figures["cuda-kernels"]["passed"] == figures["cuda-kernels"]["cases"] > 0
     assert figures["serve"]["wrong_answers"] == 0
     assert figures["bench-cuda Llama-3.1-8B"]["many"]["mixed_steps"] > 0
     assert figures["wgsl on Dawn"]["self_test"] == {**figures["wgsl on Dawn"]["self_test"], "state": "passed"}
+    engines = figures["compare Qwen3-0.6B"]["engines"]
+    assert [(each["engine"], each["error"]) for each in engines] == [(name, None) for name in (OURS, *PYTORCH)]

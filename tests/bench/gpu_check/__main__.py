@@ -1,12 +1,13 @@
 """`make gpu-check`: everything that only a GPU can check. Each part is a process with a time limit.
 
+    make gpu-check SCRIPT=webgpu                             # the parts of a script, and its pass marks
     make gpu-check OUT=build/gpu-check                       # all parts, at most 20 minutes
     make gpu-check ONLY='cuda-kernels,serve' MINUTES=9       # some parts; the others are reported as not run
 
 The results are two files in OUT: gpu-check.json, which is complete at any time, and gpu-check.log. A part that fails,
 hangs or crashes does not stop the others. A part with a missing requirement is "not run", with the reason, and never
-"passed". The exit code is 0 if every part passed, 1 if one failed or timed out, 2 if none ran, and 3 if some did not
-run and none failed.
+"passed". The exit code is 0 if every requested part passed, 1 if one failed or timed out or a mark was missed, 2 if
+none ran, and 3 if some did not run and none failed.
 
 README.md in the folder above describes what each part needs and how to bring it to a machine without a network.
 """
@@ -35,6 +36,7 @@ from .parts import CUDA, NODE, PARTS, PREPARED, REHEARSAL_PATIENCE, Part
 from .prepared import FACTS_FILE
 from .process import Result, exit_code, run_process
 from .report import FAILED, NOT_RUN, PASSED
+from .scripts import Judged, described, judge, read_scripts
 from .vulkan import vulkan_environment
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,6 +46,7 @@ PYTHON_PATHS = (
 )  # fmt: skip
 RESULTS, LOG = "gpu-check.json", "gpu-check.log"
 FORMAT_VERSION = 1
+MINUTES = 20
 # The end of a log explains a failure; a part that prints without end must not fill the disk.
 MAX_LOG_BYTES = 1 << 20
 # With less time left, a part is not started.
@@ -58,6 +61,8 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     run = Run(options, out)
     results = [Result(part.name, NOT_RUN, reason="the command ended before") for part in PARTS]
+    missing = [name for name in run.only if name not in {part.name for part in PARTS}]
+    results += [Result(name, NOT_RUN, reason="this version has no such part") for name in missing]
     (out / LOG).write_bytes(b"")
     run.write(results)
     environment, absent = run.prepare()
@@ -82,8 +87,12 @@ def main() -> None:
     print()
     for result in results:
         print(line(result))
+    marks = run.judged(results)
+    for mark in marks:
+        print(described(mark))
     print(f"{time.monotonic() - run.started:.0f} s; results in {out / RESULTS}")
-    sys.exit(exit_code(results))
+    requested = [result for result in results if not run.only or result.name in run.only]
+    sys.exit(1 if any(mark.met is False for mark in marks) else exit_code(requested))
 
 
 def arguments() -> argparse.Namespace:
@@ -97,8 +106,9 @@ def arguments() -> argparse.Namespace:
         default=ROOT / "build/gpu-prepared",
         help="the output of make gpu-prepare; made here if it is missing and TVM is installed",
     )
+    parser.add_argument("--script", choices=read_scripts(), help="the parts and minutes of a script")
     parser.add_argument("--only", default="", help="names of parts, separated by commas (default: all)")
-    parser.add_argument("--minutes", type=float, default=20, help="for all parts together (default: 20)")
+    parser.add_argument("--minutes", type=float, help="for all parts together (default: the script's, or 20)")
     parser.add_argument(
         "--rehearse",
         action="store_true",
@@ -106,6 +116,8 @@ def arguments() -> argparse.Namespace:
     )
     options = parser.parse_args()
     unknown = set(names(options.only)) - {part.name for part in PARTS}
+    if options.script and options.only:
+        parser.error("--script and --only both select parts; pass one of them")
     if unknown:
         parser.error(f"--only {', '.join(sorted(unknown))}: is not a part; known: {', '.join(p.name for p in PARTS)}")
     return options
@@ -116,9 +128,12 @@ class Run:
 
     def __init__(self, options: argparse.Namespace, out: Path) -> None:
         self.started = time.monotonic()
-        self.out, self.rehearse, self.only = out, bool(options.rehearse), names(options.only)
+        self.out, self.rehearse = out, bool(options.rehearse)
+        scripts = read_scripts()
+        self.scripts = [scripts[options.script]] if options.script else list(scripts.values())
+        self.only = self.scripts[0].parts if options.script else names(options.only)
         self.prepared: Path = options.prepared.resolve()
-        self.seconds: float = 60 * options.minutes
+        self.seconds: float = 60 * (options.minutes or (self.scripts[0].minutes if options.script else MINUTES))
         self.began = datetime.now(UTC)
         self.facts: dict[str, Any] = {}
         self.files = threading.Lock()
@@ -198,12 +213,19 @@ class Run:
             "seconds": round(time.monotonic() - self.started, 1),
             **self.facts,
             "outcomes": {result.name: result.outcome for result in results},
+            "marks": [asdict(mark) for mark in self.judged(results)],
             "parts": [asdict(result) for result in results],
         }
         unfinished = self.out / f".{RESULTS}"
         with self.files:
-            unfinished.write_text(json.dumps(content, indent=1))
+            unfinished.write_text(json.dumps(rounded(content), separators=(",", ":")))
             unfinished.rename(self.out / RESULTS)
+
+    def judged(self, results: Sequence[Result]) -> list[Judged]:
+        """The marks of the script, or without one those of all parts that were requested."""
+        device = self.facts.get("machine", {}).get("cuda", {}).get("name")
+        found = [mark for each in self.scripts for mark in judge(each, results, device, rehearsal=self.rehearse)]
+        return [mark for mark in found if not self.only or mark.part in self.only]
 
     @property
     def left(self) -> float:
@@ -216,6 +238,15 @@ def line(result: Result) -> str:
     if result.outcome not in (PASSED, FAILED) and result.reason:
         return f"{text}  {result.reason}"
     return f"{text}  {result.failed} failures, first: {result.failures[0]}" if result.failures else text
+
+
+def rounded(content: Any) -> Any:
+    """Numbers with six digits, as in tests/bench/results."""
+    if isinstance(content, float):
+        return float(f"{content:.6g}")
+    if isinstance(content, Mapping):
+        return {name: rounded(each) for name, each in content.items()}
+    return [rounded(each) for each in content] if isinstance(content, list | tuple) else content
 
 
 def end_of(log: Path) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from nearfar.compiler.ir.sampling import Settings
+
 from . import machine
 from .cases import CUDA
 from .prepared import bundle_name
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
     from .part import Job
     from .sizes import Sizes
 
+# How the tokens of many rows are chosen, with a draw for each.
+SETTINGS = {
+    "temperature": Settings(temperature=1, draw=0.5),
+    "top_p": Settings(temperature=1, top_p=0.95, draw=0.5),
+    "top_k_top_p": Settings(temperature=1, top_k=50, top_p=0.95, draw=0.5),
+}
 # The share of the GPU's memory for weights, keys and values.
 SHARE = 0.85
 
@@ -53,6 +61,11 @@ def run(job: Job, report: Report, model: str) -> None:
     driver.close()
     print_times(times)
     report.add_figures(kernels=[asdict(each) for each in times], steps=step_shares(times))
+    for name, settings in SETTINGS.items():
+        driver = NvidiaDriver()
+        times = kernel_times(bundle, driver, activation, [(chosen.sequences, 1)], settings)
+        driver.close()
+        report.add_figures(**{f"sample_{name}": [asdict(each) for each in times]})
 
 
 def sequences_that_fit(bundle: Bundle, chosen: Sizes) -> int:

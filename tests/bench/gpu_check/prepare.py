@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import bench_cuda_projections
 from bench_kernels import cases_of
 from cuda_harness import lower_cases
 
@@ -29,6 +30,7 @@ from .cases import CUDA, WEBGPU, all_cases, write_kernels
 from .packages import pack
 from .prepared import (
     CUBIN_FILE,
+    CUDA_PROJECTIONS,
     DEMO_CUDA,
     DEMO_ONNX_CUDA,
     DEMO_ONNX_WEBGPU,
@@ -74,6 +76,8 @@ def prepare(folder: Path, arch: str, chosen: Sizes, *, rehearse: bool) -> None:
     for name, shapes in chosen.far.items():
         options = CompileOptions(target="cuda", arch=arch, quantization="q4f16")
         compile_without_weights(shapes, folder / bundle_name(name, CUDA), options)
+    matrices = chosen.far_matrices
+    bench_cuda_projections.prepare(folder / CUDA_PROJECTIONS, arch, "q4f16", matrices, chosen.far_rows)
     for name, shapes in chosen.near.items():
         options = CompileOptions(quantization="q4f16", context=chosen.near_context)
         compile_without_weights(shapes, folder / bundle_name(name, WEBGPU), options)

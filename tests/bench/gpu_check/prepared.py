@@ -3,6 +3,7 @@
 FACTS_FILE = "prepared.json"
 KERNELS_FILE, CUBIN_FILE, SOURCE_FILE = "kernels.pickle", "cases.cubin", "cases.cu"
 QUESTIONS_FILE, LONG_QUESTION_FILE, PROJECTIONS_FILE = "questions.json", "long_question.json", "projections.json"
+CUDA_PROJECTIONS = "cuda-projections"
 DEMO_CUDA, DEMO_WEBGPU = "demo-cuda", "demo-webgpu"
 DEMO_ONNX_CUDA = "demo-onnx-cuda"
 # By the dtype of activations.

@@ -1,9 +1,10 @@
 """`make gpu-rehearse`: `make gpu-check` from end to end without a GPU, as on a bare machine.
 
 In a clean copy of the tree, without a network and with an empty environment, the command unpacks the wheels and Node.js
-that `make gpu-wheels` packed, and runs every part on small models. CUDA is the tests' emulated driver behind NVIDIA's
-own bindings, and Vulkan is lavapipe (wgpu) and SwiftShader (Dawn). So the rehearsal tests the command, not the GPU.
-The ONNX part for CUDA needs the package onnxruntime, which is not packed; there it runs on the CPU provider.
+that `make gpu-wheels` packed, and runs every script, and then the parts of none, on small models. CUDA is the tests'
+emulated driver behind NVIDIA's own bindings, and Vulkan is lavapipe (wgpu) and SwiftShader (Dawn). So the rehearsal
+tests the command, not the GPU. The ONNX part for CUDA needs the package onnxruntime, which is not packed; there it runs
+on the CPU provider. The comparison needs torch, which is not packed either, and runs PyTorch on the CPU.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 from emulated import libcuda, library_of
 
 from .packages import WHEELS
+from .parts import PARTS
+from .scripts import read_scripts
 
 ROOT = Path(__file__).resolve().parents[3]
 # Debian's lavapipe, and the SwiftShader of Debian's Chromium.
@@ -31,6 +34,8 @@ SET_UP = ("web/node_modules", "web/dist")
 # The package that the ONNX part for WebGPU needs, which is too large for the wheels, so a machine has it or not.
 ONNX_RUNTIME = "web/node_modules/onnxruntime-node"
 PYTHON_3_12 = "python3.12"
+# For each run, on a machine that computes everything on few cores.
+MINUTES = 60
 
 
 def main() -> None:
@@ -46,13 +51,13 @@ def main() -> None:
         parser.error(f"{wheels} is missing; run make gpu-wheels first")
     folder = options.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
-    code, _ = rehearse(folder, python, wheels)
-    sys.exit(code)
+    sys.exit(max(code for code, _ in rehearse(folder, python, wheels).values()))
 
 
-def rehearse(folder: Path, python: str, wheels: Path | None) -> tuple[int, dict[str, Any]]:
-    """The command's exit code and results. ``folder`` is absolute and must not exist. ``wheels`` None: ``python`` has
-    the packages, and Node.js is this machine's. In both cases, the machine has onnxruntime-node.
+def rehearse(folder: Path, python: str, wheels: Path | None) -> dict[str, tuple[int, dict[str, Any]]]:
+    """The command's exit code and results for each script, and as "others" those of the parts of none. ``folder`` is
+    absolute and must not exist. ``wheels`` None: ``python`` has the packages, and Node.js is this machine's. In both
+    cases, the machine has onnxruntime-node.
     """
     copy = folder / "copy"
     copy_tree(copy)
@@ -76,12 +81,24 @@ def rehearse(folder: Path, python: str, wheels: Path | None) -> tuple[int, dict[
     if wheels is not None:
         shutil.copytree(wheels, copy / WHEELS)
     offline = ["unshare", "--map-root-user", "--net", sys.executable, str(Path(__file__).with_name("offline.py"))]
-    make = ["make", "gpu-check", "REHEARSE=1", f"GPU_PYTHON={python}"]
+    make = ["make", "gpu-check", "REHEARSE=1", f"GPU_PYTHON={python}", f"MINUTES={MINUTES}"]
     unshare = shutil.which(offline[0])
     assert unshare is not None, "unshare is not installed (util-linux)"
-    done = subprocess.run([unshare, *offline[1:], *make], cwd=copy, env=environment, check=False)
-    results: dict[str, Any] = json.loads((copy / "build/gpu-check/gpu-check.json").read_text())
-    return done.returncode, results
+    found = {}
+    for name, selected in selections().items():
+        out = folder / "results" / name
+        command = [unshare, *offline[1:], *make, selected, f"OUT={out}"]
+        done = subprocess.run(command, cwd=copy, env=environment, check=False)
+        found[name] = done.returncode, json.loads((out / "gpu-check.json").read_text())
+    return found
+
+
+def selections() -> dict[str, str]:
+    """The option of each run."""
+    scripts = read_scripts()
+    scripted = {part for script in scripts.values() for part in script.parts}
+    others = [part.name for part in PARTS if part.name not in scripted]
+    return {**{name: f"SCRIPT={name}" for name in scripts}, "others": f"ONLY={','.join(others)}"}
 
 
 def copy_tree(copy: Path) -> None:
@@ -100,7 +117,7 @@ def copy_tree(copy: Path) -> None:
 def emulate(prepared: Path, folder: Path) -> list[Path]:
     """Every prepared CUDA kernel, compiled for this machine's processor."""
     folder.mkdir()
-    sources = [*prepared.glob("*.cu"), *sorted(prepared.glob("*/kernels/*.cu"))]
+    sources = [*prepared.glob("*.cu"), *sorted(prepared.glob("*/*.cu")), *sorted(prepared.glob("*/kernels/*.cu"))]
     return [library_of(source.read_text(), folder, "-O1") for source in sources]
 
 

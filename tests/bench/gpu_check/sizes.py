@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from bench_cuda_projections import GATED, MATRICES, NORMED
 from checkpoints import LLAMA_3_2_1B, QWEN2_0_5B, QWEN3_0_6B, Shapes, published
 
 
@@ -15,7 +17,9 @@ class Sizes:
     ``case_stride``: every nth kernel case is prepared. ``clients``: the number of simultaneous clients of the server.
     ``sequences`` with prompts and answers of ``lengths`` tokens (minimum and maximum) run together; a step has at most
     ``step_tokens``. One sequence decodes ``alone_tokens``. Kernels are timed for batches of (sequences, new tokens of
-    each). ``copy_bytes`` are copied to measure the memory's speed. ``web_options`` are those of bench_gpu.js.
+    each). Engines are compared at the numbers of sequences in ``compared``, after as many tokens and for as many steps
+    as ``compared_tokens`` says. All candidates of kernels for ``far_matrices`` and ``far_rows`` rows are timed.
+    ``copy_bytes`` are copied to measure the memory's speed. ``web_options`` are those of bench_gpu.js.
     """
 
     far: Mapping[str, Shapes]
@@ -28,6 +32,10 @@ class Sizes:
     step_tokens: int
     alone_tokens: int
     kernel_batches: tuple[tuple[int, int], ...]
+    compared: tuple[int, ...]
+    compared_tokens: tuple[int, int]
+    far_matrices: Mapping[str, tuple[int, int, dict[str, Any]]]
+    far_rows: tuple[int, ...]
     copy_bytes: int
     web_options: tuple[str, ...]
     projections: tuple[str, ...]
@@ -48,6 +56,10 @@ FULL = Sizes(
     step_tokens=8192,
     alone_tokens=200,
     kernel_batches=((1, 1), (2, 1), (8, 1), (32, 1), (64, 1), (256, 1), (1, 256), (16, 256)),
+    compared=(1, 4, 32, 256),
+    compared_tokens=(128, 128),
+    far_matrices=MATRICES,
+    far_rows=(1, 2),
     copy_bytes=1 << 30,
     web_options=(),
     # The projections of a layer of Qwen3-0.6B, and its head.
@@ -88,6 +100,10 @@ REHEARSAL = Sizes(
     step_tokens=32,
     alone_tokens=3,
     kernel_batches=((1, 1), (3, 1), (1, 33)),
+    compared=(1, 3),
+    compared_tokens=(8, 4),
+    far_matrices={"tiny": (256, 24, {**NORMED, **GATED})},
+    far_rows=(1, 3),
     copy_bytes=1 << 20,
     web_options=("--tokens", "4", "--lengths", "8", "--copy-mib", "4", "--any-adapter"),
     projections=("96x64",),

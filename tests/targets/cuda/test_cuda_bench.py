@@ -19,6 +19,7 @@ from bench_cuda import (
 from emulated_driver import EmulatedDriver
 
 from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.ir.sampling import Settings
 from nearfar.compiler.quant.kernel_format import WeightFormat
 from nearfar.targets.cuda.tuning import tuning_for
 
@@ -84,17 +85,32 @@ def test_every_kernel_that_fits_is_timed(cuda_bundle: Path, emulated_cuda: Path)
         assert sum(time_of_batch["shares"].values()) == pytest.approx(1)
     # A forward runs one variant of every step.
     assert sum(time.steps for time in times if time.chosen) == 2 * len(plan.steps)
+    # The kernels of a variant that a forward runs are also timed one by one.
+    several = [time for time in times if time.chosen and " + " in time.variant]
+    assert {name for time in several for name in time.variant.split(" + ")} <= names
+    assert several
     print_times(times)
 
 
-def test_candidates_of_projections_are_compiled_and_timed(tmp_path: Path, emulated_cuda: Path) -> None:
-    matrix = {"tiny": (256, 24, bench_cuda_projections.NORMED)}
-    bench_cuda_projections.prepare(tmp_path, "sm_90", "q4f16", matrix, (3,))
+def test_the_choice_of_tokens_is_timed_by_its_settings(cuda_bundle: Path, emulated_cuda: Path) -> None:
     driver = EmulatedDriver(emulated_cuda)
-    (timings,) = bench_cuda_projections.measure(tmp_path, driver, repeats=1, cold_bytes=4000)
+    settings = Settings(temperature=1, top_p=0.5, draw=0.5)
+    times = kernel_times(open_bundle(cuda_bundle), driver, "float16", [(3, 1)], settings)
     driver.close()
-    assert sum(each.chosen for each in timings) == 1
-    assert {each.shape["splits"] for each in timings} == {1, 2}
+    assert {time.op for time in times} == {"sample"}
+    assert [time.chosen for time in times].count(True) == 1
+
+
+def test_candidates_of_projections_are_compiled_and_timed(tmp_path: Path, emulated_cuda: Path) -> None:
+    bench = bench_cuda_projections
+    matrices = {"tiny": (256, 24, bench.NORMED), "gated": (256, 24, {**bench.NORMED, **bench.GATED})}
+    bench.prepare(tmp_path, "sm_90", "q4f16", matrices, (3,))
+    driver = EmulatedDriver(emulated_cuda)
+    plain, gated = bench.measure(tmp_path, driver, repeats=1, cold_bytes=4000)
+    driver.close()
+    timings = [*plain, *gated]
+    assert sum(each.chosen for each in plain) == sum(each.chosen for each in gated) == 1
+    assert {each.shape["splits"] for each in plain} == {1, 2}
     assert all(each.microseconds > 0 for each in timings)
     bench_cuda_projections.print_best(timings)
 
