@@ -45,7 +45,7 @@
 # make bench-cuda  load, decode and many sequences on this machine's NVIDIA GPU; BUNDLE=folder for one of your own
 # make bench-cuda-sass  the instructions of CUDA's kernels for one and two rows, without a GPU
 # make bench-cuda-projections  every candidate size of the projections' kernels on this machine's NVIDIA GPU, and the best
-# make gpu-check   everything that only a GPU can check, in at most 20 minutes; results in OUT=build/gpu-check, ONLY=part,part MINUTES=20
+# make gpu-check   everything that only a GPU can check, in at most 20 minutes; results in OUT=build/gpu-check, ONLY=part,part MINUTES=20, SCRIPT=webgpu, cuda or persistent for parts with pass marks in at most 9 minutes
 # make gpu-prepare write everything that gpu-check needs from TVM to build/gpu-prepared.tar.xz, for a GPU machine without TVM; ARCH=sm_90
 # make gpu-wheels  write everything that gpu-check needs from PyPI and npm to build/gpu-wheels, for a machine without a network; WITHOUT=numpy,node
 # make gpu-static  what the shader compilers of Adreno, Apple, NVIDIA, AMD and Intel GPUs make of the WGSL of two models, without a GPU; ONLY=regular expression, RECORD=1, BUNDLE=folder
