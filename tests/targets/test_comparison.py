@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Iterator
 from importlib import machinery
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from gpu_check import comparison, pytorch_decoder
+from gpu_check.comparison import OURS
 from gpu_check.pytorch_decoder import Decoder, Loop, projection, random_weights
 from gpu_check.report import NotRun
 
@@ -81,3 +86,15 @@ def test_without_another_engine_nothing_is_compared(monkeypatch: pytest.MonkeyPa
     with pytest.raises(NotRun, match=r"torch .* finds no GPU"):
         comparison.other_engines(rehearse=False)
     assert comparison.other_engines(rehearse=True) == tuple(comparison.PYTORCH)
+
+
+def test_an_engine_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"bundle": str(tmp_path / "missing"), "context": 1, "steps": 1}))
+    speeds: list[dict[str, Any]] = []
+    expected = {"engine": OURS, "start_seconds": None, "error": "its process ended with 1; see the log"}
+    assert comparison.measured(OURS, request, speeds, 200) == expected
+    expected["error"] = "stopped after 0 s"
+    assert comparison.measured(OURS, request, speeds, 0.05) == expected
+    assert speeds == []
