@@ -57,13 +57,17 @@ class Scheduler:
         sequence.prompt_logprobs.pending = min(sequence.prompt_logprobs.pending, len(sequence.tokens) - 1)
         self.waiting.add(sequence)
 
-    def next(self) -> Step | None:
-        """The next step, or None: open steps must be committed first, or there is nothing to do."""
+    def next(self, budget: int | None = None) -> Step | None:
+        """The next step, or None: open steps must be committed first, or there is nothing to do.
+
+        ``budget``: its positions at most, enough for a row of each sequence, for its drafts, and for an image that is
+        read as a whole; by default ``max_tokens``. Pages choose it by what suits their device.
+        """
         if self._draining and self._open_steps > 0:
             return None
         self._draining = False
         self._order()
-        step = OpenStep(self._step_number, self.config.max_tokens, self._max_drafts)
+        step = OpenStep(self._step_number, budget or self.config.max_tokens, self._max_drafts)
         self._decode(step)
         self._admit(step)
         self._prefill(step)

@@ -20,7 +20,7 @@ const COUNTS = {
 } as const;
 
 export function resultCards(result: BenchResult): readonly HTMLElement[] {
-  const { device, load, prefill, decode, memory_bytes, bundle } = result;
+  const { device, load, prefill, prefill_chunk, decode, memory_bytes, bundle } = result;
   const { weights: weightBytes, keys_and_values: stateBytes, total: totalBytes } = memory_bytes;
   const left = [
     card(
@@ -71,6 +71,7 @@ export function resultCards(result: BenchResult): readonly HTMLElement[] {
           formatSpeed(row.tokens_per_second),
         ]),
       ),
+      factList([["Tokens in a step", formatCount(prefill_chunk)]]),
     ),
     card(
       "Calls of a token",

@@ -94,7 +94,9 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
   const engine = await Engine.load(bundle, options);
   return {
     engine,
-    info: engine.info,
+    get info() {
+      return engine.info;
+    },
     async *answer(messages, { temperature, maxTokens: longest, seed }, signal) {
       const start = performance.now();
       const { context } = engine.info;

@@ -74,6 +74,8 @@ export interface BenchResult {
   };
   readonly device: DeviceFacts;
   readonly load: { readonly cold: LoadTimes; readonly warm: LoadTimes };
+  /** The number of tokens of prompts in a step, as the device chose it. */
+  readonly prefill_chunk: number;
   readonly prefill: readonly PrefillRow[];
   readonly decode: readonly DecodeRow[];
   readonly per_token: CallCounts | null;
@@ -103,6 +105,8 @@ export async function runBench(
   onStep("warm");
   const { model, times: warm, bufferBytes } = await timedLoad(bundle, false, signal);
   try {
+    // Otherwise the tuner would measure between the runs, and change what runs.
+    await model.engine.exportTuning();
     // The first forward pass includes one-time work.
     await measurePrefill(model, facts, [8], 1, signal);
     onStep("prefill");
@@ -114,7 +118,7 @@ export async function runBench(
     onStep("agreement");
     const expected = facts.selfTest === null ? await fetchExpected(bundle, signal) : null;
     const agreement = await measureAgreement(model, facts, model.info.activation, expected, signal);
-    const { weightBytes, stateBytes, totalBytes, selfTest } = model.info;
+    const { weightBytes, stateBytes, totalBytes, prefillChunk, selfTest } = model.info;
     return {
       format: "nearfar-bench-1",
       date: new Date().toISOString(),
@@ -128,6 +132,7 @@ export async function runBench(
       },
       device: await deviceFacts(model),
       load: { cold: cold.times, warm },
+      prefill_chunk: prefillChunk,
       prefill,
       decode,
       per_token,

@@ -57,8 +57,8 @@ export async function openWebGpu(
   options: TrustOptions & MemoryOptions,
   opening: Opening,
 ): Promise<Backend> {
-  const { maxSequences, maxBatchTokens, pages, maxAdapters, stateSnapshots, draftTokens, memoryBudget, expertMemory } =
-    options;
+  const { maxSequences, maxBatchTokens, pages, maxAdapters, stateSnapshots, draftTokens, prefillChunk } = options;
+  const { memoryBudget, expertMemory } = options;
   const { onTest, ...rest } = opening;
   const sizes = {
     maxSequences,
@@ -67,6 +67,7 @@ export async function openWebGpu(
     maxAdapters,
     stateSnapshots,
     draftTokens,
+    prefillChunk,
     memoryBudget,
     expertMemory,
   };
@@ -74,8 +75,16 @@ export async function openWebGpu(
   const { runner, device, selfTest } = trusted;
   return {
     runner,
-    info: { target: "webgpu", adapter: device.adapter, activation: device.activation, selfTest, ...runner.info },
-    startTuning: (engine) => new Tuner(trusted, engine),
+    get info() {
+      return {
+        target: "webgpu" as const,
+        adapter: device.adapter,
+        activation: device.activation,
+        selfTest,
+        ...runner.info,
+      };
+    },
+    startTuning: (engine) => new Tuner(trusted, engine, typeof options.tuning === "object" ? options.tuning : null),
     destroy: () => {
       runner.destroy();
     },

@@ -46,6 +46,8 @@ export interface EngineInfo extends BackendInfo {
   readonly quantization: string;
   /** The maximum number of tokens of one sequence. */
   readonly context: number;
+  /** The number of tokens of prompts in a step, as the device has chosen it so far. */
+  readonly prefillChunk: number;
   /** Whether the model can call tools. */
   readonly tools: boolean;
   /** Whether `enable_thinking` switches the model's reasoning on or off. */
@@ -196,6 +198,7 @@ export class Engine implements EngineWithSessions {
     const tokenizerSha256 = files.find(({ file }) => file === tokenizer.file)?.sha256 ?? null;
     const tools = this.#tokenizer.toolFormat !== null;
     const sees = this.#pictures !== null && this.#model.senses?.sees === true;
+    const { limits, chunk = limits.tokens } = this.#backend.runner;
     return {
       model,
       reason,
@@ -206,7 +209,8 @@ export class Engine implements EngineWithSessions {
       video: sees && manifest.images?.video != null,
       sound: this.#model.senses?.hears === true || this.#model.transcribe !== undefined,
       tokenizerSha256,
-      context: this.#backend.runner.limits.context,
+      context: limits.context,
+      prefillChunk: chunk,
       downloadBytes: totalBytes,
       ...this.#backend.info,
     };

@@ -48,7 +48,7 @@ async function main(): Promise<void> {
   await measureDecode(model, facts, [8], 4, signal);
   const prefill = await measurePrefill(model, facts, lengths, PREFILL_RUNS, signal);
   const decode = await measureDecode(model, facts, lengths, Number(values.tokens), signal);
-  const { adapter, activation, weightBytes, stateBytes, context } = model.info;
+  const { adapter, activation, weightBytes, stateBytes, context, prefillChunk } = model.info;
   const rows = decode.map(({ prompt_tokens, tokens, tokens_per_second }) => {
     // A token reads all weights, because the embedding is also the output matrix, and the keys and values of the tokens
     // before it.
@@ -74,6 +74,7 @@ async function main(): Promise<void> {
       copy_bytes_per_second: copyBytesPerSecond,
       tuning_seconds: tuningSeconds,
       tuned_variants: tuning?.variants ?? null,
+      prefill_chunk: prefillChunk,
       prefill,
       decode: rows,
     }),

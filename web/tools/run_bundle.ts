@@ -1,10 +1,10 @@
 // Runs a bundle in Node and prints the result as JSON: {token_ids, target, reason, activation, dispatches_per_token,
-// adapter, total_bytes, computed_tokens, drafted_tokens, accepted_tokens, experts, self_test}. WebGPU bundles run on Dawn,
-// ONNX bundles on onnxruntime-node. Given several bundles, it runs the first one that this machine can run. A run that
-// takes long prints on stderr how far it is, and ends with an error after --limit seconds.
+// adapter, prefill_chunk, total_bytes, computed_tokens, drafted_tokens, accepted_tokens, experts, self_test}. WebGPU
+// bundles run on Dawn, ONNX bundles on onnxruntime-node. Given several bundles, it runs the first one that this machine
+// can run. A run that takes long prints on stderr how far it is, and ends with an error after --limit seconds.
 //
 //     node dist/tools/run_bundle.js BUNDLE ... --tokens 1,2,3 [--max-tokens 64] [--expert-memory BYTES]
-//         [--memory-budget BYTES] [--draft BUNDLE|heads|ngram] [--limit 600]
+//         [--memory-budget BYTES] [--prefill-chunk TOKENS] [--draft BUNDLE|heads|ngram] [--limit 600]
 
 import { parseArgs } from "node:util";
 
@@ -16,7 +16,7 @@ import { folderSource } from "./folder_source.js";
 
 const USAGE =
   "usage: run_bundle BUNDLE ... --tokens 1,2,3 [--max-tokens 64] [--expert-memory BYTES] [--memory-budget BYTES] " +
-  "[--draft BUNDLE|heads|ngram] [--limit SECONDS]";
+  "[--prefill-chunk TOKENS] [--draft BUNDLE|heads|ngram] [--limit SECONDS]";
 // How often a long run prints how far it is.
 const PRINT_MS = 5000;
 
@@ -28,6 +28,7 @@ async function main(): Promise<void> {
       "max-tokens": { type: "string", default: "64" },
       "expert-memory": { type: "string" },
       "memory-budget": { type: "string" },
+      "prefill-chunk": { type: "string" },
       draft: { type: "string" },
       limit: { type: "string", default: "600" },
     },
@@ -45,6 +46,7 @@ async function main(): Promise<void> {
     onnx: { runtime: () => import("onnxruntime-node") },
     expertMemory: numberOf(values["expert-memory"]),
     memoryBudget: numberOf(values["memory-budget"]),
+    prefillChunk: numberOf(values["prefill-chunk"]),
     draft: draft === undefined || draft === "heads" || draft === "ngram" ? draft : folderSource(draft),
     signal,
     onProgress: (progress) => {
@@ -56,7 +58,7 @@ async function main(): Promise<void> {
   for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens, signal }))
     state.tokens = tokenIds.push(tokenId);
   clearInterval(printing);
-  const { target, reason, activation, dispatchesPerToken, adapter, selfTest, totalBytes } = engine.info;
+  const { target, reason, activation, dispatchesPerToken, adapter, prefillChunk, selfTest, totalBytes } = engine.info;
   const { computedTokens, draftedTokens, acceptedTokens, experts } = engine.counts;
   console.log(
     JSON.stringify({
@@ -66,6 +68,7 @@ async function main(): Promise<void> {
       activation,
       dispatches_per_token: dispatchesPerToken,
       adapter,
+      prefill_chunk: prefillChunk,
       total_bytes: totalBytes,
       computed_tokens: computedTokens,
       drafted_tokens: draftedTokens,

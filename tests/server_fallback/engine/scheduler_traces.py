@@ -127,10 +127,11 @@ def config_of(
 
 
 def run_trace(
-    config: dict[str, int], requests: list[dict[str, Any]], check: Callable[[Scheduler], None]
+    config: dict[str, Any], requests: list[dict[str, Any]], check: Callable[[Scheduler], None]
 ) -> dict[str, Any]:
     """The steps and outputs of a trace, in the form of the JSON."""
-    own = config_of(**{name: value for name, value in config.items() if name != "depth"})
+    own = config_of(**{name: value for name, value in config.items() if name not in ("depth", "budgets")})
+    budgets = config.get("budgets", [own.max_tokens])
     scheduler, device = Scheduler(own), HashDevice(own)
     sequences = [
         Sequence(
@@ -161,9 +162,11 @@ def run_trace(
         while len(open_steps) < config["depth"]:
             for sequence in scheduler.running:
                 guess(sequence, drafts[sequence.id], own.context)
-            step = scheduler.next()
+            budget = budgets[len(steps) % len(budgets)]
+            step = scheduler.next(budget)
             if step is None:
                 break
+            assert sum(row.length for row in step.rows) <= budget
             open_steps.append((step, device.taken(step)))
             steps.append(record_of(step))
             require_step(scheduler, step)

@@ -140,15 +140,17 @@ class Scheduling(RuleBasedStateMachine):
         self.sequences.append(sequence)
         self.scheduler.add(sequence)
 
-    @rule(drafts=st.integers(0, 3), right=st.integers(0, 3))
-    def build(self, drafts: int = 0, right: int = 0) -> None:
+    @rule(drafts=st.integers(0, 3), right=st.integers(0, 3), budget=st.sampled_from([None, None, 4, 7]))
+    def build(self, drafts: int = 0, right: int = 0, budget: int | None = None) -> None:
         """Build a step with ``drafts`` for sequences in lockstep. The first ``right`` drafts are correct."""
         for sequence in self.scheduler.running:
             if sequence.params.lockstep and sequence.in_flight == 0:
                 sequence.drafts = drafts_of(sequence, drafts, right)
-        step = self.scheduler.next()
+        most = min(budget or self.config.max_tokens, self.config.max_tokens)
+        step = self.scheduler.next(most)
         if step is not None:
             require_step(self.scheduler, step)
+            assert sum(row.length for row in step.rows) <= most
             self.open.append((step, self.device.taken(step)))
 
     @precondition(lambda self: self.open)

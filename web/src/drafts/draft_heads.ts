@@ -89,6 +89,10 @@ function headsOf(runner: StepRunner, groups: readonly PageGroup[]): DraftRunner 
   return {
     limits: { ...limits, groups, states: 0 },
     stepsInFlight,
+    // The device's choice may change.
+    get chunk() {
+      return runner.chunk ?? limits.tokens;
+    },
     submit: (batch, options) => runner.submit(batch, { ...options, heads: true }),
   };
 }

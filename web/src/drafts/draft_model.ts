@@ -45,7 +45,7 @@ interface Ready {
   readonly draft: Draft;
 }
 
-export type DraftRunner = Pick<StepRunner, "limits" | "submit" | "stepsInFlight">;
+export type DraftRunner = Pick<StepRunner, "limits" | "submit" | "stepsInFlight" | "chunk">;
 
 /** The runner's pages must hold all sequences that speculate at once; a sequence without room gets no drafts. */
 export class DraftModel implements Drafter {
@@ -89,7 +89,7 @@ export class DraftModel implements Drafter {
   async #draft(guesses: readonly Guess[]): Promise<void> {
     const ready: Ready[] = [];
     const [batch, seen] = [emptyBatch(), new ImageRows()];
-    let room = this.runner.limits.tokens;
+    let room = this.#chunk;
     for (const guess of guesses) {
       const { sequence, most } = guess;
       const { tokens } = sequence;
@@ -150,6 +150,11 @@ export class DraftModel implements Drafter {
     for (const kind of this.#kinds) kind.drop(draft);
   }
 
+  /** The most tokens of prompts that it reads at once. */
+  get #chunk(): number {
+    return this.runner.chunk ?? this.runner.limits.tokens;
+  }
+
   /** Whether accepted guesses are read again as known tokens: a state cannot go back to the last accepted guess. */
   protected get readsAgain(): boolean {
     return this.#isRecurrent;
@@ -180,7 +185,7 @@ export class DraftModel implements Drafter {
 
   /** What the small model has of a sequence, with pages for its next guesses; null if there is no room for them. */
   protected draftOf({ sequence, most }: Guess): Draft | null {
-    const { tokens: maxTokens, context } = this.runner.limits;
+    const { context } = this.runner.limits;
     const length = sequence.tokens.length - this.firstToken + most - 1;
     const [slot] = this.#slots;
     const known = this.#drafts.get(sequence);
@@ -188,7 +193,7 @@ export class DraftModel implements Drafter {
     const draft = known ?? new Draft(slot ?? -1, this.#kinds.length);
     const start = draft.computed;
     // The tokens of a long prompt are read in several batches.
-    const end = Math.min(length, start + maxTokens + most - 1);
+    const end = Math.min(length, start + this.#chunk + most - 1);
     for (const kind of this.#kinds) kind.trim(draft, start);
     if (this.#kinds.some((kind) => kind.missing(draft, start, end) > kind.free)) return null;
     for (const kind of this.#kinds) kind.reserve(draft, start, end);

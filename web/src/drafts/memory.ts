@@ -3,6 +3,7 @@
 import { DeviceError } from "../errors.js";
 import { formatBytes } from "../format_bytes.js";
 import type { Manifest } from "../runtime/manifest.js";
+import { PREFILL_CHUNK } from "../runtime/memory.js";
 import type { MemoryOptions, MemoryPlan } from "../runtime/memory_plan.js";
 
 /** `planMemory` on the device. */
@@ -28,6 +29,8 @@ export function shareMemory(plan: Planner, model: Manifest, draft: Manifest, opt
     pages: undefined,
     draftTokens: undefined,
     stateSnapshots: maxSequences,
+    // Nothing measures the device's chunk for the draft.
+    prefillChunk: PREFILL_CHUNK,
   };
   const bytesWith = (pages: number): number => plan(draft, { ...own, pages }).totalBytes;
   const beside = (bytes: number): MemoryOptions => ({ ...options, memoryBudget: memoryBudget - bytes });

@@ -70,11 +70,14 @@ export class Scheduler {
     this.#enqueue(sequence);
   }
 
-  /** The next step, or null: open steps must be committed first, or there is nothing to do. */
-  next(): Step | null {
+  /**
+   * The next step, or null: open steps must be committed first, or there is nothing to do. ``budget``: its positions at
+   * most, enough for a row of each sequence, for its drafts, and for an image that is read as a whole.
+   */
+  next(budget = this.config.maxTokens): Step | null {
     if (this.#draining && this.#openSteps > 0) return null;
     this.#draining = false;
-    const step = new OpenStep(this.#stepNumber, this.config.maxTokens, this.#maxDrafts);
+    const step = new OpenStep(this.#stepNumber, budget, this.#maxDrafts);
     this.#decode(step);
     this.#admit(step);
     this.#prefill(step);

@@ -16,7 +16,7 @@ export interface StepRunner
       | "readPages"
       | "writePages"
     >,
-    Partial<Pick<Runner, "writeState" | "expertCounts" | "features" | "listen" | "forwardLogits">> {
+    Partial<Pick<Runner, "writeState" | "chunk" | "expertCounts" | "features" | "listen" | "forwardLogits">> {
   /**
    * The number of steps that are worth submitting before the first of them is read; 1 if a step only waits for the
    * previous one.

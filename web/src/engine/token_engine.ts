@@ -134,7 +134,8 @@ export class TokenEngine implements TokenSource {
             "transcribe",
         );
       checkRequest(request, this.model.vocabSize, this.#scheduler.config);
-      images = this.model.place?.(request, this.#scheduler.config.maxTokens) ?? null;
+      const { tokens, chunk = tokens } = this.#runner.limits;
+      images = this.model.place?.(request, chunk) ?? null;
       if (images === null && (request.images ?? []).length > 0)
         throw new RequestError("This model reads texts only; leave the images out", { param: "images" });
       request.signal?.throwIfAborted();
@@ -330,7 +331,7 @@ export class TokenEngine implements TokenSource {
 
   /** The next step; null if there is none, or the engine was paused while it drafted. */
   #next(): Step | null {
-    return this.gate.isClosed ? null : this.#scheduler.next();
+    return this.gate.isClosed ? null : this.#scheduler.next(this.#runner.chunk);
   }
 
   async #submit(step: Step): Promise<StepResult> {

@@ -1,8 +1,9 @@
-// The tuner: finds the fastest variants of a trusted runner while the engine is idle, and records them for the device.
+// The tuner: measures what suits a trusted runner's device while the engine is idle, and records it. tuning.js measures.
 
+import { importTuning } from "../runtime/import_later.js";
 import type { TuningEntry } from "../runtime/manifest.js";
 import type { TrustedRunner } from "../runtime/trust.js";
-import { tune } from "../runtime/tune.js";
+import type { TuningModule } from "../tuning/index.js";
 import type { TokenEngine } from "./token_engine.js";
 
 const POLL_MS = 50;
@@ -18,6 +19,7 @@ export class Tuner {
   constructor(
     private readonly trusted: TrustedRunner,
     private readonly engine: TunedEngine,
+    private readonly module: TuningModule | null = null,
   ) {
     this.record = this.#measure();
     // A caller that awaits the record gets the failure; the next answer fails for the same cause anyway.
@@ -33,16 +35,16 @@ export class Tuner {
     if (tuningNote === null) return tuning;
     const { signal } = this.#stopped;
     const pages = this.engine.lendPages();
-    if (pages === null) return null;
+    if (pages === null) return tuning;
     try {
-      const variants = await tune(runner, { choices, pages, idle: () => this.#idle(), signal });
-      runner.choose({ off: choices.off, front: variants });
-      const { adapterEntry: adapter, activation } = device;
-      const record: TuningEntry = { adapter, activation, variants, steps: null };
+      const { measure } = this.module ?? (await importTuning());
+      const measured = await measure(runner, tuning, { choices, pages, idle: () => this.#idle(), signal });
+      runner.choose({ off: choices.off, front: measured.variants });
+      const record = { adapter: device.adapterEntry, activation: device.activation, ...measured };
       await tuningNote.write(record);
       return record;
     } catch (error) {
-      if (signal.aborted) return null;
+      if (signal.aborted) return tuning;
       throw error;
     } finally {
       this.engine.returnPages();

@@ -1,7 +1,7 @@
 // Imports the package's files that only some bundles need: encoders.js those of embedding models, rerankers and
 // classifiers, experts.js mixtures whose experts do not fit on the device, drafts.js models whose tokens are guessed,
 // images.js models that see pictures, videos.js files of videos, audio.js models that transcribe sound, attachments.js
-// messages with files or recordings.
+// messages with files or recordings, tuning.js devices that were not measured.
 
 import type * as attachments from "../attachments/index.js";
 import type * as audio from "../audio/index.js";
@@ -11,6 +11,7 @@ import type { EncodersModule } from "../encoders/index.js";
 import { DeviceError, messageOf } from "../errors.js";
 import type { ExpertsModule } from "../experts/index.js";
 import type { ImagesModule } from "../images/index.js";
+import type { TuningModule } from "../tuning/index.js";
 import type * as videos from "../videos/index.js";
 
 /** Throws DeviceError if encoders.js cannot be imported. */
@@ -27,6 +28,11 @@ export async function importExperts(): Promise<ExpertsModule> {
 /** Throws DeviceError if drafts.js cannot be imported. */
 export async function importDrafts(): Promise<typeof drafts> {
   return imported("drafts", import("../drafts/index.js"), "cannot import it, and answers token by token");
+}
+
+/** Throws DeviceError if tuning.js cannot be imported. */
+export async function importTuning(): Promise<TuningModule> {
+  return (await imported("tuning", import("../tuning/index.js"))).tuning;
 }
 
 /** Throws DeviceError if attachments.js cannot be imported. */

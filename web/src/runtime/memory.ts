@@ -10,7 +10,7 @@ import { arraysOf, planOf } from "./plan.js";
 import type { ActivationDtype } from "./variants.js";
 import { largestPlane } from "./weights.js";
 
-/** The maximum number of new tokens in one forward; a longer prompt takes several forwards. */
+/** The number of tokens of prompts in one forward, until the device has measured which number suits it. */
 export const PREFILL_CHUNK = 64;
 
 /** The default number of sequences that run at the same time. */
@@ -53,12 +53,25 @@ export interface PoolOptions {
   readonly stateSnapshots?: number | undefined;
   /** The number of drafts of a sequence that a step checks; 0 by default. */
   readonly draftTokens?: number | undefined;
+  /**
+   * The number of tokens of prompts in a step. By default it is 64 until the device has measured which of 64, 128, 256
+   * and 512 suits it.
+   */
+  readonly prefillChunk?: number | undefined;
+}
+
+/** The pools that were planned. */
+export interface Pool extends PoolOptions {
+  /** The largest chunk that the device may choose. */
+  readonly largestChunk?: number | undefined;
 }
 
 /** The limits of a batch, and the sizes of the model and its pools. */
 export interface RunnerLimits {
   /** The maximum number of new tokens in a batch. */
   readonly tokens: number;
+  /** The number of new tokens in a step until the device has measured a better one; by default ``tokens``. */
+  readonly chunk?: number;
   /** Whether the tokens of a text may be in several batches; false for an encoder, which reads it at once. */
   readonly splitsTexts?: boolean;
   /** The maximum number of sequences and slots. */
@@ -98,7 +111,9 @@ export function limitsOf(
     maxAdapters = MAX_ADAPTERS,
     stateSnapshots = STATE_SNAPSHOTS,
     draftTokens = 0,
-  }: PoolOptions,
+    prefillChunk = PREFILL_CHUNK,
+    largestChunk = 0,
+  }: Pool,
 ): RunnerLimits {
   const { context, page_size: pageSize, spec } = manifest;
   const isRecurrent = Object.values(planOf(manifest).states).some(({ shape }) => shape[0] === STATE_DIM);
@@ -112,11 +127,13 @@ export function limitsOf(
   // An encoder of sound reads one window at a time.
   const ofTexts = manifest.ctc === null ? maxBatchTokens : 0;
   const least = isPaged ? Math.max(spec.audio?.positions ?? 0, heard, seen) : Math.max(context, ofTexts);
-  const tokens = Math.max(PREFILL_CHUNK, rows, least);
+  const chunk = Math.max(prefillChunk, rows, least);
+  const tokens = Math.max(chunk, largestChunk);
   const sizes = { context, pageSize, maxTokens: tokens };
   const groups = isPaged ? pageGroups(manifest, sizes, maxSequences, pages) : [];
   return {
     tokens,
+    chunk,
     splitsTexts: isPaged,
     sequences: maxSequences,
     rows,
@@ -133,7 +150,7 @@ export function limitsOf(
 }
 
 /** The dims of the largest batch. */
-export function capacityOf(manifest: Manifest, options: PoolOptions): Dims {
+export function capacityOf(manifest: Manifest, options: Pool): Dims {
   const { context, page_size: pageSize, spec } = manifest;
   const limits = limitsOf(manifest, options);
   const {
@@ -205,7 +222,7 @@ export function allocateMemory(
 }
 
 /** The size in bytes of the largest buffer that a manifest needs, including weights. */
-export function largestBuffer(manifest: Manifest, activation: ActivationDtype, pool: PoolOptions = {}): number {
+export function largestBuffer(manifest: Manifest, activation: ActivationDtype, pool: Pool = {}): number {
   const { inputs, states, constants } = arraysOf(manifest);
   const capacity = capacityOf(manifest, pool);
   // The arena holds all inputs.
@@ -277,42 +294,52 @@ function ropeTable({ inverse_frequencies, shape, scale, first }: ConstantEntry):
 /** The tokens of the first batches of complete texts. */
 const FIRST_TOKENS = 256;
 
-/** The buffers of a plan: without pages they start small and grow with the batches, since most texts are short. */
+/** Buffers by name, for batches of these dims. */
+export interface RoomBuffers {
+  readonly dims: Dims;
+  readonly buffers: ReadonlyMap<string, GPUBuffer>;
+}
+
+/** The buffers of a plan. They start small and grow with the batches. */
 export class Room {
   #dims: Dims;
 
-  /** ``capacity`` contains the dims of the largest batch; ``buffers`` receives the buffers by name. */
+  /** ``capacity`` contains the dims of the largest batch, and ``buffers`` receives the buffers by name. */
   constructor(
     private readonly allocator: Allocator,
     private readonly manifest: Manifest,
     private readonly activation: ActivationDtype,
     private readonly capacity: Dims,
     private readonly buffers: Map<string, GPUBuffer>,
-    grows: boolean,
+    tokens = FIRST_TOKENS,
   ) {
-    this.#dims = grows ? { ...capacity, S: Math.min(capacity.S ?? 0, FIRST_TOKENS) } : capacity;
-    this.#allocate();
+    this.#dims = capacity;
+    this.use(this.allocate(tokens));
   }
 
   suffices(tokens: number): boolean {
     return tokens <= (this.#dims.S ?? 0);
   }
 
-  /**
-   * Replace the buffers by those for the next power of two of tokens, within the capacity. Work that was submitted still
-   * uses the old ones.
-   */
-  grow(tokens: number): void {
-    const next = 2 ** Math.ceil(Math.log2(tokens));
-    this.#dims = { ...this.#dims, S: Math.min(this.capacity.S ?? 0, next) };
-    this.#allocate();
+  /** Buffers for batches of ``tokens``, within the capacity; `use` or `free` them. */
+  allocate(tokens: number): RoomBuffers {
+    const dims = { ...this.capacity, S: Math.min(this.capacity.S ?? 0, tokens) };
+    const entries = Object.entries(passingBuffers(this.manifest));
+    const sizes = entries.map(([name, entry]) => [name, sizeBytes(entry, this.activation, dims)] as const);
+    return { dims, buffers: new Map(sizes.map(([name, size]) => [name, this.allocator.storage(name, size)])) };
   }
 
-  #allocate(): void {
-    for (const [name, entry] of Object.entries(passingBuffers(this.manifest))) {
+  /** Replace the buffers. Work that was submitted still uses the old ones. */
+  use({ dims, buffers }: RoomBuffers): void {
+    for (const [name, buffer] of buffers) {
       const before = this.buffers.get(name);
       if (before !== undefined) this.allocator.free(before);
-      this.buffers.set(name, this.allocator.storage(name, sizeBytes(entry, this.activation, this.#dims)));
+      this.buffers.set(name, buffer);
     }
+    this.#dims = dims;
+  }
+
+  free({ buffers }: RoomBuffers): void {
+    for (const buffer of buffers.values()) this.allocator.free(buffer);
   }
 }

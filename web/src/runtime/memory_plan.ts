@@ -7,8 +7,8 @@ import type { Dims } from "./expr.js";
 import type { Mixture } from "./expert_layers.js";
 import { mixtureOf } from "./expert_layers.js";
 import type { Manifest } from "./manifest.js";
-import type { PoolOptions } from "./memory.js";
-import { capacityOf, limitsOf, passingBuffers, sizeBytes } from "./memory.js";
+import type { Pool, PoolOptions } from "./memory.js";
+import { capacityOf, largestBuffer, limitsOf, passingBuffers, sizeBytes } from "./memory.js";
 import { HEAD_DIMS, PAGE_DIMS } from "./page_groups.js";
 import { arraysOf } from "./plan.js";
 import type { ActivationDtype } from "./variants.js";
@@ -30,13 +30,22 @@ export interface MemoryOptions extends PoolOptions {
 /** The largest share of the memory that a mixture's other weights leave for keys and values beside its experts. */
 const KEY_VALUE_SHARE = 0.25;
 
+/** The chunks beside the default one that a device may choose. */
+export const CHUNKS: readonly number[] = [512, 256, 128];
+
+/** The largest share of a model's memory that a larger chunk may take besides. */
+const CHUNK_SHARE = 1 / 8;
+
+/** The size of a storage buffer that every WebGPU device has (W3C, WebGPU, 3.6.2). */
+const BUFFER_BYTES = 2 ** 27;
+
 /** Sizes in bytes. */
 export interface MemoryPlan {
   readonly weightBytes: number;
   /** Keys and values: ``pages`` pages of ``pageBytes``, and the pages of the layers with a window. */
   readonly keyValueBytes: number;
   readonly pageBytes: number;
-  /** Intermediate values, tables, and the states of each sequence. */
+  /** Intermediate values of the largest step, tables, and the states of each sequence. */
   readonly workingBytes: number;
   readonly totalBytes: number;
   /** What the bundle of a draft takes of ``totalBytes``, if there is one. */
@@ -48,10 +57,39 @@ export interface MemoryPlan {
   readonly context: number;
   /** Whether a full context fits into the budget. */
   readonly fits: boolean;
+  /** The maximum number of new tokens in a step, for which the working memory is planned; undefined for ONNX Runtime. */
+  readonly largestChunk?: number | undefined;
 }
 
-/** Throws DeviceError if not even one page fits into the budget. */
+/**
+ * The plan with the largest chunk that costs nothing else: it takes no page or expert from the budget, at most a share of
+ * what the model needs anyway, and no buffer that some device could not have. Throws DeviceError if not even one page
+ * fits into the budget.
+ */
 export function planMemory(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions = {}): MemoryPlan {
+  const least = planChunk(manifest, activation, options);
+  const { memoryBudget = Infinity } = options;
+  const isWhole = least.experts === null && least.pages === capacityOf(manifest, options).P;
+  if (!isWhole || !choosesChunk(manifest, options)) return least;
+  const most = Math.min(memoryBudget, least.totalBytes * (1 + CHUNK_SHARE));
+  const mostOfBuffer = Math.max(BUFFER_BYTES, largestBuffer(manifest, activation, options));
+  for (const largestChunk of CHUNKS) {
+    const pool = { ...options, memoryBudget: undefined, largestChunk };
+    const plan = planChunk(manifest, activation, pool);
+    const fits = plan.totalBytes <= most && largestBuffer(manifest, activation, pool) <= mostOfBuffer;
+    if (fits && largestChunk <= plan.context) return plan;
+  }
+  return least;
+}
+
+/** Whether the device chooses the chunk: that of prompts to which a text model answers. */
+function choosesChunk(manifest: Manifest, { prefillChunk }: PoolOptions): boolean {
+  const { embedding, classifier, speech, ctc } = manifest;
+  return (prefillChunk ?? embedding ?? classifier ?? speech ?? ctc ?? null) === null;
+}
+
+/** The plan with the given chunk. */
+function planChunk(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions & Pool): MemoryPlan {
   const { memoryBudget = Infinity } = options;
   const capacity = capacityOf(manifest, options);
   const allWeights = Object.values(manifest.weights).reduce(
@@ -85,7 +123,7 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
     );
   }
   const pages = Math.min(requested, fitting);
-  const { context } = limitsOf(manifest, pages < requested ? { ...options, pages } : options);
+  const { context, tokens } = limitsOf(manifest, pages < requested ? { ...options, pages } : options);
   const totalBytes = weightBytes + keyValues(pages) + workingBytes;
   return {
     weightBytes,
@@ -97,6 +135,7 @@ export function planMemory(manifest: Manifest, activation: ActivationDtype, opti
     experts,
     context,
     fits: context === manifest.context,
+    largestChunk: tokens,
   };
 }
 
@@ -126,13 +165,14 @@ function expertsWithin(
 }
 
 /** The pool for these options, within the budget. Throws the errors of `planMemory`. */
-export function poolWithin(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions): PoolOptions {
+export function poolWithin(manifest: Manifest, activation: ActivationDtype, options: MemoryOptions): Pool {
   return poolOf(manifest, planMemory(manifest, activation, options), options);
 }
 
 /** The pool of a plan that has these options. */
-export function poolOf(manifest: Manifest, { pages }: MemoryPlan, options: MemoryOptions): PoolOptions {
-  return pages === capacityOf(manifest, options).P ? options : { ...options, pages };
+export function poolOf(manifest: Manifest, { pages, largestChunk }: MemoryPlan, options: MemoryOptions): Pool {
+  const pool = { ...options, largestChunk };
+  return pages === capacityOf(manifest, pool).P ? pool : { ...pool, pages };
 }
 
 /** The bytes of one page of these dims in all states that have them, if there are such pages. */

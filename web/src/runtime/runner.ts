@@ -22,7 +22,7 @@ import { batchInputs, gather } from "./host_tables.js";
 import { importExperts } from "./import_later.js";
 import { KvPages } from "./kv_pages.js";
 import type { Expr, Manifest, PlanEntry, VariantEntry } from "./manifest.js";
-import type { RunnerLimits } from "./memory.js";
+import type { RoomBuffers, RunnerLimits } from "./memory.js";
 import { allocateMemory, capacityOf, limitsOf, Room } from "./memory.js";
 import type { MemoryOptions } from "./memory_plan.js";
 import { planMemory, poolOf } from "./memory_plan.js";
@@ -51,6 +51,8 @@ export interface RunnerOptions extends MemoryOptions {
   readonly choices?: Choices;
   /** Also prepare rows that do not run under these choices, so that `choose` may select them. */
   readonly alternatives?: boolean;
+  /** The number of new tokens in a step that suits this device, if it is known. */
+  readonly chunk?: number | undefined;
 }
 
 /** Sizes in bytes on the device. ``dispatchesPerToken``: the dispatches for a forward of one token. */
@@ -91,6 +93,7 @@ interface RunnerParts {
   readonly pages: KvPages;
   readonly slotStates: SlotStates;
   readonly limits: RunnerLimits;
+  readonly chunk: number | undefined;
   /** The dims of the largest batch. */
   readonly capacity: Dims;
   readonly info: Omit<RunnerInfo, "totalBytes">;
@@ -107,6 +110,8 @@ export class Runner {
   readonly samplesAnyRow = true;
   /** Resolves when the device is lost, also by `destroy`. */
   readonly lost: Promise<DeviceError>;
+  /** The number of new tokens in a step that suits this device, as far as it is known: at most ``limits.tokens``. */
+  chunk: number;
   readonly #parts: RunnerParts;
   readonly #steps: Staging;
   readonly #logits: Staging;
@@ -120,6 +125,7 @@ export class Runner {
     this.#parts = parts;
     this.manifest = parts.manifest;
     this.limits = limits;
+    this.chunk = parts.chunk ?? limits.tokens;
     this.rows = parts.rows;
     this.refused = parts.refused;
     // The host must know the tokens of a step to gather their rows, and the experts that they choose.
@@ -181,7 +187,8 @@ export class Runner {
     const weightBytes = allocator.bytes;
     const memory = allocateMemory(allocator, manifest, activation, capacity);
     const limits = limitsOf(manifest, pool);
-    const room = new Room(allocator, manifest, activation, capacity, memory.buffers, limits.splitsTexts === false);
+    const chunk = limits.splitsTexts === false ? undefined : chunkWithin(limits, options.chunk);
+    const room = new Room(allocator, manifest, activation, capacity, memory.buffers, chunk);
     const arena = new Arena(allocator, batchInputs(arraysOf(manifest)), uniforms, capacity);
     const results = new Results(manifest);
     await requireMemory(device, allocator.bytes);
@@ -249,6 +256,7 @@ export class Runner {
       pages: new KvPages(allocator, manifest, activation, capacity, memory.buffers),
       slotStates: new SlotStates(allocator, manifest, capacity, memory.buffers),
       limits,
+      chunk,
       capacity,
       info: {
         kernels: names.length,
@@ -485,20 +493,38 @@ export class Runner {
     return dims;
   }
 
-  /** Let the plan's buffers grow for a batch. If the device lacks memory, the batch's result is the error. */
+  /**
+   * Have buffers for batches of ``tokens`` and no more. False if the device lacks the memory; then it keeps those that it
+   * has.
+   */
+  async resize(tokens: number): Promise<boolean> {
+    const { open, room } = this.#parts;
+    open.device.pushErrorScope("out-of-memory");
+    const buffers = room.allocate(tokens);
+    const fits = (await open.device.popErrorScope()) === null;
+    if (fits) this.#use(buffers);
+    else room.free(buffers);
+    return fits;
+  }
+
+  /**
+   * Let the plan's buffers grow for a batch, to the next power of two of tokens. If the device lacks memory, the batch's
+   * result is the error.
+   */
   #makeRoom({ S = 0 }: Dims): void {
-    const { allocator, open, room, schedule, heads, vision, hearing, audio } = this.#parts;
+    const { allocator, open, room } = this.#parts;
     if (room.suffices(S)) return;
     open.device.pushErrorScope("out-of-memory");
-    room.grow(S);
-    schedule.bind();
-    heads?.bind();
-    vision?.bind();
-    hearing?.bind();
-    audio?.bind();
+    this.#use(room.allocate(2 ** Math.ceil(Math.log2(S))));
     requireMemory(open.device, allocator.bytes).catch((error: unknown) => {
       this.#health.fail(error instanceof DeviceError ? error : new DeviceError(messageOf(error)));
     });
+  }
+
+  #use(buffers: RoomBuffers): void {
+    const { room, schedule, heads, vision, hearing, audio } = this.#parts;
+    room.use(buffers);
+    for (const each of [schedule, heads, vision, hearing, audio]) each?.bind();
   }
 
   #requireFit(dims: Dims): void {
@@ -526,6 +552,11 @@ export class Runner {
       }
     }
   }
+}
+
+/** The chunk that suits a device, within the limits; by default the one that every device can compute. */
+function chunkWithin({ tokens, chunk: least = tokens }: RunnerLimits, chunk = least): number {
+  return Math.max(least, Math.min(tokens, chunk));
 }
 
 async function requireMemory(device: GPUDevice, size: number): Promise<void> {

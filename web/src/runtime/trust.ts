@@ -5,6 +5,7 @@ import type { EncodersModule } from "../encoders/index.js";
 import { DeviceError } from "../errors.js";
 import type { ImagesModule } from "../images/index.js";
 import { unlessAborted } from "./abort.js";
+import type { TuningModule } from "../tuning/index.js";
 import type { Bundle } from "./bundle.js";
 import { bundleId } from "./bundle.js";
 import type { Choices } from "./choices.js";
@@ -21,7 +22,7 @@ import { browserNotes } from "./notes.js";
 import type { RunnerOptions } from "./runner.js";
 import { Runner } from "./runner.js";
 import type { TrialWatch, Verdict } from "./trials.js";
-import { shippedTuning } from "./tune.js";
+import { shippedTuning } from "./shipped_tuning.js";
 import type { ActivationDtype } from "./variants.js";
 
 export interface TrustOptions extends DeviceOptions {
@@ -34,10 +35,10 @@ export interface TrustOptions extends DeviceOptions {
    */
   readonly selfTestLimitMs?: number | undefined;
   /**
-   * Whether variants are timed in the background if the adapter has no record yet. By default true, except if WebGPU
-   * runs on the CPU.
+   * Whether variants and chunks are timed in the background if the adapter has no record yet. By default true, except if
+   * WebGPU runs on the CPU. `tuning` of tuning.js, for scripts that cannot import it later, is true too.
    */
-  readonly tuning?: boolean | undefined;
+  readonly tuning?: boolean | TuningModule | undefined;
   /** `encoders` of encoders.js, for scripts that cannot import it later. */
   readonly encoders?: EncodersModule | undefined;
   /** `images` of images.js, for scripts that cannot import it later. */
@@ -70,7 +71,7 @@ export interface TrustedRunner {
   readonly selfTest: SelfTestInfo;
   readonly choices: Choices;
   readonly tuning: TuningEntry | null;
-  /** Where the device's tuning is stored; null if it is not to be measured. */
+  /** Where the device's tuning is stored; null if all of it is known, or none is to be measured. */
   readonly tuningNote: Note | null;
 }
 
@@ -134,7 +135,7 @@ export async function openTrusted(
     };
     // Tuning has no sound to which the batches that it times could attend.
     const mayTune =
-      manifest.speech === null && manifest.ctc === null && (options.tuning ?? !adapter.info.isFallbackAdapter);
+      manifest.speech === null && manifest.ctc === null && Boolean(options.tuning ?? !adapter.info.isFallbackAdapter);
     const noted = trustsNotes ? asRemembered(await note("self-test").read(), manifest) : null;
     // Tuning would choose among untested variants.
     const remembered =
@@ -157,7 +158,12 @@ export async function openTrusted(
     );
     let runner: Runner;
     try {
-      runner = await Runner.create(bundle, device, { ...rest, choices: before, alternatives: complete });
+      runner = await Runner.create(bundle, device, {
+        ...rest,
+        choices: before,
+        alternatives: complete,
+        chunk: tuning?.steps?.chunk ?? undefined,
+      });
     } catch (error) {
       const isRefusal = error instanceof DeviceError && "kernel" in error.details;
       if (!isRefusal || (complete && isLast)) throw error;
@@ -168,7 +174,10 @@ export async function openTrusted(
       alternatives = true;
       continue;
     }
-    const opened = { runner, device, tuning, tuningNote: wantsTuning ? note(`tuned ${activation}`) : null };
+    const { tokens, chunk = tokens } = runner.limits;
+    const lacksChunk = tokens > chunk && (tuning?.steps?.chunk ?? null) === null;
+    const measures = mayTune && (tuning === null || lacksChunk);
+    const opened = { runner, device, tuning, tuningNote: measures ? note(`tuned ${activation}`) : null };
     if (test === null) return { ...opened, choices: before, selfTest: { ...UNTESTED, switchedOff: runner.refused } };
     if (remembered !== null) return { ...opened, choices: before, selfTest: infoOf(remembered, true) };
 

@@ -28,8 +28,9 @@ export type { WorkerLike } from "./connection.js";
  */
 export interface ConnectOptions extends Omit<
   LoadOptions,
-  "gpu" | "adapter" | "draft" | "encoders" | "grammar" | "images" | "onnx" | "transcriber"
+  "gpu" | "adapter" | "draft" | "encoders" | "grammar" | "images" | "onnx" | "transcriber" | "tuning"
 > {
+  readonly tuning?: boolean | undefined;
   readonly draft?: string | URL | undefined;
   readonly onnx?: (Omit<OnnxOptions, "runtime"> & { readonly runtime: string | URL }) | undefined;
 }

@@ -21,7 +21,7 @@ export interface WorkerScope {
 }
 
 /** Options of every engine that a worker loads, which a page cannot send. */
-export type ServeOptions = Pick<LoadOptions, "encoders" | "grammar" | "images" | "transcriber">;
+export type ServeOptions = Pick<LoadOptions, "encoders" | "grammar" | "images" | "transcriber" | "tuning">;
 
 /**
  * The time that a service worker stays alive after a page's last message. The timers of a hidden page fire once a
@@ -95,7 +95,7 @@ class Connection {
 /**
  * Serve engines to all pages that connect. Pages that name the same bundle share one engine. ``loadOrOptions`` is a
  * replacement for Engine.load, or options for it; a service worker needs `grammar` for structured output, `encoders` for models of
- * vectors or scores, and `images` for models that see. Call
+ * vectors or scores, `images` for models that see, and `tuning` to measure what suits the device. Call
  * serveEngine while the script starts, because a service worker must add its listeners by then.
  */
 export function serveEngine(scope: WorkerScope, loadOrOptions: LoadEngine | ServeOptions = {}): void {

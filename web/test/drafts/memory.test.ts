@@ -27,14 +27,19 @@ const small = modelOf(6);
 const whole = shareMemory(plan, large, small, {});
 
 test("without a budget, a draft has room for the model's context, and its bytes are part of the plan", () => {
-  const [own, others] = [planMemory(large, "float32"), planMemory(small, "float32", { stateSnapshots: 4 })];
+  const [own, others] = [
+    planMemory(large, "float32"),
+    planMemory(small, "float32", { stateSnapshots: 4, prefillChunk: 64 }),
+  ];
   for (const key of ["weightBytes", "keyValueBytes", "workingBytes", "totalBytes"] as const)
     expect(whole.plan[key]).toBe(own[key] + others[key]);
   expect(whole.plan).toMatchObject({ pages: own.pages, context: CONTEXT, draftBytes: others.totalBytes });
   // A draft with a longer context than the model's does not use it, one with a shorter context has all of it.
   expect(shareMemory(plan, large, modelOf(6, 2 * CONTEXT), {}).plan.keyValueBytes).toBe(whole.plan.keyValueBytes);
   const short = modelOf(6, 1024);
-  expect(shareMemory(plan, large, short, {}).plan.draftBytes).toBe(plan(short, { stateSnapshots: 4 }).totalBytes);
+  expect(shareMemory(plan, large, short, {}).plan.draftBytes).toBe(
+    plan(short, { stateSnapshots: 4, prefillChunk: 64 }).totalBytes,
+  );
 });
 
 describe.each([0.3, 0.6, 0.9])("%f of the keys and values", (share) => {

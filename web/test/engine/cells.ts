@@ -10,6 +10,8 @@ export interface TraceConfig {
   readonly page_size: number;
   readonly pages: number;
   readonly max_tokens: number;
+  /** In turn, the budgets of steps; by default ``max_tokens``. */
+  readonly budgets?: readonly number[] | undefined;
   readonly max_sequences: number;
   readonly max_rows?: number;
   readonly context: number;

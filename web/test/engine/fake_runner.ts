@@ -16,6 +16,7 @@ import { VOCAB, logprobsAfter, nextHash } from "./fake_model.js";
 
 export class FakeRunner implements StepRunner {
   readonly stepsInFlight = 8;
+  chunk: number;
   readonly batches: Batch[] = [];
   readonly calls: string[] = [];
   readonly tiles: PatchBatch[] = [];
@@ -46,6 +47,7 @@ export class FakeRunner implements StepRunner {
     private readonly loseAfter = Infinity,
     readonly samplesAnyRow = true,
   ) {
+    this.chunk = limits.chunk ?? limits.tokens;
     this.#cells = limits.groups.map(({ pages }) => new Int32Array(2 * pages * limits.pageSize).fill(-1));
     this.#sampled = new Int32Array(limits.sequences).fill(-1);
     this.#states = new Int32Array(2 * (limits.states ?? 0)).fill(-1);

@@ -175,6 +175,9 @@ test("no step ends inside an image that is read as a whole", async () => {
   expect(found.map(({ ids }) => ids)).toEqual(others.map((own) => expected(own)));
   for (const { feature_rows: rows = [] } of runner.batches.slice(placed.length)) expect([0, 6]).toContain(rows.length);
   await expect(answer(engine, requestOf([3, { seed: 7, length: 9 }]))).rejects.toThrow("an image takes 9 tokens");
+  // The device may return to its first chunk.
+  const changing = seeingOn(new FakeRunner({ ...LIMITS, tokens: 16, chunk: 8 }), null, true);
+  await expect(answer(changing, requestOf([3, { seed: 7, length: 9 }]))).rejects.toThrow("computes at most 8");
   await expect(
     answer(
       engine,

@@ -128,7 +128,7 @@ function run(
     });
     while (open.length < config.depth) {
       for (const sequence of scheduler.running) guess(sequence, draftsOf[sequence.id] ?? [], config.context);
-      const step = scheduler.next();
+      const step = scheduler.next(config.budgets?.[steps.length % config.budgets.length]);
       if (step === null) break;
       const sampled = step.rows.reduce((sum, row) => sum + row.numSampled, 0);
       requireThat(
@@ -251,6 +251,7 @@ const config = fc
   .record({
     page_size: fc.integer({ min: 1, max: 4 }),
     max_tokens: fc.integer({ min: 4, max: 12 }),
+    budgets: fc.option(fc.array(fc.integer({ min: 4, max: 12 }), { minLength: 1, maxLength: 4 })),
     max_sequences: fc.integer({ min: 1, max: 4 }),
     spare_rows: fc.integer({ min: 0, max: 6 }),
     context: fc.integer({ min: 8, max: 32 }),
@@ -261,8 +262,9 @@ const config = fc
     // How many snapshots of states there may be; null for a model without states.
     snapshots: fc.option(fc.integer({ min: 0, max: 6 })),
   })
-  .map(({ snapshots, spare_rows, ...rest }) => ({
+  .map(({ snapshots, spare_rows, budgets, ...rest }) => ({
     ...rest,
+    budgets: budgets?.map((budget) => Math.min(budget, rest.max_tokens)),
     max_rows: rest.max_sequences + spare_rows,
     ...(snapshots === null ? {} : { states: rest.max_sequences + snapshots }),
   }))

@@ -122,6 +122,18 @@ test("right drafts save steps, and the usage counts them", async () => {
   ]);
 });
 
+test.each([
+  ["heads", (runner: FakeRunner) => new DraftHeads(runner)],
+  ["a small model", () => new DraftModel(Object.assign(new FakeRunner(LIMITS), { chunk: 20 }))],
+])("%s read a prompt by the chunk of their runner", async (_, drafterOf) => {
+  const runner = new FakeRunner({ ...LIMITS, draftPages: 24 });
+  runner.chunk = 20;
+  const promptIds = Array.from({ length: 45 }, (_, index) => 1 + (index % 9));
+  const { ids } = await answer(speculating(runner, drafterOf(runner)), { promptIds, maxTokens: 8 });
+  expect(ids).toEqual(answerOf(promptIds, 8, 64).tokens);
+  expect(Math.max(...runner.batches.map(({ token_ids }) => token_ids.length))).toBe(20);
+});
+
 test("heads read what the model has computed, and each known token once", async () => {
   const runner = new FakeRunner({ ...LIMITS, draftPages: 24 });
   const { ids, completion } = await answer(speculating(runner, new DraftHeads(runner)), { maxTokens: 11 });

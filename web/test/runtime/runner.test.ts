@@ -26,13 +26,29 @@ beforeAll(async () => {
   };
 });
 
-async function newRunner(bundleFiles = files): Promise<Runner> {
+async function newRunner(bundleFiles = files, pages = 20): Promise<Runner> {
   const bundle = await openBundle(memorySource(bundleFiles), new AbortController().signal);
-  const pool = { maxSequences: 3, pages: 20 };
+  const pool = { maxSequences: 3, pages };
   const device = await openDevice(bundle.manifest, { gpu }, (activation) =>
     largestBuffer(bundle.manifest, activation, pool),
   );
   return Runner.create(bundle, device, pool);
+}
+
+/** A prompt of ``length`` tokens, of which the last one is sampled. */
+function prompt(length: number): Batch {
+  const rows = Array.from({ length }, (_, row) => row);
+  return {
+    token_ids: rows.map((row) => row % 8),
+    positions: rows,
+    slots: rows,
+    seq_starts: [0, length],
+    page_indptr: [0, Math.ceil(length / 16)],
+    page_ids: rows.slice(0, Math.ceil(length / 16)),
+    sample_rows: [length - 1],
+    sample_slots: [0, 0],
+    sample_settings: settingsRow({}),
+  };
 }
 
 /** One new token for each sequence, sampled into the slot with the sequence's index; the flags apply to all. */
@@ -57,6 +73,7 @@ const idsOf = (results: readonly StepResult[]): readonly (readonly number[])[] =
 withRunner("limits equal the requested ones", () => {
   expect(runner.limits).toEqual({
     tokens: 64,
+    chunk: 64,
     rows: 3,
     splitsTexts: true,
     sequences: 3,
@@ -69,6 +86,45 @@ withRunner("limits equal the requested ones", () => {
     adapters: 0,
     vocabSize: 8,
   });
+});
+
+withRunner("buffers are those of the chunk, and steps are right while it changes", async () => {
+  // Many pages, beside which a large chunk takes little.
+  const changing = await newRunner(files, 4000);
+  expect(changing.limits).toMatchObject({ tokens: 256, chunk: 64 });
+  expect(changing.chunk).toBe(64);
+  const { totalBytes } = changing.info;
+  const results = [changing.submit(prompt(64))];
+  for (const tokens of [256, 128, 200]) {
+    expect(await changing.resize(tokens)).toBe(true);
+    // A row of x has 32 bytes.
+    expect(changing.info.totalBytes - totalBytes).toBe((tokens - 64) * 32);
+    results.push(changing.submit(prompt(tokens - 3)), changing.submit(step([2])));
+  }
+  const tokens = idsOf(await Promise.all(results)).flat();
+  // Token (3 t + 1) mod 8 follows token t.
+  expect(tokens).toEqual([6, ...[252, 124, 196].flatMap((last) => [(3 * (last % 8) + 1) % 8, 7])]);
+  // A larger batch than the chunk gets room too.
+  expect(idsOf([await changing.submit(prompt(240))])).toEqual([[6]]);
+  await expect(changing.submit(prompt(257))).rejects.toThrow("S is 257, this runner accepts at most 256");
+  changing.destroy();
+});
+
+withRunner("without memory for a chunk a runner keeps its buffers, and computes on", async () => {
+  const bundle = await openBundle(memorySource(files), new AbortController().signal);
+  const open = await openDevice(bundle.manifest, { gpu }, () => 0);
+  const short = await Runner.create(bundle, open, { pages: 4000 });
+  const before = short.info.totalBytes;
+  const pop = open.device.popErrorScope.bind(open.device);
+  open.device.popErrorScope = async () => {
+    await pop();
+    return { message: "out of memory" };
+  };
+  expect(await short.resize(256)).toBe(false);
+  open.device.popErrorScope = pop;
+  expect(short.info.totalBytes).toBe(before);
+  expect(idsOf([await short.submit(prompt(64))])).toEqual([[6]]);
+  short.destroy();
 });
 
 withRunner("steps in flight pass tokens on the device, and their results arrive in order", async () => {

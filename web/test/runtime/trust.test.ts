@@ -474,6 +474,65 @@ withGpu("the faster variant runs as soon as it is found, and immediately if the 
   shipped.destroy();
 });
 
+// Many pages, beside which a larger chunk takes little memory.
+const ROOM = { pages: 4000 };
+
+withGpu("a chunk is chosen once, and used by later loads, also of a bundle that ships the record", async () => {
+  const notes = new MemoryNotes();
+  const slow = vi.spyOn(Runner.prototype, "submit");
+  const first = await load(lettersBundle(), { notes, tuning: true, ...ROOM });
+  expect(first.info.prefillChunk).toBe(64);
+  const record = await first.exportTuning();
+  const chunk = record?.steps?.chunk ?? 0;
+  expect([64, 128, 256]).toContain(chunk);
+  expect(first.info.prefillChunk).toBe(chunk);
+  expect(await answer(first)).toEqual(RIGHT);
+  first.destroy();
+
+  const loads: [LettersBundle, LoadOptions][] = [
+    [lettersBundle(), { notes, tuning: true }],
+    [lettersBundle({ tuning: record === null ? [] : [record] }), {}],
+  ];
+  for (const [bundle, options] of loads) {
+    slow.mockClear();
+    const again = await load(bundle, { ...options, ...ROOM });
+    expect(await again.exportTuning()).toEqual(record);
+    expect(again.info).toMatchObject({ prefillChunk: chunk });
+    expect(slow.mock.calls.every(([{ token_ids }]) => token_ids.length < 64)).toBe(true);
+    again.destroy();
+  }
+});
+
+withGpu("a shipped record without a chunk keeps its variants, and its chunk is measured", async () => {
+  const { files } = lettersBundle();
+  const measured = await load({ files, manifest: lettersBundle().manifest }, { tuning: true, ...ROOM });
+  const whole = await measured.exportTuning();
+  measured.destroy();
+  if (whole === null) throw new Error("nothing was measured");
+  const old = { ...whole, variants: { embed: [{ when: null, variant: "embed_many" }] }, steps: null };
+  const time = vi.mocked(Runner.prototype.time).mockClear();
+  const notes = new MemoryNotes();
+  const engine = await load(lettersBundle({ tuning: [old] }), { notes, tuning: true, ...ROOM });
+  const record = await engine.exportTuning();
+  expect(record).toMatchObject({ variants: old.variants, steps: { chunk: engine.info.prefillChunk } });
+  expect(time).not.toHaveBeenCalled();
+  engine.destroy();
+  // Without tuning, the first chunk remains.
+  const plain = await load(lettersBundle({ tuning: [old] }), ROOM);
+  expect(await plain.exportTuning()).toEqual(old);
+  expect(plain.info.prefillChunk).toBe(64);
+  plain.destroy();
+});
+
+withGpu("a chunk that an application sets is used, and none is measured", async () => {
+  const engine = await load(lettersBundle(), { tuning: true, prefillChunk: 100, ...ROOM });
+  expect((await engine.exportTuning())?.steps).toBe(null);
+  expect(engine.info.prefillChunk).toBe(100);
+  expect(await answer(engine)).toEqual(RIGHT);
+  engine.destroy();
+  await expect(load(lettersBundle(), { prefillChunk: 0 })).rejects.toThrow("prefillChunk");
+});
+
 withGpu("without tuning there is no record", async () => {
   const engine = await load(bundleOf(SLOW_FIRST));
   expect(await engine.exportTuning()).toBe(null);

@@ -6,9 +6,11 @@ import type { Batch } from "../../src/runtime/batch.js";
 import type { Choices } from "../../src/runtime/choices.js";
 import { NO_CHOICES } from "../../src/runtime/choices.js";
 import type { AdapterEntry, Condition, Manifest, TuningEntry, VariantEntry } from "../../src/runtime/manifest.js";
-import type { TimedRunner, TuneOptions } from "../../src/runtime/tune.js";
-import { shippedTuning, tune } from "../../src/runtime/tune.js";
 import { planOf } from "../../src/runtime/plan.js";
+import { shippedTuning } from "../../src/runtime/shipped_tuning.js";
+import type { TuneOptions } from "../../src/tuning/index.js";
+import type { TimedRunner } from "../../src/tuning/variants.js";
+import { fastestVariants } from "../../src/tuning/variants.js";
 import { lettersBundle } from "../letters_bundle.js";
 
 const row = (name: string, when: Condition = null): VariantEntry => ({
@@ -37,6 +39,7 @@ interface SeenRequest {
 class FakeRunner implements TimedRunner {
   readonly manifest: Manifest;
   readonly rows: ReadonlyMap<string, readonly VariantEntry[]> = new Map(Object.entries(ROWS));
+  chunk = 64;
   readonly limits = {
     groups: [
       { pages: 64, window: Infinity },
@@ -74,9 +77,12 @@ const tokensOf = (batch: Batch): number => batch.token_ids.length;
 const contextOf = (batch: Batch): number => (batch.positions.at(-1) ?? 0) + 1;
 
 test("if the compiler's choice is the fastest, or nearly so, no row is put in front", async () => {
-  expect(await tune(new FakeRunner({}), options())).toEqual({});
+  expect(await fastestVariants(new FakeRunner({}), options())).toEqual({});
   expect(
-    await tune(new FakeRunner({ "few 2": () => 0.97, "tile 2": () => 0.97, "argmax 2": () => 3 }), options()),
+    await fastestVariants(
+      new FakeRunner({ "few 2": () => 0.97, "tile 2": () => 0.97, "argmax 2": () => 3 }),
+      options(),
+    ),
   ).toEqual({});
 });
 
@@ -86,7 +92,7 @@ test("the fastest variant is put in front for sizes near the measured one", asyn
     "tile 2": () => 0.6,
     "argmax 2": () => 0.9,
   };
-  expect(await tune(new FakeRunner(fast), options())).toEqual({
+  expect(await fastestVariants(new FakeRunner(fast), options())).toEqual({
     embed: [
       { when: ["<=", "S", 1], variant: "few 2" },
       { when: [">=", "S", 32], variant: "tile 2" },
@@ -95,9 +101,23 @@ test("the fastest variant is put in front for sizes near the measured one", asyn
   });
 });
 
+test("prompts are measured with the chunk that steps have, and short ones if it is longer", async () => {
+  const runner = new FakeRunner({ "tile 2": (batch) => (tokensOf(batch) === 256 ? 0.6 : 1) });
+  runner.chunk = 256;
+  expect(await fastestVariants(runner, options())).toEqual({
+    embed: [{ when: [">=", "S", 128], variant: "tile 2" }],
+  });
+  expect([...new Set(runner.requests.map(({ batch }) => tokensOf(batch)))]).toEqual([1, 256, 64]);
+  const shorter = new FakeRunner({ "tile 2": (batch) => (tokensOf(batch) === 64 ? 0.6 : 1) });
+  shorter.chunk = 256;
+  expect(await fastestVariants(shorter, options())).toEqual({
+    embed: [{ when: ["and", [">=", "S", 32], ["<", "S", 128]], variant: "tile 2" }],
+  });
+});
+
 test("a list that depends on the context length is measured at a short and the longest context", async () => {
   const runner = new FakeRunner({ "attention short": (batch) => contextOf(batch) / 100, "attention long": () => 2 });
-  expect(await tune(runner, options())).toEqual({
+  expect(await fastestVariants(runner, options())).toEqual({
     take_rows: [
       { when: ["and", ["<=", "S", 1], ["<=", "T", 256]], variant: "attention" },
       { when: ["and", ["<=", "S", 1], [">=", "T", 512]], variant: "attention" },
@@ -109,7 +129,7 @@ test("a list that depends on the context length is measured at a short and the l
 
 test("tuning writes only to its borrowed pages, and reads pages of the pools", async () => {
   const runner = new FakeRunner({});
-  await tune(runner, options());
+  await fastestVariants(runner, options());
   for (const { batch } of runner.requests) {
     expect(new Set(batch.slots.map((slot) => slot >> 4))).toEqual(new Set([63]));
     expect(batch.page_ids.length).toBe(Math.ceil(contextOf(batch) / 16));
@@ -128,7 +148,7 @@ test("a slice is short, and a variant that is much slower in its first run is no
     ...Object.fromEntries(Object.entries(times).map(([name, ms]) => [name, () => ms])),
     tile: () => 30,
   });
-  await tune(runner, options());
+  await fastestVariants(runner, options());
   const slices = runner.requests
     .filter(({ name }) => name !== "tile")
     .map(({ name, count }) => count * (times[name] ?? 1));
@@ -143,7 +163,7 @@ test("variants that are off are not measured, and those in front by a record are
     front: { embed: [{ when: null, variant: "tile" }] },
   };
   const runner = new FakeRunner({ few: () => 0.5 });
-  expect(await tune(runner, options({ choices }))).toEqual({
+  expect(await fastestVariants(runner, options({ choices }))).toEqual({
     embed: [
       { when: ["<=", "S", 1], variant: "few" },
       { when: [">=", "S", 32], variant: "few" },
@@ -161,7 +181,7 @@ test("tuning waits for the device to be idle before each slice, and ends when it
     if (waits === 5) controller.abort(new Error("closed"));
     return Promise.resolve();
   };
-  await expect(tune(runner, options({ idle, signal: controller.signal }))).rejects.toThrow("closed");
+  await expect(fastestVariants(runner, options({ idle, signal: controller.signal }))).rejects.toThrow("closed");
   expect(runner.requests.length).toBe(4);
 });
 
@@ -175,7 +195,7 @@ test("lists that are not measured within two seconds stay as the compiler arrang
     }
   }
   // Single tokens are measured first, then one list for a prefill.
-  const tuned = await tune(new SlowRunner(fast), options());
+  const tuned = await fastestVariants(new SlowRunner(fast), options());
   expect(tuned.argmax).toHaveLength(1);
   expect(tuned.embed).toHaveLength(2);
   class SlowerRunner extends FakeRunner {
@@ -184,7 +204,7 @@ test("lists that are not measured within two seconds stay as the compiler arrang
       return super.time(batch, list, name, count);
     }
   }
-  expect(await tune(new SlowerRunner(fast), options())).toEqual({
+  expect(await fastestVariants(new SlowerRunner(fast), options())).toEqual({
     embed: [{ when: ["<=", "S", 1], variant: "few 2" }],
   });
   vi.useRealTimers();

@@ -1,42 +1,34 @@
-// Tuning: measures which variant of each list is fastest on this device, and returns the rows to try before the list's
+// The variants: measures which one of each list is fastest on this device, and returns the rows to try before the list's
 // own rows.
 //
 // It measures with the bundle's own weights, one layer after the other, so that caches have the same effect as in a
 // forward. Each slice of work on the device is short, so that answers and the page's drawing can run in between.
 
-import type { Batch } from "./batch.js";
-import { dimsOf } from "./batch.js";
-import type { Choices } from "./choices.js";
-import { arrange, structural, variantName } from "./choices.js";
-import type { OpenDevice } from "./device.js";
-import { holds } from "./expr.js";
-import type { AdapterEntry, Condition, Manifest, TunedRow, TuningEntry, VariantEntry } from "./manifest.js";
-import type { RunnerLimits } from "./memory.js";
-import { PREFILL_CHUNK } from "./memory.js";
-import type { PageGroup } from "./page_groups.js";
-import { planOf } from "./plan.js";
-import { sequenceBatch } from "./sequence_batch.js";
-import { chooseRow } from "./variants.js";
+import type { Batch } from "../runtime/batch.js";
+import { dimsOf } from "../runtime/batch.js";
+import { arrange, structural, variantName } from "../runtime/choices.js";
+import { holds } from "../runtime/expr.js";
+import type { Condition, Manifest, TunedRow, VariantEntry } from "../runtime/manifest.js";
+import type { RunnerLimits } from "../runtime/memory.js";
+import { PREFILL_CHUNK } from "../runtime/memory.js";
+import { planOf } from "../runtime/plan.js";
+import { chooseRow } from "../runtime/variants.js";
+import type { TuneOptions } from "./batches.js";
+import { lastTokens } from "./batches.js";
 
 /** The interface of a runner for tuning. */
 export interface TimedRunner {
   readonly manifest: Pick<Manifest, "plans" | "embedding" | "classifier" | "context" | "page_size">;
   readonly rows: ReadonlyMap<string, readonly VariantEntry[]>;
   readonly limits: Pick<RunnerLimits, "groups">;
+  /** The number of tokens of a prompt in a step. */
+  readonly chunk: number;
   time(batch: Batch, list: string, variant: string, count: number): Promise<number>;
-}
-
-export interface TuneOptions {
-  readonly choices: Choices;
-  /** A page of each group that no sequence uses during tuning; and last, a slot of a model's states. */
-  readonly pages: readonly number[];
-  /** Resolves when the device has no other work. */
-  readonly idle: () => Promise<void>;
-  readonly signal: AbortSignal;
 }
 
 /** A size at which variants are compared, and the condition under which the fastest one is then preferred. */
 interface Point {
+  readonly order: number;
   readonly tokens: number;
   readonly context: number;
   readonly when: Condition;
@@ -60,17 +52,17 @@ const SHORT_TEXT = 16;
  * Throws what the runner throws, and the signal's reason. Lists that have not been measured within the budget are not
  * changed.
  */
-export async function tune(
+export async function fastestVariants(
   runner: TimedRunner,
   options: TuneOptions,
 ): Promise<Readonly<Record<string, readonly TunedRow[]>>> {
   const tuned: Record<string, TunedRow[]> = {};
   const stopwatch = new Slices(runner, options);
   const work = [...runner.rows].flatMap(([list, rows]) =>
-    points(runner.manifest, list, rows).map((point) => ({ list, rows, point })),
+    points(runner, list, rows).map((point) => ({ list, rows, point })),
   );
-  // Single tokens first, because they take most of the time.
-  work.sort((a, b) => a.point.tokens - b.point.tokens);
+  // Single tokens first, because they take most of the time, and short prompts last.
+  work.sort((a, b) => a.point.order - b.point.order);
   for (const { list, rows, point } of work) {
     if (stopwatch.spentMs > BUDGET_MS) break;
     const variant = await fastest(stopwatch, list, rows, point, runner, options);
@@ -89,7 +81,7 @@ async function fastest(
   { choices, pages: own }: TuneOptions,
 ): Promise<string | null> {
   const { groups } = limits;
-  const batch = batchOf(point, manifest.page_size, groups, own);
+  const batch = lastTokens(point.tokens, point.context, manifest.page_size, groups, own);
   const [P = 0, PW = 0] = groups.map(({ pages }) => pages);
   const dims = dimsOf(batch, { P, PW }, false);
   const usual = variantName(chooseRow(arrange(rows, list, choices), dims));
@@ -133,10 +125,10 @@ class Slices {
 }
 
 /**
- * The points at which a list is measured: one token and a prefill chunk, and if its rows depend on the context length,
- * a short and the longest context.
+ * The points at which a list is measured: one token, a chunk, and a short prompt if the chunk is longer; and if its rows
+ * depend on the context length, a short and the longest context.
  */
-function points(manifest: TimedRunner["manifest"], list: string, rows: readonly VariantEntry[]): readonly Point[] {
+function points({ manifest, chunk: most }: TimedRunner, list: string, rows: readonly VariantEntry[]): readonly Point[] {
   if (new Set(rows.map(variantName)).size < 2) return [];
   const { context } = manifest;
   const plan = planOf(manifest);
@@ -146,16 +138,18 @@ function points(manifest: TimedRunner["manifest"], list: string, rows: readonly 
   const leading = steps.flatMap(({ outputs }) =>
     Object.values(outputs).flatMap((name) => plan.buffers[name]?.shape[0] ?? []),
   )[0];
-  const chunk = Math.min(PREFILL_CHUNK, context);
   const isPaged = plan.inputs.page_ids !== undefined;
   if (!isPaged) return leading === "S" ? ofTexts(context) : [];
+  const [short, chunk] = [Math.min(PREFILL_CHUNK, context), Math.min(most, context)];
+  const half = Math.ceil(chunk / 2);
+  const from = (tokens: number): Condition => [">=", "S", tokens];
+  const one = { order: 0, tokens: 1, when: ["<=", leading === "S" ? "S" : "R", 1] } as const;
+  const prompts = [
+    { order: 1, tokens: chunk, when: from(half) },
+    { order: 2, tokens: short, when: ["and", from(Math.ceil(short / 2)), ["<", "S", half]] as const },
+  ];
   const sizes: readonly Omit<Point, "context">[] =
-    leading === "S"
-      ? [
-          { tokens: 1, when: ["<=", "S", 1] },
-          { tokens: chunk, when: [">=", "S", Math.ceil(chunk / 2)] },
-        ]
-      : [{ tokens: 1, when: ["<=", "R", 1] }];
+    leading === "S" ? [one, ...prompts.slice(0, short < chunk ? 2 : 1)] : [one];
   const byContext = context > SHORT_CONTEXT && JSON.stringify(rows.map(({ when }) => when)).includes('"T"');
   if (!byContext) return sizes.map((size) => ({ ...size, context: Math.min(SHORT_CONTEXT, context) }));
   return sizes.flatMap((size) => [
@@ -168,49 +162,7 @@ function points(manifest: TimedRunner["manifest"], list: string, rows: readonly 
 function ofTexts(context: number): readonly Point[] {
   const [few, many] = [Math.min(SHORT_TEXT, context), Math.min(SHORT_CONTEXT, context)];
   return [
-    { tokens: few, context: few, when: ["<=", "S", 2 * SHORT_TEXT] },
-    ...(many > few ? [{ tokens: many, context: many, when: [">=", "S", SHORT_CONTEXT / 2] as const }] : []),
+    { order: 0, tokens: few, context: few, when: ["<=", "S", 2 * SHORT_TEXT] },
+    ...(many > few ? [{ order: 1, tokens: many, context: many, when: [">=", "S", SHORT_CONTEXT / 2] as const }] : []),
   ];
-}
-
-/** A batch of the last tokens of a context. It reads the pages of the pools and writes only to ``own``. */
-function batchOf(
-  { tokens, context }: Point,
-  pageSize: number,
-  groups: readonly PageGroup[],
-  own: readonly number[],
-): Batch {
-  const start = context - tokens;
-  const firstWritten = Math.floor(start / pageSize);
-  const tables = groups.map(({ pages }, group) =>
-    Array.from({ length: Math.ceil(context / pageSize) }, (_, index) =>
-      index < firstWritten ? index % pages : (own[group] ?? 0),
-    ),
-  );
-  return sequenceBatch(new Array<number>(tokens).fill(0), start, tables, pageSize, true, own[groups.length]);
-}
-
-/** What identifies a device in a tuning record, which holds the measurements on an adapter. */
-type Device = Pick<OpenDevice, "activation" | "adapterEntry">;
-
-const PARTS = ["vendor", "architecture", "device", "description"] as const satisfies readonly (keyof AdapterEntry)[];
-
-/**
- * The record whose adapter parts all equal those of this device, except empty ones. If several records match, the one
- * with the most parts. A record without any part matches no adapter.
- */
-export function shippedTuning(
-  records: readonly TuningEntry[],
-  { activation, adapterEntry }: Device,
-): TuningEntry | null {
-  const fitting = records
-    .filter(
-      (record) =>
-        record.activation === activation &&
-        PARTS.every((part) => ["", adapterEntry[part]].includes(record.adapter[part])),
-    )
-    .map((record) => ({ record, parts: PARTS.filter((part) => record.adapter[part] !== "").length }))
-    .filter(({ parts }) => parts > 0)
-    .sort((a, b) => b.parts - a.parts);
-  return fitting[0]?.record ?? null;
 }

@@ -1,0 +1,32 @@
+// tuning.js: measures what suits a device. A page loads it for a device that has no complete record.
+
+import type { TuningEntry } from "../runtime/manifest.js";
+import type { TuneOptions } from "./batches.js";
+import type { SteppedRunner } from "./steps.js";
+import { chooseChunk } from "./steps.js";
+import type { TimedRunner } from "./variants.js";
+import { fastestVariants } from "./variants.js";
+
+export type { TuneOptions } from "./batches.js";
+
+/** The part of a record that is measured. */
+export type Measured = Pick<TuningEntry, "variants" | "steps">;
+
+/**
+ * Measure what a device's record does not contain. From now on the runner uses the chunk that is found; the variants are
+ * measured with it. Throws what the runner throws, and the signal's reason.
+ */
+async function measure(
+  runner: SteppedRunner & TimedRunner,
+  record: TuningEntry | null,
+  options: TuneOptions,
+): Promise<Measured> {
+  const { tokens, chunk: least = tokens } = runner.limits;
+  const chunk = record?.steps?.chunk ?? (tokens > least ? await chooseChunk(runner, options) : null);
+  const variants = record?.variants ?? (await fastestVariants(runner, options));
+  return { variants, steps: chunk === null ? null : { chunk } };
+}
+
+export const tuning = { measure };
+
+export type TuningModule = typeof tuning;
