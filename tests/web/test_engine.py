@@ -104,6 +104,44 @@ def open_engine(page: Page, address: str, bundle: str = "./bundle/", **options: 
     page.evaluate(LOAD, [bundle, options])
 
 
+def test_answers_are_the_same_whatever_the_chunk_of_prompts_is(
+    browser: Browser, address: str, expected: dict[str, list[int]]
+) -> None:
+    """The reference computes chunks of 64. The steps show that each chunk is used."""
+    script = """async ([{ prompt_token_ids: promptIds }, chunks]) => {
+        const results = [];
+        for (const prefillChunk of chunks) {
+            const engine = await window.Engine.load("./bundle/", { prefillChunk });
+            const answer = async (sampling) => {
+                const ids = [];
+                const request = { promptIds, maxTokens: 12, sampling };
+                for await (const { tokenId } of engine.generateTokens(request)) ids.push(tokenId);
+                return ids;
+            };
+            const greedy = await answer({});
+            const { steps } = engine.counts;
+            const sampled = await answer({ temperature: 1.5, seed: 7 });
+            results.push({ chunk: engine.info.prefillChunk, greedy, sampled, steps });
+            engine.destroy();
+        }
+        return results;
+    }"""
+    page = browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    page.goto(address)
+    page.wait_for_selector("body[data-state=ready]", state="attached")
+    chunks = [4, 13, 64, 75, 250]
+    results = page.evaluate(script, [expected, chunks])
+    page.close()
+    assert [result["chunk"] for result in results] == chunks
+    assert [result["greedy"] for result in results] == [expected["token_ids"]] * len(chunks)
+    assert [result["sampled"] for result in results] == [results[2]["sampled"]] * len(chunks)
+    assert results[0]["sampled"] != expected["token_ids"]
+    # The prompt's chunks, and a step for each token after the first one; others are submitted before the answer ends.
+    for result, chunk in zip(results, chunks, strict=True):
+        assert 0 <= result["steps"] - (-(-75 // chunk) + 11) <= 8
+
+
 def test_a_second_turn_prefills_new_tokens_only(page: Page) -> None:
     script = """async () => {
         const { engine } = window;

@@ -70,7 +70,8 @@ def site(bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) 
     choice is.
     """
     site = tmp_path_factory.mktemp("trust")
-    shutil.copy(PAGE.parent / "nearfar.js", site)
+    for script in ("nearfar.js", "tuning.js"):
+        shutil.copy(PAGE.parent / script, site)
     (site / "index.html").write_text(HTML)
     for name in ("sound", "broken", "hopeless"):
         shutil.copytree(bundle, site / name)
