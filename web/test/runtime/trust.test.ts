@@ -510,7 +510,7 @@ withGpu("a shipped record without a chunk keeps its variants, and its chunk is m
   measured.destroy();
   if (whole === null) throw new Error("nothing was measured");
   const old = { ...whole, variants: { embed: [{ when: null, variant: "embed_many" }] }, steps: null };
-  const time = vi.mocked(Runner.prototype.time).mockClear();
+  const time = vi.spyOn(Runner.prototype, "time").mockClear();
   const notes = new MemoryNotes();
   const engine = await load(lettersBundle({ tuning: [old] }), { notes, tuning: true, ...ROOM });
   const record = await engine.exportTuning();
