@@ -207,7 +207,8 @@ class Ours:
 
     def logits(self) -> npt.NDArray[np.float32]:
         assert self._output is not None
-        return self._output.logits[-1]
+        last: npt.NDArray[np.float32] = self._output.logits[-1]
+        return last
 
     def _forward(self, sequences: range | list[int], start: int, tokens: int) -> None:
         page_size = self._runner.manifest.page_size
