@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from ..bundle.entries import PlanEntry, StepEntry, VariantEntry
+from ..bundle.entries import PlanEntry, VariantEntry
 from ..bundle.manifest import Manifest
 from ..ir.expr import holds
 from .errors import DeviceError
@@ -30,21 +30,41 @@ def stored_dtype(activation: str) -> str:
 
 def choose_kernels(
     manifest: Manifest, plan: PlanEntry, activation: str, features: Collection[str], dims: Mapping[str, int]
-) -> dict[str, list[str]]:
+) -> Mapping[str, list[str]]:
     """The kernels that run a plan's steps, by the name of the steps' list of variants, which many steps share."""
-    steps = {step.variants: step for step in plan.steps}
-    return {name: choose_variant(manifest, step, activation, features, dims).kernels for name, step in steps.items()}
+    return KernelChoice(manifest, plan, activation, features).of(dims)
 
 
-def choose_variant(
-    manifest: Manifest, step: StepEntry, activation: str, features: Collection[str], dims: Mapping[str, int]
-) -> VariantEntry:
-    """The first variant of a step's list that the activation dtype, the device's features and the batch allow."""
-    for variant in manifest.variants[step.variants]:
-        if (
-            variant.activation in (None, activation)
-            and set(variant.needs) <= set(features)
-            and holds(variant.when, dims)
-        ):
-            return variant
-    raise AssertionError(f"no variant of {step.variants} runs anywhere")
+class KernelChoice:
+    """`choose_kernels` for many batches: it depends only on which of the variants' conditions hold."""
+
+    def __init__(self, manifest: Manifest, plan: PlanEntry, activation: str, features: Collection[str]) -> None:
+        lists = {step.variants: manifest.variants[step.variants] for step in plan.steps}
+        self._lists = {name: fitting(entries, activation, features) for name, entries in lists.items()}
+        distinct = {str(each.when): each.when for entries in self._lists.values() for each in entries}
+        self._conditions = [condition for condition in distinct.values() if condition is not None]
+        self._known: dict[tuple[bool, ...], Mapping[str, list[str]]] = {}
+
+    def of(self, dims: Mapping[str, int]) -> Mapping[str, list[str]]:
+        key = tuple([holds(condition, dims) for condition in self._conditions])
+        if key not in self._known:
+            self._known[key] = {name: first_of(name, entries, dims).kernels for name, entries in self._lists.items()}
+        return self._known[key]
+
+
+def fitting(entries: Sequence[VariantEntry], activation: str, features: Collection[str]) -> list[VariantEntry]:
+    """The variants that the activation dtype and the device's features allow, up to the first for every batch."""
+    found = []
+    for each in entries:
+        if each.activation in (None, activation) and set(each.needs) <= set(features):
+            found.append(each)
+            if each.when is None:
+                break
+    return found
+
+
+def first_of(name: str, entries: Sequence[VariantEntry], dims: Mapping[str, int]) -> VariantEntry:
+    for each in entries:
+        if holds(each.when, dims):
+            return each
+    raise AssertionError(f"no variant of {name} runs anywhere")

@@ -21,7 +21,7 @@ from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.patches import AnyBatch
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, passing_entries
 from nearfar.compiler.runtime.runner import Limits, Result
-from nearfar.compiler.runtime.variant import choose_activation, choose_kernels
+from nearfar.compiler.runtime.variant import KernelChoice, choose_activation
 
 from ..threads import default_threads
 from .levels import features, require, require_needs
@@ -63,7 +63,8 @@ class CpuRunner(PlanRunner):
         self._library = Library.of_bundle(bundle, file)
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self._allocate(bundle)
-        self._prepared: dict[tuple[str, tuple[tuple[str, ...], ...]], tuple[Launches, npt.NDArray[np.intp]]] = {}
+        self._choices: dict[str, KernelChoice] = {}
+        self._prepared: dict[tuple[str, int], tuple[Launches, npt.NDArray[np.intp]]] = {}
         # The distinct sizes that kernels receive: dims.
         self._sizes = sorted({str(size) for kernel in self.manifest.kernels.values() for size in kernel.uniforms})
         self._worker = ThreadPoolExecutor(1, "nearfar-cpu")
@@ -111,8 +112,11 @@ class CpuRunner(PlanRunner):
     def _launches(self, plan: str, dims: Mapping[str, int]) -> tuple[Launches, npt.NDArray[np.intp]]:
         """The launches of a batch, and the index in ``_sizes`` of each of their scalars."""
         entry = self.manifest.plan(plan)
-        chosen = choose_kernels(self.manifest, entry, self.activation, self._features, dims)
-        key = plan, tuple(tuple(kernels) for kernels in chosen.values())
+        if plan not in self._choices:
+            self._choices[plan] = KernelChoice(self.manifest, entry, self.activation, self._features)
+        chosen = self._choices[plan].of(dims)
+        # The same choice is the same object, which `_choices` keeps.
+        key = plan, id(chosen)
         if key not in self._prepared:
             calls, indices = [], []
             for step in entry.steps:

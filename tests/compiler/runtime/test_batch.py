@@ -17,6 +17,19 @@ def test_a_sequence_without_a_new_token_is_refused() -> None:
         make_batch([Chunk([5, 6], 0, [0]), Chunk([], 20, [1, 2])], 16)
 
 
+def test_a_sequence_with_too_few_pages_does_not_use_those_of_the_next() -> None:
+    with pytest.raises(RequestError, match="has more tokens than its pages hold"):
+        make_batch([Chunk([5, 6], 15, [0]), Chunk([7], 20, [1, 2])], 16)
+
+
+def test_rows_are_on_the_pages_of_their_sequence() -> None:
+    batch = make_batch([Chunk([5, 6, 7], 15, [4, 9]), Chunk([8], 20, [1, 2], window_pages=[0, 3])], 16)
+    assert batch.positions.tolist() == [15, 16, 17, 20]
+    assert batch.slots.tolist() == [4 * 16 + 15, 9 * 16, 9 * 16 + 1, 2 * 16 + 4]
+    assert batch.window is not None
+    assert batch.window.slots.tolist() == [4 * 16 + 15, 9 * 16, 9 * 16 + 1, 3 * 16 + 4]
+
+
 def test_each_sampled_row_is_a_sequence_of_one_row_on_the_pages_of_its_sequence() -> None:
     chunks = [Chunk([5, 6], 0, [0], [0, 1]), Chunk([7], 30, [1, 3]), Chunk([8, 9, 10], 4, [2], [2])]
     batch = make_batch(chunks, 16)
