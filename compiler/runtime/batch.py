@@ -328,7 +328,7 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
 
 
 def page_tables(
-    pages: Sequence[Sequence[int]], positions: npt.NDArray[np.int_], lengths: Sequence[int], page_size: int
+    pages: Sequence[Sequence[int]], positions: npt.NDArray[np.integer[Any]], lengths: Sequence[int], page_size: int
 ) -> PageTables:
     """The page lists of sequences, and where the rows of each are: a row's page times ``page_size``, plus its place on
     the page. ``positions`` are those of all sequences, of which each has ``lengths`` rows.
@@ -370,7 +370,7 @@ def joined_features(chunks: Sequence[Chunk], starts: Sequence[int]) -> dict[str,
     }
 
 
-def joined_rope_positions(chunks: Sequence[Chunk], positions: npt.NDArray[np.int_]) -> IntArray | None:
+def joined_rope_positions(chunks: Sequence[Chunk], positions: npt.NDArray[np.integer[Any]]) -> IntArray | None:
     """The positions (S, 3) of all chunks, which have these of text; None if none of them has its own."""
     if all(chunk.rope_positions is None for chunk in chunks):
         return None
