@@ -4,8 +4,9 @@ One thread: every ``lanes``-th block of 16 bytes of ``rows`` weight rows at once
 all of them.
 One workgroup: ``threads / lanes`` such groups of rows, for one input row, which is read through workgroup memory, one
 tile at a time.
-Needs: nothing beyond WebGPU's defaults. Sums are float32; an RMSNorm is fused as a sum of squares. For a LayerNorm,
-each workgroup first computes the row's mean and variance.
+Needs: nothing beyond WebGPU's defaults, or shader-f16 for products in float16 (`half_products.py`). Sums are float32,
+but with these, those of 32 columns or fewer are float16; an RMSNorm is fused as a sum of squares. For a LayerNorm, each
+workgroup first computes the row's mean and variance.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from ..ir.expr import Expr
 from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, guard_below, select
+from .half_products import HalfTile, half_products
 from .maths import rms_factor
 from .projection import Projection, ProjectionArguments
 from .vector_parts import InputTile, dot_products, load_blocks
@@ -24,13 +26,14 @@ from .vectors import sum_lanes, vector
 class VectorShape:
     """``threads`` per workgroup, ``lanes`` of them along the columns (a power of two, at least ``rows``), ``rows``
     weight rows per thread (in each half of a gated projection), ``unroll`` blocks of each row loaded before any is
-    used.
+    used. ``products``: their dtype; float16 for weights that `multiplies_halves`.
     """
 
     threads: int = 128
     lanes: int = 32
     rows: int = 4
     unroll: int = 1
+    products: str = "float32"
 
 
 def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
@@ -40,6 +43,7 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
     groups, halves = threads // lanes, 2 if facts.gated else 1
     outputs, blocks = groups * rows, lanes * shape.unroll
     steps = -(-weight.blocks // blocks)
+    assert outputs <= threads, "each thread stores one result at most"
 
     column_blocks: Expr = ["ceildiv", facts.outputs, outputs]
     if facts.experts is None:
@@ -53,7 +57,8 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
     first_output = column_block * outputs + group * rows
 
     sums = kernel.local("sums", rows * halves, "float32", fill=0)
-    tile = InputTile(kernel, arguments, thread, threads, blocks, steps, x_row, column_block == 0)
+    make_tile = HalfTile if shape.products == "float16" else InputTile
+    tile = make_tile(kernel, arguments, thread, threads, blocks, steps, x_row, column_block == 0)
     rounds = steps if facts.experts is None else kernel.let("steps", select(arguments.has_expert, steps, 0))
     with kernel.loop("step", rounds) as step:
         # The weights are loaded while the workgroup reads its input: nothing before the second barrier waits for them.
@@ -63,12 +68,16 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
             load_blocks(kernel, arguments, first_output, rows, step * blocks + block_index, steps * blocks, clamp=clamp)
             for block_index in mine
         ]
-        if steps > 1:
+        # A float16 tile is written behind a barrier of its own.
+        if steps > 1 and not isinstance(tile, HalfTile):
             kernel.barrier()
         tile.fill(step)
         kernel.barrier()
         for block_index, weights in zip(mine, loaded, strict=True):
-            dot_products(kernel, arguments, [tile], block_index, weights, [sums])
+            if isinstance(tile, HalfTile):
+                half_products(kernel, arguments, tile, block_index, weights, sums)
+            else:
+                dot_products(kernel, arguments, [tile], block_index, weights, [sums])
 
     planes = [sums[i] for i in range(rows * halves)] + ([tile.squares] if tile.squares is not None else [])
     totals = fold_lanes(kernel, thread, threads, lanes, planes)

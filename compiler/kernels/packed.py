@@ -11,14 +11,17 @@ arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..quant.base import GROUP, ROW
 from ..quant.codes import UNIT_COLUMNS, units_of
 from ..quant.kernel_format import WeightFormat as WeightFormat
 from .builder import Array, KernelBuilder, Scalar, address_of, cast, extern, minimum, number, reinterpret, select
-from .vectors import lane_of, shifted, splat, vector
+from .vectors import join, lane_of, shifted, splat, vector
+
+# The weights of a quad of float16 codes: two bytes of a word are a pair.
+HALF_ORDER = (0, 2, 1, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +141,39 @@ class PackedMatrix:
             quads += [float_bits(parts[j], start, bits, self._masks.get(start)) for start in range(0, 8, bits)]
         return quads
 
+    def half_quads(self, block: Scalar, high: Sequence[Scalar] = ()) -> Iterator[Scalar]:
+        """As `block_quads`, for codes without offsets: code - zero as float16, exactly, in the order `HALF_ORDER`. A
+        quad is valid until the next one.
+        """
+        bits, zero = self._format.low_bits, self._format.zero
+        words = [lane_of(block, j) for j in range(2 if bits == 2 else 4)]
+        code_bytes = self._kernel.local("code_bytes", 1, "uint32")
+        pairs = self._kernel.local("pairs", 2, "float32x2")
+        if high:
+            for q in range(GROUP // 4):
+                code_bytes[0] = self._code_bytes(words, high, q)
+                yield half_codes(pairs, code_bytes[0], 0, 8, zero)
+            return
+        for word in words:
+            code_bytes[0] = word
+            for start in range(0, 8, bits):
+                yield half_codes(pairs, code_bytes[0], start, bits, zero)
+
     def _quads_of_parts(self, low: Sequence[Scalar], high: Sequence[Scalar]) -> list[Scalar]:
         """The quads of codes whose bits are in two planes."""
         word = self._kernel.local("code_bytes", 1, "uint32")
         spread = self._kernel.local("bytes", 1, "uint32x4")
         quads = []
         for q in range(GROUP // 4):
-            top = part_of_words(high, q, self._format.high_bits) << number(self._format.low_bits, "uint32")
-            word[0] = part_of_words(low, q, self._format.low_bits) | top
+            word[0] = self._code_bytes(low, high, q)
             spread[0] = spread_bytes(word[0])
             quads.append(self._kernel.let("codes", float_bits(spread[0], 0, 8)))
         return quads
+
+    def _code_bytes(self, low: Sequence[Scalar], high: Sequence[Scalar], q: int) -> Scalar:
+        """A word with the codes of a quad, one in each byte."""
+        top = part_of_words(high, q, self._format.high_bits) << number(self._format.low_bits, "uint32")
+        return part_of_words(low, q, self._format.low_bits) | top
 
     def load_chunk(self, row: Scalar, chunk: Scalar) -> LoadedChunk:
         """The codes of a chunk, as stored in memory. Only with ``blocks``."""
@@ -311,6 +336,22 @@ def float_bits(spread: Scalar, start: int, bits: int, mask: Array | None = None)
     """
     held = number(mask_of(start, bits), "uint32x4") if mask is None else splat(mask[0])
     return fraction(spread, held, 8 - start)
+
+
+def half_codes(pairs: Array, word: Scalar, start: int, bits: int, zero: int) -> Scalar:
+    """Code - ``zero`` as float16x4, of the codes in the ``bits`` bits of each byte from ``start`` on, in the order
+    `HALF_ORDER`; through two registers of float32x2.
+
+    A half of a word gets the exponent at which its bit ``start`` counts 1, so it is 2^(10 - start) + code, and the
+    difference is exact. WGSL's function unpacks halves to float32, which compilers cancel with the conversion to
+    float16: wgpu's compiler does not convert bits to float16.
+    """
+    mask = number((((1 << bits) - 1) << start) * 0x00010001, "uint32")
+    exponent = number((25 - start << 10) * 0x00010001, "uint32")
+    for i, each in enumerate((word, word >> number(8, "uint32"))):
+        pairs[i] = extern("float32x2", "unpack2x16float", each & mask | exponent)
+    halves = cast(join(pairs[0], pairs[1], lanes=range(4)), "float16x4")
+    return halves - number((1 << 10 - start) + zero, "float16x4")
 
 
 def mask_of(start: int, bits: int) -> int:

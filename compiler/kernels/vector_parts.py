@@ -128,6 +128,8 @@ class InputTile(InputRow):
     threads with adjacent blocks read adjacent memory, and global memory is read in its own order.
     """
 
+    dtype = "float32"
+
     def __init__(
         self,
         kernel: KernelBuilder,
@@ -142,7 +144,7 @@ class InputTile(InputRow):
         self.quads = arguments.facts.weight.block_columns // 4
         self._blocks = blocks
         # One more than the blocks, so that adjacent threads do not write to the same memory bank.
-        self._tile = kernel.shared("x_tile", (self.quads, blocks + 1), "float32x4")
+        self._tile = kernel.shared("x_tile", (self.quads, blocks + 1), f"{self.dtype}x4")
         super().__init__(kernel, arguments, thread, threads, steps * blocks * self.quads, row, is_first)
 
     def fill(self, step: Scalar) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from nearfar.compiler.ir.expr import Condition
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.attention_tile import TileOptions
+from nearfar.compiler.kernels.half_products import multiplies_halves
 from nearfar.compiler.kernels.integer_groups import FEATURE as INTEGER_DOTS
 from nearfar.compiler.kernels.linear_dot_tile import DotTileShape, linear_dot_tile
 from nearfar.compiler.kernels.linear_dots import DotShape, linear_dots
@@ -68,6 +69,8 @@ NUMBERS = GpuNumbers(
 )
 # A weight matrix of at least this many rows has enough workgroups with four rows per thread.
 MIN_TALL_ROWS = 8192
+# What kernels with float16 need.
+HALVES: tuple[str, ...] = ("shader-f16",)
 # Large tiles read weights less often; small ones give more workgroups. A matrix of WIDE rows has enough workgroups for
 # most GPUs with few input rows, a smaller one only with many.
 WIDE = 2048
@@ -77,6 +80,10 @@ MIN_NARROW_TILE_ROWS = 256
 # unroll a loop, and the fewest threads along the columns.
 MOST_ROWS, LARGE_BLOCK, MIN_PASSES, MIN_LANES = 4, 32, 4, 8
 LARGE_TILE, SMALL_TILE = TileShape(64, 64, 16, 128), TileShape(32, 32, 32, 64)
+# A thread with 8 by 8 sums reads four vectors of workgroup memory for 64 products, with 8 by 4 three for 32. With
+# products in float16, 8 by 8 would need so many registers that less than a quarter of an AMD GPU's threads fit.
+SQUARE_TILE: TileShape = replace(LARGE_TILE, threads=64, thread_outputs=8)
+HALF_TILE = TileShape(64, 64, 32, 128, "float16", products="float16")
 
 
 def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
@@ -85,8 +92,8 @@ def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
 
 
 def projection_variants(facts: Projection, activation: str) -> list[Variant]:
-    """The kernels of one projection; with float16 activations, also tiles of float16. With int8 activations, kernels of
-    integers come first for few rows and for many; a tuner may prefer the others.
+    """The kernels of one projection; with float16 activations, also products and tiles of float16. With int8
+    activations, kernels of integers come first for few rows and for many; a tuner may prefer the others.
     """
     subgroup = kernel(linear_subgroup, facts=facts, shape=SubgroupShape())
     few_dots, many_dots = integer_variants(facts) if activation == "int8" else ([], [])
@@ -96,12 +103,28 @@ def projection_variants(facts: Projection, activation: str) -> list[Variant]:
         Variant((subgroup,), when=few_rows(facts, NUMBERS), needs=("subgroups", "subgroup_id")),
     ]
     variants += many_dots
+    in_halves = activation == "float16" and multiplies_halves(facts.weight)
+    if in_halves:
+        variants += [replace(vector_variant(facts, shape, NUMBERS), needs=HALVES) for shape in half_shapes(facts)]
     many: Condition = [">", facts.batch, MIN_WIDE_TILE_ROWS if facts.weight_rows >= WIDE else MIN_NARROW_TILE_ROWS]
     for tile, when in ((LARGE_TILE, many), (SMALL_TILE, None)):
         if activation == "float16":
-            variants.append(tile_variant(facts, replace(tile, dtype="float16"), when, needs=("shader-f16",)))
+            variants.append(tile_variant(facts, replace(tile, dtype="float16"), when, needs=HALVES))
         variants.append(tile_variant(facts, tile, when))
+    more = [replace(SQUARE_TILE, dtype="float16") if activation == "float16" else SQUARE_TILE]
+    if in_halves and tiles_halves(facts):
+        more.append(HALF_TILE)
+    # Behind the tiles that run until a tuner has measured, but before the plainest.
+    needs = HALVES if activation == "float16" else ()
+    variants[-1:-1] = [tile_variant(facts, tile, many, needs) for tile in more]
     return variants
+
+
+def tiles_halves(facts: Projection) -> bool:
+    """Whether a tile with products in float16 computes a projection whose weights multiply so: if its columns share a
+    scale, and no norm precedes the products.
+    """
+    return facts.weight.group % HALF_TILE.depth == 0 and not facts.before_norm
 
 
 def integer_variants(facts: Projection) -> tuple[list[Variant], list[Variant]]:
@@ -149,9 +172,28 @@ def vector_shapes(facts: Projection) -> list[VectorShape]:
     threads with four weight rows each, the third twice the threads with one row each, which need the fewest registers.
     """
     usual = vector_shape(facts, MIN_TALL_ROWS)
-    tall = replace(usual, threads=64, lanes=usual.lanes // 2, rows=MOST_ROWS // halves(facts))
+    tall = tall_shape(facts)
     thin = replace(usual, threads=MAX_THREADS, rows=1)
     return [without_unrolling(facts, shape) for shape in (usual, tall, thin)]
+
+
+def tall_shape(facts: Projection) -> VectorShape:
+    usual = vector_shape(facts, MIN_TALL_ROWS)
+    lanes = max(usual.lanes // 2, MIN_LANES)
+    return replace(usual, threads=64, lanes=lanes, rows=MOST_ROWS // halves(facts))
+
+
+def half_shapes(facts: Projection) -> list[VectorShape]:
+    """The shapes of matrix-vector kernels with products in float16, for a tuner to choose from, behind all in float32,
+    which are more exact.
+
+    Their registers hold two numbers. With four weight rows a thread, three times as many threads fit on an Adreno 740
+    as in float32, and with eight twice as many, with 0.9 times the instructions for each weight (`make gpu-static`).
+    """
+    tall = replace(without_unrolling(facts, tall_shape(facts)), products="float16")
+    # There are at least as many lanes as rows.
+    more = min(2 * tall.rows, tall.lanes)
+    return [tall, replace(tall, rows=more)] if more > tall.rows else [tall]
 
 
 def without_unrolling(facts: Projection, shape: VectorShape) -> VectorShape:

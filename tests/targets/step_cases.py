@@ -98,7 +98,9 @@ def case_of(name: str, row: Variant, step: Step, context: Context, activation: s
     counts = counts[:1] if row.when == DECODE else counts
     runs = lambda: [run_of(name, step, context, activation, size) for size in counts]  # noqa: E731
     build = lambda: [call.build() for call in row.kernels]  # noqa: E731
-    rounds = [call.facts["shape"].dtype for call in row.kernels if hasattr(call.facts.get("shape"), "dtype")]
+    shapes = [call.facts.get("shape") for call in row.kernels]
+    rounds = ["float16 products" for each in shapes if getattr(each, "products", "") == "float16"]
+    rounds += [getattr(each, "dtype", "float32") for each in shapes]
     rounds += ["int8" for call in row.kernels if call.template is quantize_rows]
     if step.op == "ragged_attention" and "weight" in step.inputs and len(row.kernels) > 1:
         # The first kernel stores activations for the second.

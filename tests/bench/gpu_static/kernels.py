@@ -19,6 +19,8 @@ from .packages import Compilers
 TINT_SECONDS = 60
 # The words of the SPIR-V specification.
 FIRST_WORD, LOOP_MERGE, DONT_UNROLL = 5, 246, 2
+# The values of facts that labels leave out.
+USUAL = {"products": "float32", "thread_outputs": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ def label_of(kernel: KernelEntry) -> str:
     if "heads" in facts:
         parts.append(str(facts["heads"].get("activation", "")).replace("float", "f"))
     for name in ("shape", "options"):
-        parts += [f"{key}={value}" for key, value in (facts.get(name) or {}).items()]
+        shape = (facts.get(name) or {}).items()
+        parts += [f"{key}={value}" for key, value in shape if USUAL.get(key) != value]
     return " ".join(map(str, parts))
 
 

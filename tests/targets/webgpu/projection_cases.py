@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from random_planes import random_planes
 from nearfar.compiler import quant
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.kernels.half_products import multiplies_halves
 from nearfar.compiler.kernels.linear_subgroup import SubgroupShape, linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector
@@ -35,14 +36,32 @@ VECTORS: Templates = {
         VectorShape(64, 4, 4),
     )
 }
+HALF_VECTORS: Templates = {
+    f"vector_{shape.threads}_{shape.lanes}_{shape.rows}_{shape.unroll}_products": partial(linear_vector, shape=shape)
+    for shape in (
+        VectorShape(64, 16, 4, products="float16"),
+        VectorShape(64, 8, 8, products="float16"),
+        VectorShape(256, 8, 1, 2, products="float16"),
+        VectorShape(128, 32, 2, 2, products="float16"),
+        VectorShape(64, 4, 4, products="float16"),
+    )
+}
 # The second has more groups of rows than subgroups of 4 or 8 lanes, so each subgroup computes several. With subgroups
 # of 64 lanes, the first does the same.
 SUBGROUPS: Templates = {
     f"subgroup_{shape.threads}_{shape.groups}": partial(linear_subgroup, shape=shape)
     for shape in (SubgroupShape(), SubgroupShape(32, 12, 4, 64))
 }
+
+
+def wide(shape: TileShape) -> tuple[int, ...]:
+    return (shape.thread_outputs,) if shape.thread_outputs > 4 else ()
+
+
 TILES: Templates = {
-    f"tile_{shape.rows}_{shape.outputs}_{shape.depth}_{shape.threads}_{shape.dtype}": partial(linear_tile, shape=shape)
+    "_".join(
+        map(str, ("tile", shape.rows, shape.outputs, shape.depth, shape.threads, *wide(shape), shape.dtype))
+    ): partial(linear_tile, shape=shape)
     for shape in (
         TileShape(),
         TileShape(32, 32, 32, 64),
@@ -50,9 +69,22 @@ TILES: Templates = {
         TileShape(32, 64, 32, 64),
         TileShape(dtype="float16"),
         TileShape(32, 32, 32, 64, "float16"),
+        TileShape(threads=64, thread_outputs=8),
+        TileShape(128, 64, 8, 128, "float16", 8),
     )
 }
-TEMPLATES = {**VECTORS, **SUBGROUPS, **TILES}
+# The first tile is that of the variants.
+HALF_TILES: Templates = {
+    f"tile_{shape.rows}_{shape.outputs}_{shape.depth}_{shape.threads}_{shape.thread_outputs}_products": partial(
+        linear_tile, shape=shape
+    )
+    for shape in (
+        TileShape(64, 64, 32, 128, "float16", products="float16"),
+        TileShape(64, 64, 32, 64, "float16", 8, "float16"),
+        TileShape(32, 64, 32, 64, "float16", products="float16"),
+    )
+}
+TEMPLATES = {**VECTORS, **HALF_VECTORS, **SUBGROUPS, **TILES, **HALF_TILES}
 
 # (columns, outputs, options of the projection). Each of these runs with every template and format.
 PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
@@ -100,7 +132,8 @@ UNIT_PROJECTIONS: tuple[tuple[int, int, dict[str, object]], ...] = (
     (304, 21, {"norm_eps": EPS, "bias": True}),
 )
 STORED_TEMPLATES = ("vector_128_32_4_1", "vector_64_16_2_2", "subgroup_128_4", "tile_64_64_16_128_float32",
-                    "tile_32_32_32_64_float16")  # fmt: skip
+                    "tile_32_32_32_64_float16", "vector_64_16_4_1_products",
+                    "tile_64_64_32_128_4_products")  # fmt: skip
 
 
 def stored_projection_cases() -> Iterator[Case]:
@@ -111,20 +144,24 @@ def stored_projection_cases() -> Iterator[Case]:
         for number, template in enumerate(STORED_TEMPLATES):
             columns, outputs, options = STORED_PROJECTIONS[(index + number) % len(STORED_PROJECTIONS)]
             fmt, left_out = ALL_FORMATS[quantization], set[str]()
-            if template.endswith("float16") and not fmt.per_row:
+            if multiplies(template) or (template.endswith("float16") and not fmt.per_row):
                 # Weights that are rounded to float16 give sums that round to the other multiple of a step.
                 left_out.add("y_step")
             if fmt.high_bits and fmt.offset:
                 # Four planes: one more buffer would be above WebGPU's limit.
                 left_out.add("residual")
             options = {option: value for option, value in options.items() if option not in left_out}
+            if not computes(template, projection_facts(quantization, columns, outputs, options)):
+                continue
             case = projection_case(template, quantization, columns, outputs, options)
             # SwiftShader has no float16.
             on_dawn = quantization == "q2c" and case.dtype is None and "x_dtype" not in options
-            turn = number in (index % 2, 2 + index % 3)
+            turn = number in (index % 2, 2 + index % 3) or (multiplies(template) and fmt.low_bits == 2)
             yield replace(case, on_dawn=on_dawn, exhaustive=not (turn or on_dawn))
     for quantization, (columns, outputs, options) in zip(UNIT_FORMATS, UNIT_PROJECTIONS, strict=True):
         for number, template in enumerate(STORED_TEMPLATES):
+            if not computes(template, projection_facts(quantization, columns, outputs, options)):
+                continue
             case = projection_case(template, quantization, columns, outputs, options)
             yield replace(case, on_dawn=number == 0, exhaustive=number in (1, 2, 4))
 
@@ -136,10 +173,12 @@ def projection_cases() -> Iterator[Case]:
     Without the exhaustive ones, every format meets a third of the projections with each kind of template, the other
     templates take turns, and each rare projection has one template.
     """
-    for kind, templates in enumerate((VECTORS, SUBGROUPS, TILES)):
+    for kind, templates in enumerate((VECTORS, SUBGROUPS, TILES, HALF_VECTORS, HALF_TILES)):
         for number, template in enumerate(templates):
             for turn, (columns, outputs, options) in enumerate(PROJECTIONS):
                 for index, quantization in enumerate(FORMATS):
+                    if not computes(template, projection_facts(quantization, columns, outputs, options)):
+                        continue
                     in_turn = (number + turn + index) % len(FORMATS) == 0
                     if number == 0 or in_turn:
                         case = projection_case(template, quantization, columns, outputs, options)
@@ -149,6 +188,8 @@ def projection_cases() -> Iterator[Case]:
                         usual = (kind + turn + index) % 3 == 0 if number == 0 else (number + turn) % 3 == 0
                         yield replace(case, on_dawn=on_dawn, exhaustive=not (usual or on_dawn))
             for turn, (quantization, columns, outputs, options) in enumerate((*RARE_PROJECTIONS, *LAYER_NORMS)):
+                if not computes(template, projection_facts(quantization, columns, outputs, options)):
+                    continue
                 if number == 0 or (number + turn) % 4 == 0:
                     case = projection_case(template, quantization, columns, outputs, options)
                     yield replace(case, exhaustive=number > 0 or (kind + turn) % 3 > 0)
@@ -157,10 +198,23 @@ def projection_cases() -> Iterator[Case]:
 def projection_case(template: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
     facts = projection_facts(quantization, columns, outputs, options)
     name = projection_name(template, quantization, columns, outputs, options)
-    batches = TILE_BATCHES if template in TILES else BATCHES
-    dtype = "float16" if template.endswith("float16") else None
+    batches = TILE_BATCHES if template.startswith("tile") else BATCHES
+    dtype = "float16 products" if multiplies(template) else "float16" if template.endswith("float16") else None
     runs = lambda: [projection_run(name, facts, options, quantization, size) for size in batches]  # noqa: E731
     return Case(name, lambda: TEMPLATES[template](name, facts), runs, dtype)
+
+
+def multiplies(template: str) -> bool:
+    """Whether a template multiplies in float16."""
+    return template.endswith("products")
+
+
+def computes(template: str, facts: Projection) -> bool:
+    """Whether a template computes a projection: those that multiply in float16 need small integers, tiles also 32
+    columns with one scale.
+    """
+    own_norm = bool(facts.before_norm) or facts.weight.group % 32
+    return not multiplies(template) or (multiplies_halves(facts.weight) and not (template in HALF_TILES and own_norm))
 
 
 # The options of a projection that are not those of its parts.
@@ -184,6 +238,27 @@ def projection_name(template: str, quantization: str, columns: int, outputs: int
     return (
         "_".join(["linear", template, quantization, f"{outputs}x{columns}", *parts]).replace(".", "p").replace("-", "m")
     )
+
+
+def extreme_projection(template: str, quantization: str, rows: Sequence[Sequence[float]], zeros: int = 0) -> Case:
+    """A projection of rows that repeat some numbers, with the largest code in each column, but the code of 0 in the
+    first ``zeros`` columns of each 32. Its results are sums of products of one sign.
+    """
+    columns = 192
+    facts = projection_facts(quantization, columns, 37, {})
+    form, lowest = quant.by_name(quantization), 128 if quantization.startswith("q8") else 8
+    weights = np.full((facts.outputs, columns), -lowest, np.float32)
+    weights.reshape(facts.outputs, -1, 32)[:, :, :zeros] = 0
+    planes = form.pack(weights)
+    x = np.array([np.resize(row, columns) for row in rows], np.float32)
+    expected = OPS["linear"].run({"x": x, "weight": form.unpack(planes, columns)}, {"dtype": "float32"})
+    assert expected is not None
+    bound = {"x": x, "y": nothing(expected.shape, "float32")} | {
+        f"weight.{name}": each for name, each in planes.items()
+    }
+    run = Run({"S": len(x)}, bound, {"y": expected})
+    name = projection_name(template, quantization, columns, facts.outputs, {})
+    return Case(name, lambda: TEMPLATES[template](name, facts), lambda: [run])
 
 
 def projection_run(

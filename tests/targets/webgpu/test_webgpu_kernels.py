@@ -13,8 +13,10 @@ from case_selection import chosen, names_of, selected
 from elementwise_cases import part_of
 from kernel_cases import all_cases
 from kernel_harness import Case, Gpu, LoweredCase, Run, run_on_dawn
+from projection_cases import HALF_TILES, HALF_VECTORS, extreme_projection
 from sampling_cases import SETTINGS, adversarial_case, chunked_case, sample_case, sample_run
 from step_cases import step_cases
+from tolerances import F16_PRODUCTS, relative_error
 
 from nearfar.compiler.ir.ops import OPS
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
@@ -25,6 +27,8 @@ from nearfar.compiler.kernels.sample_chunks import CHUNK, sample_chunks
 from nearfar.compiler.kernels.sample_merge import sample_merge
 from nearfar.targets.webgpu.variants import variants_of
 
+# Templates that multiply in float16, of each kind and shape.
+PRODUCTS = [*HALF_VECTORS, *HALF_TILES]
 CASES = selected("webgpu", all_cases())
 
 
@@ -185,3 +189,29 @@ def test_drawn_tokens_have_the_frequencies_of_their_probabilities(shared: bool, 
     chi_square = ((found - expected)[kept] ** 2 / expected[kept]).sum()
     # The 0.999 quantile at five degrees of freedom.
     assert chi_square < 20.5
+
+
+@pytest.mark.parametrize("template", PRODUCTS)
+@pytest.mark.parametrize("quantization", ["q4f16", "q8f16"])
+def test_sums_of_products_in_float16_do_not_overflow(quantization: str, template: str, gpu: Gpu) -> None:
+    """All products of a row have the same sign and the largest code."""
+    sizes = [1.0, 1e4, 65504, 1e30, 1e-30]
+    with np.errstate(over="ignore"):
+        assert np.isinf(np.full(32, 1e4, np.float16).sum(dtype=np.float16))
+    assert_rows_are_exact(gpu, extreme_projection(template, quantization, [[size] for size in sizes]))
+
+
+@pytest.mark.parametrize("template", PRODUCTS)
+def test_float16_products_are_exact_beside_an_outlier(template: str, gpu: Gpu) -> None:
+    """The first element of each block is large, and its weight is 0."""
+    rows = [[outlier, *np.linspace(-0.5, 1, 31)] for outlier in (1e4, -1e5)]
+    assert_rows_are_exact(gpu, extreme_projection(template, "q4f16", rows, zeros=1))
+
+
+def assert_rows_are_exact(gpu: Gpu, case: Case) -> None:
+    lowered = case.lowered()
+    (run,) = lowered.runs
+    expected = run.expected["y"]
+    found = np.frombuffer(gpu.run(lowered, run)["y"], np.float32, expected.size).reshape(expected.shape)
+    for row, values in zip(expected, found, strict=True):
+        assert relative_error(values, row) < F16_PRODUCTS, values[:4]

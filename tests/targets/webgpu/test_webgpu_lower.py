@@ -27,7 +27,7 @@ from nearfar.compiler.passes import run_passes
 from nearfar.compiler.quant.kernel_format import weight_format
 from nearfar.targets.context import Context
 from nearfar.targets.webgpu.lower import wgsl
-from nearfar.targets.webgpu.variants import variants_of, vector_shapes
+from nearfar.targets.webgpu.variants import half_shapes, variants_of, vector_shapes
 
 Sources = Mapping[str, tuple[str, str]]
 BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
@@ -184,7 +184,7 @@ def test_the_last_variant_of_every_step_runs_anywhere(compile_tiny: Callable[...
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
-@pytest.mark.parametrize("columns", [64, 896, 1024, 1536, 2048, 3072, 4096, 8192])
+@pytest.mark.parametrize("columns", [64, 192, 896, 1024, 1536, 2048, 3072, 4096, 8192])
 def test_no_thread_holds_four_rows_of_several_passes(columns: int, gated: bool) -> None:
     gate: list[Part] = [{"op": "gate_halves"}] if gated else []
     weight = weight_format(quant.form_by_name("q4f16"))
@@ -196,3 +196,9 @@ def test_no_thread_holds_four_rows_of_several_passes(columns: int, gated: bool) 
         assert shape.rows <= shape.lanes <= shape.threads <= 256
     # One row for each thread, whatever its registers.
     assert [(shape.threads, shape.rows) for shape in shapes][-1] == (256, 1)
+    # Registers for float16 hold two numbers.
+    for shape in half_shapes(facts):
+        passes = -(-columns // (32 * shape.lanes))
+        assert passes == 1 or passes >= 4, shape
+        assert shape.rows * (1 + gated) <= 8, shape
+        assert shape.rows <= shape.lanes <= shape.threads <= 256
