@@ -23,8 +23,9 @@ def run(job: Job, report: Report) -> None:
     report.add_figures(device=driver.name)
     timings: list[Timing] = []
     rows: list[dict[str, Any]] = []
-    cold_bytes = sizes(rehearse=job.rehearse).cold_bytes
-    for measured in measure(job.prepared / CUDA_PROJECTIONS, driver, cold_bytes=cold_bytes):
+    chosen = sizes(rehearse=job.rehearse)
+    folder = job.prepared / CUDA_PROJECTIONS
+    for measured in measure(folder, driver, repeats=chosen.far_repeats, cold_bytes=chosen.cold_bytes):
         timings += measured
         rows += map(asdict, measured)
         report.add_figures(candidates=rows)

@@ -18,7 +18,8 @@ class Sizes:
     ``sequences`` with prompts and answers of ``lengths`` tokens (minimum and maximum) run together; a step has at most
     ``step_tokens``. One sequence decodes ``alone_tokens``. Kernels are timed for batches of (sequences, new tokens of
     each). Engines are compared at the numbers of sequences in ``compared``, after as many tokens and for as many steps
-    as ``compared_tokens`` says. All candidates of kernels for ``far_matrices`` and ``far_rows`` rows are timed.
+    as ``compared_tokens`` says. All candidates of kernels for ``far_matrices`` and ``far_rows`` rows are timed
+    ``far_repeats`` times.
     ``copy_bytes`` are copied to measure the memory's speed. ``web_options`` are those of bench_gpu.js.
     """
 
@@ -36,6 +37,7 @@ class Sizes:
     compared_tokens: tuple[int, int]
     far_matrices: Mapping[str, tuple[int, int, dict[str, Any]]]
     far_rows: tuple[int, ...]
+    far_repeats: int
     copy_bytes: int
     web_options: tuple[str, ...]
     projections: tuple[str, ...]
@@ -60,6 +62,7 @@ FULL = Sizes(
     compared_tokens=(128, 128),
     far_matrices=MATRICES,
     far_rows=(1, 2),
+    far_repeats=20,
     copy_bytes=1 << 30,
     web_options=(),
     # The projections of a layer of Qwen3-0.6B, and its head.
@@ -104,11 +107,12 @@ REHEARSAL = Sizes(
     compared_tokens=(8, 4),
     far_matrices={"tiny": (256, 24, {**NORMED, **GATED})},
     far_rows=(1, 3),
+    far_repeats=1,
     copy_bytes=1 << 20,
     web_options=("--tokens", "4", "--lengths", "8", "--copy-mib", "4", "--any-adapter"),
     projections=("96x64",),
     projection_rows=(1, 3),
-    cold_bytes=1 << 20,
+    cold_bytes=1 << 16,
     projection_milliseconds=5,
 )
 
