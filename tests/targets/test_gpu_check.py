@@ -215,7 +215,7 @@ def recorded(name: str) -> tuple[str, list[Result]]:
 
 def test_marks_judge_recorded_results() -> None:
     device, results = recorded("h200-webgpu")
-    marks = {mark.name: mark for mark in judge(read_scripts()["webgpu"], results, device, rehearsal=False)}
+    marks = {each.mark.name: each for each in judge(read_scripts()["webgpu"], results, device, rehearsal=False)}
     assert {name: mark.met for name, mark in marks.items()} == {
         "Qwen2-0.5B, decoded tokens per second after 128": True,
         "Llama-3.2-1B, decoded tokens per second after 128": True,
@@ -257,7 +257,7 @@ def test_a_script_without_its_part_names_it(tmp_path: Path) -> None:
     results = json.loads((tmp_path / "out/gpu-check.json").read_text())
     (part,) = (part for part in results["parts"] if part["name"] == "persistent-kernel")
     assert part["outcome"] == NOT_RUN
-    assert {mark["part"]: mark["met"] for mark in results["marks"]} == {"persistent-kernel": None}
+    assert {each["mark"]["part"]: each["met"] for each in results["marks"]} == {"persistent-kernel": None}
     assert "not judged Qwen3-0.6B, milliseconds per token of one sequence: at most 0.4" in done.stdout
 
 
@@ -350,10 +350,10 @@ def test_the_check_is_rehearsed_from_end_to_end(
         assert (code == 0) == (name == "others" or set(read_scripts()[name].parts) <= known)
         assert found["kind"] == "rehearsal"
         assert found["machine"]["cuda"]["name"] == "emulated by libcuda.cpp"
-        for mark in found["marks"]:
+        for each in found["marks"]:
             # No mark passes or fails here, but every figure that a mark names is one that its part has.
-            assert mark["met"] is None
-            assert mark["found"] is not None or mark["part"] not in known, mark
+            assert each["met"] is None
+            assert each["found"] is not None or each["mark"]["part"] not in known, each
     figures = {result["name"]: result["figures"] for result in results}
     assert figures["cuda-kernels"]["passed"] == figures["cuda-kernels"]["cases"] > 0
     assert figures["serve"]["wrong_answers"] == 0

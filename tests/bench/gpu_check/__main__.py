@@ -87,12 +87,12 @@ def main() -> None:
     print()
     for result in results:
         print(line(result))
-    marks = run.judged(results)
-    for mark in marks:
-        print(described(mark))
+    judged = run.judged(results)
+    for each in judged:
+        print(described(each))
     print(f"{time.monotonic() - run.started:.0f} s; results in {out / RESULTS}")
     requested = [result for result in results if not run.only or result.name in run.only]
-    sys.exit(1 if any(mark.met is False for mark in marks) else exit_code(requested))
+    sys.exit(1 if any(each.met is False for each in judged) else exit_code(requested))
 
 
 def arguments() -> argparse.Namespace:
@@ -213,7 +213,7 @@ class Run:
             "seconds": round(time.monotonic() - self.started, 1),
             **self.facts,
             "outcomes": {result.name: result.outcome for result in results},
-            "marks": [asdict(mark) for mark in self.judged(results)],
+            "marks": [asdict(each) for each in self.judged(results)],
             "parts": [asdict(result) for result in results],
         }
         unfinished = self.out / f".{RESULTS}"
@@ -225,7 +225,7 @@ class Run:
         """The marks of the script, or without one those of all parts that were requested."""
         device = self.facts.get("machine", {}).get("cuda", {}).get("name")
         found = [mark for each in self.scripts for mark in judge(each, results, device, rehearsal=self.rehearse)]
-        return [mark for mark in found if not self.only or mark.part in self.only]
+        return [each for each in found if not self.only or each.mark.part in self.only]
 
     @property
     def left(self) -> float:

@@ -54,11 +54,7 @@ class Script:
 class Judged:
     """A mark after a run. ``met`` is None if it says nothing about this run, for the ``reason``."""
 
-    name: str
-    part: str
-    means: str
-    at_least: float | None
-    at_most: float | None
+    mark: Mark
     found: float | None
     met: bool | None
     reason: str | None
@@ -85,8 +81,9 @@ def judge(script: Script, results: Sequence[Result], device: str | None, *, rehe
         elif rehearsal or script.device not in (device or ""):
             reason = f"it is a mark of {script.device}, not of {device or 'this machine'}"
         else:
-            met = found >= mark.at_least if mark.at_least is not None else found <= (mark.at_most or 0)
-        return Judged(mark.name, mark.part, mark.means, mark.at_least, mark.at_most, found, met, reason)
+            enough = mark.at_least is None or found >= mark.at_least
+            met = enough and (mark.at_most is None or found <= mark.at_most)
+        return Judged(mark, found, met, reason)
 
     return [judged(mark) for mark in script.marks]
 
@@ -98,8 +95,9 @@ def matches(row: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     )
 
 
-def described(mark: Judged) -> str:
+def described(judged: Judged) -> str:
+    mark = judged.mark
     bound = f"at least {mark.at_least:,g}" if mark.at_least is not None else f"at most {mark.at_most:,g}"
-    found = "" if mark.found is None else f"{mark.found:,.4g}, "
-    outcome = {True: "met", False: "missed", None: "not judged"}[mark.met]
-    return f"{outcome:10} {mark.name}: {found}{bound} ({mark.reason or mark.means})"
+    found = "" if judged.found is None else f"{judged.found:,.4g}, "
+    outcome = {True: "met", False: "missed", None: "not judged"}[judged.met]
+    return f"{outcome:10} {mark.name}: {found}{bound} ({judged.reason or mark.means})"
