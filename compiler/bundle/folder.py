@@ -87,9 +87,11 @@ class Bundle(Folder):
         return kernels + [(entry.file, entry.sha256) for entry in (*self.manifest.shards, *self.manifest.files)]
 
     def kernel_file(self, name: str) -> bytes:
-        """The content of a file with kernels. Raises BundleError if its hash is wrong."""
+        """The content of a file with kernels or their source. Raises BundleError if its hash is wrong or unknown."""
         path = self.file(name)
-        expected = next(kernel.sha256 for kernel in self.manifest.kernels.values() if kernel.file == name)
+        expected = next((sha256 for file, sha256 in self.hashes() if file == name), None)
+        if expected is None:
+            raise BundleError(f"{path}: the manifest has no hash of it; compile the bundle again", file=name)
         try:
             data = path.read_bytes()
         except OSError as error:

@@ -243,7 +243,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         joined, job.quantization, job.activations, options.arch, lambda done, total: progress("kernels", done, total)
     )
     check_tuning(job.tuning, lowered.variants)
-    kernels = write_kernels(lowered, store)
+    kernels, sources = write_kernels(lowered, store)
     stored, shards = store.put_weights(
         WeightsJob(checkpoint, joined.weights, job.quantization, target.LAYOUT, joined.host_weights),
         lambda done, total: progress("weights", done, total),
@@ -275,7 +275,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         host_weights={name: stored[name] for name in joined.host_weights},
         shards=shards,
         tokenizer=tokenizer_entry(checkpoint.tokenizer),
-        files=files,
+        files=[*files, *sources],
         self_test=None,
         vector_test=None,
         vision_test=None,

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..bundle.entries import BufferEntry, ConstantEntry, GatheredEntry, InputEntry, KernelEntry, PlanEntry, StepEntry
+from ..bundle.entries import (
+    BufferEntry,
+    ConstantEntry,
+    FileEntry,
+    GatheredEntry,
+    InputEntry,
+    KernelEntry,
+    PlanEntry,
+    StepEntry,
+)
 from ..ir.plan import Buffer, Plan
 from .store import Store
 from .target import LoweredPlan
 
 
-def write_kernels(lowered: LoweredPlan, store: Store) -> dict[str, KernelEntry]:
-    """Put the files of the kernels into the store."""
-    hashes = {file: store.put(file, data).sha256 for file, data in lowered.files.items()}
-    return {
+def write_kernels(lowered: LoweredPlan, store: Store) -> tuple[dict[str, KernelEntry], list[FileEntry]]:
+    """Put the files of the kernels into the store. Returns the kernels, and the files that none of them names, which
+    are the source of others.
+    """
+    files = {file: store.put(file, data) for file, data in lowered.files.items()}
+    sources = [entry for file, entry in files.items() if all(file != each.file for each in lowered.kernels.values())]
+    kernels = {
         name: KernelEntry(
             template=kernel.template,
             facts=dict(kernel.facts),
             file=kernel.file,
-            sha256=hashes[kernel.file],
+            sha256=files[kernel.file].sha256,
             entry=kernel.entry,
             bindings=list(kernel.bindings),
             uniforms=list(kernel.uniforms),
@@ -28,6 +40,7 @@ def write_kernels(lowered: LoweredPlan, store: Store) -> dict[str, KernelEntry]:
         )
         for name, kernel in lowered.kernels.items()
     }
+    return kernels, sources
 
 
 def plan_entries(plans: Mapping[str, Plan], step_variants: Sequence[str]) -> dict[str, PlanEntry]:

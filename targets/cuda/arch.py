@@ -21,6 +21,10 @@ DEFAULT_CUDA, OLDER_CUDA = 13, 12
 OLDEST_DRIVERS = {12: 525, 13: 580}
 # No other GPU has this major version.
 HOPPER = (9, 0)
+WARP = 32
+# The shared memory of a workgroup (CUDA programming guide, technical specifications).
+LEAST_DYNAMIC_KB = 99
+DYNAMIC_KB = {"sm_80": 163, "sm_87": 163, "sm_90": 227, "sm_100": 227, "sm_101": 227, "sm_103": 227, "sm_110": 227}
 NAME = re.compile(r"sm_(\d+)(\d)([af]?)(?:-cuda(\d+))?")
 
 
@@ -56,6 +60,11 @@ def parse_arch(name: str) -> Arch:
             f"drivers of CUDA {OLDER_CUDA}"
         )
     return Arch(int(match[1]), int(match[2]), match[3], cuda)
+
+
+def max_dynamic_bytes(arch: str) -> int:
+    """The most shared memory of a workgroup on an architecture."""
+    return DYNAMIC_KB.get(arch.rstrip("af"), LEAST_DYNAMIC_KB) << 10
 
 
 def require_device(path: Path, compiled_for: str | None, driver: Driver) -> None:

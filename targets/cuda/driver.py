@@ -131,6 +131,14 @@ class Driver(Protocol):
     def launch(self, function: Any, grid: tuple[int, int], threads: int, arguments: Arguments) -> None:
         """Launch a function with the shared memory that `function` was given."""
 
+    def resident_workgroups(self, function: Any, threads: int) -> int:
+        """How many workgroups of a function can be on the GPU at the same time, of those that each multiprocessor has
+        room for; 0 if they cannot be launched together.
+        """
+
+    def launch_together(self, function: Any, workgroups: int, threads: int, arguments: Arguments) -> None:
+        """Launch workgroups that may wait for each other. It fails if they cannot all be on the GPU at once."""
+
     def capture(self, submit: Callable[[Launch], None]) -> Any:
         """A graph of the launches that ``submit`` makes through its argument. They do not run yet. Other threads may
         submit work meanwhile, which does not become part of the graph. If ``submit`` raises, the capture ends without a
@@ -254,6 +262,28 @@ class NvidiaDriver:
 
     def launch(self, function: Function, grid: tuple[int, int], threads: int, arguments: Arguments) -> None:
         self._launch_on(self._stream, function, grid, threads, arguments)
+
+    def resident_workgroups(self, function: Function, threads: int) -> int:
+        attributes = self._cuda.CUdevice_attribute
+        together, multiprocessors = (
+            self._check(self._api.cuDeviceGetAttribute(attribute, self._device))
+            for attribute in (
+                attributes.CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH,
+                attributes.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+            )
+        )
+        each = self._check(
+            self._api.cuOccupancyMaxActiveBlocksPerMultiprocessor(function.handle, threads, function.shared_bytes)
+        )
+        return int(each) * int(multiprocessors) if together else 0
+
+    def launch_together(self, function: Function, workgroups: int, threads: int, arguments: Arguments) -> None:
+        pointers, shared = arguments.pointers.ctypes.data, function.shared_bytes
+        self._check(
+            self._api.cuLaunchCooperativeKernel(
+                function.handle, workgroups, 1, 1, threads, 1, 1, shared, self._stream, pointers
+            )
+        )
 
     def capture(self, submit: Callable[[Launch], None]) -> Any:
         with self._capturing:

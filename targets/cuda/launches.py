@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -52,11 +52,13 @@ class Launches:
 
     def launch(self, plan: str, dims: Mapping[str, int], launch: Launch | None = None) -> None:
         """Launch every step of a plan. ``launch`` None means the driver's, on its stream."""
+        self.launch_steps(plan, self.steps(plan, dims), dims, launch)
+
+    def steps(self, plan: str, dims: Mapping[str, int]) -> list[tuple[int, list[str]]]:
+        """The steps of a plan by their numbers, each with its kernels for these dims."""
         entry = self._manifest.plan(plan)
         chosen = choose_kernels(self._manifest, entry, self._activation, (), dims)
-        self.launch_steps(
-            plan, [(index, chosen[step.variants]) for index, step in enumerate(entry.steps)], dims, launch
-        )
+        return [(index, chosen[step.variants]) for index, step in enumerate(entry.steps)]
 
     def launch_steps(
         self,
@@ -69,18 +71,26 @@ class Launches:
         dims.
         """
         launch = launch or self._driver.launch
+        for _, (function, grid, threads, _), arguments in self.sized(plan, steps, dims):
+            launch(function, grid, threads, arguments)
+
+    def sized(
+        self, plan: str, steps: Iterable[tuple[int, Sequence[str]]], dims: Mapping[str, int]
+    ) -> Iterator[tuple[str, Sized, Arguments]]:
+        """The kernels of some steps by name, with their parameters, which the next one may change. Those with an empty
+        grid are left out.
+        """
         sized: dict[str, Sized] = {}
         for index, kernels in steps:
             for name in kernels:
                 if name not in sized:
                     sized[name] = self._sized(name, dims)
-                function, grid, threads, scalars = sized[name]
-                if not all(grid):
+                if not all(sized[name].grid):
                     continue
-                arguments = self._arguments_of(plan, index, name)
+                arguments, scalars = self._arguments_of(plan, index, name), sized[name].scalars
                 if scalars:
                     arguments.values[-len(scalars) :] = scalars
-                launch(function, grid, threads, arguments)
+                yield name, sized[name], arguments
 
     def _sized(self, name: str, dims: Mapping[str, int]) -> Sized:
         kernel = self._manifest.kernels[name]

@@ -23,7 +23,7 @@ from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.ir.plan import ZEROED
 from nearfar.compiler.runtime.batch import Array
 from nearfar.compiler.runtime.errors import DeviceError
-from nearfar.compiler.runtime.plan_runner import constant_tables, layout_of, passing_entries
+from nearfar.compiler.runtime.plan_runner import constant_tables, layout_of, passing_entries, scratch_entries
 
 from .driver import Bytes, Driver
 
@@ -49,6 +49,7 @@ class DeviceMemory:
         self, driver: Driver, bundle: Bundle, activation: str, most: Mapping[str, int], room: Mapping[str, int]
     ) -> None:
         self._driver, self._manifest, self._activation, self._most = driver, bundle.manifest, activation, most
+        self._room = room
         self.addresses: dict[str, int] = {}
         manifest = self._manifest
         self._large = manifest.large_inputs
@@ -71,6 +72,7 @@ class DeviceMemory:
         for name in larger:
             self._driver.free(self.addresses[name])
         self.addresses |= larger
+        self._room = room
 
     def _allocated(self, entries: Mapping[str, BufferEntry], dims: Mapping[str, int]) -> dict[str, int]:
         """The addresses of new arrays. If one does not fit, none remains."""
@@ -91,6 +93,12 @@ class DeviceMemory:
                 self._driver.free(address)
             raise
         return addresses
+
+    def clear_zeroed(self) -> None:
+        """Clear the scratch that kernels leave as zeros, after one that did not end."""
+        for name, entry in scratch_entries(self._manifest).items():
+            if name.startswith(f"scratch.{ZEROED}"):
+                self._driver.clear(self.addresses[name], max(self._size_bytes(name, entry, self._room), ALIGNMENT))
 
     def upload_batch(self, inputs: Collection[str], arrays: Mapping[str, Array], staging: Bytes) -> None:
         """Start the upload of a batch's inputs for a plan, through pinned memory of ``arena_bytes``."""

@@ -1,7 +1,8 @@
 """Run a CUDA bundle's cubins through NVIDIA's driver, without TVM and without a compiler.
 
 A batch is one copy of its inputs from pinned memory, its launches (one graph if every sequence decodes), and one small
-copy of each output back into pinned memory. A thread waits for these while the caller continues. Token ids stay on the
+copy of each output back into pinned memory. With a persistent kernel, one launch computes a decode step of few
+sequences, instead of a graph. A thread waits for the outputs while the caller continues. Token ids stay on the
 device from step to step by slot.
 """
 
@@ -22,7 +23,7 @@ from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.bundle.manifest import GENERATE
 from nearfar.compiler.ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, SOURCE_PAGES, STATES
 from nearfar.compiler.runtime.base_runner import ArrayLayout
-from nearfar.compiler.runtime.batch import Array, Batch
+from nearfar.compiler.runtime.batch import Array, Batch, Chunk, make_batch
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.patches import AnyBatch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
@@ -35,6 +36,7 @@ from .driver import Bytes, Driver, NvidiaDriver
 from .graph_cache import GraphCache, GraphStatistics
 from .launches import Launches
 from .memory import ALIGNMENT, DeviceMemory
+from .persistent import PersistentKernel, PersistentOptions, requested_options
 
 # The most batches in flight; each has its own pinned memory.
 IN_FLIGHT = 4
@@ -52,13 +54,14 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedBatch:
-    """A batch in flight: the memory that receives its outputs, the function that converts them, and the future for the
-    result.
+    """A batch in flight: the memory that receives its outputs, the function that raises an error if a persistent kernel
+    gave up before the batch had ended, the function that converts the outputs, and the future for the result.
     """
 
     event: Any
     staging: Staging
     outputs: dict[str, Array]
+    check: Callable[[], None]
     result: Callable[[dict[str, Array]], Any]
     future: Future[Any]
 
@@ -77,7 +80,9 @@ def check_machine(bundle: Bundle) -> None:
 
 
 class CudaRunner(PlanRunner):
-    """``activation`` None means the bundle's first dtype. Raises DeviceError if this machine cannot run the bundle.
+    """``activation`` None means the bundle's first dtype. ``persistent``: decode steps of few sequences are a launch of
+    `PersistentKernel` each, if the bundle and the GPU allow it; None: only if the environment asks for it. Raises
+    DeviceError if this machine cannot run the bundle.
 
     Calls come from one thread at a time. A failure on the device becomes the DeviceError of a future.
     """
@@ -89,6 +94,7 @@ class CudaRunner(PlanRunner):
         limits: Limits | None = None,
         activation: str | None = None,
         driver: Driver | None = None,
+        persistent: PersistentOptions | None = None,
     ) -> None:
         super().__init__(bundle, limits or Limits(), choose_activation(bundle.manifest, activation, bundle.path))
         self._driver = driver or NvidiaDriver()
@@ -105,17 +111,26 @@ class CudaRunner(PlanRunner):
             for _ in range(IN_FLIGHT):
                 inputs, outputs = (
                     self._driver.allocate_pinned(self._memory.arena_bytes),
-                    self._driver.allocate_pinned(output_bytes),
+                    self._driver.allocate_pinned(output_bytes + ALIGNMENT),
                 )
                 self._free.put(Staging(inputs, outputs))
         except BaseException:
             self._driver.close()
             raise
         self._sizes = bucket_sizes(min(self.limits.tokens, self.limits.sequences, self.limits.rows))
-        self._graphs = self._graph_cache() if GENERATE in self.manifest.plans else None
+        generates = GENERATE in self.manifest.plans
+        self._graphs = self._graph_cache() if generates else None
+        self._persistent: PersistentKernel | None = None
         self._sent: SimpleQueue[SubmittedBatch | None] = SimpleQueue()
         self._waiter = threading.Thread(target=self._wait_for_batches, name="cuda-waiter", daemon=True)
         self._waiter.start()
+        persistent = persistent or requested_options()
+        if generates and persistent is not None:
+            try:
+                self._persistent = self._tried(bundle, persistent)
+            except BaseException:
+                self._release()
+                raise
 
     @property
     def device(self) -> str:
@@ -126,14 +141,55 @@ class CudaRunner(PlanRunner):
         """None for a bundle that does not generate."""
         return None if self._graphs is None else self._graphs.statistics
 
+    @property
+    def persistent_kernel(self) -> PersistentKernel | None:
+        """None if decode steps are graphs."""
+        return self._persistent
+
     def wait_for_graphs(self) -> None:
         """Wait until all graphs that recent steps needed, and are likely to need next, are captured."""
         if self._graphs is not None:
             self._graphs.settle()
 
     def _graph_cache(self) -> GraphCache:
-        same = {dim: self.largest[dim] for dim in SAME_DIMS}
-        return GraphCache(self._driver, GENERATE, self._launches, self._sizes, self.largest["T"], same)
+        return GraphCache(self._driver, GENERATE, self._launches, self._sizes, self.largest["T"], self._same_dims)
+
+    @property
+    def _same_dims(self) -> dict[str, int]:
+        return {dim: self.largest[dim] for dim in SAME_DIMS}
+
+    def _tried(self, bundle: Bundle, options: PersistentOptions) -> PersistentKernel | None:
+        """A persistent kernel for the numbers of sequences for which it computes the logits of the plan's own kernels,
+        bit by bit, on pages that no sequence has yet; None if there are none.
+        """
+        kernel = PersistentKernel(
+            self._driver,
+            bundle,
+            GENERATE,
+            self.activation,
+            self._launches,
+            self._sizes,
+            self._same_dims,
+            options,
+        )
+        for size in tuple(kernel.programs):
+            if size > min(group.pages for group in self.groups):
+                kernel.refuse(size, "the pool has fewer pages")
+                continue
+            chunks = [Chunk([1 + page], 0, [page], [0]) for page in range(size)]
+            batch = make_batch(chunks, self.manifest.page_size)
+            expected = self.forward(batch).logits
+            self._persistent = kernel
+            try:
+                if not np.array_equal(self.forward(batch).logits, expected, equal_nan=True):
+                    kernel.refuse(size, "its trial had other logits than the plan's own kernels")
+            except DeviceError as error:
+                kernel.refuse(size, f"its trial failed: {error.message}")
+                break
+            finally:
+                self._persistent = None
+        # The next batch clears what a trial that gave up has left.
+        return kernel if kernel.programs or kernel.gave_up else None
 
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._driver.upload(self._memory.addresses[name] + slot * values.nbytes, values)
@@ -168,6 +224,8 @@ class CudaRunner(PlanRunner):
         try:
             self._run(plan, batch, dims)
             outputs = self._download_outputs(plan, staging.outputs, dims)
+            word = staging.outputs[-ALIGNMENT:][:4].view(np.uint32)
+            check = self._persistent.watch(word) if self._persistent is not None else lambda: None
             event = self._driver.record()
         except Exception as error:
             # The stream may still read from the staging memory. If it cannot be waited for, the device has failed, and
@@ -177,11 +235,15 @@ class CudaRunner(PlanRunner):
             self._free.put(staging)
             future.set_exception(error)
         else:
-            self._sent.put(SubmittedBatch(event, staging, outputs, result, future))
+            self._sent.put(SubmittedBatch(event, staging, outputs, check, result, future))
         return future
 
     def _run(self, plan: str, batch: AnyBatch, dims: Mapping[str, int]) -> None:
         self._make_room(dims, self._grow)
+        if self._persistent is not None and self._persistent.gave_up:
+            # What kernels leave as zeros may not be zeros after a launch that did not end.
+            self._memory.clear_zeroed()
+            self._persistent = None
         bucket = None
         # Only the caller could pad its extra inputs. Chunks of pictures do not decode.
         decodes = isinstance(batch, Batch) and not batch.extra and batch.features is None
@@ -195,7 +257,8 @@ class CudaRunner(PlanRunner):
             pages, states = [group.pages for group in self.groups], self.largest[STATES]
             padded = pad_batch(batch, bucket.sequences, pages, self.manifest.page_size, states)
             self._memory.upload_batch(inputs, self.arrays(plan, padded), self._staging.inputs)
-            self._graphs.run(bucket)
+            if self._persistent is None or not self._persistent.run(bucket):
+                self._graphs.run(bucket)
 
     def _grow(self, room: Mapping[str, int]) -> None:
         """Replace the plan's buffers. Plans with graphs, which hold addresses, have pages, so their buffers do not
@@ -209,6 +272,7 @@ class CudaRunner(PlanRunner):
         while (sent := self._sent.get()) is not None:
             try:
                 self._driver.wait(sent.event)
+                sent.check()
                 result = sent.result({name: array.copy() for name, array in sent.outputs.items()})
             # The caller receives every error, and this thread continues.
             except Exception as error:

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from nearfar.compiler.ir.expr import Expr
 from nearfar.compiler.kernels.builder import NUM_SUBGROUPS, SUBGROUP_ID, Kernel
-from nearfar.compiler.kernels.cuda.functions import WAIT, device_source, functions_source
+from nearfar.compiler.kernels.cuda.sources import WAIT, device_source, functions_source
 from nearfar.compiler.pipeline.lower import Call, LoweredKernel, lower, lower_call
 
+from .arch import WARP, max_dynamic_bytes
+from .persistent_source import SHARED
+
 # The limits of every GPU from sm_80 on (CUDA programming guide, technical specifications). A kernel can declare 48 KB
-# of shared memory; a launch can add more, 99 KB at least.
+# of shared memory; a launch can add more.
 MAX_SHARED_BYTES = 48 << 10
-LEAST_DYNAMIC_KB = 99
-DYNAMIC_KB = {"sm_80": 163, "sm_87": 163, "sm_90": 227, "sm_100": 227, "sm_101": 227, "sm_103": 227, "sm_110": 227}
 MAX_THREADS = 1024
-WARP = 32
 
 # The roles of arrays that a kernel may read before it waits: nothing writes the batch's inputs in a step, and pages are
 # written by the kernel that reads them, or in earlier steps. The kernels before the previous one have ended then.
@@ -41,7 +41,6 @@ REPLACEMENTS: tuple[tuple[str, str], ...] = (
 # TVM's names for a part of an expression ("v_", "v__1") and for a vector that it fills lane by lane ("__1").
 PART = re.compile(r"\bv_(?:_\d+)?\b")
 PART_DEFINITION = re.compile(r"\s*(\w+) (v_(?:_\d+)?) = (.*);$")
-SHARED = re.compile(r"__shared__ alignas\(\d+\) (\w+) (\w+)\[(\d+)\];")
 LANES = re.compile(r"\s*(\w+ )?__\d+(\.[xyzw] = .*)?;$")
 
 
@@ -59,11 +58,6 @@ class CudaKernel:
     def dynamic_bytes(self) -> int:
         """The shared memory that a launch adds: all, if the kernel cannot declare it."""
         return self.kernel.shared_bytes if self.kernel.shared_bytes > MAX_SHARED_BYTES else 0
-
-
-def max_dynamic_bytes(arch: str) -> int:
-    """The most shared memory of a workgroup on an architecture."""
-    return DYNAMIC_KB.get(arch.rstrip("af"), LEAST_DYNAMIC_KB) << 10
 
 
 def cuda(kernel: Kernel, arch: str) -> CudaKernel:

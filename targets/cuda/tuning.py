@@ -24,7 +24,8 @@ from nearfar.compiler.kernels.cuda.rows16 import MAX_SPLIT_TILES, blocks_of
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.quant.kernel_format import WeightFormat
 
-from .source import MAX_SHARED_BYTES, max_dynamic_bytes
+from .arch import max_dynamic_bytes
+from .source import MAX_SHARED_BYTES
 
 # The most shared memory for copies in flight. The input's tiles need the rest of the 48 KB, 8 KB for each input row.
 SLOT_BYTES = 30 << 10

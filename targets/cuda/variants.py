@@ -24,8 +24,9 @@ from nearfar.targets.gpu_attention import AttentionNumbers
 from nearfar.targets.gpu_variants import GpuNumbers, tile_variant
 from nearfar.targets.variant import Variant, kernel
 
+from .arch import max_dynamic_bytes
 from .nvrtc import DEFAULT_ARCH
-from .source import MAX_SHARED_BYTES, max_dynamic_bytes
+from .source import MAX_SHARED_BYTES
 from .tuning import Tuning, few_shapes, tensor_core_shapes, tuning_for, vector_shape
 
 ATTENTION = AttentionNumbers(

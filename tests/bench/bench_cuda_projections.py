@@ -245,7 +245,7 @@ def wgmma_candidates(facts: Projection, tuning: Tuning, batch: int) -> Iterator[
     """
     from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape, shared_bytes
     from nearfar.compiler.kernels.cuda.rows16 import blocks_of
-    from nearfar.targets.cuda.source import max_dynamic_bytes
+    from nearfar.targets.cuda.arch import max_dynamic_bytes
     from nearfar.targets.cuda.tuning import SPLIT_BYTES, WGMMA_STAGES
 
     blocks, room = blocks_of(facts.columns), max_dynamic_bytes("sm_90") - SPLIT_BYTES

@@ -8,29 +8,13 @@ this file define them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..builder import Scalar, extern, perform, result_of
 from ..vectors import lane_of
+from .sources import WAIT
 
 # The 16-bit floats, as functions' names have them.
 SHORT = {"float16": "f16", "bfloat16": "bf16"}
-# The function by which a kernel waits for the previous one.
-WAIT = "wait_for_previous_kernel"
-
-
-def device_source() -> str:
-    """The functions that need a GPU: 16-bit floats, asynchronous copies and tensor cores, as PTX."""
-    return f"{source('device.cuh')}\n\n{source('wgmma.cuh')}"
-
-
-def functions_source() -> str:
-    """The functions in plain CUDA C++ that use `device_source`."""
-    return source("functions.cuh")
-
-
-def source(file: str) -> str:
-    return (Path(__file__).parent / file).read_text().strip()
 
 
 # --- 16-bit floats ---

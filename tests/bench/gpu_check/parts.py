@@ -34,6 +34,7 @@ PARTS = (
     Part("bench-cuda-projections", "far_projections", (), 120, (PREPARED, CUDA), measures=True),
     Part("compare Llama-3.1-8B", "comparison", ("Llama-3.1-8B",), 200, (PREPARED, CUDA), measures=True),
     Part("compare Qwen3-0.6B", "comparison", ("Qwen3-0.6B",), 200, (PREPARED, CUDA), measures=True),
+    Part("persistent-kernel", "persistent_kernel", (), 300, (PREPARED, CUDA), measures=True),
     Part("wgsl on wgpu", "wgpu_kernels", (), 120, (PREPARED,)),
     Part("wgsl on Dawn", "dawn_kernels", (), 180, (PREPARED, NODE)),
     Part("bench-web-gpu Qwen2-0.5B", "near_bench", ("Qwen2-0.5B",), 120, (PREPARED, NODE), measures=True),

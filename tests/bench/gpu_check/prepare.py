@@ -28,6 +28,7 @@ from nearfar.targets.cuda.nvrtc import DEFAULT_ARCH, compile_cubin
 from . import machine
 from .cases import CUDA, WEBGPU, all_cases, write_kernels
 from .packages import pack
+from .persistent_kernel import prepare as prepare_persistent
 from .prepared import (
     CUBIN_FILE,
     CUDA_PROJECTIONS,
@@ -78,6 +79,7 @@ def prepare(folder: Path, arch: str, chosen: Sizes, *, rehearse: bool) -> None:
         compile_without_weights(shapes, folder / bundle_name(name, CUDA), options)
     matrices = chosen.far_matrices
     bench_cuda_projections.prepare(folder / CUDA_PROJECTIONS, arch, "q4f16", matrices, chosen.far_rows)
+    prepare_persistent(folder, rehearse=rehearse)
     for name, shapes in chosen.near.items():
         options = CompileOptions(quantization="q4f16", context=chosen.near_context)
         compile_without_weights(shapes, folder / bundle_name(name, WEBGPU), options)

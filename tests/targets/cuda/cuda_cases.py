@@ -30,7 +30,7 @@ from nearfar.compiler.kernels.cuda.linear_mma import linear_mma
 from nearfar.compiler.kernels.decode_range import DecodeOptions
 from nearfar.compiler.kernels.prepare_heads import rope_append
 from nearfar.targets.context import Context
-from nearfar.targets.cuda.source import max_dynamic_bytes
+from nearfar.targets.cuda.arch import max_dynamic_bytes
 from nearfar.targets.cuda.variants import attention_numbers, variants_of
 from nearfar.targets.gpu_attention import stored_variants
 from nearfar.targets.variant import Variant, kernel

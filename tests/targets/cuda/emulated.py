@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from made_once import made_once
 
-from nearfar.compiler.kernels.cuda.functions import WAIT
+from nearfar.compiler.kernels.cuda.sources import WAIT
 from nearfar.compiler.pipeline.kernel_cache import KernelCache
 from nearfar.targets.cpu.levels import CPUINFO
 
@@ -65,7 +65,8 @@ class Library:
         seed: int,
     ) -> None:
         """Run resident blocks of a kernel with a second launch bound, in an order that depends on ``seed``. Raises
-        AssertionError if they access ``memory``, the ranges of global memory as addresses and sizes, in no order.
+        AssertionError if they access ``memory``, the ranges of global memory as addresses and sizes, without an order,
+        and if they wait for ever.
         """
         values = np.array(parameters, np.uint64)
         pointers = values.ctypes.data + 8 * np.arange(len(values), dtype=np.uint64)

@@ -18,7 +18,8 @@ Recorded = tuple[Library, str, tuple[int, int], int, npt.NDArray[np.uint64]]
 
 class EmulatedDriver:
     """``folder`` caches compiled libraries. Memory starts as NaN. If ``broken`` is set, every event fails. ``launched``
-    counts launches.
+    counts launches. Workgroups that are launched together are ``multiprocessors``, in the order of ``seed``, which
+    counts on; ``missing`` arrivals never come.
     """
 
     name = "emulated GPU"
@@ -32,6 +33,8 @@ class EmulatedDriver:
         self._memory: dict[int, Bytes] = {}
         self.graph_bytes = 1 << 16
         self._graph_count = 0
+        self.multiprocessors, self.seed, self.missing = 3, 0, 0
+        self.launched_together = 0
 
     def load(self, cubin: Path) -> Library:
         assert cubin.read_bytes().startswith(b"\x7fELF")
@@ -68,6 +71,22 @@ class EmulatedDriver:
 
     def launch(self, function: tuple[Library, str], grid: tuple[int, int], threads: int, arguments: Arguments) -> None:
         self._run((*function, grid, threads, arguments.values.copy()))
+
+    def resident_workgroups(self, function: tuple[Library, str], threads: int) -> int:  # noqa: ARG002
+        return self.multiprocessors
+
+    def launch_together(
+        self, function: tuple[Library, str], workgroups: int, threads: int, arguments: Arguments
+    ) -> None:
+        library, entry = function
+        assert workgroups == self.multiprocessors
+        memory = [(layout.ctypes.data, layout.nbytes) for layout in self._memory.values()]
+        values = arguments.values.copy()
+        # The expected arrivals are counted from this parameter on.
+        values[4] += np.uint64(self.missing)
+        library.launch_together(entry, workgroups, threads, values, memory, self.seed)
+        self.seed += 1
+        self.launched_together += 1
 
     def capture(self, submit: Callable[[Launch], None]) -> list[Recorded]:
         graph: list[Recorded] = []

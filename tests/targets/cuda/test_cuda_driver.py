@@ -19,6 +19,7 @@ from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.cuda.driver import NvidiaDriver
 from nearfar.targets.cuda.nvrtc import compile_cubin
+from nearfar.targets.cuda.persistent import PersistentOptions
 from nearfar.targets.cuda.runner import CudaRunner
 from nearfar.targets.cuda.source import source_file
 
@@ -182,6 +183,68 @@ def test_a_bundle_runs_through_nvidias_bindings_and_without_a_compiler(
     assert found["tokens"] == tokens
     np.testing.assert_array_equal(np.array(found["logits"], np.float32), output.logits)
     runner.close()
+
+
+PERSISTENT_SCRIPT = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.pipeline.target import open_runner
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.errors import DeviceError
+from nearfar.compiler.runtime.runner import Limits
+from nearfar.targets.cuda.driver import Arguments
+
+runner = open_runner("cuda", open_bundle(Path(sys.argv[1])), Limits(pages=8))
+kernel, driver = runner.persistent_kernel, runner._driver
+runner.submit(make_batch([Chunk([5, 6, 7], 0, [1], [2], slot=0)], 16))
+steps = [runner.submit(make_batch([Chunk([-1], 3 + i, [1], [0], slot=0)], 16)) for i in range(4)]
+tokens = [int(step.result().next_token_ids[0]) for step in steps]
+program = kernel.programs[1]
+try:
+    driver.launch_together(program.function, program.workgroups + 1, 256, Arguments(np.zeros(6, "uint64")))
+except DeviceError as error:
+    refused = error.message
+runner.close()
+loaded = sorted({"tvm", "torch", "wgpu"} & set(sys.modules))
+print(json.dumps({"workgroups": program.workgroups, "tokens": tokens, "refused": refused, "loaded": loaded}))
+"""
+
+
+def test_a_persistent_kernel_runs_through_nvidias_bindings(
+    cuda_bundle: Path, emulated_cuda: Path, environment: dict[str, str]
+) -> None:
+    runner = CudaRunner(
+        open_bundle(cuda_bundle),
+        limits=Limits(pages=8),
+        driver=EmulatedDriver(emulated_cuda),
+        persistent=PersistentOptions(),
+    )
+    assert runner.persistent_kernel is not None
+    library, _ = runner.persistent_kernel.programs[1].function
+    runner.submit(make_batch([Chunk([5, 6, 7], 0, [1], [2], slot=0)], 16))
+    steps = [runner.submit(make_batch([Chunk([-1], 3 + i, [1], [0], slot=0)], 16)) for i in range(4)]
+    tokens = [int(step.result().next_token_ids[0]) for step in steps]
+    runner.close()
+    variables = {
+        **environment,
+        "NEARFAR_EMULATED": f"{environment['NEARFAR_EMULATED']}:{library.path}",
+        "NEARFAR_PERSISTENT_KERNEL": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PERSISTENT_SCRIPT, str(cuda_bundle)],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["workgroups"] == 3
+    assert found["tokens"] == tokens
+    assert "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE" in found["refused"]
+    assert found["loaded"] == []
 
 
 def test_the_driver_follows_the_rules_of_threads_and_captures(cuda_bundle: Path, environment: dict[str, str]) -> None:

@@ -24,10 +24,10 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.errors import RequestError, ToolError
 from nearfar.targets.context import Context
 from nearfar.targets.cuda import nvrtc
-from nearfar.targets.cuda.arch import DEFAULT_CUDA, parse_arch
+from nearfar.targets.cuda.arch import DEFAULT_CUDA, max_dynamic_bytes, parse_arch
 from nearfar.targets.cuda.lower import MAX_BINDING_BYTES
 from nearfar.targets.cuda.nvrtc import check_arch, compile_cubin, load_nvrtc
-from nearfar.targets.cuda.source import cuda, max_dynamic_bytes, source_file
+from nearfar.targets.cuda.source import cuda, source_file
 from nearfar.targets.cuda.variants import variants_of
 from nearfar.targets.variant import KernelCall
 

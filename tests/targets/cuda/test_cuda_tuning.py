@@ -12,7 +12,8 @@ from nearfar.compiler.kernels.cuda.linear_mma import shared_bytes, supports
 from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape
 from nearfar.compiler.kernels.cuda.rows16 import blocks_of
 from nearfar.compiler.kernels.projection import Projection
-from nearfar.targets.cuda.source import MAX_SHARED_BYTES, max_dynamic_bytes
+from nearfar.targets.cuda.arch import max_dynamic_bytes
+from nearfar.targets.cuda.source import MAX_SHARED_BYTES
 from nearfar.targets.cuda.tuning import (
     TUNINGS,
     column_blocks,

@@ -12,9 +12,9 @@ from functools import cache
 import pytest
 from sass import Instruction, disassembler, functions_of
 
-from nearfar.compiler.kernels.cuda.functions import device_source
 from nearfar.compiler.kernels.cuda.linear_few import linear_few
 from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape, linear_wgmma
+from nearfar.compiler.kernels.cuda.sources import device_source, source
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.quant.kernel_format import WeightFormat
 from nearfar.targets.cuda.nvrtc import compile_cubin
@@ -58,6 +58,12 @@ BODIES = {
     "fast_exp2": "out[0] = __float_as_uint(fast_exp2(__uint_as_float(in[0])));",
     "fast_reciprocal": "out[0] = __float_as_uint(fast_reciprocal(__uint_as_float(in[0])));",
     "arrive": "out[1] = in[0]; out[0] = arrive((uint*)out + 8);",
+    "release_add": "out[1] = in[0]; release_add((uint*)out + 8);",
+    "load_acquire": "out[0] = load_acquire((const uint*)out + 8); out[1] = in[0];",
+    "load_relaxed": "out[0] = load_relaxed((const uint*)out + 8); out[1] = in[0];",
+    "store_relaxed": "store_relaxed((uint*)out + 8, in[0]);",
+    "sync_team": "const uint number = in[0], threads = in[1]; sync_team(number, threads); out[0] = in[2];",
+    "any_of": "const uint number = in[0], threads = in[1]; out[0] = any_of(number, threads, in[2] == 5);",
     "wait_for_previous_kernel": "wait_for_previous_kernel(); out[0] = in[0]; allow_next_kernel();",
     **{
         name: f"""
@@ -121,7 +127,9 @@ def disassembled(arch: str) -> Mapping[str, Sequence[Instruction]]:
     kernels = [
         f"{head} run_{name}(const volatile uint* in, volatile uint* out) {{{body}}}" for name, body in bodies.items()
     ]
-    return instructions_of(compile_cubin("\n".join([device_source(), *kernels]), arch, "sass.cu")[0], "run_")
+    return instructions_of(
+        compile_cubin("\n".join([device_source(), source("persistent.cuh"), *kernels]), arch, "sass.cu")[0], "run_"
+    )
 
 
 def instructions_of(cubin: bytes, prefix: str) -> dict[str, Sequence[Instruction]]:
@@ -298,6 +306,39 @@ def test_who_arrives_has_released_its_writes_and_sees_those_of_others(arch: str)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_a_counter_is_released_and_acquired(arch: str) -> None:
+    def order(name: str) -> list[str]:
+        found = [each.opcode for each in Kernel(name, arch).all_instructions]
+        kinds = (
+            r"STG\.E\.STRONG\.GPU",
+            r"STG",
+            r"MEMBAR",
+            r"REDG?\.E\.ADD\.STRONG\.GPU",
+            r"LDG\.E\.STRONG\.GPU",
+            r"CCTL\.IVALL",
+        )
+        return [kind.replace("\\", "").replace("G?", "") for each in found for kind in kinds if re.match(kind, each)]
+
+    assert order("release_add")[-3:] == ["STG", "MEMBAR", "RED.E.ADD.STRONG.GPU"]
+    # The first cache is emptied before the next load.
+    loaded = order("load_acquire")
+    assert loaded[:2] == ["LDG.E.STRONG.GPU", "CCTL.IVALL"]
+    opcodes = [each.opcode.split(".")[0] for each in Kernel("load_acquire", arch).all_instructions]
+    assert opcodes.index("CCTL") < len(opcodes) - 1 - opcodes[::-1].index("LDG")
+    assert "CCTL.IVALL" not in order("load_relaxed")
+    assert order("load_relaxed")[0] == "LDG.E.STRONG.GPU"
+    assert order("store_relaxed")[0] == "STG.E.STRONG.GPU"
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_teams_have_barriers_of_their_own(arch: str) -> None:
+    for name, opcode in (("sync_team", r"BAR\.SYNC.*"), ("any_of", r"BAR\.RED\.OR.*")):
+        barrier = Kernel(name, arch).only(opcode)
+        # The number and the threads are not constants here, so they are in registers.
+        assert all(re.match(r"U?R\d+", operand) for operand in barrier.operands[:2]), barrier
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_a_kernel_waits_before_its_reads_and_lets_the_next_one_start_after_its_writes(arch: str) -> None:
     found = [each.opcode.split(".")[0] for each in Kernel("wait_for_previous_kernel", arch).instructions]
     order = [opcode for opcode in found if opcode in ("ACQBULK", "LDG", "STG", "PREEXIT")]
@@ -337,8 +378,8 @@ def test_conversions_round_to_nearest_even(name: str, opcode: str, arch: str) ->
 
 
 def test_every_function_with_ptx_is_checked() -> None:
-    source = device_source()
-    parts = re.split(r"^(?:  )?__device__ __forceinline__ ", source, flags=re.MULTILINE)[1:]
+    text = device_source() + source("persistent.cuh")
+    parts = re.split(r"^(?:  )?__device__ __forceinline__ ", text, flags=re.MULTILINE)[1:]
     names = [re.match(r".*?(operator \w+|\w+)\(", part) for part in parts if "asm" in part]
     found = {"float_of_half" if name[1] == "operator float" else name[1] for name in names if name is not None}
     assert len(found) >= 10

@@ -13,6 +13,7 @@
 #include "memory.hpp"
 
 typedef void (*Launch)(void**, const unsigned*, unsigned);
+typedef const char* (*LaunchTogether)(void**, unsigned, unsigned, unsigned, const uint64_t*, unsigned);
 struct Context { int references; };
 struct Handle {
   enum Kind { MODULE, FUNCTION, STREAM, EVENT, GRAPH, EXECUTABLE } kind;
@@ -23,7 +24,9 @@ struct Module : Handle { std::string image; };
 struct Function : Handle {
   Module* module;
   std::string name;
+  // A kernel has one of them.
   Launch launch;
+  LaunchTogether together;
   unsigned parameters;
   // The maximum shared memory that a launch may add.
   unsigned shared;

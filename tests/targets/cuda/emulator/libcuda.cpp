@@ -20,12 +20,16 @@
 #include "streams.hpp"
 
 static std::vector<void*> libraries;
+static const unsigned MULTIPROCESSORS = 3;
+// Launches of workgroups together so far, which are the seeds of their orders.
+static unsigned together;
 
 static int version() {
   const char* text = getenv("NEARFAR_CUDA_VERSION");
   return text ? atoi(text) : 13000;
 }
 
+// A grid without a second dimension: workgroups that run together.
 static void run(const Function* function, const unsigned* grid, unsigned threads, std::vector<uint64_t> values) {
   const char* file = getenv("NEARFAR_FAULT");
   if (file && !access(file, F_OK)) return fail(ILLEGAL_ADDRESS, "the file NEARFAR_FAULT exists");
@@ -40,7 +44,14 @@ static void run(const Function* function, const unsigned* grid, unsigned threads
     if (!used.back())
       return fail(ILLEGAL_ADDRESS, "parameter " + std::to_string(i) + " of " + function->name + " is not an allocation");
   }
-  function->launch(pointers.data(), grid, threads);
+  if (grid[1]) {
+    function->launch(pointers.data(), grid, threads);
+  } else {
+    std::vector<uint64_t> memory;
+    for (const auto& range : allocated) memory.insert(memory.end(), {range.first, range.second.size});
+    const char* wrong = function->together(pointers.data(), grid[0], threads, together++, memory.data(), memory.size() / 2);
+    if (wrong) return fail(UNKNOWN, wrong);
+  }
   for (const auto* range : used) check_behind(*range);
 }
 
@@ -101,9 +112,14 @@ Result cuDeviceGetName(char* name, int length, int device) {
   return device == 7 ? SUCCESS : INVALID_VALUE;
 }
 Result cuDeviceGetAttribute(int* value, int attribute, int device) {
-  // Compute capability, major and minor.
-  *value = attribute == 75 ? 9 : 0;
-  return device == 7 && (attribute == 75 || attribute == 76) ? SUCCESS : INVALID_VALUE;
+  // Compute capability, major and minor; multiprocessors; whether workgroups can be launched together.
+  const int known[][2] = {{75, 9}, {76, 0}, {16, MULTIPROCESSORS}, {95, 1}};
+  for (const auto& pair : known)
+    if (device == 7 && attribute == pair[0]) {
+      *value = pair[1];
+      return SUCCESS;
+    }
+  return INVALID_VALUE;
 }
 Result cuDeviceTotalMem_v2(size_t* bytes, int device) {
   *bytes = size_t(1) << 32;
@@ -269,11 +285,13 @@ Result cuModuleGetFunction(Function** function, Module* module, const char* name
   if (module->image.find(std::string(name) + '\0') == std::string::npos) return NOT_FOUND;
   for (void* library : libraries) {
     void* launch = dlsym(library, (std::string("launch_") + name).c_str());
-    if (!launch) continue;
+    void* together = dlsym(library, (std::string("together_") + name).c_str());
+    if (!launch && !together) continue;
     *function = create<Function>(Handle::FUNCTION);
     (*function)->module = module;
     (*function)->name = name;
     (*function)->launch = (Launch)launch;
+    (*function)->together = (LaunchTogether)together;
     (*function)->parameters = *(const unsigned*)dlsym(library, (std::string("parameters_") + name).c_str());
     (*function)->shared = 48 << 10;
     (*function)->waits = *(const bool*)dlsym(library, (std::string("waits_") + name).c_str());
@@ -295,12 +313,39 @@ Result cuLaunchKernel(Function* function, unsigned x, unsigned y, unsigned z, un
   ENTER;
   USE(function, FUNCTION);
   if (!function->module->alive) return INVALID_HANDLE;
+  if (!function->launch) return INVALID_VALUE;
   if (!x || !y || z != 1 || threads_y != 1 || threads_z != 1 || shared > function->shared || extra) return INVALID_VALUE;
   if (x > 0x7fffffff || y > 65535 || !threads || threads > 1024) return INVALID_VALUE;
   std::vector<uint64_t> values;
   for (unsigned i = 0; i < function->parameters; i++) values.push_back(*(const uint64_t*)parameters[i]);
   return submit(stream, [=] {
     const unsigned grid[] = {x, y};
+    run(function, grid, threads, values);
+  });
+}
+
+Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* count, Function* function, int threads, size_t shared) {
+  ENTER;
+  USE(function, FUNCTION);
+  *count = threads <= 1024 && shared <= function->shared;
+  return SUCCESS;
+}
+// Workgroups run together only if it is asked for, and if all fit.
+Result cuLaunchCooperativeKernel(Function* function, unsigned x, unsigned y, unsigned z, unsigned threads,
+                                 unsigned threads_y, unsigned threads_z, unsigned shared, Stream* stream,
+                                 void** parameters) {
+  ENTER;
+  USE(function, FUNCTION);
+  USE(stream, STREAM);
+  if (Result bad = not_capturing(stream)) return bad;
+  if (!function->module->alive) return INVALID_HANDLE;
+  if (!function->together || y != 1 || z != 1 || threads_y != 1 || threads_z != 1) return INVALID_VALUE;
+  if (!x || !threads || threads > 1024 || shared > function->shared) return INVALID_VALUE;
+  if (x > MULTIPROCESSORS) return COOPERATIVE_LAUNCH_TOO_LARGE;
+  std::vector<uint64_t> values;
+  for (unsigned i = 0; i < function->parameters; i++) values.push_back(*(const uint64_t*)parameters[i]);
+  return submit(stream, [=] {
+    const unsigned grid[] = {x, 0};
     run(function, grid, threads, values);
   });
 }

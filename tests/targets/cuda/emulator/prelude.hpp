@@ -140,9 +140,19 @@ static Products products[MOST_FIBERS];
 static uint64_t waits;
 static const uint STACK_BYTES = 64 << 10;
 
+#ifdef NEARFAR_RESIDENTS
+// Ends the launch.
+static jmp_buf before_launch;
+#endif
+static char fault[200];
 [[noreturn]] static void stop(const char* what) {
-  fprintf(stderr, "emulated CUDA: %s (block %u,%u thread %u)\n", what, blockIdx.x, blockIdx.y, current);
+  snprintf(fault, sizeof fault, "emulated CUDA: %s (block %u,%u thread %u)", what, blockIdx.x, blockIdx.y, threadIdx.x);
+#ifdef NEARFAR_RESIDENTS
+  _longjmp(before_launch, 1);
+#else
+  fprintf(stderr, "%s\n", fault);
   abort();
+#endif
 }
 
 static void wait_at(State where) {

@@ -3,8 +3,8 @@
 // own shared memory, which holds no zeros at first. `races.cpp`, which sees every access to global memory, reports those
 // that no chain of barriers, releases and acquires orders: a GPU may then read what was there before.
 //
-// If no warp can go on, the clock jumps, so that a kernel that bounds its waiting gives up; if it does not, the program
-// stops.
+// If no warp can go on, the clock jumps, so that a kernel that bounds its waiting gives up; if it does not, the launch
+// ends with an error, as after every fault.
 
 static const uint MOST_BLOCKS = 64, MOST_BARRIERS = 16;
 static std::vector<uint4> block_memory[MOST_BLOCKS];
@@ -82,7 +82,7 @@ static uint random_below(uint bound) {
   return (uint)(random_state >> 33) % bound;
 }
 
-// Returns a description of the first race, or null. `ranges`: the global memory, as addresses and sizes in order.
+// Returns a description of the first race, or else of a fault that ended the launch; null for neither. `ranges`: the global memory, as addresses and sizes in order.
 template <auto kernel>
 static const char* launch_together(void** values, uint blocks, uint threads, uint seed, const uint64_t* ranges, uint count) {
   blockDim = {threads, 1, 1};
@@ -96,7 +96,15 @@ static const char* launch_together(void** values, uint blocks, uint threads, uin
   backwards = random_below(2), copies_at_once = random_below(2);
   while (fibers.size() < total) fibers.push_back({DONE, {}, std::vector<char>(STACK_BYTES)});
   for (uint block = 0; block < blocks; block++) block_memory[block].assign(SHARED_BYTES / 16, {~0u, ~0u, ~0u, ~0u});
+  for (uint i = 0; i < total; i++) copies[i] = {}, products[i] = {};
+  for (auto& of_block : meetings)
+    for (Meeting& meeting : of_block) meeting = {};
   watch_start(warps, ranges, count);
+  if (_setjmp(before_launch)) {
+    dynamic_shared = one_shared;
+    const char* race = watch_end();
+    return race ? race : fault;
+  }
   std::vector<uint> order(warps);
   std::vector<bool> started(warps);
   for (uint i = 0; i < warps; i++) order[i] = i;
@@ -123,6 +131,9 @@ static const char* launch_together(void** values, uint blocks, uint threads, uin
   return watch_end();
 }
 #define RESIDENT_KERNEL(name) \
+  extern "C" const bool waits_##name = false; \
+  extern "C" const unsigned parameters_##name = Caller<name>::parameters; \
+  extern "C" const uint64_t pointers_##name = Caller<name>::pointers(); \
   extern "C" const char* together_##name(void** values, uint blocks, uint threads, uint seed, const uint64_t* ranges, uint count) { \
     return launch_together<name>(values, blocks, threads, seed, ranges, count); \
   }
