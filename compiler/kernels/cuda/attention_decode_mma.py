@@ -9,8 +9,9 @@ score, sum and weighted values in scratch, and the last one to arrive merges the
 One warp: the preparation of one head after the other; then the keys of a tile that are its own, 16 of them, with a
 running softmax of its own. The heads are rows of the tensor cores' tiles, so that keys and values are read from shared
 memory once for all heads. Scores, sums and results are float32; queries and weights are rounded to the activations' 16
-bits.
-Needs: sm_80; 16-bit activations on pages; heads of a multiple of 32 elements, 256 at most.
+bits. Keys and values of 8 bits are multiplied as codes in float16, queries as float16 scaled by a power of two; the
+scales of keys multiply scores, those of values the weights, divided by the largest so far (`kv_codes`).
+Needs: sm_80; 16-bit activations, which pages hold too, or 8 bits; heads of a multiple of 32 elements, 256 at most.
 Measured on an H200, in a graph of the projections of Llama-3.1-8B's 32 layers, one sequence at 256 tokens of context:
 2.8 us a layer; 17.3 us with `attention_decode`, of one workgroup for each kv head.
 """
@@ -18,39 +19,51 @@ Measured on an H200, in a graph of the projections of Llama-3.1-8B's 32 layers, 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import reduce
 
 from ...ir.heads import Heads, Preparation, Scores
 from ..builder import (
+    Array,
     Kernel,
     KernelBuilder,
     Scalar,
     address_of,
     all_of,
     cast,
+    magnitude,
     maximum,
     minimum,
     number,
+    reinterpret,
     result_of,
     select,
     truncated_quotient,
 )
 from ..decode_range import opaque
 from ..new_heads import NewHeads
+from ..pages import packed_codes, scale_of
 from ..scores import LOWEST, first_page_key
-from ..vectors import lane_of, vector
+from ..vectors import lane_of, splat, vector
 from .decode_tile import MAX_HEADS, WARP, WARP_KEYS, DecodeTile, FilledRanges, supports
 from .functions import (
     arrive,
     commit_copies,
+    fast_reciprocal,
     pair,
+    quad_max,
     quad_sum,
     wait_for_older_copies,
     wait_for_previous_kernel,
+    warp_max,
 )
+from .kv_codes import KvCodes
 from .kv_stages import KvStages
 from .merged_parts import MergedParts, vectors_of_heads
 from .mma_phases import MmaPhases
+from .rows16 import scale_of as power_of_two_of
 
+# Below the scales of any values but zeros.
+SMALLEST_SCALE = 1e-30
 # The partial results that a thread reads before it uses the first.
 PARTS_AT_ONCE = 8
 
@@ -101,7 +114,8 @@ class DecodeMma(MmaPhases):
         self.positions = kernel.buffer("positions", (heads.rows,), "int32")
         page_indptr = kernel.buffer("page_indptr", (["add", heads.sequences, 1],), "int32")
         self._page_ids = kernel.buffer("page_ids", ("L",), "int32")
-        self.stages = KvStages(kernel, heads, self, tile.keys, tile.stages, write=True)
+        self.codes = None if heads.form is None else KvCodes(kernel, heads, self, tile.keys, tile.stages)
+        self.stages = self.codes or KvStages(kernel, heads, self, tile.keys, tile.stages, write=True)
         self.y = kernel.buffer("y", (heads.rows, heads.num_heads, heads.vectors), heads.stored_dtype, write=True)
         self.partials = self.ranges.results(kernel, write=True)
         self.arrivals = kernel.zeroed_scratch("decode_arrivals", (heads.sequences, self.parts))
@@ -119,7 +133,10 @@ class DecodeMma(MmaPhases):
         self._find_keys()
 
         words = heads.head_dim // 2
-        self.rows = kernel.shared("rows", (tile.heads + 2, words), "uint32")
+        self.rows = kernel.shared("rows", (tile.heads + (2 if self.codes is None else 0), words), "uint32")
+        if self.codes is not None:
+            self.query_factors = kernel.shared("query_factors", (tile.heads,), "float32")
+            self.new_words = kernel.shared("new_words", (2, self.codes.words), "uint32")
         self.warp_results = kernel.shared("warp_results", (tile.warps, tile.heads, words), "float32x2")
         self.warp_softmax = kernel.shared("warp_softmax", (tile.warps, tile.heads), "float32x2")
         self.last = kernel.shared("last", (1,), "int32")
@@ -149,8 +166,11 @@ class DecodeMma(MmaPhases):
     def start_stage(self, index: Scalar | int) -> None:
         """Start the copies of a tile of keys and values, if there is one."""
         with self.kernel.when(index < self.count):
-            start = self._first_key(index)
-            self.stages.start(index % self.tile.stages, self._first_page, start, self.cached_end, self.position)
+            place = index % self.tile.stages, self._first_page, self._first_key(index), self.cached_end
+            if isinstance(self.stages, KvCodes):
+                self.stages.start(*place)
+            else:
+                self.stages.start(*place, self.position)
         commit_copies()
 
     def prepare_heads(self) -> None:
@@ -176,13 +196,56 @@ class DecodeMma(MmaPhases):
                             square[0] = square[0] + new.squares(projected)
                     square[0] = result_of("float32", "subgroupAdd", square[0])
                     factor = kernel.let("factor", new.factor(square[0], row < self.tile.heads))
+                prepared = kernel.local("prepared", turns, heads.vector_dtype, fill=0)
                 for turn in range(turns):
                     index = kernel.let("index", self.lane + turn * WARP)
                     with kernel.when(self._inside(index)):
-                        value = kernel.let("value", new.vector(self.row, head, self.position, index, factor))
-                        for half in range(2):
-                            two = pair(heads.activation, lane_of(value, half * 2), lane_of(value, half * 2 + 1))
-                            self.rows[row, index * 2 + half] = two
+                        prepared[turn] = new.vector(self.row, head, self.position, index, factor)
+                if self.codes is None:
+                    self._round(row, [prepared[turn] for turn in range(turns)], (0, 1, 2, 3))
+                    continue
+                with kernel.when(row < self.tile.heads):
+                    self._scale_query(row, prepared, turns)
+                with kernel.when(row >= self.tile.heads):
+                    self._quantize(row - self.tile.heads, prepared, turns)
+
+    def _round(self, row: Scalar, vectors: list[Scalar], order: tuple[int, int, int, int]) -> None:
+        """Write a head as pairs of 16-bit floats, with the elements of a vector in some order."""
+        for turn, value in enumerate(vectors):
+            index = self.kernel.let("index", self.lane + turn * WARP)
+            with self.kernel.when(self._inside(index)):
+                vector_of_head = self.kernel.let("value", value)
+                for half in range(2):
+                    two = (lane_of(vector_of_head, order[half * 2 + i]) for i in range(2))
+                    self.rows[row, index * 2 + half] = pair(self.stages.dtype, *two)
+
+    def _scale_query(self, row: Scalar, prepared: Array, turns: int) -> None:
+        """Write a query as float16 in the order of `KvCodes.load_keys`, scaled by a power of two."""
+        kernel, lanes = self.kernel, [(turn, lane) for turn in range(turns) for lane in range(self.heads.lanes)]
+        largest = kernel.local("largest_element", 1, "float32")
+        largest[0] = reduce(maximum, (magnitude(lane_of(prepared[turn], lane)) for turn, lane in lanes))
+        largest[0] = warp_max(largest[0])
+        scale, factor = power_of_two_of(kernel, largest[0])
+        with kernel.when(self.lane == 0):
+            self.query_factors[row] = factor
+        self._round(row, [prepared[turn] * splat(scale) for turn in range(turns)], (0, 2, 1, 3))
+
+    def _quantize(self, plane: Scalar, prepared: Array, turns: int) -> None:
+        """Write a new key or value as pages hold it; see `ops.kv_pages.quantize_rows`."""
+        kernel, form = self.kernel, self.heads.form
+        assert form is not None
+        lanes = [(turn, lane) for turn in range(turns) for lane in range(self.heads.lanes)]
+        ends = kernel.local("ends", 2, "float32")
+        for i, sign in enumerate((1.0, -1.0)):
+            ends[i] = reduce(maximum, (lane_of(prepared[turn], lane) * number(sign, "float32") for turn, lane in lanes))
+            ends[i] = warp_max(ends[i])
+        extreme = kernel.let("extreme", select(ends[0] >= ends[1], ends[0], number(0, "float32") - ends[1]))
+        for turn in range(turns):
+            index = kernel.let("index", self.lane + turn * WARP)
+            with kernel.when(self._inside(index)):
+                self.new_words[plane, index] = packed_codes(form, prepared[turn], extreme)
+        with kernel.when(self.lane == 0):
+            self.new_words[plane, form.words(self.heads.head_dim) - 1] = reinterpret(scale_of(form, extreme), "uint32")
 
     def append(self) -> None:
         """Write the new key and value to their page."""
@@ -190,6 +253,9 @@ class DecodeMma(MmaPhases):
         writes = all_of(self._owns_new(), True if self.parts == self.heads.num_kv_heads else self._writes_heads())
         with kernel.when(writes):
             page = kernel.let("page", self.page_of(self._first_page, self.position))
+            if isinstance(self.stages, KvCodes):
+                self.stages.write_page(page, self.position, self.new_words)
+                return
             for plane, octet, exists in self._new_octets():
                 with kernel.when(exists):
                     self.stages.write_page(page, plane, self.position, octet, self._new_octet(plane, octet))
@@ -210,8 +276,12 @@ class DecodeMma(MmaPhases):
         self.scaled, self.changed = kernel.local("scaled", 1, "float32"), kernel.local("changed", 1, "int32")
         self.scores = kernel.local("scores", WARP_KEYS // 8 * 4, "float32")
         self.weights = kernel.local("weights", 4, "uint32", fill=0)
-        self.b = kernel.local("b", 4, "uint32")
-        self.loaded = kernel.local("loaded", 1, "uint32x4")
+        self.b = kernel.local("b", self.stages.value_elements // 4, "uint32")
+        if self.codes is not None:
+            self.query_factor = kernel.let("query_factor", self.query_factors[row])
+            self.value_scales = kernel.local("value_scales", WARP_KEYS // 8 * 2, "float32")
+            self.largest_scale = kernel.local("largest_scale", 1, "float32", fill=SMALLEST_SCALE)
+            self.scale_ratio = kernel.local("scale_ratio", 1, "float32")
         self.result = kernel.local("result", head_dim // 8 * 4, "float32", fill=0)
 
     def add_new_row(self, index: Scalar) -> None:
@@ -219,6 +289,9 @@ class DecodeMma(MmaPhases):
         kernel = self.kernel
         row = kernel.let("new_row", self.position - self._first_key(index))
         with kernel.when(all_of(self._owns_new(), row < self.tile.keys)):
+            if isinstance(self.stages, KvCodes):
+                self.stages.set_row(index % self.tile.stages, row, self.new_words)
+                return
             for plane, octet, exists in self._new_octets():
                 with kernel.when(exists):
                     self.stages.set_octet(index % self.tile.stages, plane, row, octet, self._new_octet(plane, octet))
@@ -229,12 +302,43 @@ class DecodeMma(MmaPhases):
         self.best[0] = self.largest[0]
         for j, _, right in self.score_indices():
             at, key = j * 4 + right, start + (j * 8 + right)
+            if self.codes is not None:
+                own = self.first_of_warp + self.quarter * 2 + (j * 8 + right)
+                scales = [self.codes.scale(plane, index % self.tile.stages, own) for plane in range(2)]
+                self.scores[at] = self.scores[at] * (scales[0] * self.query_factor)
+                # Scales of keys that are not seen may be NaN.
+                self.value_scales[j * 2 + right] = select(self._sees(key), scales[1], number(0, "float32"))
             if self.facts.bends:
                 self.scores[at] = self.capped(self.scores[at])
-            seen = all_of(key < self.end, True if self.first_visible is None else key >= self.first_visible)
-            self.scores[at] = select(seen, self.scores[at], number(LOWEST, "float32"))
+            self.scores[at] = select(self._sees(key), self.scores[at], number(LOWEST, "float32"))
             self.best[0] = maximum(self.best[0], self.scores[at])
+        if self.codes is not None:
+            self._divide_scales()
         self.weigh()
+
+    def _sees(self, key: Scalar) -> Scalar:
+        return all_of(key < self.end, True if self.first_visible is None else key >= self.first_visible)
+
+    def _divide_scales(self) -> None:
+        """Divide the scales of values by the largest so far, so that float16 holds the weights that they multiply."""
+        kernel, before = self.kernel, self.largest_scale[0]
+        largest = kernel.local("largest_of_tile", 1, "float32")
+        count = WARP_KEYS // 8 * 2
+        largest[0] = reduce(maximum, (magnitude(self.value_scales[i]) for i in range(count)), before)
+        largest[0] = quad_max(largest[0])
+        inverse = kernel.let("inverse_scale", fast_reciprocal(largest[0]))
+        self.scale_ratio[0] = select(before == largest[0], number(1, "float32"), before * inverse)
+        self.largest_scale[0] = largest[0]
+        for i in range(count):
+            self.value_scales[i] = self.value_scales[i] * inverse
+
+    def value_weight(self, score: int) -> Scalar:
+        weight = super().value_weight(score)
+        return weight if self.codes is None else weight * self.value_scales[score // 4 * 2 + score % 2]
+
+    def rescaling(self, below: int) -> Scalar:
+        correction = super().rescaling(below)
+        return correction if self.codes is None else correction * self.scale_ratio[0]
 
     def leave_results(self) -> None:
         """Write the warp's results to shared memory."""
@@ -242,8 +346,14 @@ class DecodeMma(MmaPhases):
         self.total[0] = quad_sum(self.total[0])
         with kernel.when(True if self.tile.heads == MAX_HEADS else self.member < self.tile.heads):
             for n in range(self.heads.head_dim // 8):
-                two = vector(self.result[n * 4], self.result[n * 4 + 1])
-                self.warp_results[self.warp, self.member, n * 4 + self.quarter] = two
+                if self.codes is None:
+                    two = vector(self.result[n * 4], self.result[n * 4 + 1])
+                    self.warp_results[self.warp, self.member, n * 4 + self.quarter] = two
+                    continue
+                # Two tiles have the even and the odd elements of 16, four of which are the thread's.
+                even = n // 2 * 2 * 4 + n % 2
+                two = vector(*(self.result[even + 4 * i] * self.largest_scale[0] for i in range(2)))
+                self.warp_results[self.warp, self.member, n // 2 * 8 + self.quarter * 2 + n % 2] = two
             with kernel.when(self.quarter == 0):
                 self.warp_softmax[self.warp, self.member] = vector(self.largest[0], self.total[0])
 

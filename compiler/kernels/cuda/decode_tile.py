@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ...ir.expr import Expr
 from ...ir.heads import Heads, Preparation
 from ..decode_range import Ranges
+from . import kv_codes
 from .attention_mma import RESERVED_BYTES
 from .functions import SHORT
 
@@ -38,8 +39,13 @@ class DecodeTile:
 
     def shared_bytes(self, facts: Heads) -> int:
         """Bytes of shared memory: the stages, the new heads, and the results of each warp."""
-        rows, results = (self.heads + 2) * facts.head_dim * 2, self.warps * self.heads * (facts.head_dim + 2) * 4
-        return 4 * facts.head_dim * self.keys * self.stages + rows + results + 4
+        results = self.warps * self.heads * (facts.head_dim + 2) * 4 + 4
+        if facts.form is None:
+            rows = (self.heads + 2) * facts.head_dim * 2
+            return 4 * facts.head_dim * self.keys * self.stages + rows + results
+        # Queries with a factor each, and the words of the new key and value.
+        rows = self.heads * (facts.head_dim * 2 + 4) + 8 * facts.form.words(facts.head_dim)
+        return kv_codes.shared_bytes(facts, self.keys) * self.stages + rows + results
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +82,12 @@ class FilledRanges(Ranges):
 
 
 def supports(heads: Heads, preparation: Preparation) -> bool:
-    """Whether the kernel can run such heads. It appends keys and values to pages of activations."""
+    """Whether the kernel can run such heads. It appends keys and values to pages of activations, or of 8 bits if pages
+    begin at multiples of 16 bytes. Keys of 4 bits are rotated, which it does not do.
+    """
     shape = heads.head_dim % 32 == 0 and heads.head_dim <= 256
-    pages = preparation.appends and heads.form is None
+    eight_bits = heads.kv == "q8" and heads.page_size % 4 == 0
+    pages = preparation.appends and (heads.form is None or eight_bits)
     return heads.activation in SHORT and pages and shape and not preparation.norm_wide
 
 
@@ -89,7 +98,9 @@ def decode_tile(heads: Heads, workgroups: int, max_bytes: int) -> DecodeTile | N
     than 1,024 keys in all, and as much below.
     """
     own = max(each for each in range(1, MAX_HEADS + 1) if heads.group % each == 0)
-    tiles = [DecodeTile(own, warps, stages, workgroups) for warps in (4, 2) for stages in (3, 2)]
+    # A stage of 8 bits has half the bytes.
+    counts = (3, 2) if heads.form is None else (4, 3, 2)
+    tiles = [DecodeTile(own, warps, stages, workgroups) for warps in (4, 2) for stages in counts]
     for room in ((max_bytes - RESERVED_BYTES) // 2, max_bytes):
         for tile in tiles:
             if tile.shared_bytes(heads) <= room:

@@ -130,6 +130,14 @@ __device__ __forceinline__ void unpack_q8_f16(uint* pairs, uint first, uint seco
   pairs[3] = ((second >> 8) & 0x00ff00ffu) | 0x64006400u;
   for (int i = 0; i < 4; i++) pairs[i] = multiply_add_f16(pairs[i], ONES_F16, 0xe480e480u);
 }
+// Inverting the highest bit of a signed byte adds 128 to it; one operation does so, selects bytes, and adds 1,024.
+__device__ __forceinline__ void unpack_signed_f16(uint* pairs, uint first, uint second) {
+  pairs[0] = (first & 0x00ff00ffu) ^ 0x64806480u;
+  pairs[1] = ((first >> 8) & 0x00ff00ffu) ^ 0x64806480u;
+  pairs[2] = (second & 0x00ff00ffu) ^ 0x64806480u;
+  pairs[3] = ((second >> 8) & 0x00ff00ffu) ^ 0x64806480u;
+  for (int i = 0; i < 4; i++) pairs[i] = multiply_add_f16(pairs[i], ONES_F16, 0xe480e480u);
+}
 // A byte in the low bits of a float with exponent 23 represents 2^23 plus the byte.
 __device__ __forceinline__ float code_minus_128(uint word, uint byte) {
   return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7540u | byte)) - 8388736.0f;

@@ -51,6 +51,11 @@ def unpack_raised_nibbles(address: Scalar, codes: Scalar, masks: Sequence[Scalar
     perform("unpack_raised_q4_f16", address, codes, *masks)
 
 
+def unpack_signed_codes(address: Scalar, first: Scalar, second: Scalar) -> None:
+    """Write the signed bytes of two words as four pairs: bytes 0 and 2, and 1 and 3, of each word."""
+    perform("unpack_signed_f16", address, first, second)
+
+
 def halves_of_word(word: Scalar) -> tuple[Scalar, Scalar]:
     """The two float16 numbers of a word as float32."""
     both = extern("float32x2", "unpack2x16float", word)

@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from ...ir.heads import Heads
-from ..builder import KernelBuilder, Scalar, address_of, maximum, minimum, number, select
+from ..builder import Array, KernelBuilder, Scalar, address_of, maximum, minimum, number, select
 from ..pages import Pages
 from ..vectors import lane_of, vector
-from .functions import copy_16_bytes, pair
+from .functions import copy_16_bytes, load_transposed, pair
 
 
 class PageLists(Protocol):
@@ -27,10 +27,14 @@ class KvStages:
     at once use different banks. The argument "kv" is copied in pieces of 16 bytes, or dequantized.
     """
 
+    # The elements of a value whose fragments `load_values` reads at once.
+    value_elements = 16
+
     def __init__(
         self, kernel: KernelBuilder, heads: Heads, batch: PageLists, keys: int, stages: int, *, write: bool = False
     ) -> None:
         """``write``: the kernel writes pages too."""
+        self.dtype = heads.activation
         self._kernel, self._heads, self._batch, self._keys, self._stages = kernel, heads, batch, keys, stages
         self._octets = heads.head_dim // 8
         self._pages = Pages(kernel, heads, write=False) if heads.form is not None else None
@@ -43,6 +47,7 @@ class KvStages:
         self._thread, self._threads, self._kv_head = thread, threads, kv_head
         shape = (self._stages, 2, self._keys, self._octets)
         self._tiles = self._kernel.shared("kv_tiles", shape, "uint32x4")
+        self._octet = self._kernel.local("octet_words", 1, "uint32x4")
 
     def start(
         self,
@@ -92,13 +97,19 @@ class KvStages:
         """Write eight elements to a page."""
         self._kv[page, plane, self._kv_head, key % self._heads.page_size, octet] = words
 
-    def key_octet(self, stage: Scalar, row: Scalar, octet: Scalar) -> Scalar:
-        """Eight elements of a key. A quarter of a warp may read octets 4 i to 4 i + 3 of rows 2 j and 2 j + 1."""
-        return self._tiles[stage, 0, row, self._offset_of(0, row, octet)]
+    def load_keys(self, stage: Scalar, row: Scalar, block: int, quarter: Scalar, words: Array) -> None:
+        """Eight elements of a key in four words. A quarter of a warp may read octets 4 i to 4 i + 3 of rows 2 j and
+        2 j + 1.
+        """
+        self._octet[0] = self._tiles[stage, 0, row, self._offset_of(0, row, block * 4 + quarter)]
+        for word in range(4):
+            words[word] = lane_of(self._octet[0], word)
 
-    def value_address(self, stage: Scalar, row: Scalar, octet: Scalar) -> Scalar:
-        """The address of eight elements of a value, for `functions.load_transposed`."""
-        return address_of(self._tiles, stage, 1, row, self._offset_of(1, row, octet))
+    def load_values(self, stage: Scalar, first: Scalar | int, lane: Scalar, group: int, words: Array) -> None:
+        """The fragments of 16 values from row ``first`` on, of the 16 elements of a group, in four words."""
+        row = first + lane % 16
+        offset = self._offset_of(1, row, group * 2 + lane // 16)
+        load_transposed(address_of(words, 0), address_of(self._tiles, stage, 1, row, offset))
 
     def _offset_of(self, plane: int, row: Scalar, octet: Scalar) -> Scalar:
         """Where an octet is in its row: 16 bytes at the same offset of adjacent rows share banks if a row is a multiple

@@ -10,7 +10,8 @@ from ...ir.heads import Heads, Scores
 from ..builder import Array, KernelBuilder, Scalar, address_of, any_of, number, select
 from ..scores import LOWEST
 from ..vectors import lane_of
-from .functions import any_in_warp, fast_exp2, fast_reciprocal, load_transposed, multiply_tiles, pair, quad_max
+from .functions import any_in_warp, fast_exp2, fast_reciprocal, multiply_tiles, pair, quad_max
+from .kv_codes import KvCodes
 from .kv_stages import KvStages
 
 
@@ -24,7 +25,7 @@ class MmaPhases:
 
     kernel: KernelBuilder
     heads: Heads
-    stages: KvStages
+    stages: KvStages | KvCodes
     lane: Scalar
     member: Scalar
     quarter: Scalar
@@ -61,10 +62,10 @@ class MmaPhases:
             fragments = self.queries_of(block)
             for j in range(self.keys_of_warp // 8):
                 row = self.first_of_warp + j * 8 + self.member
-                self.split(self.stages.key_octet(stage, row, block * 4 + self.quarter), self.b, 0)
+                self.stages.load_keys(stage, row, block, self.quarter, self.b)
                 for step, query in enumerate(fragments):
                     sums = address_of(self.scores, j * 4)
-                    multiply_tiles(self.heads.activation, sums, query, address_of(self.b, step * 2))
+                    multiply_tiles(self.stages.dtype, sums, query, address_of(self.b, step * 2))
 
     def queries_of(self, block: int) -> list[Scalar]:
         """The addresses of the thread's queries for two steps of 16 elements."""
@@ -100,29 +101,36 @@ class MmaPhases:
         for j in range(self.keys_of_warp // 8):
             for below in range(self.num_rows):
                 at = j * 4 + below * 2
-                two = pair(self.heads.activation, self.scores[at], self.scores[at + 1])
+                two = pair(self.stages.dtype, *(self.value_weight(at + right) for right in range(2)))
                 self.weights[j // 2 * 4 + j % 2 * 2 + below] = two
         # After the first tiles, the largest score of a row rarely changes.
-        changed = [self.correction[below] != number(1, "float32") for below in range(self.num_rows)]
+        rescaling = [self.rescaling(below) for below in range(self.num_rows)]
+        changed = [each != number(1, "float32") for each in rescaling]
         self.changed[0] = any_in_warp(any_of(*changed) if len(changed) > 1 else changed[0])
         with self.kernel.when(self.changed[0] != 0):
             for n in range(self.heads.head_dim // 8):
                 for i in range(2 * self.num_rows):
-                    self.result[n * 4 + i] = self.result[n * 4 + i] * self.correction[i // 2]
+                    self.result[n * 4 + i] = self.result[n * 4 + i] * rescaling[i // 2]
+
+    def value_weight(self, score: int) -> Scalar:
+        """What multiplies a value, of which `scores` has the weight."""
+        return self.scores[score]
+
+    def rescaling(self, below: int) -> Scalar:
+        """What multiplies the values that a row has added up."""
+        return self.correction[below]
 
     def add_values(self, index: Scalar) -> None:
         """Add the weighted values."""
         stage = index % self._num_stages
+        tiles = self.stages.value_elements // 8
         for k in range(self.keys_of_warp // 16):
-            for octets in range(self.heads.head_dim // 16):
-                row = self.first_of_warp + k * 16 + self.lane % 16
-                load_transposed(
-                    address_of(self.b, 0), self.stages.value_address(stage, row, octets * 2 + self.lane // 16)
-                )
-                for n in range(2):
-                    result = address_of(self.result, (octets * 2 + n) * 4)
+            for group in range(self.heads.head_dim // self.stages.value_elements):
+                self.stages.load_values(stage, self.first_of_warp + k * 16, self.lane, group, self.b)
+                for n in range(tiles):
+                    result = address_of(self.result, (group * tiles + n) * 4)
                     weights, values = address_of(self.weights, k * 4), address_of(self.b, n * 2)
-                    multiply_tiles(self.heads.activation, result, weights, values)
+                    multiply_tiles(self.stages.dtype, result, weights, values)
 
     def capped(self, score: Scalar) -> Scalar:
         """cap * tanh(scale * score / cap), as cap - 2 cap / (1 + exp(2 scale * score / cap)). Near 0 its relative error

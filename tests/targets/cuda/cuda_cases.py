@@ -9,17 +9,20 @@ from dataclasses import replace
 
 # Makes numpy know "bfloat16".
 import ml_dtypes  # noqa: F401
+import numpy as np
 from attention_cases import DECODE_BATCHES, attention_case
-from attention_runs import Facts, alone_run, attention_run, plain_facts
+from attention_runs import Facts, alone_run, attention_run, plain_facts, preparation_attrs, score_attrs
 from case_arrays import EPS
 from cuda_projections import cuda_projections
 from kernel_cases import all_cases
-from kernel_harness import Case
+from kernel_harness import Case, Run
 from sampling_cases import adversarial_case
 from step_cases import step_cases
 
 from nearfar.compiler.ir.expr import holds
 from nearfar.compiler.ir.heads import Heads, Preparation, Scores
+from nearfar.compiler.ir.ops import OPS
+from nearfar.compiler.ir.ops.kv_pages import page_rows
 from nearfar.compiler.ir.plan import Step
 from nearfar.compiler.kernels.attention_tile import TileOptions
 from nearfar.compiler.kernels.builder import Kernel
@@ -90,6 +93,19 @@ DECODE_MMA = (
         132,
         2,
     ),
+    (plain_facts(4, 2, 64, "bfloat16", norm=True, kv="q8"), 132, 4),
+    (plain_facts(16, 1, 128, "float16", norm=False, kv="q8"), 1, 4),
+    (plain_facts(3, 3, 256, "float16", norm=True, kv="q8"), 40, 2),
+    (
+        Facts(
+            Heads(5, 1, 96, 16, "bfloat16", "q8"),
+            Preparation(160, 32, EPS, norm_after=True, norms_values=True),
+            Scores(0.1, window=20, softcap=4.0),
+        ),
+        132,
+        2,
+    ),
+    (Facts(Heads(8, 2, 32, 32, "float16", "q8"), Preparation(160, 32, None), Scores(0.2, window=70)), 132, 2),
 )
 
 
@@ -128,6 +144,7 @@ def cuda_cases() -> Iterator[Case]:
         yield mma_alone_case(facts)
     for facts, workgroups, warps in DECODE_MMA:
         yield replace(decode_mma_case(facts, workgroups, warps), exhaustive=facts.heads.head_dim == 256)
+    yield uneven_case(plain_facts(4, 2, 64, "float16", norm=True, kv="q8"), 1)
     yield mixed_case(plain_facts(4, 2, 64, "bfloat16", norm=True, positions=600))
     yield mixed_case(
         Facts(Heads(6, 2, 32, 16, "float16", "q4"), Preparation(600, 32, None), Scores(0.1, window=290, softcap=5.0))
@@ -201,6 +218,27 @@ def decode_mma_case(facts: Facts, workgroups: int, warps: int) -> Case:
 
     runs = lambda: [attention_run(facts, batch) for batch in DECODE_BATCHES]  # noqa: E731
     return replace(attention_case("decode_mma", facts), build=build, runs=runs, dtype=facts.heads.activation)
+
+
+def uneven_case(facts: Facts, workgroups: int) -> Case:
+    """Values of very different sizes, some of them zeros, on pages of integers."""
+
+    def run(sequences: tuple[tuple[int, int], ...]) -> Run:
+        even = attention_run(facts, sequences)
+        rng, kv = np.random.default_rng(len(sequences)), even.arrays["kv"].copy()
+        scales = page_rows(kv)[1].view(np.float32)
+        scales[:, 1] *= (10 ** rng.uniform(-7, 4, scales[:, 1].shape)).astype(np.float32)
+        scales[:, 1] *= rng.random(scales[:, 1].shape) > 0.2
+        scales[:, 0] *= rng.uniform(0.1, 3, scales[:, 0].shape).astype(np.float32)
+        after = kv.copy()
+        attrs = {**preparation_attrs(facts.preparation), "kv": facts.heads.kv, **score_attrs(facts.scores)}
+        y = OPS["attention"].run({**even.arrays, "kv": after}, attrs)
+        assert y is not None
+        expected = {"y": y.astype(facts.heads.activation), "kv": after}
+        return Run(even.dims, {**even.arrays, "kv": kv}, expected, facts.heads.kv)
+
+    case = decode_mma_case(facts, workgroups, 4)
+    return replace(case, name=f"uneven_{case.name}", runs=lambda: [run(each) for each in DECODE_BATCHES])
 
 
 def mma_alone_case(facts: Facts) -> Case:

@@ -118,6 +118,11 @@ extern "C" __global__ void __launch_bounds__(1) raised_q4(uint* words, uint* f16
   }
 }
 
+extern "C" __global__ void __launch_bounds__(1) signed_q8(uint* words, uint* f16, uint* bf16) {
+  unpack_signed_f16(f16, words[0], words[1]);
+  for (int i = 0; i < 4; i++) bf16[i] = pair_bf16(low_half(f16[i]), high_half(f16[i]));
+}
+
 extern "C" __global__ void __launch_bounds__(1) q8(uint* words, uint* f16, uint* bf16) {
   unpack_q8_f16(f16, words[0], words[1]);
   scale_pairs_f16(f16, scale_f16(words[2], 0));
@@ -149,6 +154,11 @@ def test_every_code_of_packed_weights_is_unpacked_exactly(emulated_cuda: Path) -
                 "raised_q4",
                 [*(low | high << 4).astype(np.uint8).view(np.uint32).tolist(), 0],
                 nibbles - 8.0 + np.repeat([0, 72], 4),
+            ),
+            (
+                "signed_q8",
+                (codes - 128).astype(np.int8).view(np.uint32).tolist(),
+                codes - 128.0,
             ),
             ("q8", codes.astype(np.uint8).view(np.uint32).tolist(), (codes - 128) * 3.0),
         ):
