@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -25,9 +26,10 @@ from large_activations import make_large
 from light_bundle import kernels_for, one_compilation
 from ragged import chunk_of, chunked_logits, ragged_logits, sequences_alone
 from tiny_models import CHECKPOINTS
-from tolerances import F16, F32, relative_error
+from tolerances import F16, F16_PRODUCTS_MODEL, F32, relative_error
 
 from nearfar.compiler import passes
+from nearfar.compiler.bundle.entries import KernelEntry
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import DRAFT
 from nearfar.compiler.cli.inspect import draft_facts
@@ -38,6 +40,7 @@ from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.trust import check_runner
+from nearfar.targets.webgpu.runner import WebGPURunner
 
 LIMITS = Limits(tokens=75, sequences=3, rows=75, pages=20, draft_pages=5)
 OPTIONS = {"quantization": "f32", "context": 256, "activations": ("float32",)}
@@ -276,6 +279,29 @@ def test_a_residual_stream_beyond_float16_is_right_with_float16_activations(
     for chunk in (len(TOKENS), 9):
         assert relative_error(chunked_logits(runner, TOKENS, chunk), expected) < F16
     assert relative_error(chunked_logits(runner, TOKENS[:12], 1), expected[:12]) < F16
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("vulkan")
+def test_products_in_float16_are_right_beyond_float16(tmp_path: Path) -> None:
+    """Inputs of projections exceed 65,504, and so would sums of their products."""
+    make_large(tmp_path / "checkpoint")
+    options = CompileOptions(target="webgpu", quantization="q8f16", context=256, activations=("float16",))
+    bundle = compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options)
+    found = []
+    for _ in range(2):
+        with closing(WebGPURunner(bundle, limits=LIMITS)) as runner:
+            found.append([chunked_logits(runner, TOKENS, chunk) for chunk in (len(TOKENS), 1)])
+        # The second time, products in float16 come first, the last one, a tile, for all batches with many rows.
+        for rows in bundle.manifest.variants.values():
+            own = [row for row in rows if any(multiplies_halves(bundle.manifest.kernels[name]) for name in row.kernels)]
+            rows[:0] = [*own[:-1], *(row.model_copy(update={"when": None}) for row in own[-1:])]
+    for exact, logits in zip(*found, strict=True):
+        assert 0 < relative_error(logits, exact) < F16_PRODUCTS_MODEL
+
+
+def multiplies_halves(kernel: KernelEntry) -> bool:
+    return (kernel.facts.get("shape") or {}).get("products") == "float16"
 
 
 def sampled_in_part(runner: PlanRunner) -> npt.NDArray[np.float32]:
