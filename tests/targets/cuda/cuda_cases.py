@@ -14,7 +14,7 @@ from attention_cases import DECODE_BATCHES, attention_case
 from attention_runs import Facts, alone_run, attention_run, plain_facts, preparation_attrs, score_attrs
 from case_arrays import EPS
 from cuda_projections import cuda_projections
-from kernel_cases import all_cases
+from kernel_cases import portable_cases
 from kernel_harness import Case, Run
 from sampling_cases import adversarial_case
 from step_cases import step_cases
@@ -131,7 +131,7 @@ def cuda_cases() -> Iterator[Case]:
             exhaustive = case.exhaustive or case.name.startswith(AGAIN) or (again and turn % 3 > 0)
             yield replace(case, exhaustive=exhaustive)
     # These cases test CUDA's code. WebGPU's tests cover the logic of the templates completely.
-    yield from list(all_cases())[::16]
+    yield from list(portable_cases())[::16]
     yield adversarial_case(1100, 256)
     yield from cuda_projections()
     yield attention_mma_case(plain_facts(4, 2, 64, "bfloat16", norm=True))

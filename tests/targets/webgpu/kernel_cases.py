@@ -20,9 +20,14 @@ from sampling_cases import sampling_cases
 
 
 def all_cases() -> Iterator[Case]:
+    yield from portable_cases()
+    # Only WGSL has their integer products.
+    yield from integer_cases()
+
+
+def portable_cases() -> Iterator[Case]:
     yield from projection_cases()
     yield from stored_projection_cases()
-    yield from integer_cases()
     yield from row_cases()
     yield from attention_cases()
     yield from rope_cases()
