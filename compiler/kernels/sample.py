@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..ir.sampling import COUNTS, Settings
+from ..ir.sampling import COUNTS, WORD, Settings
 from .builder import (
     Array,
     Kernel,
@@ -27,6 +27,7 @@ from .builder import (
     any_of,
     cast,
     exp,
+    guard_below,
     log,
     maximum,
     minimum,
@@ -46,29 +47,26 @@ DIGIT_BITS = 3
 DIGITS = 2**DIGIT_BITS - 1
 PASSES = -(-32 // DIGIT_BITS)
 TOP_BIT = 0x80000000
+# The groups of adjacent threads, in which a running sum over all threads is searched.
+GROUPS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """One row's logits, as the threads of a workgroup read them: the ``width`` columns from ``first`` on, without those
-    from ``columns`` on.
-    """
+    """One row's logits, as the threads of a workgroup read them."""
 
     kernel: KernelBuilder
     thread: Scalar
     columns: int
     load: Callable[[Scalar], Scalar]
-    first: Scalar | int = 0
-    width: int | None = None
 
     @contextmanager
     def each(self) -> Iterator[tuple[Scalar, Scalar]]:
         """Every 256th column, and its logit."""
         kernel = self.kernel
-        width = self.columns if self.width is None else self.width
-        with kernel.loop("step", -(-width // THREADS)) as step:
-            column = kernel.let("column", self.first + step * THREADS + self.thread)
-            with kernel.when(True if width % THREADS == 0 and self.columns % width == 0 else column < self.columns):
+        with kernel.loop("step", -(-self.columns // THREADS)) as step:
+            column = kernel.let("column", step * THREADS + self.thread)
+            with kernel.when(guard_below(column, self.columns, THREADS)):
                 yield column, kernel.let("x", self.load(column))
 
 
@@ -103,7 +101,7 @@ def sample(name: str, columns: int) -> Kernel:
     largest = find_largest(kernel, raw, load, values)
     with kernel.when(setting.temperature > 0):
         draw_token(kernel, Columns(kernel, thread, columns, load), setting, largest.best[0], values, largest.column)
-    store_token(kernel, thread, row, largest, logits, slots, sampled, counts, y, logprobs)
+    store_token(kernel, thread, row, largest, raw.load, slots, sampled, counts, y, logprobs)
     return kernel.finish()
 
 
@@ -128,10 +126,9 @@ def find_largest(
     raw: Columns,
     load: Callable[..., Scalar],
     values: Array,
-    also: Callable[[Scalar, Scalar], None] | None = None,
 ) -> Largest:
-    """Read the columns once. If a raw logit is not finite, the largest adjusted one is -LOWEST. ``also`` receives every
-    column and adjusted logit; ``values`` (256,) is shared memory, which is free afterwards.
+    """Read the columns once. If a raw logit is not finite, the largest adjusted one is -LOWEST. ``values`` (256,) is
+    shared memory, which is free afterwards.
     """
     thread, columns = raw.thread, raw.columns
     sums = kernel.shared("sums", (THREADS,), "float32")
@@ -142,7 +139,7 @@ def find_largest(
         kernel.local("best", 1, "float32", fill=LOWEST),
         kernel.local("token", 1, "int32"),
     )
-    found.column[0] = minimum(raw.first + thread, columns - 1)
+    found.column[0] = minimum(thread, columns - 1)
 
     def find_best(column: Scalar, x: Scalar) -> None:
         # WGSL may assume that no float is a NaN, so this tests the bits.
@@ -152,8 +149,6 @@ def find_largest(
         with kernel.when(value > found.best[0]):
             found.best[0] = value
             found.column[0] = column
-        if also is not None:
-            also(column, value)
 
     fold_sums(kernel, raw, values, sums, find_best)
     found.raw[0] = values[0]
@@ -173,21 +168,23 @@ def store_token(
     thread: Scalar,
     row: Scalar,
     chosen: Largest,
-    logits: Array,
+    raw: Callable[[Scalar], Scalar],
     slots: Array,
     sampled: Array,
     counts: Array,
     y: Array,
     logprobs: Array,
 ) -> None:
-    """Store the token, which is in ``chosen.column``, its log-probability, and the state of the row's slot."""
+    """Store the token, which is in ``chosen.column``, its log-probability, and the state of the row's slot. ``raw``
+    loads the raw logit of a column.
+    """
     token = chosen.column[0]
     with kernel.when(thread == 0):
         sound = kernel.let("sound", chosen.best[0] < -LOWEST)
         y[row] = select(sound, token, -1)
         # The largest and the log of the sum are subtracted separately, because their sum would lose the precision of
         # small log-probabilities.
-        logprob = logits[row, token] - chosen.raw[0] - log(chosen.total[0])
+        logprob = raw(token) - chosen.raw[0] - log(chosen.total[0])
         logprobs[row] = select(sound, logprob, number(0, "float32"))
         slot, flags = kernel.let("slot", slots[row, 0]), kernel.let("flags", slots[row, 1])
         with kernel.when(all_of(slot >= 0, sound)):
@@ -222,6 +219,29 @@ def fold_sums(
     fold_in_loop(kernel, row.thread, fold)
     sums[row.thread] = total[0] * exp(largest[0] - values[0])
     add_up(kernel, row.thread, sums)
+
+
+def fold_results(
+    kernel: KernelBuilder, thread: Scalar, found: Largest, values: Array, bests: Array, best_columns: Array
+) -> None:
+    """Set ``found`` of every thread to the largest of all threads, except the sums; among equal logits, to the lowest
+    column. The other arguments (256,) are shared memory, which threads may still read afterwards.
+    """
+    values[thread] = found.raw[0]
+    bests[thread] = found.best[0]
+    best_columns[thread] = found.column[0]
+
+    def fold(mine: Scalar, other: Scalar) -> None:
+        values[mine] = maximum(values[mine], values[other])
+        earlier = all_of(bests[other] == bests[mine], best_columns[other] < best_columns[mine])
+        with kernel.when(any_of(bests[other] > bests[mine], earlier)):
+            bests[mine] = bests[other]
+            best_columns[mine] = best_columns[other]
+
+    fold_in_loop(kernel, thread, fold)
+    found.raw[0] = values[0]
+    found.best[0] = bests[0]
+    found.column[0] = best_columns[0]
 
 
 def fold_largest(kernel: KernelBuilder, thread: Scalar, values: Array, best_columns: Array) -> None:
@@ -308,17 +328,16 @@ def draw_token(
         column = kernel.let("column", row.thread * block + i)
         with kernel.when(column < row.columns):
             total[0] = total[0] + weight(row.load(column))
-    kernel.barrier()
-    parts[row.thread] = total[0]
-    kernel.barrier()
+    groups = kernel.shared("groups", (GROUPS,), "float32")
+    sum_groups(kernel, row.thread, total[0], parts, groups)
     goal = kernel.local("goal", 1, "float32", fill=0)
-    with kernel.loop("other", THREADS) as other:
-        goal[0] = goal[0] + parts[other]
+    with kernel.loop("other", GROUPS) as other:
+        goal[0] = goal[0] + groups[other]
     goal[0] = goal[0] * setting.draw
     chosen_block = kernel.local("chosen_block", 1, "int32")
-    first_beyond(kernel, THREADS, lambda i: parts[i], goal, chosen_block)
+    first_thread_beyond(kernel, parts, groups, goal, chosen_block)
 
-    draw_in_block(kernel, row, weight, block, chosen_block[0], goal, parts, token)
+    draw_in_block(kernel, row, weight, block, chosen_block[0], goal, parts, groups, token)
 
 
 def draw_in_block(
@@ -329,32 +348,59 @@ def draw_in_block(
     chosen_block: Scalar,
     goal: Array,
     parts: Array,
+    groups: Array,
     token: Array,
 ) -> None:
     """Set ``token`` to the first column at which the running sum of a block's weights exceeds ``goal``. A block is
-    ``block`` adjacent columns, of which each thread sums a part.
+    ``block`` adjacent columns, of which each thread sums a part. ``parts`` and ``groups`` as in `sum_groups`.
     """
     part = -(-block // THREADS)
+    assert part <= THREADS, (block, part)
     total = kernel.local("part_total", 1, "float32", fill=0)
-    with kernel.loop("i", part) as i:
-        in_block = kernel.let("in_block", row.thread * part + i)
-        column = kernel.let("column", chosen_block * block + in_block)
-        with kernel.when(all_of(in_block < block, column < row.columns)):
-            total[0] = total[0] + weight(row.load(column))
-    kernel.barrier()
-    parts[row.thread] = total[0]
-    kernel.barrier()
+    first = kernel.let("first_of_part", chosen_block * block + row.thread * part)
+    last = kernel.let("end_of_block", minimum((chosen_block + 1) * block, row.columns))
+    with kernel.loop("i", maximum(minimum(last - first, part), 0)) as i:
+        total[0] = total[0] + weight(row.load(first + i))
+    sum_groups(kernel, row.thread, total[0], parts, groups)
     chosen_part = kernel.local("chosen_part", 1, "int32")
-    first_beyond(kernel, THREADS, lambda i: parts[i], goal, chosen_part)
+    first_thread_beyond(kernel, parts, groups, goal, chosen_part)
 
-    def walked(i: Scalar) -> Scalar:
-        column = kernel.let("column", chosen_block * block + chosen_part[0] * part + i)
-        inside = all_of(chosen_part[0] * part + i < block, column < row.columns)
-        return select(inside, weight(row.load(minimum(column, row.columns - 1))), number(0, "float32"))
-
+    # Each thread computes the weight of one of the part's columns.
+    kernel.barrier()
+    with kernel.when(row.thread < part):
+        column = kernel.let("column", chosen_block * block + chosen_part[0] * part + row.thread)
+        parts[row.thread] = 0
+        with kernel.when(column < last):
+            parts[row.thread] = weight(row.load(column))
+    kernel.barrier()
     chosen = kernel.local("chosen", 1, "int32")
-    first_beyond(kernel, part, walked, goal, chosen)
+    first_beyond(kernel, part, lambda i: parts[i], goal, chosen)
     token[0] = chosen_block * block + chosen_part[0] * part + chosen[0]
+
+
+def sum_groups(kernel: KernelBuilder, thread: Scalar, total: Scalar, parts: Array, groups: Array) -> None:
+    """Store each thread's total in ``parts`` (256,), and the sum of each 16 adjacent ones in ``groups`` (16,). Barriers
+    before and after are included.
+    """
+    size = THREADS // GROUPS
+    of_group = kernel.local("of_group", 1, "float32", fill=0)
+    kernel.barrier()
+    parts[thread] = total
+    kernel.barrier()
+    with kernel.when(thread < GROUPS):
+        with kernel.loop("other", size) as other:
+            of_group[0] = of_group[0] + parts[thread * size + other]
+        groups[thread] = of_group[0]
+    kernel.barrier()
+
+
+def first_thread_beyond(kernel: KernelBuilder, parts: Array, groups: Array, goal: Array, chosen: Array) -> None:
+    """As `first_beyond`, for the totals of all threads; see `sum_groups`."""
+    size = THREADS // GROUPS
+    group = kernel.local("group", 1, "int32")
+    first_beyond(kernel, GROUPS, lambda i: groups[i], goal, group)
+    first_beyond(kernel, size, lambda i: parts[group[0] * size + i], goal, chosen)
+    chosen[0] = group[0] * size + chosen[0]
 
 
 def first_beyond(
@@ -423,4 +469,4 @@ def key_of(x: Scalar) -> Scalar:
     """A float's bits as an unsigned integer of the same order."""
     # Minus zero equals zero.
     bits = select(x == 0, number(0, "uint32"), reinterpret(x, "uint32"))
-    return select(bits >= number(TOP_BIT, "uint32"), ~bits, bits | number(TOP_BIT, "uint32"))
+    return bits ^ select(bits >= number(TOP_BIT, "uint32"), number(WORD, "uint32"), number(TOP_BIT, "uint32"))

@@ -1,40 +1,79 @@
 """sample_merge: the second kernel of a `sample` of many workgroups per row. It chooses the token from the records of
-`sample_chunks`, and reads logits only of the chunk that contains it.
+`sample_chunks`, and reads only the chunks that may contain it.
 
-One workgroup: one row. A filter's threshold is found bit by bit: in each round, each thread counts its chunks' logits
-at or above the threshold that is tried, by a binary search in their sorted keys.
-One thread: one chunk, or a few adjacent ones; then a few columns of the chosen chunk.
+One workgroup: one row. The records place a filter's threshold between two steps of the ladder. Each round then divides
+the range by 7 pivots and sums, for each, the logits at or above it. The first rounds read the row's logits and collect
+those in the range; once they fit into workgroup memory, the other rounds read them from there. With the
+thresholds, the chunks' weights are summed, in the order of the columns; the chunk, and then the column, that contain
+the draw are searched.
+One thread: one or a few chunks; every 256th vector of columns; then a few columns of the chosen chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..ir.sampling import Settings
-from .builder import Array, Kernel, KernelBuilder, Scalar, cast, exp, log, maximum, minimum, number, select
+from .builder import (
+    Array,
+    Kernel,
+    KernelBuilder,
+    Scalar,
+    all_of,
+    any_of,
+    cast,
+    exp,
+    log,
+    maximum,
+    minimum,
+    number,
+    select,
+)
 from .sample import (
+    DIGIT_BITS,
+    DIGITS,
+    GROUPS,
     LOWEST,
-    SMALLEST_EXPONENT,
+    PASSES,
     THREADS,
     Columns,
     Largest,
     add_up,
-    adjusted_logit,
     draw_in_block,
     first_beyond,
-    fold_in_loop,
-    fold_largest,
+    fold_results,
     key_of,
     store_token,
 )
-from .sample_chunks import CHUNK, Record, records_of
+from .sample_chunks import (
+    CHUNK,
+    STEPS,
+    SUMS,
+    Record,
+    Vectors,
+    coldness_of,
+    ladder_of,
+    logit_of,
+    logits_of,
+    records_of,
+    weight_at,
+)
+from .vectors import floats, lane_of
+
+# The logits of a range that a thread collects. Sums of threads need the rest of 16 KB of workgroup memory.
+COLLECTED = 7
+# The first rounds of a search divide a range of logits, the others one of keys, until it has one key.
+VALUE_ROUNDS = 4
+# The threads that read a chunk together, when the chunks' weights are summed.
+GROUP = 32
+# The loads of a thread that are in flight together.
+LOADS_AHEAD = 4
 
 
 def sample_merge(name: str, columns: int, width: int = CHUNK) -> Kernel:
     chunks = -(-columns // width)
     kernel = KernelBuilder(name, scalars=("A",))
-    logits = kernel.buffer("logits", ("R", columns), "float32")
-    adjusted = kernel.buffer("adjusted", ("A", columns), "float32")
+    buffers = logits_of(kernel, columns, width)
     slots = kernel.buffer("slots", ("R", 2), "int32")
     sampled = kernel.buffer("sampled", ("N",), "int32", write=True)
     counts = kernel.buffer("counts", ("N", columns), "int32", write=True)
@@ -44,17 +83,18 @@ def sample_merge(name: str, columns: int, width: int = CHUNK) -> Kernel:
     row, _ = kernel.grid("R")
     thread = kernel.threads(THREADS)
     values = kernel.shared("values", (THREADS,), "float32")
+    vectors = Vectors(kernel, row, columns, width, *buffers)
 
     def record_of(chunk: Scalar) -> Record:
-        return Record(records, row, chunk, width)
+        return Record(records, row, minimum(chunk, chunks - 1))
 
     found = merge_largest(kernel, thread, record_of, chunks, values)
     # The batch input is not bound here: with it, there would be more buffers than every device can bind.
-    setting = record_of(number(0, "int32")).settings
+    settings = zip(Settings._fields, record_of(number(0, "int32")).settings, strict=True)
+    setting = Settings(*(kernel.let(name, value) for name, value in settings))
     with kernel.when(setting.temperature > 0):
-        load = adjusted_logit(kernel, logits, adjusted, row)
-        draw_token(kernel, Columns(kernel, thread, columns, load), setting, found, record_of, chunks, width, values)
-    store_token(kernel, thread, row, found, logits, slots, sampled, counts, y, logprobs)
+        Draw(kernel, thread, vectors, setting, found.best[0], record_of, values).choose(found.column)
+    store_token(kernel, thread, row, found, vectors.raw_logit, slots, sampled, counts, y, logprobs)
     return kernel.finish()
 
 
@@ -63,7 +103,7 @@ def merge_largest(
 ) -> Largest:
     """The results of all chunks as those of the row; ``values`` (256,) is shared memory, free afterwards."""
     per_thread = -(-chunks // THREADS)
-    sums = kernel.shared("sums", (THREADS,), "float32")
+    bests = kernel.shared("bests", (THREADS,), "float32")
     best_columns = kernel.shared("best_columns", (THREADS,), "int32")
     found = Largest(
         kernel.local("raw_largest", 1, "float32", fill=LOWEST),
@@ -79,144 +119,290 @@ def merge_largest(
             with kernel.when(record.best > found.best[0]):
                 found.best[0] = record.best
                 found.column[0] = record.column
-    values[thread] = found.raw[0]
-
-    def fold(mine: Scalar, other: Scalar) -> None:
-        values[mine] = maximum(values[mine], values[other])
-
-    fold_in_loop(kernel, thread, fold)
-    found.raw[0] = values[0]
+    fold_results(kernel, thread, found, values, bests, best_columns)
     with kernel.loop("i", per_thread) as i:
         chunk = kernel.let("chunk", thread * per_thread + i)
         with kernel.when(chunk < chunks):
             record = record_of(chunk)
             found.total[0] = found.total[0] + record.total * exp(record.raw - found.raw[0])
-    sums[thread] = found.total[0]
-    add_up(kernel, thread, sums)
-    found.total[0] = sums[0]
-    values[thread] = found.best[0]
-    best_columns[thread] = found.column[0]
-    fold_largest(kernel, thread, values, best_columns)
-    found.best[0] = values[0]
-    found.column[0] = best_columns[0]
+    kernel.barrier()
+    values[thread] = found.total[0]
+    add_up(kernel, thread, values)
+    found.total[0] = values[0]
     kernel.barrier()
     return found
 
 
-def draw_token(
-    kernel: KernelBuilder,
-    row: Columns,
-    setting: Settings,
-    found: Largest,
-    record_of: Callable[[Scalar], Record],
-    chunks: int,
-    width: int,
-    parts: Array,
-) -> None:
-    """Set ``found.column`` to the token drawn; ``parts`` (256,) is shared memory, free after a barrier."""
-    per_thread = -(-chunks // THREADS)
-    largest, thread = found.best[0], row.thread
-    # For each chunk of the thread: the number of its largest logits that are kept, the bounds of that number while a
-    # threshold is searched, and the factor from its weights to those of the row.
-    fewest, middle, most = (kernel.local(name, per_thread, "int32") for name in ("fewest", "middle", "most"))
-    factors = kernel.local("factors", per_thread, "float32")
-    masses = kernel.shared("masses", (THREADS * per_thread,), "float32")
-    lowest_key = kernel.local("lowest_key", 1, "uint32", fill=0)
-    sum_of_chunks = kernel.local("sum_of_chunks", 1, "float32")
-    tried = kernel.local("tried", 1, "uint32")
-    found_key = kernel.local("found_key", 1, "uint32")
-    goal = kernel.local("goal", 1, "float32")
+class Draw:
+    """The choice of a row with a temperature. ``largest`` is its largest logit; ``parts`` (256,) is shared memory."""
 
-    def factor(x: Scalar) -> Scalar:
-        return exp(maximum((x - largest) / setting.temperature, number(SMALLEST_EXPONENT, "float32")))
+    def __init__(
+        self,
+        kernel: KernelBuilder,
+        thread: Scalar,
+        vectors: Vectors,
+        setting: Settings,
+        largest: Scalar,
+        record_of: Callable[[Scalar], Record],
+        parts: Array,
+    ) -> None:
+        self._kernel, self._thread, self._vectors, self._parts = kernel, thread, vectors, parts
+        self._chunks, self._loads = -(-vectors.columns // vectors.width), vectors.width // vectors.lanes
+        self._window = kernel.local("window", LOADS_AHEAD, floats(vectors.lanes))
+        self._vector = kernel.local("vector", 1, floats(vectors.lanes))
+        self._chunk_best = kernel.local("chunk_best", 1, "float32")
+        self._x, self._each = (kernel.local(name, 1, "float32") for name in ("x", "each"))
+        self._key = kernel.local("key", 1, "uint32")
+        self._setting, self._largest, self._record_of = setting, largest, record_of
+        self._coldness = kernel.let("coldness", coldness_of(setting.temperature))
+        self._ladder = ladder_of(setting.temperature)
+        self._masses = kernel.shared("masses", (self._chunks,), "float32")
+        self._steps = kernel.shared("steps", (STEPS,), "float32")
+        self._scratch = kernel.shared("scratch", (SUMS * THREADS // 2,), "float32")
+        self._totals = kernel.shared("totals", (SUMS,), "float32")
+        self._groups = kernel.shared("groups", (GROUPS,), "float32")
+        self._collected = kernel.shared("collected", (COLLECTED * THREADS,), "uint32")
+        # The lowest key that all filters keep, and the range that contains a filter's threshold, without its end.
+        self._lowest_key = kernel.local("lowest_key", 1, "uint32", fill=0)
+        self._start, self._end = (kernel.local(name, 1, "uint32") for name in ("start", "end"))
+        # What is at or above the end of the range, and what a filter keeps at least.
+        self._above, self._goal = (kernel.local(name, 1, "float32") for name in ("above", "goal"))
 
-    def clamped(i: Scalar) -> Record:
-        return record_of(minimum(thread * per_thread + i, chunks - 1))
+    def choose(self, token: Array) -> None:
+        """Set ``token`` to the token drawn."""
+        kernel, setting, largest = self._kernel, self._setting, self._largest
+        # Top-k counts logits; top-p adds the weights of those that top-k kept; the draw is among those of all filters.
+        with (
+            kernel.loop("stage", 3) as stage,
+            kernel.when(select(stage == 0, setting.top_k > 0, any_of(stage == 2, setting.top_p < 1))),
+        ):
+            with kernel.when(stage == 2):
+                with kernel.when(setting.min_p > 0):
+                    # The computed log of 1 may be slightly above 0.
+                    lowest = largest + setting.temperature * minimum(log(setting.min_p), number(0, "float32"))
+                    self._lowest_key[0] = maximum(self._lowest_key[0], key_of(lowest))
+                # Rounding may leave sums below the goal; the largest is always kept.
+                self._lowest_key[0] = minimum(self._lowest_key[0], key_of(largest))
+            self._sum_chunks()
+            share = select(stage == 1, setting.top_p, setting.draw)
+            self._goal[0] = select(stage == 0, setting.top_k, self._goal[0] * share)
+            with kernel.when(stage < 2):
+                self._place(stage)
+                self._search(stage)
+        chosen_chunk = kernel.local("chosen_chunk", 1, "int32")
+        first_beyond(kernel, self._chunks, lambda i: self._masses[i], self._goal, chosen_chunk)
 
-    def mass(i: Scalar, count: Scalar) -> Scalar:
-        running = clamped(i).running(maximum(count - 1, 0))
-        return select(count > 0, running * factors[i], number(0, "float32"))
+        row = Columns(kernel, self._thread, self._vectors.columns, lambda i: self._vectors.logit(i, self._window))
+        width = self._vectors.width
+        draw_in_block(
+            kernel, row, self._kept_weight, width, chosen_chunk[0], self._goal, self._parts, self._groups, token
+        )
 
-    def add_chunks(value: Callable[[Scalar], Scalar]) -> Scalar:
-        """The sum over the row's chunks, for all threads."""
-        sum_of_chunks[0] = number(0, "float32")
-        with kernel.loop("i", per_thread) as i:
-            sum_of_chunks[0] = sum_of_chunks[0] + value(i)
-        parts[thread] = sum_of_chunks[0]
-        add_up(kernel, thread, parts)
-        sum_of_chunks[0] = parts[0]
+    def _weight(self, x: Scalar) -> Scalar:
+        return weight_at(x - self._largest, self._coldness)
+
+    def _kept_weight(self, x: Scalar) -> Scalar:
+        return select(key_of(x) >= self._lowest_key[0], self._weight(x), number(0, "float32"))
+
+    def _sum_chunks(self) -> None:
+        """Store the weight of what each chunk keeps in ``masses``, and that of the row in ``goal``."""
+        kernel, thread, vectors = self._kernel, self._thread, self._vectors
+        lane = kernel.let("group_lane", thread % GROUP)
+        mass = kernel.local("mass", 1, "float32")
+        filtered = kernel.let("filtered", self._lowest_key[0] > number(0, "uint32"))
+        groups = THREADS // GROUP
+        with kernel.loop("turn", -(-self._chunks // groups)) as turn:
+            chunk = kernel.let("chunk", turn * groups + thread // GROUP)
+            record = self._record_of(chunk)
+            self._chunk_best[0] = record.best
+            mass[0] = number(0, "float32")
+            with kernel.when(
+                all_of(filtered, chunk < self._chunks, key_of(self._chunk_best[0]) >= self._lowest_key[0])
+            ):
+                first = kernel.let("first", vectors.index_in(chunk, lane))
+                for x in self._each_of(first, GROUP, self._loads // GROUP):
+                    mass[0] = mass[0] + self._kept_weight(x)
+            self._parts[thread] = mass[0]
+            kernel.barrier()
+            with kernel.when(all_of(lane == 0, chunk < self._chunks)):
+                mass[0] = record.weight * self._weight(self._chunk_best[0])
+                with kernel.when(filtered):
+                    mass[0] = number(0, "float32")
+                    with kernel.loop("other", GROUP) as other:
+                        mass[0] = mass[0] + self._parts[thread + other]
+                self._masses[chunk] = mass[0]
+            kernel.barrier()
+        self._goal[0] = number(0, "float32")
+        with kernel.loop("chunk", self._chunks) as chunk:
+            self._goal[0] = self._goal[0] + self._masses[chunk]
+
+    def _place(self, stage: Scalar) -> None:
+        """Set the range that contains the threshold, by the ladder, and what is above the range."""
+        kernel, thread, ladder = self._kernel, self._thread, self._ladder
+        highest = kernel.let("highest", ladder.below(self._largest))
+        lanes = THREADS // SUMS
+        mine = kernel.local("at_step", 1, "float32", fill=0)
+        with kernel.loop("turn", -(-self._chunks // lanes)) as turn:
+            chunk = kernel.let("chunk", turn * lanes + thread % lanes)
+            record = self._record_of(chunk)
+            self._chunk_best[0] = record.best
+            lower = minimum(highest - ladder.below(self._chunk_best[0]), number(STEPS, "float32"))
+            step = kernel.let("step", thread // lanes - cast(lower, "int32"))
+            with kernel.when(all_of(chunk < self._chunks, step >= 0, step < STEPS)):
+                scale = select(stage == 0, number(1, "float32"), self._weight(self._chunk_best[0]))
+                mine[0] = mine[0] + record.at_step(stage, step) * scale
+        self._parts[thread] = mine[0]
         kernel.barrier()
-        return sum_of_chunks[0]
+        with kernel.when(thread < STEPS):
+            mine[0] = number(0, "float32")
+            with kernel.loop("i", lanes) as i:
+                mine[0] = mine[0] + self._parts[thread * lanes + i]
+            self._steps[thread] = mine[0]
+        kernel.barrier()
+        self._start[0] = number(0, "uint32")
+        self._end[0] = key_of(self._largest) + number(1, "uint32")
+        self._above[0] = number(0, "float32")
+        with (
+            kernel.when(ladder.is_exact_at(self._largest)),
+            kernel.loop("step", STEPS) as step,
+            kernel.when(self._start[0] == number(0, "uint32")),
+        ):
+            key = kernel.let("key", key_of(ladder.at(highest - cast(step, "float32"))))
+            reached = kernel.let("reached", cast(self._steps[step] >= self._goal[0], "int32"))
+            with kernel.when(reached == 1):
+                self._start[0] = key
+            with kernel.when(reached == 0):
+                self._end[0] = key
+                self._above[0] = self._steps[step]
+        self._start[0] = maximum(self._start[0], self._lowest_key[0])
 
-    def count_from(key: Scalar) -> None:
-        """Set ``middle`` to the number of each chunk's keys from ``key`` on, which is from ``fewest`` to ``most``."""
-        end = kernel.local("end", 1, "int32")
-        with kernel.loop("i", per_thread) as i:
-            middle[i] = fewest[i]
-            end[0] = most[i]
-            with kernel.loop("step", width.bit_length()) as _, kernel.when(middle[i] < end[0]):
-                at = kernel.let("at", (middle[i] + end[0]) >> 1)
-                above = kernel.let("above", cast(clamped(i).key(at) >= key, "int32"))
-                middle[i] = select(above == 1, at + 1, middle[i])
-                end[0] = select(above == 1, end[0], at)
+    def _search(self, stage: Scalar) -> None:
+        """Raise ``lowest_key`` to the largest key such that what is at or above it reaches the goal."""
+        kernel, thread, start, end = self._kernel, self._thread, self._start, self._end
+        taken = kernel.local("taken", 1, "int32", fill=0)
+        collected = kernel.local("is_collected", 1, "int32", fill=0)
+        sums = kernel.local("sums", SUMS, "float32")
+        pivots = kernel.local("pivots", DIGITS, "uint32")
+        is_closed = kernel.local("is_closed", 1, "int32")
+        one = number(1, "uint32")
+        key, each = self._key, self._each
 
-    with kernel.loop("i", per_thread) as i:
-        chunk = kernel.let("chunk", thread * per_thread + i)
-        most[i] = maximum(minimum(row.columns - chunk * width, width), 0)
-        factors[i] = factor(clamped(i).best)
+        def add(x: Scalar) -> None:
+            each[0] = select(stage == 0, number(1, "float32"), self._weight(x))
+            for d in range(DIGITS):
+                sums[d] = sums[d] + select(key[0] >= pivots[d], each[0], number(0, "float32"))
 
-    # Top-k counts logits, top-p adds the weights of those that top-k kept.
-    with (
-        kernel.loop("filter_number", 2) as filter_number,
-        kernel.when(select(filter_number == 0, setting.top_k > 0, setting.top_p < 1)),
-    ):
-        goal[0] = setting.top_k
-        with kernel.when(filter_number == 1):
-            goal[0] = add_chunks(lambda i: mass(i, most[i])) * setting.top_p
-        found_key[0] = number(0, "uint32")
-        with kernel.loop("i", per_thread) as i:
-            fewest[i] = 0
-        with kernel.loop("bit", 32) as bit:
-            tried[0] = found_key[0] | (number(1, "uint32") << cast(31 - bit, "uint32"))
-            count_from(tried[0])
-            reached = add_chunks(lambda i: select(filter_number == 0, cast(middle[i], "float32"), mass(i, middle[i])))
-            with kernel.when(reached >= goal[0]):
-                found_key[0] = tried[0]
-            with kernel.loop("i", per_thread) as i:
-                most[i] = select(found_key[0] == tried[0], middle[i], most[i])
-                fewest[i] = select(found_key[0] == tried[0], fewest[i], middle[i])
-        lowest_key[0] = maximum(lowest_key[0], found_key[0])
-    with kernel.when(setting.min_p > 0):
-        # The computed log of 1 may be slightly above 0.
-        lowest = largest + setting.temperature * minimum(log(setting.min_p), number(0, "float32"))
-        lowest_key[0] = maximum(lowest_key[0], key_of(lowest))
-    # Rounding may leave sums below the goal; the largest is always kept.
-    lowest_key[0] = minimum(lowest_key[0], key_of(largest))
+        def consider(x: Scalar) -> None:
+            key[0] = key_of(x)
+            with kernel.when(all_of(key[0] >= start[0], key[0] < end[0])):
+                add(x)
+                with kernel.when(taken[0] < COLLECTED):
+                    self._collected[taken[0] * THREADS + thread] = key[0]
+                taken[0] = taken[0] + 1
 
-    with kernel.loop("i", per_thread) as i:
-        chunk = kernel.let("chunk", thread * per_thread + i)
-        most[i] = maximum(minimum(row.columns - chunk * width, width), 0)
-        fewest[i] = 0
-    count_from(lowest_key[0])
-    with kernel.loop("i", per_thread) as i:
-        masses[thread * per_thread + i] = mass(i, middle[i])
-    # Summed in the order of the columns, which `add_up` does not keep.
-    sum_of_chunks[0] = number(0, "float32")
-    with kernel.loop("i", per_thread) as i:
-        sum_of_chunks[0] = sum_of_chunks[0] + masses[thread * per_thread + i]
-    parts[thread] = sum_of_chunks[0]
-    kernel.barrier()
-    goal[0] = number(0, "float32")
-    with kernel.loop("other", THREADS) as other:
-        goal[0] = goal[0] + parts[other]
-    goal[0] = goal[0] * setting.draw
-    chosen_thread = kernel.local("chosen_thread", 1, "int32")
-    first_beyond(kernel, THREADS, lambda i: parts[i], goal, chosen_thread)
-    chosen_chunk = kernel.local("chosen_chunk", 1, "int32")
-    first_beyond(kernel, per_thread, lambda i: masses[chosen_thread[0] * per_thread + i], goal, chosen_chunk)
-    chosen_chunk[0] = chosen_thread[0] * per_thread + chosen_chunk[0]
+        with kernel.loop("round", VALUE_ROUNDS + PASSES) as round_:
+            open_ = kernel.let("open", all_of(end[0] > start[0], end[0] - start[0] > one))
+            for d in range(SUMS):
+                sums[d] = 0
+            with kernel.when(round_ < VALUE_ROUNDS):
+                self._divide_values(round_, pivots)
+            with kernel.when(round_ >= VALUE_ROUNDS):
+                width = kernel.let("width", ((end[0] - start[0] - one) >> number(DIGIT_BITS, "uint32")) + one)
+                for d in range(DIGITS):
+                    pivots[d] = start[0] + width * number(d + 1, "uint32")
+            with kernel.when(all_of(open_, collected[0] == 0)):
+                taken[0] = 0
+                self._each_from(start[0], consider)
+                sums[DIGITS] = select(taken[0] > COLLECTED, number(1, "float32"), number(0, "float32"))
+            with (
+                kernel.when(all_of(open_, collected[0] == 1)),
+                kernel.loop("i", taken[0]) as i,
+            ):
+                key[0] = self._collected[i * THREADS + thread]
+                with kernel.when(all_of(key[0] >= start[0], key[0] < end[0])):
+                    add(logit_of(key[0]))
+            self._add_up(sums)
+            with kernel.when(open_):
+                with kernel.when(self._totals[DIGITS] == 0):
+                    collected[0] = 1
+                is_closed[0] = 0
+                for d in range(DIGITS):
+                    reached = all_of(self._totals[d] + self._above[0] >= self._goal[0], pivots[d] < end[0])
+                    with kernel.when(is_closed[0] == 0):
+                        is_closed[0] = select(reached, 0, 1)
+                        with kernel.when(is_closed[0] == 0):
+                            start[0] = maximum(start[0], pivots[d])
+                        with kernel.when(is_closed[0] == 1):
+                            end[0] = minimum(end[0], pivots[d])
+                            self._above[0] = self._above[0] + self._totals[d]
+        self._lowest_key[0] = maximum(self._lowest_key[0], start[0])
 
-    def weight(x: Scalar) -> Scalar:
-        return select(key_of(x) >= lowest_key[0], factor(x), number(0, "float32"))
+    def _divide_values(self, round_: Scalar, pivots: Array) -> None:
+        """Set the pivots to logits at equal distances within the range; if it has no start, below its end, each twice
+        as far as the next. Equal ranges of keys would mostly be numbers near 0.
+        """
+        kernel, start, end = self._kernel, self._start, self._end
+        low, high = kernel.let("low", logit_of(start[0])), kernel.let("high", logit_of(end[0]))
+        reach = self._each
+        reach[0] = self._ladder.distance
+        with kernel.loop("i", round_):
+            reach[0] = reach[0] * number(1 << DIGITS, "float32")
+        for d in range(DIGITS):
+            self._x[0] = low + (high - low) * number((d + 1) / (DIGITS + 1), "float32")
+            with kernel.when(start[0] == number(0, "uint32")):
+                self._x[0] = high - reach[0] * number(1 << (DIGITS - 1 - d), "float32")
+            pivots[d] = key_of(self._x[0])
 
-    draw_in_block(kernel, row, weight, width, chosen_chunk[0], goal, parts, found.column)
+    def _each_from(self, key: Scalar, body: Callable[[Scalar], None]) -> None:
+        """Call ``body`` with the thread's logits of all chunks that contain one at or above a key."""
+        kernel, vectors = self._kernel, self._vectors
+        with kernel.loop("chunk", self._chunks) as chunk:
+            self._chunk_best[0] = self._record_of(chunk).best
+            with kernel.when(key_of(self._chunk_best[0]) >= key):
+                first = kernel.let("first", vectors.index_in(chunk, self._thread))
+                for x in self._each_of(first, THREADS, self._loads // THREADS):
+                    body(x)
+
+    def _each_of(self, first: Scalar, stride: int, count: int) -> Iterator[Scalar]:
+        """The logits of every ``stride``-th vector that is inside the row, within a loop that loads the next vectors in
+        advance.
+        """
+        kernel, vectors, ahead = self._kernel, self._vectors, min(LOADS_AHEAD, count)
+        for i in range(ahead):
+            vectors.load(first + i * stride, self._window, i)
+        with kernel.loop("i", count) as i:
+            self._vector[0] = self._window[0]
+            for later in range(1, ahead):
+                self._window[later - 1] = self._window[later]
+            with kernel.when(i < count - ahead):
+                vectors.load(first + (i + ahead) * stride, self._window, ahead - 1)
+            with kernel.when(vectors.inside(first + i * stride)):
+                for lane in range(vectors.lanes):
+                    self._x[0] = lane_of(self._vector[0], lane)
+                    yield self._x[0]
+
+    def _add_up(self, sums: Array) -> None:
+        """Store the sums of all threads in ``totals``."""
+        kernel, thread, scratch, half = self._kernel, self._thread, self._scratch, THREADS // 2
+        with kernel.when(thread >= half):
+            for d in range(SUMS):
+                scratch[d * half + thread - half] = sums[d]
+        kernel.barrier()
+        with kernel.when(thread < half):
+            for d in range(SUMS):
+                scratch[d * half + thread] = sums[d] + scratch[d * half + thread]
+        kernel.barrier()
+        lanes = half // SUMS
+        part = kernel.local("part_of_totals", 1, "float32")
+        with kernel.when(thread < half):
+            part[0] = number(0, "float32")
+            with kernel.loop("i", half // lanes) as i:
+                part[0] = part[0] + scratch[thread // lanes * half + i * lanes + thread % lanes]
+            self._parts[thread] = part[0]
+        kernel.barrier()
+        with kernel.when(thread < SUMS):
+            part[0] = number(0, "float32")
+            with kernel.loop("i", lanes) as i:
+                part[0] = part[0] + self._parts[thread * lanes + i]
+            self._totals[thread] = part[0]
+        kernel.barrier()

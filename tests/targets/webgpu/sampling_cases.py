@@ -20,7 +20,7 @@ from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.sample import sample
-from nearfar.compiler.kernels.sample_chunks import sample_chunks
+from nearfar.compiler.kernels.sample_chunks import STEP, sample_chunks
 from nearfar.compiler.kernels.sample_merge import sample_merge
 from nearfar.compiler.kernels.top_chunks import top_chunks
 from nearfar.compiler.kernels.top_logprobs import top_logprobs
@@ -178,6 +178,8 @@ def adversarial_case(columns: int, width: int) -> Case:
             "all masked but the last": np.where(np.arange(columns) == columns - 1, -1.0, -3.0e38),
             "the largest first": np.round(falling),
             "the largest last": np.round(falling[::-1]),
+            "close together": rng.permutation(np.linspace(0, 0.5, columns)),
+            "on steps of the ladder": rng.integers(-20, 40, columns) * np.float32(STEP * 1e-3),
             "no weight but for a few": np.where(np.arange(columns) % (columns // 4) == 1, 5.0, -1e5),
         }
         settings = [
@@ -187,6 +189,7 @@ def adversarial_case(columns: int, width: int) -> Case:
             Settings(temperature=1.0, top_k=columns - 1),
             Settings(temperature=0.7, top_k=columns + 1),
             Settings(temperature=1.0, top_p=1e-6),
+            Settings(temperature=1.0, top_p=0.5),
             Settings(temperature=1e-3, top_p=0.7),
             Settings(temperature=1.0, top_k=columns // 2, top_p=0.5, min_p=0.01),
             Settings(temperature=30.0, min_p=0.9),
