@@ -35,7 +35,7 @@ interface Point {
 }
 
 /** The total time of tuning on the device. */
-const BUDGET_MS = 2000;
+const BUDGET_MS = 3000;
 const SLICE_MS = 10;
 const MOST_STEPS = 256;
 /** A variant must be faster by this factor; smaller differences may be chance. */
