@@ -9,7 +9,7 @@ import math
 from ..ir.heads import Heads, Preparation
 from .builder import Array, KernelBuilder, Scalar, cast, minimum, number, select
 from .maths import position_factor, rms_factor
-from .vectors import floats, join, lane_of, lanes_of, splat, sum_lanes, vector, with_lanes
+from .vectors import floats, lane_of, lanes_of, splat, sum_lanes, vector, with_lanes
 
 
 def query_rows(kernel: KernelBuilder, heads: Heads, *, scratch: bool, write: bool = False) -> Array:
@@ -136,7 +136,7 @@ class NewHeads:
     def projected(self, row: Scalar, head: Scalar, index: Scalar) -> Scalar:
         """Vector ``index`` of the projection's result, float32."""
         units = [self._raw(row, head, index * self._units + i) for i in range(self._units)]
-        return join(*units, lanes=range(self._heads.lanes)) if self._units > 1 else units[0]
+        return self._joined(units)
 
     def squares(self, projected: Scalar) -> Scalar:
         """The sum of the squares of a vector."""
@@ -173,7 +173,7 @@ class NewHeads:
                 is_value = head >= self._heads.num_heads + self._heads.num_kv_heads
                 value = select(is_value, self.value(projected, factor), value)
             units.append(value)
-        return join(*units, lanes=range(self._heads.lanes)) if self._units > 1 else units[0]
+        return self._joined(units)
 
     def turn(self, row: Scalar, position: Scalar, index: Scalar) -> tuple[Scalar, Scalar] | None:
         """The cosines and sines of vector ``index``, if it is one of the `rotated_pairs`, for `vector_pair`."""
@@ -209,6 +209,16 @@ class NewHeads:
     def value(self, projected: Scalar, factor: Scalar | None) -> Scalar:
         """Elements of a prepared head of v, from those of the projection's result."""
         return projected if factor is None or not self.norms_values else times(projected, factor)
+
+    def _joined(self, units: list[Scalar]) -> Scalar:
+        """The units of a vector as one."""
+        if self._units == 1:
+            return units[0]
+        if self._unit > 1:
+            # TVM's CUDA does not join vectors of several lanes.
+            units = [self._kernel.let("unit", unit) for unit in units]
+            units = [lane_of(unit, lane) for unit in units for lane in range(self._unit)]
+        return vector(*units)
 
     def _raw(self, row: Scalar, head: Scalar, unit: Scalar) -> Scalar:
         return cast(self._qkv[row, head, unit], floats(self._unit))

@@ -152,6 +152,8 @@ def cuda_cases() -> Iterator[Case]:
     yield mixed_case(
         Facts(Heads(2, 2, 32, 16, "float32"), Preparation(600, 32, None), Scores(0.2, window=40, causal=False))
     )
+    # Vectors of four elements consist of two pairs, whose partners are not in one vector.
+    yield mixed_case(Facts(Heads(2, 2, 20, 16, "float32"), Preparation(600, 20, None), Scores(0.2)))
     facts = plain_facts(4, 2, 64, "bfloat16", norm=True)
     yield attention_case("tile", facts, tile=TileOptions(16))
     yield attention_case("split", facts, decode=DecodeOptions(2, 32, 32, split=64))
