@@ -2,7 +2,7 @@
 beside the choice of `targets/cuda/tuning.py`.
 
 ``make bench-cuda-projections`` compiles the candidates, times them, and writes ``cuda_projections.json`` into the
-folder after every matrix. ``--models``, ``--rows`` and ``--kernel`` select some of them. The two halves also run by
+folder after every matrix. ``--models``, ``--rows`` and ``--kernels`` select some of them. The two halves also run by
 themselves: ``prepare`` needs TVM and NVRTC but no GPU, and ``measure`` only the driver. Each kernel reads several
 copies of its weights in turn, more than the cache holds, in a CUDA graph.
 """
@@ -95,12 +95,12 @@ def main() -> None:
     parser.add_argument("--quantization", default="q4f16")
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--rows", type=int, nargs="+", default=BATCHES, help="input rows (default: %(default)s)")
-    parser.add_argument("--kernel", choices=KERNELS, help="default: all")
+    parser.add_argument("--kernels", nargs="+", default=KERNELS, choices=KERNELS)
     options = parser.parse_args()
     if options.half in ("prepare", "both"):
         arch = options.arch or (NvidiaDriver().arch if options.half == "both" else "sm_90")
         matrices = {name: each for name, each in MATRICES.items() if name.split()[0] in options.models}
-        prepare(options.folder, arch, options.quantization, matrices, options.rows, options.kernel)
+        prepare(options.folder, arch, options.quantization, matrices, options.rows, options.kernels)
     if options.half in ("measure", "both"):
         driver = NvidiaDriver()
         timings: list[Timing] = []
@@ -121,9 +121,9 @@ def prepare(
     quantization: str,
     matrices: Mapping[str, tuple[int, int, dict[str, Any]]],
     batches: Sequence[int],
-    kernel: str | None = None,
+    selected: Sequence[str] = KERNELS,
 ) -> None:
-    """Compile all candidates, or those of one ``kernel``, into cubins, and describe their launches in a JSON file."""
+    """Compile the candidates of the selected kernels into cubins, and describe their launches in a JSON file."""
     from nearfar.compiler import quant
     from nearfar.compiler.quant.kernel_format import weight_format
     from nearfar.targets.cuda.nvrtc import check_arch, compile_cubin
@@ -142,7 +142,7 @@ def prepare(
         }
         for batch in batches:
             for shape, chosen, variant in variants_for(facts, tuning, batch):
-                if kernel not in (None, shape["kernel"]):
+                if shape["kernel"] not in selected:
                     continue
                 for call in variant.kernels:
                     if call.name not in lowered:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import bench_cuda_projections
+import bench_cuda_sass
 import pytest
+import sass
 from bench_cuda import (
     kernel_times,
     measure_alone,
@@ -141,3 +143,19 @@ def test_the_rules_choose_one_of_the_candidates_for_every_matrix() -> None:
             shapes = list(bench_cuda_projections.variants_for(facts, tuning_for("sm_90"), batch))
             assert [chosen for _, chosen, _ in shapes].count(True) == 1
             assert len(shapes) == len({str(shape) for shape, _, _ in shapes})
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_instructions_of_both_kernels_for_one_row_are_counted() -> None:
+    if sass.disassembler() is None:
+        from conftest import lacks
+
+        lacks("nvdisasm is not installed; pip install nvidia-cuda-nvdisasm")
+    columns, outputs, options = bench_cuda_projections.MATRICES["8B down"]
+    facts = bench_cuda_projections.projection(columns, outputs, WeightFormat("q4", "float16"), options)
+    before, after = bench_cuda_sass.counts_of("8B down", facts, 1)
+    assert (before.template, after.template) == ("linear_async", "linear_few")
+    assert before.spilled_bytes == after.spilled_bytes == 0
+    assert before.instructions_per_weight > 3.5
+    assert after.instructions_per_weight < 2.1
+    bench_cuda_sass.print_counts([before, after])
