@@ -22,7 +22,7 @@
 # make soak              24 clients during attacks for MINUTES=10 on this machine's CPU; ATTACKS=texts,grammar,... selects attacks
 # make bench-wire        speculation across the wire: the work that a near model's guesses save the server; FAR=folder for another far checkpoint
 # make bench-cpu         tokens per second on this machine's CPU; also llama.cpp, if llama-cpp-python is installed; MODEL=gemma-3-1b-it selects a model of compiler/arch/published, TYPE=Q4_K_M a file that llama.cpp quantizes
-# make bench-activations the error of the cpu target's activation dtypes on the demo model
+# make bench-activations the error of the activation dtypes of cpu and webgpu on the demo model
 # make check-gguf check-whisper        check that llama.cpp computes the same distributions from exported files
 # make check-whisper     check that transcripts with Whisper's real weights are those of openai-whisper
 # make check-voice       check that what Kokoro's real weights speak in headless Chromium is what Whisper's write down
@@ -224,7 +224,7 @@ STEP_FOLDERS = tests:tests/targets:tests/targets/cpu:tests/targets/webgpu
 bench-cpu-kernels: .venv/.dev
 	PYTHONPATH=$(STEP_FOLDERS) $(BIN)/python tests/bench/bench_cpu_kernels.py
 
-bench-activations: .venv/.dev
+bench-activations: .venv/.dev | vulkan
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_activations.py
 
 bench-cpu: .venv/.dev

@@ -16,7 +16,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from ..bundle.folder import Bundle, ExportBundle, open_any
-from ..bundle.manifest import MANIFEST_FILE, ExportManifest
+from ..bundle.manifest import MANIFEST_FILE, ExportManifest, Manifest
 from ..bundle.signature import TrustedKey, read_trusted_keys
 from ..formats import Checkpoint
 from ..formats.hub import hub_model
@@ -135,13 +135,18 @@ def weight_bytes(bundle: Compared) -> int:
 
 
 def description(bundle: Compared) -> str:
-    """The target, the weights, and the format of keys and values if it is not the default."""
+    """The target, the weights, int8 if it is the first activation dtype, and the format of keys and values if it is not
+    the default.
+    """
     if isinstance(bundle, Checkpoint):
         return f"model, {', '.join(sorted(bundle.stored_forms)) or 'floats'}"
     manifest = bundle.manifest
     group = f", groups of {manifest.group_size}" if isinstance(manifest, ExportManifest) and manifest.group_size else ""
     weights = manifest.quantization if isinstance(manifest, ExportManifest) else manifest.matrix_formats
-    return f"{manifest.target}, {weights}{group}" + (f", KV {manifest.kv}" if manifest.kv != "activation" else "")
+    rounds = isinstance(manifest, Manifest) and manifest.activations[0].dtype == "int8"
+    return f"{manifest.target}, {weights}{group}{', int8' if rounds else ''}" + (
+        f", KV {manifest.kv}" if manifest.kv != "activation" else ""
+    )
 
 
 def entry(bundle: Compared, device: str, quality: Quality) -> dict[str, Any]:

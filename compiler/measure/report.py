@@ -290,7 +290,9 @@ def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> i
     if not manifest.paged:
         dims["S"] = context
     plan = manifest.plan(manifest.plan_names[0])
-    chosen = choose_kernels(manifest, plan, activation, (), dims)
+    # A device that runs the dtype has what it needs.
+    features = next(entry.needs for entry in manifest.activations if entry.dtype == activation)
+    chosen = choose_kernels(manifest, plan, activation, features, dims)
     grids = (manifest.kernels[name].grid for step in plan.steps for name in chosen[step.variants])
     return sum(all(evaluate(extent, dims) for extent in grid) for grid in grids)
 

@@ -93,7 +93,8 @@ def variants_of(step: Step, context: Context) -> tuple[Variant, ...]:
 
 def projection_variants(facts: Projection, activation: str) -> list[Variant]:
     """The kernels of one projection; with float16 activations, also products and tiles of float16. With int8
-    activations, kernels of integers come first for few rows and for many; a tuner may prefer the others.
+    activations, kernels of integers come first for few rows and for many; a tuner may prefer the others, which are more
+    exact.
     """
     subgroup = kernel(linear_subgroup, facts=facts, shape=SubgroupShape())
     few_dots, many_dots = integer_variants(facts) if activation == "int8" else ([], [])
@@ -101,10 +102,10 @@ def projection_variants(facts: Projection, activation: str) -> list[Variant]:
         *few_dots,
         *(vector_variant(facts, shape, NUMBERS) for shape in vector_shapes(facts)),
         Variant((subgroup,), when=few_rows(facts, NUMBERS), needs=("subgroups", "subgroup_id")),
+        *many_dots,
     ]
-    variants += many_dots
     in_halves = activation == "float16" and multiplies_halves(facts.weight)
-    if in_halves:
+    if in_halves or (few_dots and multiplies_halves(facts.weight)):
         variants += [replace(vector_variant(facts, shape, NUMBERS), needs=HALVES) for shape in half_shapes(facts)]
     many: Condition = [">", facts.batch, MIN_WIDE_TILE_ROWS if facts.weight_rows >= WIDE else MIN_NARROW_TILE_ROWS]
     for tile, when in ((LARGE_TILE, many), (SMALL_TILE, None)):
@@ -130,7 +131,7 @@ def tiles_halves(facts: Projection) -> bool:
 def integer_variants(facts: Projection) -> tuple[list[Variant], list[Variant]]:
     """The kernels of integer products for few rows and for many, behind one that quantizes the rows; none for weights
     that are floats, or if a kernel needs too many buffers. Products of unsigned bytes first: some drivers emulate
-    signed ones (Mesa's for Adreno, three times the instructions).
+    signed ones (Mesa's for Adreno 740, with twice the instructions).
     """
     rest = replace(facts, load=())
     # The scales of rows are a buffer of their own, and so are codes.

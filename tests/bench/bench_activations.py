@@ -1,4 +1,5 @@
-"""What the cpu target's activation dtypes cost in accuracy: the logits of the demo model against the numpy reference.
+"""What the activation dtypes of cpu and webgpu cost in accuracy: the logits of the demo model against the numpy
+reference. WebGPU bundles run on the device that wgpu finds.
 
 `make bench-activations`. Each of eight prompts is continued by the reference's 24 greedy tokens. The error of a step is
 the largest difference of its logits, as a part of the reference's largest logit.
@@ -23,6 +24,7 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits, Runner
 from nearfar.server_fallback.executors.devices import default_arch
 from nearfar.targets.cpu.runner import CpuRunner
+from nearfar.targets.webgpu.runner import WebGPURunner
 
 PROMPTS = (
     "dim the kitchen lights to 30 percent",
@@ -37,29 +39,32 @@ PROMPTS = (
 STEPS = 24
 ACTIVATIONS = ("float32", "float16", "int8")
 LIMITS = Limits(tokens=64, pages=32)
+RUNNERS = {"cpu": CpuRunner, "webgpu": WebGPURunner}
 
 
 def main() -> None:
     backend = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
     prompts = [backend.encode(prompt).ids for prompt in PROMPTS]
-    print("| weights | activations | largest error | median error | other tokens |\n| --- | --- | --- | --- | --- |")
+    print("| target | weights | activations | largest error | median error | other tokens |")
+    print("| --- | --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
         for quantization in ("q4f16", "q8f16"):
-            bundles = {name: compiled(quantization, name, Path(folder)) for name in ACTIVATIONS}
-            reference = ReferenceRunner(bundles["float32"], limits=LIMITS)
+            cases = [(target, name) for target in RUNNERS for name in ACTIVATIONS]
+            bundles = {case: compiled(*case, quantization, Path(folder)) for case in cases}
+            reference = ReferenceRunner(bundles["cpu", "float32"], limits=LIMITS)
             texts, expected = zip(*(continued(reference, prompt) for prompt in prompts), strict=True)
-            for name, bundle in bundles.items():
-                runner = CpuRunner(bundle, limits=LIMITS)
+            for (target, name), bundle in bundles.items():
+                runner = RUNNERS[target](bundle, limits=LIMITS)
                 found = np.concatenate([continued(runner, text[:-STEPS], text)[1] for text in texts])
-                print(f"| {quantization} | {name} | {row(np.concatenate(expected), found)} |", flush=True)
+                print(f"| {target} | {quantization} | {name} | {row(np.concatenate(expected), found)} |", flush=True)
+                runner.close()
 
 
-def compiled(quantization: str, activation: str, folder: Path) -> Bundle:
-    options = CompileOptions(
-        target="cpu", arch=default_arch("cpu"), quantization=quantization, activations=(activation,)
-    )
-    with one_compilation(), few_kernels():
-        return compile_model(str(CHECKPOINT), folder / f"{quantization}-{activation}", options)
+def compiled(target: str, activation: str, quantization: str, folder: Path) -> Bundle:
+    arch = default_arch("cpu") if target == "cpu" else None
+    options = CompileOptions(target=target, arch=arch, quantization=quantization, activations=(activation,))
+    with one_compilation(), few_kernels(keep=("linear",)):
+        return compile_model(str(CHECKPOINT), folder / f"{target}-{quantization}-{activation}", options)
 
 
 def continued(

@@ -47,12 +47,13 @@ GROUPS: tuple[Mapping[str, Any], ...] = (
     {"quantization": "q4f16", "group_size": 64},
     {"quantization": "q4f16", "group_size": 128},
 )
+INT8 = tuple({**options, "activations": ("int8",)} for options in FORMATS[:2])
 KV: Mapping[str, Any] = {"quantization": "f16", "kv": "q8"}
 KV_4: Mapping[str, Any] = {"quantization": "f16", "kv": "q4"}
 # The demo model's feed-forward layer has 352 columns, which 64 and 128 do not divide, so MLX supports only groups of
 # 32.
 CASES = [
-    *(("webgpu", options) for options in (*FORMATS, KV, KV_4)),
+    *(("webgpu", options) for options in (*FORMATS, *INT8, KV, KV_4)),
     *(("cpu", options) for options in (*FORMATS, KV, KV_4)),
     *(("onnx", options) for options in (*FORMATS, *GROUPS, KV)),
     *(("mlx", options) for options in (*FORMATS, KV)),

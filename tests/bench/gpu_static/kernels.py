@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.compiler.bundle.entries import KernelEntry
+from nearfar.compiler.quant.base import GROUP
 from nearfar.compiler.quant.kernel_format import WeightFormat
 from nearfar.compiler.runtime.errors import ToolError
 
@@ -90,10 +91,10 @@ def leaves_of(value: Any, key: str = "") -> list[tuple[str, object]]:
 
 
 def weights_a_pass(kernel: KernelEntry) -> int:
-    if kernel.template not in ("linear_vector", "linear_subgroup"):
+    if kernel.template not in ("linear_vector", "linear_subgroup", "linear_dots"):
         return 0
     projection, shape = kernel.facts["facts"], kernel.facts["shape"]
-    columns = WeightFormat(**projection["weight"]).block_columns
+    columns = GROUP if kernel.template == "linear_dots" else WeightFormat(**projection["weight"]).block_columns
     rows, unroll = int(shape["rows"]), int(shape.get("unroll", 1))
     return rows * halves(projection) * unroll * columns
 

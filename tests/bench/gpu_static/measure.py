@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from checkpoints import LLAMA_3_2_1B, QWEN3_0_6B
+from checkpoints import LLAMA_3_2_1B, QWEN3_0_6B, Shapes
 from gpu_check.weightless import compile_without_weights
 
 from nearfar.compiler.bundle.manifest import Manifest
@@ -20,7 +20,11 @@ from .devices import DEVICES, Compiled, Device, Statistics, compile_shaders
 from .kernels import ShaderSource, keep_loops, sources_of, translate
 from .packages import Compilers, Progress
 
-MODELS = (LLAMA_3_2_1B, QWEN3_0_6B)
+# The activations of each model's bundle; None for those of the quantization.
+MODELS: tuple[tuple[Shapes, tuple[str, ...] | None], ...] = (
+    (LLAMA_3_2_1B, ("int8", "float16", "float32")),
+    (QWEN3_0_6B, None),
+)
 CONTEXT = 8448
 
 
@@ -41,10 +45,11 @@ OfBundle = dict[str, OfKernel]
 def make_bundles(folder: Path, progress: Progress) -> dict[Path, Manifest]:
     """Bundles of MODELS without weights."""
     shutil.rmtree(folder, ignore_errors=True)
-    for shapes in MODELS:
+    for shapes, activations in MODELS:
         progress(f"compiling {shapes.name}")
-        compile_without_weights(shapes, folder / shapes.name, CompileOptions(quantization="q4f16", context=CONTEXT))
-    bundles = [folder / shapes.name for shapes in MODELS]
+        options = CompileOptions(quantization="q4f16", context=CONTEXT, activations=activations)
+        compile_without_weights(shapes, folder / shapes.name, options)
+    bundles = [folder / shapes.name for shapes, _ in MODELS]
     return {each: Manifest.model_validate_json((each / "manifest.json").read_text()) for each in bundles}
 
 

@@ -23,6 +23,7 @@ from nearfar.compiler.ir.ops.parts import Part
 from nearfar.compiler.ir.ops.states import OPS as STATES
 from nearfar.compiler.ir.plan import make_plan
 from nearfar.compiler.kernels.projection import Projection
+from nearfar.compiler.measure.report import make_report
 from nearfar.compiler.passes import run_passes
 from nearfar.compiler.quant.kernel_format import weight_format
 from nearfar.targets.context import Context
@@ -126,6 +127,8 @@ def test_int8_has_integer_products_first_which_state_their_requirement(compile_t
     manifest = (bundle := open_bundle(path)).manifest
     feature = "packed_4x8_integer_dot_product"
     assert [entry.needs for entry in manifest.activations] == [[feature], []]
+    dispatches, exact = (make_report(manifest, activation=dtype).dispatches_per_token for dtype in ("int8", "float32"))
+    assert dispatches == exact + sum(step.op == "linear" for step in manifest.plan("generate").steps)
     products = {"linear_dots", "linear_dot_tile"}
     for step in manifest.plan("generate").steps:
         rows = manifest.variants[step.variants]

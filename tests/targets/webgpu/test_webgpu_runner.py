@@ -22,11 +22,13 @@ from nearfar.compiler import quant
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.pipeline.self_test import FLOAT32_LEAST
 from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
+from nearfar.compiler.runtime.vector_test import largest_difference
 from nearfar.targets.cpu.runner import CpuRunner
 from nearfar.targets.webgpu import lower
 from nearfar.targets.webgpu.device import choose_activation, features_of, preferred_adapter
@@ -95,6 +97,15 @@ def test_int8_activations_give_the_logits_of_those_on_a_cpu(
         assert max(errors) < INT8, count
     for each in (cpu, runner):
         each.close()
+
+
+def test_an_encoder_passes_its_own_test_with_int8(compile_tiny: CompileTiny) -> None:
+    bundle = open_bundle(compile_tiny("embedding", "q8f16", activations=("int8",)))
+    runner, test = WebGPURunner(bundle), bundle.manifest.vector_test
+    assert test is not None
+    # It rounds more than float32 may.
+    assert FLOAT32_LEAST < largest_difference(runner, test) < test.tolerances["int8"]
+    runner.close()
 
 
 @pytest.mark.parametrize(
