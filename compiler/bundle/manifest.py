@@ -232,7 +232,9 @@ class Manifest(Description):
 
     @property
     def paged(self) -> bool:
-        return any(state.shape[0] in (*PAGE_DIMS, STATES) for state in self.states.values())
+        # Runners ask with every batch.
+        states = (state for plan in self.plans.values() for state in plan.states.values())
+        return any(state.shape[0] in (*PAGE_DIMS, STATES) for state in states)
 
     @property
     def matrix_formats(self) -> str:

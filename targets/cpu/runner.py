@@ -128,7 +128,7 @@ class CpuRunner(PlanRunner):
         return self._prepared[key]
 
     def _read(self, name: str, layout: ArrayLayout) -> npt.NDArray[Any]:
-        return self._arrays[name].reshape(-1)[: int(np.prod(layout.shape))].reshape(layout.shape).copy()
+        return self._arrays[name].reshape(-1)[: math.prod(layout.shape)].reshape(layout.shape).copy()
 
     def _write_row(self, name: str, slot: int, values: Array) -> None:
         self._arrays[name][slot] = values
