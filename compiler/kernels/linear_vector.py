@@ -2,8 +2,8 @@
 
 One thread: every ``lanes``-th block of 16 bytes of ``rows`` weight rows at once, so each input value is read once for
 all of them.
-One workgroup: ``threads / lanes`` such groups of rows, for one input row, which is read through workgroup memory, one
-tile at a time.
+One workgroup: ``threads / lanes`` such groups of rows, for ``x_rows`` input rows, which are read through workgroup
+memory, one tile at a time; weights are read and unpacked once for all of them.
 Needs: nothing beyond WebGPU's defaults, or shader-f16 for products in float16 (`half_products.py`). Sums are float32,
 but with these, those of 32 columns or fewer are float16; an RMSNorm is fused as a sum of squares. For a LayerNorm, each
 workgroup first computes the row's mean and variance.
@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir.expr import Expr
-from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, guard_below, select
+from .builder import Array, Kernel, KernelBuilder, Scalar, all_of, guard_below, minimum, select
 from .half_products import HalfTile, half_products
 from .maths import rms_factor
 from .projection import Projection, ProjectionArguments
-from .vector_parts import InputTile, dot_products, load_blocks
+from .vector_parts import InputTile, dot_products, dot_products_of_rows, load_blocks
 from .vectors import sum_lanes, vector
 
 
@@ -26,7 +26,8 @@ from .vectors import sum_lanes, vector
 class VectorShape:
     """``threads`` per workgroup, ``lanes`` of them along the columns (a power of two, at least ``rows``), ``rows``
     weight rows per thread (in each half of a gated projection), ``unroll`` blocks of each row loaded before any is
-    used. ``products``: their dtype; float16 for weights that `multiplies_halves`.
+    used. ``products``: their dtype; float16 for weights that `multiplies_halves`. ``x_rows``: the input rows, one with
+    experts or products in float16.
     """
 
     threads: int = 128
@@ -34,6 +35,7 @@ class VectorShape:
     rows: int = 4
     unroll: int = 1
     products: str = "float32"
+    x_rows: int = 1
 
 
 def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
@@ -46,19 +48,26 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
     assert outputs <= threads, "each thread stores one result at most"
 
     column_blocks: Expr = ["ceildiv", facts.outputs, outputs]
+    row_blocks: Expr = facts.batch if shape.x_rows == 1 else ["ceildiv", facts.batch, shape.x_rows]
     if facts.experts is None:
-        column_block, row = kernel.grid(column_blocks, facts.batch)
+        column_block, row = kernel.grid(column_blocks, row_blocks)
     else:
         # There may be more pairs than workgroups in y.
         row, column_block = kernel.grid(facts.batch, column_blocks)
     thread = kernel.threads(threads)
-    x_row = arguments.choose(kernel, row)
+    if shape.x_rows == 1:
+        result_rows, x_rows = [row], [arguments.choose(kernel, row)]
+    else:
+        # Rows beyond the last are copies of it, and so are their results.
+        batch = kernel.size(facts.batch)
+        result_rows = [kernel.let("x_row", minimum(row * shape.x_rows + i, batch - 1)) for i in range(shape.x_rows)]
+        x_rows = result_rows
     lane, group = thread % lanes, thread // lanes
     first_output = column_block * outputs + group * rows
 
-    sums = kernel.local("sums", rows * halves, "float32", fill=0)
+    sums = [kernel.local("sums", rows * halves, "float32", fill=0) for _ in x_rows]
     make_tile = HalfTile if shape.products == "float16" else InputTile
-    tile = make_tile(kernel, arguments, thread, threads, blocks, steps, x_row, column_block == 0)
+    tiles = [make_tile(kernel, arguments, thread, threads, blocks, steps, x_row, column_block == 0) for x_row in x_rows]
     rounds = steps if facts.experts is None else kernel.let("steps", select(arguments.has_expert, steps, 0))
     with kernel.loop("step", rounds) as step:
         # The weights are loaded while the workgroup reads its input: nothing before the second barrier waits for them.
@@ -69,28 +78,38 @@ def linear_vector(name: str, facts: Projection, shape: VectorShape) -> Kernel:
             for block_index in mine
         ]
         # A float16 tile is written behind a barrier of its own.
-        if steps > 1 and not isinstance(tile, HalfTile):
+        if steps > 1 and not isinstance(tiles[0], HalfTile):
             kernel.barrier()
-        tile.fill(step)
+        for tile in tiles:
+            tile.fill(step)
         kernel.barrier()
         for block_index, weights in zip(mine, loaded, strict=True):
-            if isinstance(tile, HalfTile):
-                half_products(kernel, arguments, tile, block_index, weights, sums)
+            if isinstance(tiles[0], HalfTile):
+                half_products(kernel, arguments, tiles[0], block_index, weights, sums[0])
             else:
-                dot_products(kernel, arguments, [tile], block_index, weights, [sums])
+                add_products = dot_products if len(tiles) == 1 else dot_products_of_rows
+                add_products(kernel, arguments, tiles, block_index, weights, sums)
 
-    planes = [sums[i] for i in range(rows * halves)] + ([tile.squares] if tile.squares is not None else [])
-    totals = fold_lanes(kernel, thread, threads, lanes, planes)
-    results = [totals[half * rows + thread % rows, thread // rows] for half in range(halves)]
-    if tile.squares is not None and facts.norm is not None:
-        squares = sum((totals[len(planes) - 1, i] for i in range(1, groups)), totals[len(planes) - 1, 0])
-        inverse = kernel.local("inverse", 1, "float32")
-        inverse[0] = rms_factor(squares, facts.columns, facts.norm["eps"])
-        results = [result * inverse[0] for result in results]
+    planes = [
+        [*(total[i] for i in range(rows * halves)), *([] if tile.squares is None else [tile.squares])]
+        for tile, total in zip(tiles, sums, strict=True)
+    ]
+    totals = fold_lanes(kernel, thread, threads, lanes, [plane for each in planes for plane in each])
+    results = []
+    for number in range(len(tiles)):
+        first, last = number * len(planes[0]), (number + 1) * len(planes[0]) - 1
+        parts = [totals[first + half * rows + thread % rows, thread // rows] for half in range(halves)]
+        if facts.norm is not None:
+            squares = sum((totals[last, i] for i in range(1, groups)), totals[last, 0])
+            inverse = kernel.local("inverse", 1, "float32")
+            inverse[0] = rms_factor(squares, facts.columns, facts.norm["eps"])
+            parts = [result * inverse[0] for result in parts]
+        results.append(parts)
     output = kernel.let("output", column_block * outputs + thread)
     with kernel.when(guard_below(thread, outputs, threads)):
-        exists = guard_below(output, facts.outputs, outputs)
-        arguments.store(kernel, row, output, results, all_of(exists, arguments.has_expert))
+        exists = all_of(guard_below(output, facts.outputs, outputs), arguments.has_expert)
+        for result_row, parts in zip(result_rows, results, strict=True):
+            arguments.store(kernel, result_row, output, parts, exists)
     return kernel.finish()
 
 

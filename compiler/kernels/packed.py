@@ -125,21 +125,27 @@ class PackedMatrix:
 
     def block_quads(self, block: Scalar, high: Sequence[Scalar] = ()) -> list[Scalar]:
         """The quads of a loaded block and its words of high bits; the weight 0 is `WeightFormat.block_zeros`."""
+        return list(self.each_quad(block, high))
+
+    def each_quad(self, block: Scalar, high: Sequence[Scalar] = ()) -> Iterator[Scalar]:
+        """The same, each unpacked when it is asked for."""
         kind = self._format.kind
         if kind == "f32":
-            return [block]
+            yield block
+            return
         if kind == "f16":
-            return list(halves(block))
+            yield from halves(block)
+            return
         bits = self._format.low_bits
         words = 2 if bits == 2 else 4
         if high:
-            return self._quads_of_parts([lane_of(block, j) for j in range(words)], high)
+            yield from self._quads_of_parts([lane_of(block, j) for j in range(words)], high)
+            return
         parts = self._kernel.local("bytes", words, "uint32x4")
-        quads = []
         for j in range(words):
             parts[j] = spread_bytes(lane_of(block, j))
-            quads += [float_bits(parts[j], start, bits, self._masks.get(start)) for start in range(0, 8, bits)]
-        return quads
+            for start in range(0, 8, bits):
+                yield float_bits(parts[j], start, bits, self._masks.get(start))
 
     def half_quads(self, block: Scalar, high: Sequence[Scalar] = ()) -> Iterator[Scalar]:
         """As `block_quads`, for codes without offsets: code - zero as float16, exactly, in the order `HALF_ORDER`. A
@@ -159,16 +165,14 @@ class PackedMatrix:
             for start in range(0, 8, bits):
                 yield half_codes(pairs, code_bytes[0], start, bits, zero)
 
-    def _quads_of_parts(self, low: Sequence[Scalar], high: Sequence[Scalar]) -> list[Scalar]:
+    def _quads_of_parts(self, low: Sequence[Scalar], high: Sequence[Scalar]) -> Iterator[Scalar]:
         """The quads of codes whose bits are in two planes."""
         word = self._kernel.local("code_bytes", 1, "uint32")
         spread = self._kernel.local("bytes", 1, "uint32x4")
-        quads = []
         for q in range(GROUP // 4):
             word[0] = self._code_bytes(low, high, q)
             spread[0] = spread_bytes(word[0])
-            quads.append(self._kernel.let("codes", float_bits(spread[0], 0, 8)))
-        return quads
+            yield self._kernel.let("codes", float_bits(spread[0], 0, 8))
 
     def _code_bytes(self, low: Sequence[Scalar], high: Sequence[Scalar], q: int) -> Scalar:
         """A word with the codes of a quad, one in each byte."""

@@ -274,18 +274,68 @@ def dot_products(
                 product = codes * x[j]
                 dot[0] = (start[part] if first else dot[0]) + product if fmt.bits is not None or not first else product
                 if last:
-                    value = sum_lanes(dot[0])
-                    if weights.scales is not None:
-                        part_index = i * parts + part
-                        index = weights.scale_indices[part_index]
-                        scale = weight.scale_in(weights.scales[part_index], index)
-                        if weights.offsets is None or total is None:
-                            value = value * scale
-                        else:
-                            offset = weight.scale_in(weights.offsets[part_index], index)
-                            of_offset = sum_lanes(total[part]) * offset
-                            value = value * scale + of_offset if fmt.offset == "b" else (value - of_offset) * scale
-                    sum_of[i] = sum_of[i] + value
+                    of_part = None if total is None else total[part]
+                    sum_of[i] = sum_of[i] + scaled(arguments, weights, i * parts + part, sum_lanes(dot[0]), of_part)
+
+
+def dot_products_of_rows(
+    kernel: KernelBuilder,
+    arguments: ProjectionArguments,
+    tiles: Sequence[InputBlocks],
+    block_index: Scalar,
+    weights: LoadedBlocks,
+    sums: Sequence[Array],
+) -> None:
+    """As `dot_products`, quad by quad: for several tiles, the quads of one block alone would fill the registers of
+    Adreno, Apple and Intel GPUs (`make gpu-static`: four tiles spilled 105, 288 and 428).
+    """
+    fmt, weight, rows = arguments.facts.weight, arguments.weight, range(weights.words.buffer.shape[0].value)
+    parts = fmt.scales_a_block if weights.scales is not None else 1
+    quads = tiles[0].quads // parts
+    x = kernel.local("x_quads", len(tiles), "float32x4")
+    codes = kernel.local("codes_of_row", 1, "float32x4")
+    dots = [kernel.local("dots", len(tiles), "float32x4") for _ in rows]
+    start = kernel.local("start", len(tiles), "float32x4") if fmt.bits is not None else None
+    total = kernel.local("x_sum", len(tiles), "float32x4") if fmt.offset else None
+    unpacked = []
+    for i in rows:
+        high = [] if weights.high is None else [weights.high[i * fmt.high_bits + j] for j in range(fmt.high_bits)]
+        unpacked.append(weight.each_quad(weights.words[i], high))
+    for j in range(tiles[0].quads):
+        part, first = j // quads, j % quads == 0
+        for t, tile in enumerate(tiles):
+            x[t] = tile.quad(block_index, j)
+            if start is not None:
+                of_zero = x[t] * number(-fmt.block_zeros[j], "float32x4")
+                start[t] = of_zero if first else start[t] + of_zero
+            if total is not None:
+                total[t] = x[t] if first else total[t] + x[t]
+        for i in rows:
+            codes[0] = next(unpacked[i])
+            for t in range(len(tiles)):
+                dots[i][t] = codes[0] * x[t] if first else dots[i][t] + codes[0] * x[t]
+        if j % quads < quads - 1:
+            continue
+        for i in rows:
+            for t, sum_of in enumerate(sums):
+                value = sum_lanes(dots[i][t] if start is None else dots[i][t] + start[t])
+                of_part = None if total is None else total[t]
+                sum_of[i] = sum_of[i] + scaled(arguments, weights, i * parts + part, value, of_part)
+
+
+def scaled(
+    arguments: ProjectionArguments, weights: LoadedBlocks, part: int, value: Scalar, total: Scalar | None
+) -> Scalar:
+    """The dot product of one part of a weight row's block. ``total``: the sum of the input's quads, for offsets."""
+    fmt, weight = arguments.facts.weight, arguments.weight
+    if weights.scales is None:
+        return value
+    index = weights.scale_indices[part]
+    scale = weight.scale_in(weights.scales[part], index)
+    if weights.offsets is None or total is None:
+        return value * scale
+    of_offset = sum_lanes(total) * weight.scale_in(weights.offsets[part], index)
+    return value * scale + of_offset if fmt.offset == "b" else (value - of_offset) * scale
 
 
 def chunk_of(weight: PackedMatrix, block: Scalar) -> Scalar:

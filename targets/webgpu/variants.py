@@ -16,7 +16,7 @@ from nearfar.compiler.kernels.linear_dot_tile import DotTileShape, linear_dot_ti
 from nearfar.compiler.kernels.linear_dots import DotShape, linear_dots
 from nearfar.compiler.kernels.linear_subgroup import SubgroupShape, linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
-from nearfar.compiler.kernels.linear_vector import VectorShape, power_of_two
+from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.quantize_rows import groups_of, quantize_rows
 from nearfar.targets import gpu_variants
@@ -76,6 +76,8 @@ HALVES: tuple[str, ...] = ("shader-f16",)
 WIDE = 2048
 MIN_WIDE_TILE_ROWS = 16
 MIN_NARROW_TILE_ROWS = 256
+# Up to this number of rows, pairs of them share the weights of a matrix-vector kernel.
+MOST_PAIRED_ROWS = 8
 # The most weight rows of a thread, the columns of a block of 4-bit weights, the passes from which on compilers do not
 # unroll a loop, and the fewest threads along the columns.
 MOST_ROWS, LARGE_BLOCK, MIN_PASSES, MIN_LANES = 4, 32, 4, 8
@@ -98,11 +100,15 @@ def projection_variants(facts: Projection, activation: str) -> list[Variant]:
     """
     subgroup = kernel(linear_subgroup, facts=facts, shape=SubgroupShape())
     few_dots, many_dots = integer_variants(facts) if activation == "int8" else ([], [])
+    few: Condition = ["and", [">", facts.batch, 1], ["<=", facts.batch, MOST_PAIRED_ROWS]]
+    pairs = Variant((kernel(linear_vector, facts=facts, shape=pair_shape(facts)),), when=few)
     variants = [
         *few_dots,
+        *([] if few_dots else [pairs]),
         *(vector_variant(facts, shape, NUMBERS) for shape in vector_shapes(facts)),
         Variant((subgroup,), when=few_rows(facts, NUMBERS), needs=("subgroups", "subgroup_id")),
         *many_dots,
+        *([pairs] if few_dots else []),
     ]
     in_halves = activation == "float16" and multiplies_halves(facts.weight)
     if in_halves or (few_dots and multiplies_halves(facts.weight)):
@@ -195,6 +201,17 @@ def half_shapes(facts: Projection) -> list[VectorShape]:
     # There are at least as many lanes as rows.
     more = min(2 * tall.rows, tall.lanes)
     return [tall, replace(tall, rows=more)] if more > tall.rows else [tall]
+
+
+def pair_shape(facts: Projection) -> VectorShape:
+    """The shape for a few input rows, such as those of a step that checks drafts: two share unpacked weights.
+
+    On lavapipe, a projection of 4,096 by 1,024 took 4.8 ms of one core for two rows and 18.6 for eight, 4.5 for one; 10
+    and 37 with a workgroup for each row, and 60 with the small tile. With four rows that share weights, the compilers
+    of Adreno, Apple and Intel GPUs spilled registers (`make gpu-static`), with two none.
+    """
+    usual = vector_shape(facts, MIN_TALL_ROWS)
+    return replace(usual, threads=64, lanes=MIN_LANES, rows=MOST_ROWS // halves(facts), x_rows=2)
 
 
 def without_unrolling(facts: Projection, shape: VectorShape) -> VectorShape:

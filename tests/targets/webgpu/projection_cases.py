@@ -25,7 +25,9 @@ TILE_BATCHES = (1, 2, 5, 33, 64, 100)
 # Templates with their shapes, by a name for tests.
 Templates = dict[str, Callable[[str, Projection], Kernel]]
 VECTORS: Templates = {
-    f"vector_{shape.threads}_{shape.lanes}_{shape.rows}_{shape.unroll}": partial(linear_vector, shape=shape)
+    f"vector_{shape.threads}_{shape.lanes}_{shape.rows}_{shape.unroll}_{shape.x_rows}".removesuffix("_1"): partial(
+        linear_vector, shape=shape
+    )
     for shape in (
         VectorShape(),
         VectorShape(64, 16, 2, 2),
@@ -34,6 +36,7 @@ VECTORS: Templates = {
         VectorShape(256, 32, 1),
         VectorShape(64, 8, 8),
         VectorShape(64, 4, 4),
+        VectorShape(64, 8, 4, x_rows=2),
     )
 }
 HALF_VECTORS: Templates = {
