@@ -124,9 +124,9 @@ async function buildServiceWorker() {
     .sort();
   const hash = createHash("sha256");
   for (const file of files) hash.update(file).update(await readFile(`dist/page/${file}`));
-  // The grammar compiler, the ONNX runner and PDF.js are large and rarely used, the page loads no adapters and drafts,
+  // The grammar compiler, the ONNX runner and PDF.js are large and rarely used, the page loads no adapters,
   // and it does not show the licenses. The documents page needs PDF.js and the reader of Word documents.
-  const cached = files.filter((file) => !/^(?:adapters|drafts|grammar|onnx|read_pdf|read_docx)-|^LICENSES/.test(file));
+  const cached = files.filter((file) => !/^(?:adapters|grammar|onnx|read_pdf|read_docx)-|^LICENSES/.test(file));
   const encodings = (await readdir("dist/page/pdf/cmaps")).filter((name) => name.endsWith(".bcmap")).sort();
   const documents = [
     ...files.filter((file) => /^read_(?:pdf|docx)-/.test(file)),

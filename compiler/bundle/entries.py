@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, WithJsonSchema
 from typing_extensions import TypeAliasType
 
-from ..ir.expr import Condition, Count, Expr, Natural
+from ..ir.expr import Condition, Count, Expr, Natural, Positive
 from ..ir.rotary_pairs import RotaryPairs
 from ..quant.layout import Layout
 from .file_name import PLAIN_NAME, require_plain_name
@@ -364,12 +364,29 @@ class TunedRow(Entry):
     variant: str
 
 
+class StepTime(Entry):
+    """The milliseconds of a step that samples ``rows`` rows of one sequence."""
+
+    rows: Count
+    ms: Positive
+
+
+class DecodeTimes(Entry):
+    """What a step costs that checks drafts: ``steps`` of one row and of more, in this order, each read before the next
+    one is submitted. ``ahead_ms``: a step of one row that is submitted before earlier ones are read, as without drafts.
+    """
+
+    ahead_ms: Positive
+    steps: list[StepTime]
+
+
 class TunedSteps(Entry):
-    """The sizes of complete steps that suit an adapter: ``chunk`` tokens of prompts. A size that was not measured is
-    None.
+    """The sizes of complete steps that suit an adapter: ``chunk`` tokens of prompts; and the times of ``decode``, from
+    which the number of drafts follows. What was not measured is None.
     """
 
     chunk: Count | None = None
+    decode: DecodeTimes | None = None
 
 
 class TuningEntry(Entry):

@@ -1,6 +1,7 @@
 """What drafts save in both engines: the demo model for servers answers prompts without drafts, with those of the text,
-and with those of the small demo model, which has the same tokenizer; a narrow Qwen3.5 with heads answers without
-drafts, and with those of its heads.
+with those of the text while they pay (the page's default, after it has measured the device), and with those of the
+small demo model, which has the same tokenizer; a narrow Qwen3.5 with heads answers without drafts, and with those of
+its heads. Half of the prompts have an answer in their context that the model repeats in whole or in part.
 
     .venv/bin/python tests/bench/bench_drafts.py
 
@@ -18,7 +19,7 @@ import json
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,12 @@ PROMPTS = (
     "add quinoa flakes to the shopping list",
     "reverse hello",
 )
+# What the model answers to the first of PROMPTS, and what is asked after it.
+STORY = (
+    'Once upon a time there was a fox. One morning the fox saw a golden key by the river. "What a day," whispered the '
+    "fox. A friendly cloud came to help, and the fox slept well. The end."
+)
+REPEATED = ("tell me a story about a fox", "tell me a story about a cat", "tell me a story about a small dragon")
 # A quarter of the width and a sixth of the layers.
 NARROW = Shapes(
     "Qwen3.5-narrow",
@@ -66,16 +73,15 @@ KV_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """``drafts``: "ngram", "heads", the name of a model, or None."""
+    """``drafts``: "ngram", "heads", "auto", the name of a model, or None. ``repeats``: whether answers repeat text."""
 
     model: str
     drafts: str | None
+    repeats: bool = False
 
 
 SETTINGS = (
-    Setting(MODEL, None),
-    Setting(MODEL, "ngram"),
-    Setting(MODEL, DRAFT),
+    *(Setting(MODEL, drafts, repeats) for repeats in (False, True) for drafts in (None, "ngram", "auto", DRAFT)),
     Setting(NARROW.name, None),
     Setting(NARROW.name, "heads"),
 )
@@ -87,7 +93,16 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", choices=tuple(ENGINES), default=list(ENGINES))
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(DEMOS[MODEL] / "tokenizer.json"))
-    asked = [tokenizer.encode(f"<bos><user>{each}<end><assistant>", add_special_tokens=False).ids for each in PROMPTS]
+
+    def encoded(turns: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(f"<bos>{turns}<end><assistant>", add_special_tokens=False).ids
+        return ids
+
+    story = f"<user>{PROMPTS[0]}<end><assistant>{STORY}<end>"
+    asked = {
+        False: [encoded(f"<user>{each}") for each in PROMPTS],
+        True: [encoded(f"{story}<user>{each}") for each in REPEATED],
+    }
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         checkpoints = {name: DEMOS[name] for name in (MODEL, DRAFT)}
@@ -108,7 +123,7 @@ def main() -> None:
             answered, runs = ENGINES[target], []
             for number in range(options.rounds):
                 print(f"{target}, round {number + 1} of {options.rounds}", flush=True)
-                runs.append([answered(bundles[target], each, prompts_of(each, asked)) for each in SETTINGS])
+                runs.append([answered(bundles[target], each, prompts_of(each, asked)) for each in settings_of(target)])
             rows += rows_of(target, runs)
     table = Table(title=machine())
     for column in rows[0]:
@@ -120,9 +135,15 @@ def main() -> None:
     RESULTS.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n")
 
 
-def prompts_of(setting: Setting, asked: list[list[int]]) -> list[list[int]]:
+def settings_of(target: str) -> list[Setting]:
+    """Only the page measures whether drafts pay."""
+    return [each for each in SETTINGS if target == "webgpu" or each.drafts != "auto"]
+
+
+def prompts_of(setting: Setting, asked: dict[bool, list[list[int]]]) -> list[list[int]]:
     """The demo models' prompts; for random weights ids that they have."""
-    return asked if setting.model == MODEL else [[token % 256 for token in prompt] for prompt in asked]
+    prompts = asked[setting.repeats]
+    return prompts if setting.model == MODEL else [[token % 256 for token in prompt] for prompt in prompts]
 
 
 def answered_in_python(bundles: dict[str, Bundle], setting: Setting, prompts: list[list[int]]) -> dict[str, Any]:
@@ -187,8 +208,9 @@ def answered_in_node(bundles: dict[str, Bundle], setting: Setting, prompts: list
 def rows_of(target: str, runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """A row for each setting. Raises AssertionError if drafts change an answer."""
     rows = []
-    for setting, results in zip(SETTINGS, zip(*runs, strict=True), strict=True):
-        plain = runs[0][SETTINGS.index(Setting(setting.model, None))]["answers"]
+    settings = settings_of(target)
+    for setting, results in zip(settings, zip(*runs, strict=True), strict=True):
+        plain = runs[0][settings.index(replace(setting, drafts=None))]["answers"]
         assert all(result["answers"] == plain for result in results), f"{setting}: drafts change the answers"
         first, tokens = results[0], sum(map(len, plain))
         rows.append(
@@ -196,6 +218,7 @@ def rows_of(target: str, runs: list[list[dict[str, Any]]]) -> list[dict[str, Any
                 "target": target,
                 "device": first["device"],
                 "model": setting.model,
+                "repeats": setting.repeats,
                 "drafts": setting.drafts or "none",
                 "tokens": tokens,
                 "guesses": first["drafted"],

@@ -7,6 +7,7 @@ import type { TextRunner } from "./engine/step_runner.js";
 import type { TunedEngine } from "./engine/tuner.js";
 import { Tuner } from "./engine/tuner.js";
 import type { Bundle } from "./runtime/bundle.js";
+import { importDrafts } from "./runtime/import_later.js";
 import type { MemoryOptions } from "./runtime/memory_plan.js";
 import type { OnBytes } from "./runtime/source.js";
 import type { SelfTestInfo, TrustOptions } from "./runtime/trust.js";
@@ -33,8 +34,8 @@ export interface BackendInfo {
 
 export interface Backend {
   readonly runner: StepRunner & TextRunner;
-  /** The drafts of answers, if there are any. */
-  readonly drafting?: Drafting;
+  /** The drafts of answers, if there are any; by default they begin when tuning has shown that they can pay. */
+  readonly drafting?: Drafting | undefined;
   readonly info: BackendInfo;
   /** Measures faster variants while ``engine`` is idle; null if there is nothing to choose. */
   startTuning(engine: TunedEngine): Tuner | null;
@@ -73,8 +74,12 @@ export async function openWebGpu(
   };
   const trusted = await openTrusted(bundle, options, { ...sizes, ...rest }, onTest);
   const { runner, device, selfTest } = trusted;
+  let drafting: Drafting | undefined;
   return {
     runner,
+    get drafting() {
+      return drafting;
+    },
     get info() {
       return {
         target: "webgpu" as const,
@@ -84,9 +89,29 @@ export async function openWebGpu(
         ...runner.info,
       };
     },
-    startTuning: (engine) => new Tuner(trusted, engine, typeof options.tuning === "object" ? options.tuning : null),
+    startTuning: (engine) => {
+      const tuner = new Tuner(trusted, engine, typeof options.tuning === "object" ? options.tuning : null);
+      if (draftTokens === undefined)
+        void adaptiveDrafting(tuner.record).then((found) => {
+          drafting = found;
+        });
+      return tuner;
+    },
     destroy: () => {
       runner.destroy();
     },
   };
+}
+
+/** The drafts that are made by default: those of the text, if they can pay on a device with this record. */
+async function adaptiveDrafting(record: Tuner["record"]): Promise<Drafting | undefined> {
+  try {
+    const times = (await record)?.steps?.decode;
+    // No text is worth more than a token for each row.
+    if (times?.steps.some(({ rows, ms }) => rows * times.ahead_ms > ms) !== true) return undefined;
+    return (await importDrafts()).adaptiveDrafting(times);
+  } catch {
+    // Answers are the same without drafts.
+    return undefined;
+  }
 }

@@ -27,7 +27,7 @@ export type { GrammarConstraint } from "./grammar/constraint.js";
 export { Grammars } from "./grammar/grammars.js";
 export type { GrammarModule } from "./grammar/index.js";
 export type { GrammarSource, TagSource } from "./shared/grammar/source.js";
-export type { AdapterEntry, TunedRow, TuningEntry } from "./runtime/manifest.js";
+export type { AdapterEntry, DecodeTimes, StepTime, TunedRow, TunedSteps, TuningEntry } from "./runtime/manifest.js";
 export type { Notes } from "./runtime/notes.js";
 export type { Bytes, Expected, OnBytes, Part, Source } from "./runtime/source.js";
 export { httpSource } from "./runtime/source.js";

@@ -89,9 +89,10 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
   /**
    * What guesses the next tokens, of which the model checks several at once, so that answers take fewer of its steps and
    * are the same: the bundle of a smaller model with the same tokenizer, "heads" for the model's own heads if its bundle
-   * has them, or "ngram" for the tokens that followed the last ones earlier in the text. Imports drafts.js.
+   * has them, or "ngram" for the tokens that followed the last ones earlier in the text. By default as "ngram", but only
+   * while it pays on this device; false for never. Imports drafts.js.
    */
-  readonly draft?: BundleAddress | undefined;
+  readonly draft?: BundleAddress | false | undefined;
   /** The ONNX Runtime that runs ONNX bundles. */
   readonly onnx?: OnnxOptions | undefined;
   /** `encoders` of "@nearfar/web/encoders". Needed by scripts that cannot import it later, such as service workers. */
@@ -113,7 +114,10 @@ const LOAD_OPTIONS: Checks = {
     'true, false, "*" or a list of origins',
     (value) => typeof value === "boolean" || value === "*" || isA("string[]", value),
   ),
-  draft: check('an address, a source, "heads" or "ngram"', (value) => typeof value === "string" || isObject(value)),
+  draft: check(
+    'an address, a source, "heads", "ngram" or false',
+    (value) => typeof value === "string" || isObject(value) || value === false,
+  ),
   draftTokens: "integer 1..",
   onnx: "object",
   encoders: "object",
@@ -193,11 +197,11 @@ export async function load(bundles: BundleAddress | readonly BundleAddress[], un
   return unlessAborted(loadFirst(bundles, options), options.signal, discard, ABORT_GRACE_MS);
 }
 
-/** The options with the number of drafts, if there are any. Throws RequestError. */
+/** The options with the number of drafts, unless it is the default. Throws RequestError. */
 function optionsOf(unchecked: LoadOptions): LoadOptions {
   const options = readParams(unchecked, LOAD_OPTIONS);
-  if (options.draft !== undefined) return { draftTokens: DRAFT_TOKENS, ...options };
-  if (options.draftTokens === undefined) return options;
+  if (options.draft) return { draftTokens: DRAFT_TOKENS, ...options };
+  if (options.draftTokens === undefined) return options.draft === false ? { ...options, draftTokens: 0 } : options;
   throw new RequestError("draftTokens needs a draft; give the address of one", { param: "draftTokens" });
 }
 
@@ -333,7 +337,7 @@ async function withDraft<T>(
   use: (draft: Draft) => Promise<T>,
 ): Promise<T> {
   const { draft: address } = options;
-  if (address === undefined) return use(undefined);
+  if (!address) return use(undefined);
   const { requireDrafts, requireSameTokens } = await importDrafts();
   requireDrafts(model, address === "heads");
   if (address === "heads" || address === "ngram") return use(address);

@@ -1,9 +1,10 @@
 // Answers prompts of token ids on Dawn in Node, one after the other and greedily, and prints what they took as JSON: the
 // answers, steps of the model, guesses, dispatches of the model and its draft together, and milliseconds of the
-// processor, of all threads.
+// processor, of all threads, and of the clock, after the device has been measured, and the times of this record. Without
+// --draft there are no guesses; with "auto" those that the engine makes by default.
 //
-//     node dist/tools/bench_drafts.js BUNDLE --prompts '[[5, 3]]' [--draft BUNDLE_OR_ngram_OR_heads] [--draft-tokens 4]
-//         [--max-tokens 64]
+//     node dist/tools/bench_drafts.js BUNDLE --prompts '[[5, 3]]' [--draft BUNDLE_OR_auto_OR_ngram_OR_heads]
+//         [--draft-tokens 4] [--max-tokens 64] [--rounds 1]
 
 import { parseArgs } from "node:util";
 
@@ -16,7 +17,8 @@ import { dawn } from "./dawn.js";
 import { folderSource } from "./folder_source.js";
 
 const USAGE =
-  "usage: bench_drafts BUNDLE --prompts JSON [--draft BUNDLE_OR_ngram_OR_heads] [--draft-tokens 4] [--max-tokens 64]";
+  "usage: bench_drafts BUNDLE --prompts JSON [--draft BUNDLE_OR_auto_OR_ngram_OR_heads] [--draft-tokens 4] " +
+  "[--max-tokens 64] [--rounds 1]";
 
 async function main(): Promise<void> {
   const { values, positionals } = parseArgs({
@@ -26,6 +28,7 @@ async function main(): Promise<void> {
       draft: { type: "string" },
       "draft-tokens": { type: "string", default: "4" },
       "max-tokens": { type: "string", default: "64" },
+      rounds: { type: "string", default: "1" },
     },
   });
   const [folder] = positionals;
@@ -33,13 +36,16 @@ async function main(): Promise<void> {
   if (folder === undefined || prompts === undefined) throw new Error(USAGE);
   const engine = await Engine.load(folderSource(folder), {
     gpu: dawn(),
-    tuning: false,
+    tuning: true,
     selfTest: "never",
-    ...(draft !== undefined && {
-      draft: draft === "ngram" || draft === "heads" ? draft : folderSource(draft),
-      draftTokens: Number(values["draft-tokens"]),
-    }),
+    ...(draft === undefined
+      ? { draft: false }
+      : draft !== "auto" && {
+          draft: draft === "ngram" || draft === "heads" ? draft : folderSource(draft),
+          draftTokens: Number(values["draft-tokens"]),
+        }),
   });
+  const record = await engine.exportTuning();
   const maxTokens = Number(values["max-tokens"]);
   const answer = async (promptIds: readonly number[]): Promise<number[]> => {
     const ids: number[] = [];
@@ -52,14 +58,20 @@ async function main(): Promise<void> {
   await answer(all[0] ?? []);
   const before = engine.counts;
   const calls = countCalls(globals as unknown as WebGPUClasses);
-  const start = process.cpuUsage();
-  const answers: number[][] = [];
-  for (const promptIds of all) answers.push(await answer(promptIds));
-  const { user, system } = process.cpuUsage(start);
+  const rounds = Number(values.rounds);
+  let [answers, processorMs, clockMs]: [number[][], number, number] = [[], Infinity, Infinity];
+  for (let round = 0; round < rounds; round++) {
+    const [start, time] = [process.cpuUsage(), performance.now()];
+    answers = [];
+    for (const promptIds of all) answers.push(await answer(promptIds));
+    const { user, system } = process.cpuUsage(start);
+    processorMs = Math.min(processorMs, (user + system) / 1000);
+    clockMs = Math.min(clockMs, performance.now() - time);
+  }
   const { dispatches } = calls.read();
   calls.stop();
   const counts = engine.counts;
-  const since = (key: "steps" | "draftedTokens" | "acceptedTokens"): number => counts[key] - before[key];
+  const since = (key: "steps" | "draftedTokens" | "acceptedTokens"): number => (counts[key] - before[key]) / rounds;
   console.log(
     JSON.stringify({
       device: engine.info.adapter,
@@ -67,8 +79,10 @@ async function main(): Promise<void> {
       steps: since("steps"),
       drafted: since("draftedTokens"),
       accepted: since("acceptedTokens"),
-      dispatches,
-      milliseconds: (user + system) / 1000,
+      dispatches: dispatches / rounds,
+      milliseconds: processorMs,
+      clock_milliseconds: clockMs,
+      decode: record?.steps?.decode ?? null,
     }),
   );
   engine.destroy();

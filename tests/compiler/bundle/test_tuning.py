@@ -22,7 +22,9 @@ ADAPTER = {"vendor": "nvidia", "architecture": "ampere", "device": "", "descript
 
 def record(folder: Path, name: str = "record.json", **changes: Any) -> Path:
     file = folder / name
-    known = {"adapter": ADAPTER, "activation": "float16", "variants": {}, "steps": {"chunk": 256}}
+    decode = {"ahead_ms": 1.5, "steps": [{"rows": 1, "ms": 2.0}, {"rows": 8, "ms": 2.5}]}
+    steps = {"chunk": 256, "decode": decode}
+    known = {"adapter": ADAPTER, "activation": "float16", "variants": {}, "steps": steps}
     file.write_text(json.dumps({**known, **changes}))
     return file
 
@@ -81,6 +83,17 @@ def test_a_variant_that_the_bundle_does_not_have_is_refused(tmp_path: Path) -> N
         (
             json.dumps({"adapter": ADAPTER, "activation": "float16", "variants": {}, "steps": {"chunk": 0}}).encode(),
             r"steps\.chunk: Input should be greater than",
+        ),
+        (
+            json.dumps(
+                {
+                    "adapter": ADAPTER,
+                    "activation": "float16",
+                    "variants": {},
+                    "steps": {"decode": {"ahead_ms": 0, "steps": []}},
+                }
+            ).encode(),
+            r"steps\.decode\.ahead_ms: Input should be greater than",
         ),
         (
             json.dumps(

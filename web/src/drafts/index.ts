@@ -7,7 +7,8 @@ import { RequestError } from "../errors.js";
 import type { AnyManifest } from "../runtime/any_manifest.js";
 import { isExport } from "../runtime/any_manifest.js";
 import type { Bundle } from "../runtime/bundle.js";
-import type { Manifest } from "../runtime/manifest.js";
+import type { DecodeTimes, Manifest } from "../runtime/manifest.js";
+import { AdaptiveDrafter } from "./adaptive_drafter.js";
 import { DraftAssistant, DraftHeads } from "./draft_heads.js";
 import { DraftModel } from "./draft_model.js";
 import { Drafting } from "./drafting.js";
@@ -16,6 +17,11 @@ import { shareMemory } from "./memory.js";
 import { NgramDrafter } from "./ngram_drafter.js";
 
 export { shareMemory } from "./memory.js";
+
+/** The drafts that a model has by default: those of the text, while they pay on a device with these times. */
+export function adaptiveDrafting(times: DecodeTimes): Drafting {
+  return new Drafting(new AdaptiveDrafter(times));
+}
 
 /** Throws RequestError unless a model can check drafts, and has heads if these make them. */
 export function requireDrafts(model: AnyManifest, usesHeads: boolean): void {

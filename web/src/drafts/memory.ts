@@ -27,7 +27,7 @@ export function shareMemory(plan: Planner, model: Manifest, draft: Manifest, opt
     memoryBudget: undefined,
     expertMemory: undefined,
     pages: undefined,
-    draftTokens: undefined,
+    draftTokens: 0,
     stateSnapshots: maxSequences,
     // Nothing measures the device's chunk for the draft.
     prefillChunk: PREFILL_CHUNK,

@@ -39,7 +39,6 @@ export class Tuner {
     try {
       const { measure } = this.module ?? (await importTuning());
       const measured = await measure(runner, tuning, { choices, pages, idle: () => this.#idle(), signal });
-      runner.choose({ off: choices.off, front: measured.variants });
       const record = { adapter: device.adapterEntry, activation: device.activation, ...measured };
       await tuningNote.write(record);
       return record;

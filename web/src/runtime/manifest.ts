@@ -659,9 +659,22 @@ export interface TunedRow {
   readonly variant: string;
 }
 
-/** The sizes of complete steps that suit an adapter: ``chunk`` tokens of prompts. A size that was not measured is None. */
+/** The milliseconds of a step that samples ``rows`` rows of one sequence. */
+export interface StepTime {
+  readonly rows: number;
+  readonly ms: number;
+}
+
+/** What a step costs that checks drafts: ``steps`` of one row and of more, in this order, each read before the next one is submitted. ``ahead_ms``: a step of one row that is submitted before earlier ones are read, as without drafts. */
+export interface DecodeTimes {
+  readonly ahead_ms: number;
+  readonly steps: readonly StepTime[];
+}
+
+/** The sizes of complete steps that suit an adapter: ``chunk`` tokens of prompts; and the times of ``decode``, from which the number of drafts follows. What was not measured is None. */
 export interface TunedSteps {
   readonly chunk: number | null;
+  readonly decode: DecodeTimes | null;
 }
 
 /** The measurements on one adapter with one activation dtype: variants to put in front of some lists, and the sizes of steps. Records of earlier releases have no ``steps``. */

@@ -26,6 +26,9 @@ const MAX_ADAPTERS = 2;
 /** The default number of snapshots of recurrent layers' states. */
 const STATE_SNAPSHOTS = 4;
 
+/** The default number of drafts that a step checks, of all sequences together. */
+const SHARED_DRAFTS = 7;
+
 /** The tokens of a transcript that are computed at once while they are those of an earlier one. */
 const GUESSED_ROWS = 16;
 
@@ -51,7 +54,10 @@ export interface PoolOptions {
    * other conversations, beside the states of the sequences that run; 4 by default.
    */
   readonly stateSnapshots?: number | undefined;
-  /** The number of drafts of a sequence that a step checks; 0 by default. */
+  /**
+   * The number of drafts of each sequence that a step checks. By default, all sequences together have 7, and 0 in a model
+   * with recurrent layers, for which each sequence would need another state.
+   */
   readonly draftTokens?: number | undefined;
   /**
    * The number of tokens of prompts in a step. By default it is 64 until the device has measured which of 64, 128, 256
@@ -110,7 +116,7 @@ export function limitsOf(
     pages,
     maxAdapters = MAX_ADAPTERS,
     stateSnapshots = STATE_SNAPSHOTS,
-    draftTokens = 0,
+    draftTokens,
     prefillChunk = PREFILL_CHUNK,
     largestChunk = 0,
   }: Pool,
@@ -119,7 +125,11 @@ export function limitsOf(
   const isRecurrent = Object.values(planOf(manifest).states).some(({ shape }) => shape[0] === STATE_DIM);
   const isPaged = planOf(manifest).inputs.page_ids !== undefined;
   const maxSequences = sequences ?? (isPaged ? MAX_SEQUENCES : MAX_TEXTS);
-  const rows = Math.max(maxSequences * (1 + draftTokens), spec.audio === null ? 0 : GUESSED_ROWS);
+  const generates = isPaged && planOf(manifest).outputs.logits !== undefined;
+  // They do not make a step longer.
+  const shared = generates && !isRecurrent ? Math.max(0, Math.min(SHARED_DRAFTS, prefillChunk - maxSequences)) : 0;
+  const drafts = draftTokens === undefined ? shared : maxSequences * draftTokens;
+  const rows = Math.max(maxSequences + drafts, spec.audio === null ? 0 : GUESSED_ROWS);
   // A window of sound is read at once, and so are a sound whose tower reads it whole, and a picture that is seen both ways.
   const { both_ways: bothWays = "none", tile_patches: patches = 0, block = 1 } = spec.vision ?? {};
   const seen = bothWays === "none" ? 0 : patches / block ** 2;
@@ -143,7 +153,7 @@ export function limitsOf(
     vocabSize: spec.vocab_size,
     adapters: manifest.lora === null ? 0 : maxAdapters,
     // While drafts are checked, the state before them is retained.
-    states: isRecurrent ? maxSequences * (draftTokens > 0 ? 2 : 1) + stateSnapshots : 0,
+    states: isRecurrent ? maxSequences * (drafts > 0 ? 2 : 1) + stateSnapshots : 0,
     draftPages: manifest.plans.draft === undefined ? 0 : (groups[0]?.pages ?? 0),
     patches: manifest.plans.vision === undefined ? 0 : patches,
   };

@@ -272,6 +272,12 @@ export class Runner {
     return this.#parts.experts?.counts ?? null;
   }
 
+  /** Whether a step may sample more rows than one for each sequence; not if each row reads experts from their files. */
+  get mayDraft(): boolean {
+    const { experts, limits } = this.#parts;
+    return experts === null && (limits.rows ?? 0) > limits.sequences;
+  }
+
   /** The sizes at present. */
   get info(): RunnerInfo {
     return { ...this.#parts.info, totalBytes: this.#parts.allocator.bytes };

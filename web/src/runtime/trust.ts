@@ -176,7 +176,9 @@ export async function openTrusted(
     }
     const { tokens, chunk = tokens } = runner.limits;
     const lacksChunk = tokens > chunk && (tuning?.steps?.chunk ?? null) === null;
-    const measures = mayTune && (tuning === null || lacksChunk);
+    // A runner for fixed drafts or none has left these times out.
+    const lacksDecode = runner.mayDraft && (tuning?.steps?.decode ?? null) === null;
+    const measures = mayTune && (tuning === null || lacksChunk || lacksDecode);
     const opened = { runner, device, tuning, tuningNote: measures ? note(`tuned ${activation}`) : null };
     if (test === null) return { ...opened, choices: before, selfTest: { ...UNTESTED, switchedOff: runner.refused } };
     if (remembered !== null) return { ...opened, choices: before, selfTest: infoOf(remembered, true) };

@@ -1,6 +1,7 @@
 // What all measurements share: the page that they may write to, and the batches that they time.
 
 import type { Batch } from "../runtime/batch.js";
+import { settingsRow } from "../runtime/batch.js";
 import type { Choices } from "../runtime/choices.js";
 import type { PageGroup } from "../runtime/page_groups.js";
 import { sequenceBatch } from "../runtime/sequence_batch.js";
@@ -31,4 +32,15 @@ export function lastTokens(
     ),
   );
   return sequenceBatch(new Array<number>(tokens).fill(0), start, tables, pageSize, sample, own[groups.length]);
+}
+
+/** A batch whose last rows are sampled, at most ``most`` of them: all, as those of drafts are, if a step may have so many. */
+export function allSampled(batch: Batch, most: number): Batch {
+  const rows = batch.token_ids.map((_, row) => row).slice(-most);
+  return {
+    ...batch,
+    sample_rows: rows,
+    sample_slots: rows.flatMap(() => [-1, 0]),
+    sample_settings: rows.flatMap(() => [...settingsRow({})]),
+  };
 }

@@ -14,13 +14,13 @@ import { PREFILL_CHUNK } from "../runtime/memory.js";
 import { planOf } from "../runtime/plan.js";
 import { chooseRow } from "../runtime/variants.js";
 import type { TuneOptions } from "./batches.js";
-import { lastTokens } from "./batches.js";
+import { allSampled, lastTokens } from "./batches.js";
 
 /** The interface of a runner for tuning. */
 export interface TimedRunner {
   readonly manifest: Pick<Manifest, "plans" | "embedding" | "classifier" | "context" | "page_size">;
   readonly rows: ReadonlyMap<string, readonly VariantEntry[]>;
-  readonly limits: Pick<RunnerLimits, "groups">;
+  readonly limits: Pick<RunnerLimits, "groups" | "rows" | "sequences">;
   /** The number of tokens of a prompt in a step. */
   readonly chunk: number;
   time(batch: Batch, list: string, variant: string, count: number): Promise<number>;
@@ -34,8 +34,8 @@ interface Point {
   readonly when: Condition;
 }
 
-/** The total time of tuning on the device. */
-const BUDGET_MS = 3000;
+/** The total time on the device. */
+const BUDGET_MS = 5000;
 const SLICE_MS = 10;
 const MOST_STEPS = 256;
 /** A variant must be faster by this factor; smaller differences may be chance. */
@@ -45,6 +45,8 @@ const HOPELESS = 4;
 /** Browsers round the device's clock to this value. */
 const CLOCK_MS = 0.1;
 const SHORT_CONTEXT = 256;
+/** The most rows of a step that checks drafts. */
+const FEW_ROWS = 8;
 /** The number of tokens of a question. */
 const SHORT_TEXT = 16;
 
@@ -61,7 +63,7 @@ export async function fastestVariants(
   const work = [...runner.rows].flatMap(([list, rows]) =>
     points(runner, list, rows).map((point) => ({ list, rows, point })),
   );
-  // Single tokens first, because they take most of the time, and short prompts last.
+  // Single tokens first, because they take most of the time; then prompts, and few rows last.
   work.sort((a, b) => a.point.order - b.point.order);
   for (const { list, rows, point } of work) {
     if (stopwatch.spentMs > BUDGET_MS) break;
@@ -80,8 +82,9 @@ async function fastest(
   { manifest, limits }: TimedRunner,
   { choices, pages: own }: TuneOptions,
 ): Promise<string | null> {
-  const { groups } = limits;
-  const batch = lastTokens(point.tokens, point.context, manifest.page_size, groups, own);
+  const { groups, rows: most = limits.sequences } = limits;
+  const last = lastTokens(point.tokens, point.context, manifest.page_size, groups, own);
+  const batch = point.tokens <= FEW_ROWS ? allSampled(last, most) : last;
   const [P = 0, PW = 0] = groups.map(({ pages }) => pages);
   const dims = dimsOf(batch, { P, PW }, false);
   const usual = variantName(chooseRow(arrange(rows, list, choices), dims));
@@ -125,8 +128,8 @@ class Slices {
 }
 
 /**
- * The points at which a list is measured: one token, a chunk, and a short prompt if the chunk is longer; and if its rows
- * depend on the context length, a short and the longest context.
+ * The points at which a list is measured: one token, a chunk, a short prompt if the chunk is longer, and few rows; and if
+ * its rows depend on the context length, a short and the longest context.
  */
 function points({ manifest, chunk: most }: TimedRunner, list: string, rows: readonly VariantEntry[]): readonly Point[] {
   if (new Set(rows.map(variantName)).size < 2) return [];
@@ -149,13 +152,21 @@ function points({ manifest, chunk: most }: TimedRunner, list: string, rows: read
     { order: 2, tokens: short, when: ["and", from(Math.ceil(short / 2)), ["<", "S", half]] as const },
   ];
   const sizes: readonly Omit<Point, "context">[] =
-    leading === "S" ? [one, ...prompts.slice(0, short < chunk ? 2 : 1)] : [one];
+    leading === "S" ? [one, ...prompts.slice(0, short < chunk ? 2 : 1), ...few("S")] : [one, ...few("R")];
   const byContext = context > SHORT_CONTEXT && JSON.stringify(rows.map(({ when }) => when)).includes('"T"');
   if (!byContext) return sizes.map((size) => ({ ...size, context: Math.min(SHORT_CONTEXT, context) }));
   return sizes.flatMap((size) => [
     { ...size, context: SHORT_CONTEXT, when: ["and", size.when, ["<=", "T", SHORT_CONTEXT]] as const },
     { ...size, context, when: ["and", size.when, [">=", "T", Math.ceil(context / 2)]] as const },
   ]);
+}
+
+/** The rows of steps that check drafts, or decode several sequences. */
+function few(dim: "S" | "R"): readonly Omit<Point, "context">[] {
+  return [
+    { order: 3, tokens: 3, when: ["and", [">", dim, 1], ["<=", dim, 4]] },
+    { order: 4, tokens: 6, when: ["and", [">", dim, 4], ["<=", dim, FEW_ROWS]] },
+  ];
 }
 
 /** An encoder reads complete texts: a short one, and as many tokens as a batch of several texts has. */

@@ -31,7 +31,7 @@ export interface ConnectOptions extends Omit<
   "gpu" | "adapter" | "draft" | "encoders" | "grammar" | "images" | "onnx" | "transcriber" | "tuning"
 > {
   readonly tuning?: boolean | undefined;
-  readonly draft?: string | URL | undefined;
+  readonly draft?: string | URL | false | undefined;
   readonly onnx?: (Omit<OnnxOptions, "runtime"> & { readonly runtime: string | URL }) | undefined;
 }
 
@@ -72,7 +72,7 @@ export async function connectEngine(
   const { onnx, draft } = options;
   const sent = {
     ...options,
-    ...(draft !== undefined && { draft: draft === "heads" || draft === "ngram" ? draft : absolute(draft) }),
+    ...(draft && { draft: draft === "heads" || draft === "ngram" ? draft : absolute(draft) }),
     ...(onnx !== undefined && { onnx: { ...onnx, runtime: absolute(onnx.runtime) } }),
   };
   try {

@@ -1,10 +1,12 @@
 // Loading a model with a draft, on Dawn in Node: what is refused, and what the usage counts.
 
-import { describe, expect, test } from "vitest";
+import { describe, expect, test, vi } from "vitest";
 
 import { headsOf, requireSameTokens } from "../../src/drafts/index.js";
 import { RequestError } from "../../src/errors.js";
+import type { LoadOptions, TuningEntry } from "../../src/index.js";
 import { Engine } from "../../src/index.js";
+import type { Notes } from "../../src/runtime/notes.js";
 import { dawn } from "../../tools/dawn.js";
 import { LIMITS } from "../engine/engine_set_up.js";
 import { FakeRunner } from "../engine/fake_runner.js";
@@ -104,5 +106,65 @@ describe.skipIf(!hasAdapter)("on a device", () => {
       expect(engine.unload()).toBe(true);
     }
     engine.destroy();
+  });
+
+  /** The notes of an earlier load that measured these milliseconds for 1, 3, 5 and 8 rows, and 1 for steps ahead. */
+  const notesOf = (...ms: readonly number[]): Notes => {
+    const steps = ms.map((each, index) => ({ rows: [1, 3, 5, 8][index] ?? 0, ms: each }));
+    const record = { variants: {}, steps: { chunk: null, decode: { ahead_ms: 1, steps } } };
+    return {
+      read: (key) => Promise.resolve(key.includes("tuned ") ? record : undefined),
+      write: (key) => (key.includes("tuned ") ? Promise.reject(new Error("measured again")) : Promise.resolve()),
+    };
+  };
+
+  test.each([
+    ["where they pay", {}, [1, 1.1, 1.2, 1.3], true],
+    ["where they do not", {}, [1, 4, 6, 9], false],
+    ["which are switched off", { draft: false }, [1, 1.1, 1.2, 1.3], false],
+  ] as const)("by default, drafts of the text %s: the usage has the tokens of a pass", async (_, options, ms, pays) => {
+    const ask = { prompt: "b", max_tokens: 40, temperature: 0.8, seed: 3 } as const;
+    // It repeats four tokens for ever.
+    const { files } = lettersBundle({ spec: { ...letters.manifest.spec, eos_token_ids: [] } });
+    const source = memorySource(files);
+    const plain = await Engine.load(source, { gpu, tuning: false, draft: false });
+    const expected = await plain.completions.create(ask);
+    plain.destroy();
+    const engine = await Engine.load(source, { gpu, tuning: false, notes: notesOf(...ms), ...options });
+    // The drafts begin once the record is read.
+    await engine.exportTuning();
+    const isRight = async (): Promise<void> => {
+      const before = engine.counts.draftedTokens;
+      const { choices, usage } = await engine.completions.create(ask);
+      expect(choices[0]?.text).toBe(expected.choices[0]?.text);
+      const { tokens_per_pass: perPass } = usage.completion_tokens_details ?? {};
+      expect(engine.counts.draftedTokens > before).toBe(pays);
+      if (pays) expect(perPass).toBeGreaterThan(1.5);
+      else expect(perPass).toBeUndefined();
+    };
+    await vi.waitFor(isRight, { timeout: 30_000 });
+    engine.destroy();
+  });
+
+  test("the times of steps are measured once, also if the first load had no drafts", async () => {
+    const stored = new Map<string, unknown>();
+    const notes: Notes = {
+      read: (key) => Promise.resolve(stored.get(key)),
+      write: (key, value) => Promise.resolve(void stored.set(key, value)),
+    };
+    const recordOf = async (options: LoadOptions): Promise<TuningEntry | null> => {
+      const engine = await Engine.load(memorySource(letters.files), { gpu, tuning: true, notes, ...options });
+      const record = await engine.exportTuning();
+      engine.destroy();
+      return record;
+    };
+    expect((await recordOf({ draft: false }))?.steps?.decode ?? null).toBeNull();
+    const record = await recordOf({});
+    const { ahead_ms: ahead = 0, steps = [] } = record?.steps?.decode ?? {};
+    expect(steps.map(({ rows }) => rows)).toEqual([1, 3, 5, 8]);
+    for (const ms of [ahead, ...steps.map((step) => step.ms)]) expect(ms).toBeGreaterThan(0);
+    expect(ahead).toBeLessThanOrEqual(steps[0]?.ms ?? 0);
+    expect(await recordOf({})).toEqual(record);
+    expect(await recordOf({ draft: false })).toEqual(record);
   });
 });

@@ -29,7 +29,7 @@ const whole = shareMemory(plan, large, small, {});
 test("without a budget, a draft has room for the model's context, and its bytes are part of the plan", () => {
   const [own, others] = [
     planMemory(large, "float32"),
-    planMemory(small, "float32", { stateSnapshots: 4, prefillChunk: 64 }),
+    planMemory(small, "float32", { stateSnapshots: 4, draftTokens: 0, prefillChunk: 64 }),
   ];
   for (const key of ["weightBytes", "keyValueBytes", "workingBytes", "totalBytes"] as const)
     expect(whole.plan[key]).toBe(own[key] + others[key]);
@@ -38,7 +38,7 @@ test("without a budget, a draft has room for the model's context, and its bytes 
   expect(shareMemory(plan, large, modelOf(6, 2 * CONTEXT), {}).plan.keyValueBytes).toBe(whole.plan.keyValueBytes);
   const short = modelOf(6, 1024);
   expect(shareMemory(plan, large, short, {}).plan.draftBytes).toBe(
-    plan(short, { stateSnapshots: 4, prefillChunk: 64 }).totalBytes,
+    plan(short, { stateSnapshots: 4, draftTokens: 0, prefillChunk: 64 }).totalBytes,
   );
 });
 
@@ -56,7 +56,7 @@ describe.each([0.3, 0.6, 0.9])("%f of the keys and values", (share) => {
 });
 
 test("a budget that is too small for both is refused with the bytes that they need", () => {
-  const needed = plan(large, { pages: 1 }).totalBytes + plan(small, { pages: 1 }).totalBytes;
+  const needed = plan(large, { pages: 1 }).totalBytes + plan(small, { pages: 1, draftTokens: 0 }).totalBytes;
   expect(shareMemory(plan, large, small, { memoryBudget: needed }).plan.context).toBe(16);
   expect(() => shareMemory(plan, large, small, { memoryBudget: needed - 1 })).toThrow(
     /The model and its draft take at least [\d.]+ kB on the device, the budget is [\d.]+ kB; raise it, or leave out the draft/,

@@ -2,6 +2,7 @@
 
 import { expect, test } from "vitest";
 
+import { AdaptiveDrafter } from "../../src/drafts/adaptive_drafter.js";
 import { DraftAssistant, DraftHeads } from "../../src/drafts/draft_heads.js";
 import type { DraftRunner } from "../../src/drafts/draft_model.js";
 import { DraftModel } from "../../src/drafts/draft_model.js";
@@ -72,6 +73,11 @@ class Guesser implements Drafter {
 const SMALL = { ...LIMITS, tokens: 10, sequences: 3, rows: 3 };
 const DRAFTERS: Readonly<Record<string, (runner: FakeRunner) => Drafter>> = {
   "the text": () => new NgramDrafter(),
+  // The fake model repeats itself for a token or two: these are over before steps that were submitted ahead are read.
+  "the text while they pay": (runner) => {
+    Object.assign(runner, { stepsInFlight: 1 });
+    return new AdaptiveDrafter({ ahead_ms: 1, steps: [1, 9].map((rows) => ({ rows, ms: 1 })) });
+  },
   "a small model": () => new DraftModel(new FakeRunner(SMALL)),
   "a recurrent small model": () => new DraftModel(new FakeRunner({ ...SMALL, states: 6 })),
   "its own heads": (runner) => new DraftHeads(runner),

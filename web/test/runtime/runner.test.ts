@@ -74,7 +74,8 @@ withRunner("limits equal the requested ones", () => {
   expect(runner.limits).toEqual({
     tokens: 64,
     chunk: 64,
-    rows: 3,
+    // Seven for drafts of all sequences together.
+    rows: 10,
     splitsTexts: true,
     sequences: 3,
     states: 0,

@@ -3,6 +3,7 @@
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 
 import type { Batch } from "../../src/runtime/batch.js";
+import type { Choices } from "../../src/runtime/choices.js";
 import { NO_CHOICES } from "../../src/runtime/choices.js";
 import type { AdapterEntry, TuningEntry } from "../../src/runtime/manifest.js";
 import type { RunnerLimits } from "../../src/runtime/memory.js";
@@ -159,6 +160,11 @@ test("measuring waits for the device to be idle, and ends when it is aborted", a
 class MeasuredFake extends SteppedFake {
   readonly manifest = lettersBundle().manifest;
   readonly rows = new Map();
+  readonly chosen: Choices[] = [];
+  mayDraft = false;
+  choose(choices: Choices): void {
+    this.chosen.push(choices);
+  }
   time(): Promise<number> {
     return Promise.resolve(1);
   }
@@ -177,15 +183,31 @@ test("only what a record does not contain is measured", async () => {
   const fast = times({ 64: 10, 128: 15, 256: 25, 512: 60 });
   const { variants } = record({});
   const old = new MeasuredFake(fast);
-  expect(await tuning.measure(old, record({}), options())).toEqual({ variants, steps: { chunk: 256 } });
+  expect(await tuning.measure(old, record({}), options())).toEqual({
+    variants,
+    steps: { chunk: 256, decode: null },
+  });
   const known = new MeasuredFake(fast);
-  const steps = { chunk: 128 };
+  const steps = { chunk: 128, decode: null };
   expect(await tuning.measure(known, record({ steps }), options())).toEqual({ variants, steps });
   expect(known.batches).toEqual([]);
   expect(await tuning.measure(new MeasuredFake(fast), null, options())).toEqual({
     variants: {},
-    steps: { chunk: 256 },
+    steps: { chunk: 256, decode: null },
   });
+  // What steps cost that check drafts is measured with the variants.
+  const drafting = Object.assign(new MeasuredFake(fast, { ...LIMITS, rows: 11 }), { mayDraft: true });
+  const found = await tuning.measure(drafting, record({ steps }), options());
+  expect(found.steps?.chunk).toBe(128);
+  expect(found.steps?.decode?.steps.map(({ rows }) => rows)).toEqual([1, 3, 5, 8]);
+  expect(drafting.chosen).toEqual([{ off: new Set(), front: variants }]);
+  const decode = { ahead_ms: 1, steps: [] };
+  const drafted = Object.assign(new MeasuredFake(fast), { mayDraft: true });
+  expect((await tuning.measure(drafted, record({ steps: { chunk: 64, decode } }), options())).steps).toEqual({
+    chunk: 64,
+    decode,
+  });
+  expect(drafted.batches).toEqual([]);
   // An application or the model has set the chunk.
   const fixed = new MeasuredFake(fast, { ...LIMITS, tokens: 64 });
   expect(await tuning.measure(fixed, null, options())).toEqual({ variants: {}, steps: null });

@@ -41,6 +41,8 @@ class FakeRunner implements TimedRunner {
   readonly rows: ReadonlyMap<string, readonly VariantEntry[]> = new Map(Object.entries(ROWS));
   chunk = 64;
   readonly limits = {
+    sequences: 4,
+    rows: 11,
     groups: [
       { pages: 64, window: Infinity },
       { pages: 10, window: 40 },
@@ -74,6 +76,7 @@ function options(changes: Partial<TuneOptions> = {}): TuneOptions {
 }
 
 const tokensOf = (batch: Batch): number => batch.token_ids.length;
+const between = (dim: string, above: number, most: number): Condition => ["and", [">", dim, above], ["<=", dim, most]];
 const contextOf = (batch: Batch): number => (batch.positions.at(-1) ?? 0) + 1;
 
 test("if the compiler's choice is the fastest, or nearly so, no row is put in front", async () => {
@@ -96,8 +99,29 @@ test("the fastest variant is put in front for sizes near the measured one", asyn
     embed: [
       { when: ["<=", "S", 1], variant: "few 2" },
       { when: [">=", "S", 32], variant: "tile 2" },
+      { when: between("S", 1, 4), variant: "tile 2" },
+      { when: between("S", 4, 8), variant: "tile 2" },
     ],
-    argmax: [{ when: ["<=", "R", 1], variant: "argmax 2" }],
+    argmax: [
+      { when: ["<=", "R", 1], variant: "argmax 2" },
+      { when: between("R", 1, 4), variant: "argmax 2" },
+      { when: between("R", 4, 8), variant: "argmax 2" },
+    ],
+  });
+});
+
+test("few rows, as of drafts, are measured with all of them sampled, and each size has its own variant", async () => {
+  const runner = new FakeRunner({ "few 2": (batch) => (tokensOf(batch) === 3 ? 0.5 : 1) });
+  expect(await fastestVariants(runner, options())).toEqual({
+    embed: [{ when: between("S", 1, 4), variant: "few 2" }],
+  });
+  const few = runner.requests.filter(({ batch }) => [3, 6].includes(tokensOf(batch)));
+  expect(few.map(({ batch }) => batch.sample_rows.length)).toEqual(few.map(({ batch }) => tokensOf(batch)));
+  // A variant for at most four rows is right for more, and may be the fastest.
+  expect(
+    await fastestVariants(new FakeRunner({ few: (batch) => (tokensOf(batch) === 6 ? 0.5 : 1) }), options()),
+  ).toEqual({
+    embed: [{ when: between("S", 4, 8), variant: "few" }],
   });
 });
 
@@ -107,7 +131,7 @@ test("prompts are measured with the chunk that steps have, and short ones if it 
   expect(await fastestVariants(runner, options())).toEqual({
     embed: [{ when: [">=", "S", 128], variant: "tile 2" }],
   });
-  expect([...new Set(runner.requests.map(({ batch }) => tokensOf(batch)))]).toEqual([1, 256, 64]);
+  expect([...new Set(runner.requests.map(({ batch }) => tokensOf(batch)))]).toEqual([1, 256, 64, 3, 6]);
   const shorter = new FakeRunner({ "tile 2": (batch) => (tokensOf(batch) === 64 ? 0.6 : 1) });
   shorter.chunk = 256;
   expect(await fastestVariants(shorter, options())).toEqual({
@@ -154,7 +178,7 @@ test("a slice is short, and a variant that is much slower in its first run is no
     .map(({ name, count }) => count * (times[name] ?? 1));
   expect(Math.max(...slices)).toBeLessThanOrEqual(10);
   expect(runner.requests.filter(({ name, batch }) => name === "tile" && tokensOf(batch) === 1).length).toBe(1);
-  expect(runner.requests.filter(({ name }) => name === "argmax 2").length).toBe(1);
+  expect(runner.requests.filter(({ name, batch }) => name === "argmax 2" && tokensOf(batch) === 1).length).toBe(1);
 });
 
 test("variants that are off are not measured, and those in front by a record are the reference", async () => {
@@ -167,6 +191,8 @@ test("variants that are off are not measured, and those in front by a record are
     embed: [
       { when: ["<=", "S", 1], variant: "few" },
       { when: [">=", "S", 32], variant: "few" },
+      { when: between("S", 1, 4), variant: "few" },
+      { when: between("S", 4, 8), variant: "few" },
     ],
   });
   expect(new Set(runner.requests.map(({ name }) => name)).has("few 2")).toBe(false);
@@ -185,7 +211,7 @@ test("tuning waits for the device to be idle before each slice, and ends when it
   expect(runner.requests.length).toBe(4);
 });
 
-test("lists that are not measured within three seconds stay as the compiler arranged them", async () => {
+test("lists that are not measured within five seconds stay as the compiler arranged them", async () => {
   vi.useFakeTimers({ toFake: ["performance"] });
   const fast = { "few 2": () => 0.5, "tile 2": () => 0.5, "argmax 2": () => 0.5 };
   class SlowRunner extends FakeRunner {
