@@ -123,9 +123,11 @@ QWEN2_NARROW = Shapes(
         "vocab_size": 1024,
         "hidden_size": 224,
         "intermediate_size": 608,
-        "max_position_embeddings": 1024,
+        "max_position_embeddings": 4096,
     },
 )
+# For long prompts on a CPU.
+QWEN2_FEW_LAYERS = Shapes("Qwen2-0.5B-narrow-4-layers", {**QWEN2_NARROW.config, "num_hidden_layers": 4})
 
 
 # Models with states or experts, by their names.

@@ -163,6 +163,27 @@ def test_numpy_and_chromium_agree(family: str, site: Path, browser: Browser, bun
     assert (found, state) == (expected, "passed")
 
 
+# test_engine.py has a dense model and sampled tokens.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "qwen3_5_text"])
+def test_tokens_are_the_same_whatever_the_chunk_of_prompts_is(
+    family: str, site: Path, browser: Browser, bundle_of: Callable[..., Bundle]
+) -> None:
+    """Of layers with windows, experts, or states, which the device computes in chunks of its own."""
+    prompt = [(token + index) % 256 for index, token in enumerate((TOKENS * 100)[:100])]
+    expected = list(generate(ReferenceRunner(bundle_of(family)), prompt, DRAFTED_TOKENS, Sampler()))
+    chunks = [5, 64, 100]
+    page = browser.new_page()
+    page.set_default_timeout(TIMEOUT_MS)
+    with serve(site) as url:
+        page.goto(url)
+        loads = [{"prefillChunk": chunk} for chunk in chunks]
+        found = page.evaluate(EXPERTS_SCRIPT, [f"./{family}/", prompt, DRAFTED_TOKENS, loads])
+    page.close()
+    assert [each["prefillChunk"] for each in found] == chunks
+    assert [each["ids"] for each in found] == [expected] * len(chunks)
+
+
 @pytest.mark.exhaustive
 def test_drafts_of_any_quality_leave_a_recurrent_models_tokens_as_they_are(
     site: Path, browser: Browser, bundle_of: Callable[..., Bundle]

@@ -251,7 +251,14 @@ def test_an_answer_goes_on_with_the_same_tokens_when_its_device_is_lost(
 
 @pytest.mark.exhaustive
 def test_the_memory_of_a_model_is_known_before_it_is_loaded(page: Page, browser: Browser, address: str) -> None:
-    plan, info = page.evaluate('async () => [await window.Engine.plan("./bundle/"), window.engine.info]')
+    script = """async () => {
+        const plans = [{}, { prefillChunk: 64 }].map((options) => window.Engine.plan("./bundle/", options));
+        return [...(await Promise.all(plans)), window.engine.info];
+    }"""
+    whole, plan, info = page.evaluate(script)
+    # Nothing is measured here, so that the chunk stays as it is.
+    assert (info["prefillChunk"], plan["largestChunk"]) == (64, 64)
+    assert plan["totalBytes"] <= whole["totalBytes"] <= 1.125 * plan["totalBytes"]
     assert plan["weightBytes"] == info["weightBytes"]
     assert abs(plan["totalBytes"] / info["totalBytes"] - 1) < 0.05
     assert plan["fits"]

@@ -35,21 +35,22 @@ export interface Sizes {
 // A model may end its answers at once. After this number of prompts, the measurement gives up.
 const MOST_PROMPTS = 12;
 
-/** Measure each of ``lengths`` that fits the context, ``runs`` times. */
+/** Measure each of ``lengths`` that fits the context, ``runs`` times. ``first``: the number of the first run. */
 export async function measurePrefill(
   model: TokenModel,
   sizes: Sizes,
   lengths: readonly number[],
   runs: number,
   signal: AbortSignal,
+  first = 0,
 ): Promise<PrefillRow[]> {
   const rows: PrefillRow[] = [];
   for (const length of lengths.filter((tokens) => tokens <= sizes.context)) {
     const times: number[] = [];
-    for (let run = 0; run < runs; run++) {
+    for (let run = first; run < first + runs; run++) {
       const start = performance.now();
-      const [first = performance.now()] = await arrivals(model, promptOf(length, sizes.vocabSize, run), 1, signal);
-      times.push(first - start);
+      const [token = performance.now()] = await arrivals(model, promptOf(length, sizes.vocabSize, run), 1, signal);
+      times.push(token - start);
     }
     const ms = median(times);
     rows.push({ prompt_tokens: length, time_to_first_token_ms: ms, tokens_per_second: (1000 * length) / ms });

@@ -1,21 +1,30 @@
 // Measures a bundle on Dawn in Node, after tuning, and prints JSON: the tokens per second of prefill and decode, and the
-// bytes per second that decode reads, relative to the copy bandwidth of the device's memory.
+// bytes per second that decode reads, relative to the copy bandwidth of the device's memory. With --chunks it measures
+// the prefill only, with each of these chunks instead of the one that the device chooses.
 //
 //     node dist/tools/bench_gpu.js BUNDLE [--tokens 128] [--lengths 128,2048,8192] [--copy-mib 256] [--any-adapter]
+//         [--chunks 64,128,256,512]
 
 import { parseArgs } from "node:util";
 
+import { globals } from "webgpu";
+
 import { bundleFacts } from "../page/bundle_facts.js";
 import { runsOnCpu } from "../page/cpu_adapter.js";
+import type { WebGPUClasses } from "../page/count_calls.js";
+import { countCalls, median } from "../page/count_calls.js";
+import type { PrefillRow, Sizes } from "../page/measure.js";
 import { measureDecode, measurePrefill } from "../page/measure.js";
 import { openModel } from "../page/model.js";
 import { DeviceError, NearfarError } from "../src/errors.js";
 import { openBundle } from "../src/runtime/bundle.js";
 import { BUFFER_USAGE } from "../src/runtime/gpu_flags.js";
+import type { Source } from "../src/runtime/source.js";
 import { dawnForGpu } from "./dawn.js";
 import { folderSource } from "./folder_source.js";
 
-const USAGE = "usage: bench_gpu BUNDLE [--tokens 128] [--lengths 128,2048,8192] [--copy-mib 256] [--any-adapter]";
+const USAGE =
+  "usage: bench_gpu BUNDLE [--tokens 128] [--lengths 128,2048,8192] [--copy-mib 256] [--any-adapter] [--chunks 64,128]";
 const PREFILL_RUNS = 3;
 const COPIES = 16;
 const COPY_RUNS = 5;
@@ -28,6 +37,7 @@ async function main(): Promise<void> {
       lengths: { type: "string", default: "128,2048,8192" },
       "copy-mib": { type: "string", default: "256" },
       "any-adapter": { type: "boolean", default: false },
+      chunks: { type: "string" },
     },
   });
   const [folder] = positionals;
@@ -38,12 +48,17 @@ async function main(): Promise<void> {
   const { signal } = new AbortController();
   const source = folderSource(folder);
   const facts = bundleFacts((await openBundle(source, signal)).manifest);
+  const lengths = values.lengths.split(",").map(Number);
+  if (values.chunks !== undefined) {
+    const chunks = values.chunks.split(",").map(Number);
+    console.log(JSON.stringify(await measureChunks(source, gpu, facts, lengths, chunks, signal)));
+    return;
+  }
   const model = await openModel(source, { gpu });
   // Otherwise the tuner would measure variants between the runs, and exchange them.
   const start = performance.now();
   const tuning = await model.engine.exportTuning();
   const tuningSeconds = (performance.now() - start) / 1000;
-  const lengths = values.lengths.split(",").map(Number);
   // The first forward creates resources that later ones reuse.
   await measureDecode(model, facts, [8], 4, signal);
   const prefill = await measurePrefill(model, facts, lengths, PREFILL_RUNS, signal);
@@ -79,6 +94,55 @@ async function main(): Promise<void> {
       decode: rows,
     }),
   );
+}
+
+interface ChunkRow {
+  readonly chunk: number;
+  /** The dispatches of a prompt of each length. */
+  readonly dispatches: readonly number[];
+  readonly total_bytes: number;
+  readonly prefill: readonly PrefillRow[];
+}
+
+/** The prefill with each chunk, on a device of its own. The runs take turns, so that other work slows all of them. */
+async function measureChunks(
+  source: Source,
+  gpu: GPU,
+  sizes: Sizes,
+  lengths: readonly number[],
+  chunks: readonly number[],
+  signal: AbortSignal,
+): Promise<readonly ChunkRow[]> {
+  const counter = countCalls(globals as unknown as WebGPUClasses);
+  const models = [];
+  for (const prefillChunk of chunks) models.push(await openModel(source, { gpu, prefillChunk, tuning: false }));
+  const dispatches: number[][] = [];
+  for (const model of models) {
+    await measurePrefill(model, sizes, [8], 1, signal);
+    const own: number[] = [];
+    for (const length of lengths) {
+      const before = counter.read().dispatches;
+      await measurePrefill(model, sizes, [length], 1, signal);
+      own.push(counter.read().dispatches - before);
+    }
+    dispatches.push(own);
+  }
+  counter.stop();
+  const rounds: PrefillRow[][][] = models.map(() => []);
+  for (let round = 0; round < PREFILL_RUNS; round++)
+    for (const [index, model] of models.entries())
+      // Each run has prompts of its own, which the prefix cache does not have.
+      rounds[index]?.push(await measurePrefill(model, sizes, lengths, 1, signal, 1 + round));
+  return models.map(({ info, close }, index) => {
+    close();
+    const rows = rounds[index] ?? [];
+    const prefill = lengths.map((length, at) => {
+      const ms = median(rows.map((row) => row[at]?.time_to_first_token_ms ?? NaN));
+      return { prompt_tokens: length, time_to_first_token_ms: ms, tokens_per_second: (1000 * length) / ms };
+    });
+    const { prefillChunk: chunk, totalBytes: total_bytes } = info;
+    return { chunk, dispatches: dispatches[index] ?? [], total_bytes, prefill };
+  });
 }
 
 /** Throws DeviceError if there is no GPU, unless ``anyAdapter`` is true. */
