@@ -118,7 +118,10 @@ def projection_variants(facts: Projection, activation: str) -> list[Variant]:
         if activation == "float16":
             variants.append(tile_variant(facts, replace(tile, dtype="float16"), when, needs=HALVES))
         variants.append(tile_variant(facts, tile, when))
-    more = [replace(SQUARE_TILE, dtype="float16") if activation == "float16" else SQUARE_TILE]
+    more = []
+    # Besides 8 by 8 sums, there are no registers for a norm's.
+    if not facts.before_norm:
+        more.append(replace(SQUARE_TILE, dtype="float16") if activation == "float16" else SQUARE_TILE)
     if in_halves and tiles_halves(facts):
         more.append(HALF_TILE)
     # Behind the tiles that run until a tuner has measured, but before the plainest.

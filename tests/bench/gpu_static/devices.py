@@ -19,7 +19,8 @@ from nearfar.compiler.runtime.errors import ToolError
 
 from .packages import Compilers
 
-DEVICE_SECONDS = 300
+# The time limit of a process: for its start, and for each shader.
+START_SECONDS, SHADER_SECONDS = 120, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def run(compilers: Compilers, device: Device, files: Sequence[str]) -> tuple[lis
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    timer = threading.Timer(DEVICE_SECONDS, process.kill)
+    timer = threading.Timer(START_SECONDS + SHADER_SECONDS * len(files), process.kill)
     timer.start()
     try:
         output, complaints = process.communicate("\n".join(files))
