@@ -42,9 +42,15 @@ FAULTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def wide_bundle(compile_tiny: CompileTiny, nvrtc: None) -> Path:  # noqa: ARG001
+    """Its attention is on tensor cores, in one kernel whose workgroups count their arrivals."""
+    return compile_tiny("qwen3_wide", target="cuda", context=300, activations=("float16",), self_test=False)
+
+
 @pytest.fixture
-def opened(cuda_bundle: Path, emulated_cuda: Path) -> Iterator[Callable[..., CudaRunner]]:
-    """Opens runners of the tiny qwen3 with a persistent kernel."""
+def opened(wide_bundle: Path, emulated_cuda: Path) -> Iterator[Callable[..., CudaRunner]]:
+    """Opens runners of a small qwen3 with a persistent kernel."""
     runners = []
 
     def open_one(
@@ -52,7 +58,7 @@ def opened(cuda_bundle: Path, emulated_cuda: Path) -> Iterator[Callable[..., Cud
     ) -> CudaRunner:
         driver = EmulatedDriver(emulated_cuda)
         driver.missing, driver.multiprocessors = missing, multiprocessors
-        runners.append(CudaRunner(open_bundle(cuda_bundle), limits=limits, driver=driver, persistent=options))
+        runners.append(CudaRunner(open_bundle(wide_bundle), limits=limits, driver=driver, persistent=options))
         return runners[-1]
 
     yield open_one
@@ -133,6 +139,15 @@ def test_other_models_and_formats_have_the_logits_of_their_graphs(
     runner.close()
 
 
+def test_weights_are_being_copied_when_a_function_waits(opened: Callable[..., CudaRunner]) -> None:
+    kernel = opened().persistent_kernel
+    assert kernel is not None
+    functions = kernel.programs[1].compiled.source.split("__device__ __forceinline__ void linear_")[1:]
+    assert len(functions) >= 4
+    for function in functions:
+        assert function.index("copy_16_bytes(") < function.index("team.may_go_on()")
+
+
 def test_more_workgroups_than_tiles_are_right(opened: Callable[..., CudaRunner]) -> None:
     """Most of ten workgroups have no tile in most phases. The trial compares the logits."""
     kernel = opened(multiprocessors=10).persistent_kernel
@@ -193,9 +208,11 @@ def test_after_a_launch_that_gave_up_all_batches_in_flight_fail_and_later_ones_a
         failing = [runner.submit(decode(1)) for _ in range(3)]
         submitted.set()
     # The launch might have left this in the middle of a phase.
-    for name, address in runner._memory.addresses.items():
-        if name.startswith("scratch.zeroed"):
-            driver_of(runner)._at(address, 4)[...] = 1
+    addresses = runner._memory.addresses
+    counters = [driver_of(runner)._at(addresses[name], 4) for name in addresses if name.startswith("scratch.zeroed")]
+    assert counters
+    for counter in counters:
+        counter[...] = 1
     for future in failing:
         with pytest.raises(
             DeviceError,
@@ -204,6 +221,7 @@ def test_after_a_launch_that_gave_up_all_batches_in_flight_fail_and_later_ones_a
             future.result()
     launched = driver_of(runner).launched_together
     np.testing.assert_array_equal(runner.forward(decode(1)).logits, expected)
+    assert not any(counter.any() for counter in counters)
     assert driver_of(runner).launched_together == launched
     assert runner.persistent_kernel is None
 

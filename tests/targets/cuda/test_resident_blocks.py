@@ -41,7 +41,7 @@ def exchanged(folder: Path, source: str, seed: int) -> np.ndarray[tuple[int], np
     parameters = [*(array.ctypes.data for array in arrays), ROUNDS]
     memory = [(array.ctypes.data, array.nbytes) for array in arrays]
     Library(source, folder).launch_together("exchange_values", BLOCKS, THREADS, parameters, memory, seed)
-    assert arrays[2][0] == BLOCKS * ROUNDS
+    assert arrays[2].tolist() == [BLOCKS * ROUNDS, 0]
     return arrays[0]
 
 
@@ -65,3 +65,14 @@ def test_blocks_that_wait_for_ever_are_an_error(emulated_cuda: Path) -> None:
         exchanged(emulated_cuda, source, 1)
     # The next launch is not affected.
     test_blocks_that_wait_for_each_other_compute_the_same_in_any_order(emulated_cuda)
+
+
+def test_time_passes_only_if_no_block_can_go_on(emulated_cuda: Path) -> None:
+    """A kernel that bounds its waiting by a clock does not give up while another block reads word after word."""
+    wait = "while ((int)(load_acquire(counter) - (round + 1) * gridDim.x) < 0) {}"
+    assert KERNEL.count(wait) == 1
+    bounded = f"""const long long start = clock64();
+      {wait[:-2]}if (clock64() - start > 1000) store_relaxed(counter + 1, 1);
+      load_relaxed(counter);"""
+    for seed in range(60):
+        exchanged(emulated_cuda, KERNEL.replace(wait, bounded), seed)

@@ -6,6 +6,8 @@
 // If no warp can go on, the clock jumps, so that a kernel that bounds its waiting gives up; if it does not, the launch
 // ends with an error, as after every fault.
 
+// In a turn of all, a thread may go on without moving: from one load of a word to the next.
+static const uint PATIENT_TURNS = 3;
 static const uint MOST_BLOCKS = 64, MOST_BARRIERS = 16;
 static std::vector<uint4> block_memory[MOST_BLOCKS];
 // The threads that have arrived at a barrier of a block, and whether a condition held for one of them.
@@ -122,8 +124,8 @@ static const char* launch_together(void** values, uint blocks, uint threads, uin
     left = 0;
     for (uint i = 0; i < total; i++) left += fibers[i].state != DONE;
     if (moved) idle = 0;
-    else if (chosen == blocks && left) {
-      if (++idle > 3) stop("resident blocks wait for each other");
+    else if (chosen == blocks && left && ++idle > PATIENT_TURNS) {
+      if (idle > 2 * PATIENT_TURNS) stop("resident blocks wait for each other");
       clock_cycles += 1ull << 40;
     }
   }
