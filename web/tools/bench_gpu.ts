@@ -133,14 +133,14 @@ async function measureChunks(
     for (const [index, model] of models.entries())
       // Each run has prompts of its own, which the prefix cache does not have.
       rounds[index]?.push(await measurePrefill(model, sizes, lengths, 1, signal, 1 + round));
-  return models.map(({ info, close }, index) => {
-    close();
+  return models.map((model, index) => {
+    const { prefillChunk: chunk, totalBytes: total_bytes } = model.info;
+    model.close();
     const rows = rounds[index] ?? [];
     const prefill = lengths.map((length, at) => {
       const ms = median(rows.map((row) => row[at]?.time_to_first_token_ms ?? NaN));
       return { prompt_tokens: length, time_to_first_token_ms: ms, tokens_per_second: (1000 * length) / ms };
     });
-    const { prefillChunk: chunk, totalBytes: total_bytes } = info;
     return { chunk, dispatches: dispatches[index] ?? [], total_bytes, prefill };
   });
 }
