@@ -286,7 +286,7 @@ bench-web-counts:
 	@$(BIN)/python tests/bench/bench_web_counts.py
 
 bench-web-gpu: .venv/.dev web/dist/.built
-	$(BIN)/python tests/bench/bench_web_gpu.py
+	$(BIN)/python tests/bench/bench_web_gpu.py $(if $(CHUNKS),--chunks '$(CHUNKS)')
 
 bench-decode-context: .venv/.dev | vulkan
 	$(BIN)/python tests/bench/bench_decode_context.py $(if $(TARGET),--target '$(TARGET)')
