@@ -43,7 +43,7 @@
 # make bench-decode-context  the time of a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds; TARGET=cpu for this machine's CPU
 # make bench-states  the ops with states on this machine's CPU: time of one row and of prompts; a decoded token after 128 and 32,768 tokens
 # make bench-cuda  load, decode and many sequences on this machine's NVIDIA GPU; BUNDLE=folder for one of your own
-# make bench-cuda-sass  the instructions of CUDA's kernels for one and two rows, without a GPU
+# make bench-cuda-sass  the instructions of CUDA's kernels for one to four rows, without a GPU
 # make bench-cuda-projections  every candidate size of the projections' kernels on this machine's NVIDIA GPU, and the best
 # make gpu-check   everything that only a GPU can check, in at most 20 minutes; results in OUT=build/gpu-check, ONLY=part,part MINUTES=20, SCRIPT=webgpu, cuda or persistent for parts with pass marks in at most 9 minutes
 # make gpu-prepare write everything that gpu-check needs from TVM to build/gpu-prepared.tar.xz, for a GPU machine without TVM; ARCH=sm_90

@@ -46,14 +46,16 @@ WGMMA_KINDS = ("q4", "q8")
 WGMMA_SIZE = 4096
 # wgmma's workgroups, one for each multiprocessor, have as many blocks in flight as fit, but no more than this.
 WGMMA_STAGES = (6, 5, 4, 3)
+# The numbers of rows of linear_few.
+FEW_ROW_COUNTS = (1, 2, 4)
 # The sizes of linear_few: warps, tiles of a warp in all, and workgroups that share the columns.
 FEW_WARPS = (8, 4)
 FEW_TILES = 4
 FEW_SPLITS = (1, 2, 4)
 # The instructions of a warp of linear_few in SASS for sm_90 with 4-bit weights: in all, in a round of 128 columns, for
-# each of its tiles in a round, and if copies are started in the loop. An exchange between workgroups takes as long as
-# about 1,000 instructions (an estimate), and a scheduler needs two warps to be busy (an estimate).
-FEW_FIXED, FEW_ROUND, FEW_TILE, FEW_COPIES = 300, 20, 80, 27
+# each of its tiles in a round, if copies are started in the loop, and for two more rows. An exchange between workgroups
+# takes as long as about 1,000 instructions (an estimate), and a scheduler needs two warps to be busy (an estimate).
+FEW_FIXED, FEW_ROUND, FEW_TILE, FEW_COPIES, FEW_PAIR = 300, 20, 80, 27, 16
 FEW_EXCHANGE, FEW_BUSY_WARPS = 1000, 2
 SCHEDULERS = 4
 
@@ -185,7 +187,7 @@ def few_cost(facts: Projection, tuning: Tuning, shape: FewShape) -> int:
     """The instructions that a scheduler of the busiest multiprocessor issues, with those of two warps at least."""
     rounds, tiles = shape.rounds(facts.columns), shape.tiles * (2 if facts.gated else 1)
     copies = FEW_COPIES if shape.stages < rounds else 0
-    warp = FEW_FIXED + rounds * (FEW_ROUND + tiles * (FEW_TILE + copies))
+    warp = FEW_FIXED + rounds * (FEW_ROUND + tiles * (FEW_TILE + copies + FEW_PAIR * (shape.pairs - 1)))
     workgroups = -(-facts.outputs // shape.outputs) * shape.splits
     warps = -(-(-(-workgroups // tuning.multiprocessors) * shape.warps) // SCHEDULERS)
     return max(warps, FEW_BUSY_WARPS) * warp + (FEW_EXCHANGE if shape.splits > 1 else 0)

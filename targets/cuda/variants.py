@@ -27,7 +27,7 @@ from nearfar.targets.variant import Variant, kernel
 from .arch import max_dynamic_bytes
 from .nvrtc import DEFAULT_ARCH
 from .source import MAX_SHARED_BYTES
-from .tuning import Tuning, few_shapes, tensor_core_shapes, tuning_for, vector_shape
+from .tuning import FEW_ROW_COUNTS, Tuning, few_shapes, tensor_core_shapes, tuning_for, vector_shape
 
 ATTENTION = AttentionNumbers(
     max_shared_bytes=MAX_SHARED_BYTES,
@@ -88,15 +88,15 @@ def vector_variants(facts: Projection, tuning: Tuning) -> list[Variant]:
 
 
 def few_variants(facts: Projection, tuning: Tuning) -> list[Variant]:
-    """Kernels for one and two rows on tensor cores. They replace `vector_variants`, because they execute half of the
-    instructions; no GPU has timed them yet. None if the projection loads more than they compute, or does not fit.
+    """Kernels for one, two and four rows on tensor cores. They replace `vector_variants`, because they execute half of
+    the instructions; no GPU has timed them yet. None if the projection loads more than they compute, or does not fit.
     """
-    shapes = [few_shapes(facts, tuning, x_rows) for x_rows in range(1, NUMBERS.max_vector_rows + 1)]
-    if not all(shapes):
+    shapes = [few_shapes(facts, tuning, x_rows) for x_rows in FEW_ROW_COUNTS]
+    if not all(shapes[: NUMBERS.max_vector_rows]):
         return []
     return [
         Variant((kernel(linear_few, facts=facts, shape=best),), when=["<=", facts.batch, best.x_rows])
-        for best, *_ in shapes
+        for best, *_ in filter(None, shapes)
     ]
 
 

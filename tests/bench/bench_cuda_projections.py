@@ -187,15 +187,22 @@ def variants_for(facts: Projection, tuning: Tuning, batch: int) -> Iterator[tupl
     from nearfar.compiler.kernels.cuda.linear_async import linear_async
     from nearfar.compiler.kernels.cuda.linear_few import linear_few
     from nearfar.compiler.kernels.cuda.linear_mma import MmaShape
-    from nearfar.targets.cuda.tuning import few_shapes, tensor_core_shapes, vector_shape, vector_shapes
+    from nearfar.targets.cuda.tuning import (
+        FEW_ROW_COUNTS,
+        few_shapes,
+        tensor_core_shapes,
+        vector_shape,
+        vector_shapes,
+    )
     from nearfar.targets.cuda.variants import NUMBERS, tensor_core_variant
     from nearfar.targets.variant import Variant, kernel
 
+    few_rows = next((rows for rows in FEW_ROW_COUNTS if rows >= batch), None)
+    fews = few_shapes(facts, tuning, few_rows) if few_rows is not None else []
+    for few in fews:
+        call = kernel(linear_few, facts=facts, shape=few)
+        yield {"kernel": "few", **asdict(few)}, few == fews[0], Variant((call,))
     if batch <= NUMBERS.max_vector_rows:
-        fews = few_shapes(facts, tuning, batch)
-        for few in fews:
-            call = kernel(linear_few, facts=facts, shape=few)
-            yield {"kernel": "few", **asdict(few)}, few == fews[0], Variant((call,))
         best = None if fews else vector_shape(facts, tuning, batch)
         for widest in vector_shapes(facts, tuning, batch):
             for stages in range(2, widest.stages + 1):
@@ -209,7 +216,7 @@ def variants_for(facts: Projection, tuning: Tuning, batch: int) -> Iterator[tupl
     candidates += wgmma_candidates(facts, tuning, batch)
     for shape in dict.fromkeys(candidates):
         if shape.splits == 1 or batch <= shape.max_batch:
-            is_chosen = shape == chosen and batch > NUMBERS.max_vector_rows
+            is_chosen = shape == chosen and not fews and batch > NUMBERS.max_vector_rows
             name = "mma" if isinstance(shape, MmaShape) else "wgmma"
             yield {"kernel": name, **asdict(shape)}, is_chosen, tensor_core_variant(facts, "float16", shape, None)
 

@@ -1,4 +1,4 @@
-"""The instructions of the projection kernels for one and two rows on CUDA, counted without a GPU.
+"""The instructions of the projection kernels for one to four rows on CUDA, counted without a GPU.
 
 ``make bench-cuda-sass`` compiles the kernels that `targets/cuda/tuning.py` chooses with NVRTC and reads their SASS with
 nvdisasm. For each matrix it prints, of `linear_async` and of `linear_few`: registers, shared memory, the instructions
@@ -32,7 +32,8 @@ from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.quant.kernel_format import weight_format
 from nearfar.targets.cuda.nvrtc import compile_cubin
 from nearfar.targets.cuda.source import cuda, source_file
-from nearfar.targets.cuda.tuning import SCHEDULERS, few_shapes, tuning_for, vector_shape
+from nearfar.targets.cuda.tuning import FEW_ROW_COUNTS, SCHEDULERS, few_shapes, tuning_for, vector_shape
+from nearfar.targets.cuda.variants import NUMBERS
 
 RESULTS = Path(__file__).parent / "results" / "cuda-sass.json"
 ARCH = "sm_90"
@@ -66,7 +67,7 @@ def main() -> None:
     counts = [
         count
         for matrix, (columns, outputs, rest) in MATRICES.items()
-        for rows in (1, 2)
+        for rows in FEW_ROW_COUNTS
         for count in counts_of(
             matrix, projection(columns, outputs, weight_format(quant.form_by_name(options.quantization)), rest), rows
         )
@@ -77,13 +78,14 @@ def main() -> None:
 
 
 def counts_of(matrix: str, facts: Projection, rows: int) -> list[Count]:
-    """Those of the shapes that the rules choose."""
+    """Those of the shapes that the rules choose, of `linear_async` up to two rows and of `linear_few`."""
     tuning = tuning_for(ARCH)
-    vector, few = vector_shape(facts, tuning, rows), few_shapes(facts, tuning, rows)[0]
-    return [
-        count_of(matrix, facts, vector, linear_async("kernel", facts, vector), 1, executed_by_async),
-        count_of(matrix, facts, few, linear_few("kernel", facts, few), few.splits, executed_by_few),
-    ]
+    few = few_shapes(facts, tuning, rows)[0]
+    after = count_of(matrix, facts, few, linear_few("kernel", facts, few), few.splits, executed_by_few)
+    if rows > NUMBERS.max_vector_rows:
+        return [after]
+    vector = vector_shape(facts, tuning, rows)
+    return [count_of(matrix, facts, vector, linear_async("kernel", facts, vector), 1, executed_by_async), after]
 
 
 def count_of(
@@ -125,7 +127,7 @@ def executed_by_few(function: Function, facts: Projection, shape: FewShape) -> i
         return sum(each.opcode.startswith("HMMA") for each in function.instructions[first:end])
 
     correction = sum(4 for each in remainders_of(facts.weight) if each) + (8 if facts.weight.offset else 0)
-    of_round = 8 * shape.tiles * (2 if facts.gated else 1) + correction
+    of_round = (8 * shape.tiles * (2 if facts.gated else 1) + correction) * shape.pairs
     loop = next((each for each in function.loops if products(*each)), None)
     if loop is None:
         assert products() == of_round * shape.rounds(facts.columns), (products(), shape)
@@ -149,20 +151,14 @@ def executed_by_async(function: Function, facts: Projection, shape: AsyncShape) 
 
 
 def print_counts(counts: list[Count]) -> None:
-    table = Table(title="projections of one and two rows on CUDA: linear_async, then linear_few")
-    for column in ("matrix", "rows", "workgroups", "registers", "spilled", "shared KB", "SASS per weight", "issue us"):
+    table = Table(title="projections of one to four rows on CUDA")
+    for column in ("matrix", "rows", "kernel", "workgroups", "registers", "spilled", "shared KB", "SASS", "issue us"):
         table.add_column(column)
-    for before, after in zip(counts[::2], counts[1::2], strict=True):
-        pairs = [
-            f"{getattr(before, name)} / {getattr(after, name)}" for name in ("workgroups", "registers", "spilled_bytes")
-        ]
-        shared = " / ".join(str(each.shared_bytes >> 10) for each in (before, after))
-        rest = [
-            f"{getattr(before, name):.2f} / {getattr(after, name):.2f}"
-            for name in ("instructions_per_weight", "issue_microseconds")
-        ]
-        table.add_row(before.matrix, str(before.rows), *pairs, shared, *rest)
-    Console(width=160).print(table)
+    for each in counts:
+        numbers = each.rows, each.template, each.workgroups, each.registers, each.spilled_bytes, each.shared_bytes >> 10
+        times = each.instructions_per_weight, each.issue_microseconds
+        table.add_row(each.matrix, *map(str, numbers), *(f"{number:.2f}" for number in times))
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""linear for one or two input rows on tensor cores: weights are the left operand, 16 rows of them a tile.
+"""linear for one to four input rows on tensor cores: weights are the left operand, 16 rows of them a tile.
 
-A matrix product has eight columns, but there are two input rows at most. So each of the four threads that share a
-weight row reads a chunk of 32 columns of its own, and the product's columns hold each input row four times, every time
+A matrix product has eight columns, of which input rows need few. So each of the four threads that share a weight row
+reads a chunk of 32 columns of its own, and the product's columns hold each of two input rows four times, every time
 with zeros for all chunks but one: the sums of four groups of weights arrive in different columns, and are multiplied by
-their scales in float32. Codes become float16 by their bits alone (`chunk_codes`).
+their scales in float32. Two more rows are a second product with the same weights. Codes become float16 by their bits
+alone (`chunk_codes`).
 
 One warp: ``tiles`` times 16 weight rows (of each half of a gated projection), and a contiguous range of the columns. It
 scales the input of its range by a power of two (as `rows16` does, unless the input is float16 and has no norm), rounds
@@ -60,7 +61,6 @@ from .rows16 import CHUNK_OCTETS, OCTETS, TILE_ROWS, blocks_of, scale_of
 
 WARP = 32
 DTYPE = "float16"
-MAX_ROWS = 2
 # Octets of zeros of each warp, and the first one that is read: it shares no bank with those of the input at that time.
 ZEROS, FIRST_ZERO = 8, 2
 # The most quads of the input that a thread keeps in registers between its two passes; with more, it reads them again.
@@ -69,7 +69,7 @@ MAX_QUADS = 16
 
 @dataclass(frozen=True, slots=True)
 class FewShape:
-    """``x_rows`` 1 or 2 input rows; see above for the other parameters."""
+    """``x_rows`` 1, 2 or 4 input rows; see above for the other parameters."""
 
     warps: int
     tiles: int
@@ -81,6 +81,11 @@ class FewShape:
     def dtype(self) -> str:
         """That of the operands."""
         return DTYPE
+
+    @property
+    def pairs(self) -> int:
+        """The products of a tile of weights, each with two input rows."""
+        return -(-self.x_rows // 2)
 
     @property
     def threads(self) -> int:
@@ -117,6 +122,7 @@ class FewInput:
     ) -> None:
         facts = arguments.facts
         self._kernel, self._arguments, self._x_rows, self._lane = kernel, arguments, shape.x_rows, lane
+        self.pairs = shape.pairs
         self._rounds = shape.rounds(facts.columns)
         self._octets = self._rounds * OCTETS
         self._turns = -(-self._octets // WARP)
@@ -127,7 +133,7 @@ class FewInput:
         self._tile = kernel.shared("x_tile", (shape.warps * region,), "uint32x4")
         self._start = kernel.let("region", warp * region)
         self._zeros = self._start + self._octets * shape.x_rows
-        self.words = kernel.local("x_words", 4 * CHUNK_OCTETS, "uint32")
+        self.words = kernel.local("x_words", shape.pairs * 4 * CHUNK_OCTETS, "uint32")
         self._loaded = kernel.local("x_loaded", 1, "uint32x4")
         norm = facts.norm is not None
         self._squares = [kernel.local("squares", 1, "float32x4", fill=0) for _ in range(shape.x_rows)] if norm else []
@@ -192,23 +198,25 @@ class FewInput:
         return value * arguments.norm.quad(index, self._reach)
 
     def choose(self, member: Scalar, quarter: Scalar) -> None:
-        """Column ``member`` of a product has one chunk, ``member`` % 4, of row ``member`` // 4."""
+        """Column ``member`` of a product has one chunk, ``member`` % 4, of row ``member`` // 4 of its pair."""
         own = all_of(member % CHUNK_OCTETS == quarter, member < 4 * self._x_rows if self._x_rows == 1 else True)
         begin = self._start + member // 4 * OCTETS + quarter * CHUNK_OCTETS
         self._first = self._kernel.let("first_x", select(own, begin, self._zeros + FIRST_ZERO))
         self._step = self._kernel.let("x_step", select(own, self._x_rows * OCTETS, 0))
+        self._pair_step = self._kernel.let("pair_step", select(own, 2 * OCTETS, 0)) if self.pairs > 1 else 0
 
     def load(self, index: Scalar) -> None:
         """Read the four octets of a round."""
-        begin = self._kernel.let("begin_x", self._first + index * self._step)
-        for octet in range(CHUNK_OCTETS):
-            self._loaded[0] = self._tile[begin + octet]
-            for word in range(4):
-                self.words[octet * 4 + word] = lane_of(self._loaded[0], word)
+        for pair_index in range(self.pairs):
+            begin = self._kernel.let("begin_x", self._first + index * self._step + pair_index * self._pair_step)
+            for octet in range(CHUNK_OCTETS):
+                self._loaded[0] = self._tile[begin + octet]
+                for word in range(4):
+                    self.words[(pair_index * CHUNK_OCTETS + octet) * 4 + word] = lane_of(self._loaded[0], word)
 
-    def words_of(self, octet: int, step: int) -> Scalar:
+    def words_of(self, pair_index: int, octet: int, step: int) -> Scalar:
         """The address of the operand of one of the two products of an octet."""
-        return address_of(self.words, octet * 4 + step * 2)
+        return address_of(self.words, (pair_index * CHUNK_OCTETS + octet) * 4 + step * 2)
 
 
 class Products:
@@ -219,9 +227,9 @@ class Products:
     def __init__(self, kernel: KernelBuilder, fmt: WeightFormat, x: FewInput, codes: ChunkCodes, tiles: int) -> None:
         self._fmt, self._x, self._codes, self._tiles = fmt, x, codes, tiles
         self._remainders = remainders_of(fmt)
-        self._sums = kernel.local("sums", tiles * 4, "float32")
-        self._begin = kernel.local("begin_sums", 4, "float32")
-        self._inputs = kernel.local("input_sums", 4, "float32") if fmt.offset else None
+        self._sums = kernel.local("sums", x.pairs * tiles * 4, "float32")
+        self._begin = kernel.local("begin_sums", x.pairs * 4, "float32")
+        self._inputs = kernel.local("input_sums", x.pairs * 4, "float32") if fmt.offset else None
         self._pairs = kernel.local("pairs", 8, "uint32")
         self._a = kernel.local("a", 4, "uint32")
         self._same: dict[int, Array] = {}
@@ -235,20 +243,20 @@ class Products:
         """Set the sums to those of a group of each chunk."""
         count = CHUNK_OCTETS // self._fmt.scales_a_chunk
         octets = range(group * count, (group + 1) * count)
-        for i in range(4):
+        for i in range(self._x.pairs * 4):
             self._begin[i] = 0
         for octet in octets:
             for step, remainder in enumerate(self._remainders):
                 if remainder:
-                    self._add(self._begin, 0, self._same[-remainder], octet, step)
+                    self._add(self._begin, 1, 0, self._same[-remainder], octet, step)
         if self._inputs is not None:
-            for i in range(4):
+            for i in range(self._x.pairs * 4):
                 self._inputs[i] = 0
             for octet in octets:
                 for step in range(2):
-                    self._add(self._inputs, 0, self._same[1], octet, step)
-        for i in range(self._tiles * 4):
-            self._sums[i] = self._begin[i % 4]
+                    self._add(self._inputs, 1, 0, self._same[1], octet, step)
+        for i in range(self._x.pairs * self._tiles * 4):
+            self._sums[i] = self._begin[i // (self._tiles * 4) * 4 + i % 4]
         for octet in octets:
             for tile in range(self._tiles):
                 for below in range(2):
@@ -256,15 +264,19 @@ class Products:
                 for step in range(2):
                     for word in range(4):
                         self._a[word] = self._pairs[word % 2 * 4 + step * 2 + word // 2]
-                    self._add(self._sums, tile * 4, self._a, octet, step)
+                    self._add(self._sums, self._tiles, tile, self._a, octet, step)
 
-    def _add(self, sums: Array, first: int, a: Array, octet: int, step: int) -> None:
-        multiply_tiles(DTYPE, address_of(sums, first), address_of(a, 0), self._x.words_of(octet, step))
+    def _add(self, sums: Array, tiles: int, tile: int, a: Array, octet: int, step: int) -> None:
+        """Add to a tile's sums of each pair of input rows, which has ``tiles``."""
+        for pair_index in range(self._x.pairs):
+            place = address_of(sums, (pair_index * tiles + tile) * 4)
+            multiply_tiles(DTYPE, place, address_of(a, 0), self._x.words_of(pair_index, octet, step))
 
-    def sum_of(self, row: int, chunk: int) -> tuple[Scalar, Scalar | None]:
+    def sum_of(self, pair_index: int, row: int, chunk: int) -> tuple[Scalar, Scalar | None]:
         """The sum of a weight row and a chunk, and that of the chunk's input if the format has offsets."""
-        inputs = None if self._inputs is None else self._inputs[chunk]
-        return self._sums[row // 2 * 4 + row % 2 * 2 + chunk], inputs
+        inputs = None if self._inputs is None else self._inputs[pair_index * 4 + chunk]
+        place = (pair_index * self._tiles + row // 2) * 4 + row % 2 * 2 + chunk
+        return self._sums[place], inputs
 
 
 class SplitItems:
@@ -358,7 +370,7 @@ def linear_few(name: str, facts: Projection, shape: FewShape) -> Kernel:
     x.choose(member, quarter)
     x.fill([kernel.let("x_row", minimum(row_block * x_count + i, batch - 1)) for i in range(x_count)], first_block)
     products = Products(kernel, fmt, x, codes, tiles)
-    totals = kernel.local("totals", tiles * 2, "float32", fill=0)
+    totals = kernel.local("totals", x.pairs * tiles * 2, "float32", fill=0)
     with kernel.loop("round", rounds) as index:
         wait_for_older_copies(ahead - 1)
         if ahead < rounds:
@@ -371,24 +383,28 @@ def linear_few(name: str, facts: Projection, shape: FewShape) -> Kernel:
         loaded = [factors.load(slot, row, pair_of(index)) for row in range(tiles * 2)]
         for group in range(fmt.scales_a_chunk):
             products.multiply(group)
-            for row in range(tiles * 2):
+            for at in range(x.pairs * tiles * 2):
+                pair_index, row = divmod(at, tiles * 2)
                 for chunk in range(2):
-                    dot, inputs = products.sum_of(row, chunk)
-                    totals[row] = totals[row] + factors.weighted(loaded[row][chunk][group], dot, inputs)
+                    dot, inputs = products.sum_of(pair_index, row, chunk)
+                    totals[at] = totals[at] + factors.weighted(loaded[row][chunk][group], dot, inputs)
 
     items = shape.outputs * x_count
     partial = kernel.shared("partial", (x_count, shape.warps, halves * shape.outputs), "float32")
     partial_squares = kernel.shared("partial_squares", (x_count, shape.warps), "float32")
     own_row = 0 if x_count == 1 else quarter // 2
-    own_factor: Scalar | None = None
-    if x.factors:
-        own_factor = x.factors[0] if x_count == 1 else kernel.let("own_factor", select(quarter < 2, *x.factors))
-    added_totals = kernel.local("added_totals", tiles * 2, "float32")
-    for row in range(tiles * 2):
-        added_totals[row] = pair_sum(totals[row] if own_factor is None else totals[row] * own_factor)
+    added_totals = kernel.local("added_totals", x.pairs * tiles * 2, "float32")
+    for at in range(x.pairs * tiles * 2):
+        total = totals[at]
+        if x.factors:
+            # The factors of the one or two rows of a pair.
+            one, *other = x.factors[at // (tiles * 2) * 2 :][:2]
+            total = total * (select(quarter < 2, one, other[0]) if other else one)
+        added_totals[at] = pair_sum(total)
     with kernel.when(quarter == 0 if x_count == 1 else quarter % 2 == 0):
-        for row in range(tiles * 2):
-            partial[own_row, warp, row * 8 + member] = added_totals[row]
+        for at in range(x.pairs * tiles * 2):
+            pair_index, row = divmod(at, tiles * 2)
+            partial[own_row + pair_index * 2, warp, row * 8 + member] = added_totals[at]
     for r, each in enumerate(x.squares):
         square = kernel.local("square", 1, "float32")
         square[0] = result_of("float32", "subgroupAdd", each)

@@ -29,6 +29,7 @@ from nearfar.compiler.kernels.builder import Kernel
 from nearfar.compiler.kernels.cuda.attention_decode_mma import attention_decode_mma
 from nearfar.compiler.kernels.cuda.attention_mma import MmaTile, attention_mma, tile_of
 from nearfar.compiler.kernels.cuda.decode_tile import decode_tile
+from nearfar.compiler.kernels.cuda.linear_few import linear_few
 from nearfar.compiler.kernels.cuda.linear_mma import linear_mma
 from nearfar.compiler.kernels.decode_range import DecodeOptions
 from nearfar.compiler.kernels.prepare_heads import rope_append
@@ -36,7 +37,7 @@ from nearfar.targets.context import Context
 from nearfar.targets.cuda.arch import max_dynamic_bytes
 from nearfar.targets.cuda.variants import attention_numbers, variants_of
 from nearfar.targets.gpu_attention import stored_variants
-from nearfar.targets.variant import Variant, kernel
+from nearfar.targets.variant import KernelCall, Variant, kernel
 
 # For each sequence, the number of cached tokens and of new tokens: one, ends of tiles of 64, tiles of several
 # sequences, and a sequence of several tiles.
@@ -114,12 +115,14 @@ AGAIN = ("gated_delta_large", "convolved_delta_shared_keys", "ragged_attention_l
 
 
 def some_variants(step: Step, context: Context) -> list[Variant]:
-    """The variants of a step, with only the smallest tile of the tensor cores; `cuda_projections` has the others."""
-    return [
-        row
-        for row in variants_of(step, context)
-        if all(call.template is not linear_mma or call.facts["shape"].rows == 16 for call in row.kernels)
-    ]
+    """The variants of a step, with only the smallest tiles of the tensor cores; `cuda_projections` has the others."""
+
+    def is_small(call: KernelCall) -> bool:
+        if call.template is linear_mma:
+            return bool(call.facts["shape"].rows == 16)
+        return call.template is not linear_few or call.facts["shape"].x_rows < 4
+
+    return [row for row in variants_of(step, context) if all(map(is_small, row.kernels))]
 
 
 def cuda_cases() -> Iterator[Case]:

@@ -129,6 +129,7 @@ FEW_SHAPES = {
     "refilled": FewShape(2, 1, 2),
     "two_rows": FewShape(2, 3, 3, x_rows=2),
     "split": FewShape(2, 1, 2, splits=3),
+    "four_rows": FewShape(3, 1, 2, x_rows=4),
     "split_two_rows": FewShape(1, 2, 3, x_rows=2, splits=2),
 }
 FEW: tuple[tuple[str, str, int, int, dict[str, object]], ...] = (
@@ -153,6 +154,8 @@ FEW: tuple[tuple[str, str, int, int, dict[str, object]], ...] = (
     # More columns than a thread keeps in registers.
     ("refilled", "q4f16", 4900, 16, {"norm_eps": EPS}),
     ("two_rows", "f16", 130, 65, {"y_dtype": "bfloat16"}),
+    ("four_rows", "q4f16", 1100, 35, {"norm_eps": EPS, "gated": True}),
+    ("four_rows", "q4g32b", 900, 20, {"residual": True}),
 )
 
 
@@ -188,10 +191,12 @@ def async_case(shape: str, quantization: str, columns: int, outputs: int, option
 def few_case(shape: str, quantization: str, columns: int, outputs: int, options: dict[str, object]) -> Case:
     facts = projection_facts(quantization, columns, outputs, options)
     name = projection_name(f"few_{shape}", quantization, columns, outputs, options)
+    # One row, and a row more than those of a workgroup.
+    sizes = (1, 3, 5) if FEW_SHAPES[shape].x_rows == 4 else (1, 2, 3)
     return Case(
         name,
         lambda: linear_few(name, facts, FEW_SHAPES[shape]),
-        lambda: [projection_run(name, facts, options, quantization, size) for size in (1, 2, 3)],
+        lambda: [projection_run(name, facts, options, quantization, size) for size in sizes],
         "float16",
     )
 

@@ -72,9 +72,9 @@ def test_the_largest_kernels_of_a_real_model_spill_no_register_and_keep_to_the_l
     used = re.findall(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?", log)
     assert len(used) == len(kernels)
     assert all(int(registers) <= 255 and int(shared or 0) <= 48 << 10 for registers, shared in used)
-    # Attention, and two rows of gates, need more shared memory than a kernel can declare: launches add it.
+    # Attention and some projections need more shared memory than a kernel can declare: launches add it.
     added = {(each.kernel.workgroup_size, each.dynamic_bytes) for each in kernels if each.dynamic_bytes}
-    assert added == {(128, 96 << 10), (128, 103492), (256, 50240)}
+    assert added == {(128, 96 << 10), (128, 103492), (256, 50240), (256, 58496), (128, 53824)}
 
 
 @pytest.mark.parametrize(

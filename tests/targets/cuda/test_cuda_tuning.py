@@ -15,6 +15,7 @@ from nearfar.compiler.kernels.projection import Projection
 from nearfar.targets.cuda.arch import max_dynamic_bytes
 from nearfar.targets.cuda.source import MAX_SHARED_BYTES
 from nearfar.targets.cuda.tuning import (
+    FEW_ROW_COUNTS,
     TUNINGS,
     column_blocks,
     few_shapes,
@@ -62,16 +63,16 @@ def test_every_matrix_gets_kernels_that_fit_for_any_number_of_rows(arch: str, ga
 
 @pytest.mark.parametrize("arch", TUNINGS)
 @pytest.mark.parametrize("gated", [False, True])
-def test_matrices_of_one_and_two_rows_get_shapes_that_fit(arch: str, gated: bool) -> None:
+def test_matrices_of_few_rows_get_shapes_that_fit(arch: str, gated: bool) -> None:
     tuning = TUNINGS[arch]
     for fmt in ALL_FORMATS.values():
         for columns, outputs in (*SIZES, (53248, 16384)):
             facts = Projection("S", columns, outputs, fmt, "float16", "float16", store=GATES if gated else [])
-            for x_rows in (1, 2):
+            for x_rows in FEW_ROW_COUNTS:
                 shapes = few_shapes(facts, tuning, x_rows)
                 assert linear_few.supports(facts) or not shapes
                 # Two rounds of weights of 8 and 16 bits are too large for some GPUs.
-                small = columns <= 4096 and fmt.low_bits in (2, 4)
+                small = columns <= 4096 and fmt.low_bits in (2, 4) and x_rows <= 2
                 assert shapes or not linear_few.supports(facts) or not small
                 for shape in shapes:
                     assert shape.x_rows == x_rows
