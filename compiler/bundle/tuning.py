@@ -34,9 +34,19 @@ def read_tuning(files: Iterable[Path]) -> dict[Path, TuningEntry]:
     return entries
 
 
-def check_tuning(entries: Mapping[Path, TuningEntry], variants: Mapping[str, Sequence[VariantEntry]]) -> None:
-    """Raise RequestError if a record names a list or a variant that the bundle does not have."""
+def check_tuning(
+    entries: Mapping[Path, TuningEntry], variants: Mapping[str, Sequence[VariantEntry]], activations: Sequence[str]
+) -> None:
+    """Raise RequestError if a record is for an activation dtype, or names a list or a variant, that the bundle does not
+    have.
+    """
     for file, entry in entries.items():
+        if entry.activation not in activations:
+            raise RequestError(
+                f"--tuning {file}: was measured with {entry.activation} activations, and the bundle offers "
+                f"{', '.join(activations)}; leave it out, or add {entry.activation} to --activations",
+                file=str(file),
+            )
         for name, tuned in entry.variants.items():
             known = ["+".join(variant.kernels) for variant in variants.get(name, ())]
             for each in tuned:
@@ -59,6 +69,8 @@ def read_file(file: Path) -> TuningEntry:
         ) from error
     try:
         entry = TuningEntry.model_validate(json.loads(text))
+        if not any(entry.adapter.model_dump().values()):
+            raise ValueError("adapter: the browser named no part of it, so no device could be recognized")
         for each in (each for tuned in entry.variants.values() for each in tuned):
             holds(each.when, DIMS)
     except (ValueError, TypeError) as error:

@@ -149,6 +149,8 @@ def check_options(options: CompileOptions) -> None:
             f"--group-size and --device: target {options.target} does not support them; "
             f"they are for {', '.join(EXPORTS)}"
         )
+    if options.tuning and options.target != "webgpu":
+        raise RequestError(f"--tuning: target {options.target} does not support this option; remove it")
     if not 0 <= options.lora_rank <= MAX_LORA_RANK:
         raise RequestError(f"--lora-rank {options.lora_rank}: must be between 0 (no adapters) and {MAX_LORA_RANK}")
 
@@ -242,7 +244,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
     lowered = target.lower_plan(
         joined, job.quantization, job.activations, options.arch, lambda done, total: progress("kernels", done, total)
     )
-    check_tuning(job.tuning, lowered.variants)
+    check_tuning(job.tuning, lowered.variants, job.activations)
     kernels, sources = write_kernels(lowered, store)
     stored, shards = store.put_weights(
         WeightsJob(checkpoint, joined.weights, job.quantization, target.LAYOUT, joined.host_weights),

@@ -65,7 +65,28 @@ def test_a_variant_that_the_bundle_does_not_have_is_refused(tmp_path: Path) -> N
     tuning = read_tuning([record(tmp_path, variants={"sample": [{"when": None, "variant": "sample_64"}]})])
     rows = (VariantEntry(kernels=["sample_32"], activation=None, needs=[], when=None),)
     with pytest.raises(RequestError, match="variant 'sample_64' of 'sample' is not in this bundle"):
-        check_tuning(tuning, {"sample": rows})
+        check_tuning(tuning, {"sample": rows}, ["float16"])
+
+
+def test_a_record_for_activations_that_the_bundle_does_not_have_is_refused(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
+    file = record(tmp_path, activation="int8")
+    with (
+        few_kernels(),
+        pytest.raises(RequestError, match=f"{file}: was measured with int8 activations, .* float16, float32; leave it"),
+    ):
+        compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", CompileOptions(context=64, tuning=(file,)))
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_a_target_whose_runtime_does_not_tune_refuses_records(
+    target: str, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
+    options = CompileOptions(target=target, tuning=(record(tmp_path),))
+    with pytest.raises(RequestError, match=f"--tuning: target {target} does not support this option"):
+        compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", options)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +101,10 @@ def test_a_variant_that_the_bundle_does_not_have_is_refused(tmp_path: Path) -> N
             "activation: Input should be",
         ),
         (json.dumps({"adapter": ADAPTER, "activation": "float16", "variants": {}, "x": 1}).encode(), "x: Extra inputs"),
+        (
+            json.dumps({"adapter": dict.fromkeys(ADAPTER, ""), "activation": "float16", "variants": {}}).encode(),
+            r"is not a tuning record \(adapter: the browser named no part of it",
+        ),
         (
             json.dumps({"adapter": ADAPTER, "activation": "float16", "variants": {}, "steps": {"chunk": 0}}).encode(),
             r"steps\.chunk: Input should be greater than",

@@ -93,7 +93,6 @@ interface RunnerParts {
   readonly pages: KvPages;
   readonly slotStates: SlotStates;
   readonly limits: RunnerLimits;
-  readonly chunk: number | undefined;
   /** The dims of the largest batch. */
   readonly capacity: Dims;
   readonly info: Omit<RunnerInfo, "totalBytes">;
@@ -125,7 +124,7 @@ export class Runner {
     this.#parts = parts;
     this.manifest = parts.manifest;
     this.limits = limits;
-    this.chunk = parts.chunk ?? limits.tokens;
+    this.chunk = leastChunk(limits);
     this.rows = parts.rows;
     this.refused = parts.refused;
     // The host must know the tokens of a step to gather their rows, and the experts that they choose.
@@ -187,8 +186,8 @@ export class Runner {
     const weightBytes = allocator.bytes;
     const memory = allocateMemory(allocator, manifest, activation, capacity);
     const limits = limitsOf(manifest, pool);
-    const chunk = limits.splitsTexts === false ? undefined : chunkWithin(limits, options.chunk);
-    const room = new Room(allocator, manifest, activation, capacity, memory.buffers, chunk);
+    const first = limits.splitsTexts === false ? undefined : leastChunk(limits);
+    const room = new Room(allocator, manifest, activation, capacity, memory.buffers, first);
     const arena = new Arena(allocator, batchInputs(arraysOf(manifest)), uniforms, capacity);
     const results = new Results(manifest);
     await requireMemory(device, allocator.bytes);
@@ -224,7 +223,7 @@ export class Runner {
     const schedule = scheduleOf(planOf(manifest));
     const few = { S: 1, B: 1, R: 1, L: 1, LW: 1, T: 1, A: 0, W: 0, DR: 0, G: 0, V: 0, I: 0, F: 0, C: 0 };
     const one = { ...capacity, ...few, H: capacity.PD ? 1 : 0 };
-    return new Runner({
+    const runner = new Runner({
       manifest,
       rows,
       refused: refusedVariants,
@@ -256,7 +255,6 @@ export class Runner {
       pages: new KvPages(allocator, manifest, activation, capacity, memory.buffers),
       slotStates: new SlotStates(allocator, manifest, capacity, memory.buffers),
       limits,
-      chunk,
       capacity,
       info: {
         kernels: names.length,
@@ -265,6 +263,10 @@ export class Runner {
         stateBytes: memory.stateBytes,
       },
     });
+    // The device had the memory for the recorded chunk when it was measured, but other pages may use it now.
+    const chunk = Math.min(limits.tokens, options.chunk ?? 0);
+    if (chunk > runner.chunk && (await runner.resize(chunk))) runner.chunk = chunk;
+    return runner;
   }
 
   /** Of experts that batches needed; null if all are on the device. */
@@ -501,13 +503,13 @@ export class Runner {
 
   /**
    * Have buffers for batches of ``tokens`` and no more. False if the device lacks the memory; then it keeps those that it
-   * has.
+   * has. Throws DeviceError if the device has failed.
    */
   async resize(tokens: number): Promise<boolean> {
     const { open, room } = this.#parts;
     open.device.pushErrorScope("out-of-memory");
     const buffers = room.allocate(tokens);
-    const fits = (await open.device.popErrorScope()) === null;
+    const fits = (await this.#health.result(open.device.popErrorScope())) === null;
     if (fits) this.#use(buffers);
     else room.free(buffers);
     return fits;
@@ -560,9 +562,9 @@ export class Runner {
   }
 }
 
-/** The chunk that suits a device, within the limits; by default the one that every device can compute. */
-function chunkWithin({ tokens, chunk: least = tokens }: RunnerLimits, chunk = least): number {
-  return Math.max(least, Math.min(tokens, chunk));
+/** The number of new tokens in a step that every device can compute. */
+function leastChunk({ splitsTexts, tokens, chunk = tokens }: RunnerLimits): number {
+  return splitsTexts === false ? tokens : chunk;
 }
 
 async function requireMemory(device: GPUDevice, size: number): Promise<void> {

@@ -2,6 +2,7 @@
 
 import { beforeAll, expect, test } from "vitest";
 
+import { DeviceError } from "../../src/errors.js";
 import type { Batch, StepResult } from "../../src/runtime/index.js";
 import { Runner, SAMPLE_FLAGS, largestBuffer, openBundle, openDevice, settingsRow } from "../../src/runtime/index.js";
 import { planMemory } from "../../src/runtime/memory_plan.js";
@@ -126,6 +127,39 @@ withRunner("without memory for a chunk a runner keeps its buffers, and computes 
   expect(short.info.totalBytes).toBe(before);
   expect(idsOf([await short.submit(prompt(64))])).toEqual([[6]]);
   short.destroy();
+});
+
+withRunner("a recorded chunk is used if the device still has the memory for it, and within the limits", async () => {
+  const bundle = await openBundle(memorySource(files), new AbortController().signal);
+  for (const [recorded, lacks, chunk] of [
+    [200, false, 200],
+    [1e9, false, 256],
+    [1, false, 64],
+    [200, true, 64],
+  ] as const) {
+    const open = await openDevice(bundle.manifest, { gpu }, () => 0);
+    const { device } = open;
+    const [push, pop] = [device.pushErrorScope.bind(device), device.popErrorScope.bind(device)];
+    let allocations = 0;
+    device.pushErrorScope = (filter) => {
+      if (filter === "out-of-memory") allocations++;
+      push(filter);
+    };
+    // The first allocation is that of all memory, the second that of the chunk.
+    device.popErrorScope = async () =>
+      (await pop(), lacks && allocations === 2) ? { message: "out of memory" } : null;
+    const opened = await Runner.create(bundle, open, { pages: 4000, chunk: recorded });
+    expect(opened.chunk).toBe(chunk);
+    expect(idsOf([await opened.submit(prompt(chunk))])).toEqual([[6]]);
+    opened.destroy();
+  }
+});
+
+withRunner("a device that was lost cannot change the chunk", async () => {
+  const lost = await newRunner(files, 4000);
+  lost.destroy();
+  await lost.lost;
+  await expect(lost.resize(128)).rejects.toBeInstanceOf(DeviceError);
 });
 
 withRunner("steps in flight pass tokens on the device, and their results arrive in order", async () => {
