@@ -55,10 +55,15 @@ def require_close(runner: PlanRunner, what: str, deviation: float, tolerances: M
             if np.isfinite(deviation)
             else f"the {what} are not finite"
         )
+        advice = "compile the model again, or for another --target"
+        if runner.activation == "int8":
+            # The tolerance does not depend on the model, and some lose more by rounding.
+            advice = (
+                "8 bits may be too coarse for the activations of this model: compile it without int8 in --activations"
+            )
         raise DeviceError(
             f"{runner.device}: computes {runner.manifest.model} incorrectly: {fault}, and at most {tolerance:.3g} is "
-            f"rounding; "
-            "compile the model again, or for another --target",
+            f"rounding; {advice}",
             deviation=deviation if np.isfinite(deviation) else None, tolerance=tolerance,
         )  # fmt: skip
 

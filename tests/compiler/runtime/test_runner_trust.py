@@ -24,7 +24,7 @@ from nearfar.compiler.runtime.errors import DeviceError
 from nearfar.compiler.runtime.generate import score
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
-from nearfar.compiler.runtime.trust import largest_deviation
+from nearfar.compiler.runtime.trust import largest_deviation, require_close
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 
@@ -66,6 +66,16 @@ def test_a_runner_that_computes_something_else_is_refused(tiny_bundle: Path, tmp
     wrong = open_bundle(with_wrong_rotation(open_bundle(tiny_bundle), tmp_path / "wrong"))
     with pytest.raises(DeviceError, match=r"computes .* incorrectly: the logits are off by .* at most .* is rounding"):
         open_runner("numpy", wrong, Limits())
+
+
+@pytest.mark.parametrize(
+    ("activation", "advice"), [("float32", "for another --target$"), ("int8", "without int8 in --activations$")]
+)
+def test_a_refusal_says_what_to_change_about_the_bundle(activation: str, advice: str) -> None:
+    manifest = SimpleNamespace(model="tiny")
+    runner: Any = SimpleNamespace(device="a device", manifest=manifest, activation=activation)
+    with pytest.raises(DeviceError, match=advice):
+        require_close(runner, "logits", 0.06, {"float32": 0.001, "int8": 0.05})
 
 
 def test_score_and_run_fail_on_it(tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

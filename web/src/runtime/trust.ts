@@ -309,7 +309,7 @@ function wrongDevice(
   return new DeviceError(
     `${adapter}: this device computes the model wrongly (${deviations.join("; ")}); the self-test ran ` +
       `${runs === 1 ? "once" : `${runs} times`} with different kernels${isCut ? ` and reached its limit of ${limitMs / 1000} s (selfTestLimitMs)` : ""}; ` +
-      "update the browser and the graphics driver, or use another device",
+      `update the browser and the graphics driver, or use another device${without.has("int8") ? ", or compile the model without int8 activations, which may be too coarse for it" : ""}`,
     {
       step: "self-test",
       runs,

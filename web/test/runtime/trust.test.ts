@@ -377,6 +377,14 @@ withGpu.each([
   expect(await selfTestOf(alone)).toMatchObject({ state: "passed-with-switched-off", ids: RIGHT });
 });
 
+withGpu("if no dtype is right, a bundle with int8 may have been compiled with too coarse activations", async () => {
+  const int8 = { ...WITH_INT8, activations: [{ dtype: "int8", needs: [] }] } as const;
+  await expect(load(bundleOf([row("embed_wrong", INT8)], int8))).rejects.toThrow(
+    "another device, or compile the model without int8 activations",
+  );
+  await expect(load(bundleOf([row("embed_wrong", FULL)]))).rejects.toThrow(/or use another device$/);
+});
+
 withGpu("int8 stays if one of its two products is right, and without their feature the next dtype runs", async () => {
   const rows = [row("embed_wrong", DOTS), row("embed_many", DOTS), row("embed_few", INT8), row("embed_few", FULL)];
   const bundle = bundleOf(rows, WITH_INT8);
