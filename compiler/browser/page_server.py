@@ -6,6 +6,7 @@ The page is at /, the bundle at /bundle/, an embedding model's bundle at /encode
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
 from functools import partial
@@ -50,7 +51,7 @@ class PageServer:
         bundles = {"bundle": bundle, "encoder": encoder, "transcriber": transcriber}
         try:
             folders = {name: path.resolve() for name, path in bundles.items() if path is not None}
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, folders=folders, policy=policy))
+            self._server = Server(("127.0.0.1", port), partial(Handler, folders=folders, policy=policy))
         except (OSError, OverflowError) as error:
             raise RequestError(
                 f"--port {port}: {reason_of(error)}; choose another port, or 0 for a free one"
@@ -110,6 +111,13 @@ class PageServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A page that leaves cuts the connections of its downloads, which is not an error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Handler(SimpleHTTPRequestHandler):

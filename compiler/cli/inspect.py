@@ -112,7 +112,7 @@ def facts(report: Report) -> Table:
         ]
         # A checkpoint that was quantized already; or a tower has more bits.
         whose = report.quantization if formats.keys() <= set(quant.NAMES) else "the checkpoint's"
-        rows["quantization"] = "\n".join([f"{whose}, activations {report.activation}", *lines])
+        rows["quantization"] = "\n".join([f"{whose}, {activations(report)}", *lines])
     rows |= {
         **draft_facts(report),
         **vision_facts(report),
@@ -180,6 +180,13 @@ def export_facts(report: ExportReport) -> Table:
     return table
 
 
+def activations(report: Report | ExportReport) -> str:
+    """The dtype that the figures are of, and those that the bundle offers if there are more."""
+    offered = report.activations if isinstance(report, Report) else ()
+    more = f" (offered: {', '.join(offered)})" if len(offered) > 1 else ""
+    return f"activations {report.activation}{more}"
+
+
 def shared_facts(report: Report | ExportReport) -> dict[str, str]:
     spec = report.spec
     bits = 8 * report.weight_bytes / report.parameters
@@ -197,7 +204,7 @@ def shared_facts(report: Report | ExportReport) -> dict[str, str]:
         "attention heads": f"{spec['num_heads']} query, {spec['num_kv_heads']} key/value, {spec['head_dim']} wide",
         "parameters": f"{report.parameters:,}",
         "plans": ", ".join(report.plans),
-        "quantization": f"{report.quantization}, activations {report.activation}",
+        "quantization": f"{report.quantization}, {activations(report)}",
         "weights": f"{megabytes(report.weight_bytes)}, {bits:.2f} bits per parameter",
         **(pages if report.kv_bytes else {}),
         **({"states": f"{megabytes(report.state_bytes)} per sequence, of any length"} if report.state_bytes else {}),
@@ -241,7 +248,9 @@ def self_test(manifest: Manifest) -> str:
     test = manifest.self_test or manifest.vector_test
     if test is None:
         return "none: a runtime cannot check whether a GPU computes correctly"
-    tolerances = ", ".join(f"{tolerance:.1%} with {dtype}" for dtype, tolerance in test.tolerances.items())
+    # In the order of the bundle's choices.
+    dtypes = [entry.dtype for entry in manifest.activations if entry.dtype in test.tolerances]
+    tolerances = ", ".join(f"{test.tolerances[dtype]:.1%} with {dtype}" for dtype in dtypes)
     if manifest.self_test is None:
         what = "scores" if manifest.embedding is None else "vectors"
         texts = [] if manifest.vector_test is None else manifest.vector_test.texts

@@ -28,7 +28,7 @@ ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "Z": 1, "A": 1, "W": 1, "DR": 1, "M": 0,
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Sizes in bytes.
+    """Sizes in bytes, with the dtype ``activation`` of those that the bundle offers, ``activations``.
 
     ``weight_bytes`` are all weights, ``host_weight_bytes`` those of them that stay on the host and do not count as
     runtime memory. ``kv_bytes_per_token`` are those of all layers, ``kv_bytes`` the pages for ``context`` tokens, of
@@ -50,6 +50,7 @@ class Report:
     plans: tuple[str, ...]
     quantization: str
     activation: str
+    activations: tuple[str, ...]
     kv: str
     context: int
     parameters: int
@@ -191,6 +192,7 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
         plans=manifest.plan_names,
         quantization=manifest.quantization,
         activation=chosen,
+        activations=tuple(offered),
         kv=manifest.kv,
         context=context,
         parameters=sum(math.prod(weight.shape) for weight in manifest.stored_weights.values()),

@@ -336,9 +336,14 @@ def choose_activations(
     offered = (*quantization.activations, *(dtype for dtype in extra if suits[dtype]))
     missing = [dtype for dtype in requested if dtype not in offered]
     if missing or not requested:
+        integers_needed = "int8" in missing and "int8" in extra
+        hint = "; int8 needs weights of integers, such as those of --quantization q4f16" if integers_needed else ""
         raise RequestError(
-            f"--activations {' '.join(missing)}: quantization {quantization.name} offers {', '.join(offered)}"
+            f"--activations {' '.join(missing)}: quantization {quantization.name} offers {', '.join(offered)} with "
+            f"this target{hint}"
         )
+    if len(set(requested)) < len(requested):
+        raise RequestError(f"--activations {' '.join(requested)}: name each dtype once")
     return requested
 
 

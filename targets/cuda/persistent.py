@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.ir.expr import evaluate
-from nearfar.compiler.runtime.errors import BundleError, DeviceError, ToolError
+from nearfar.compiler.runtime.errors import BundleError, DeviceError, RequestError, ToolError
 from nearfar.compiler.runtime.variant import choose_kernels
 
 from .arch import max_dynamic_bytes, parse_arch
@@ -73,8 +73,11 @@ class PersistentOptions:
 
 
 def requested_options() -> PersistentOptions | None:
-    """None if the environment does not ask for persistent kernels."""
-    return PersistentOptions() if os.environ.get(VARIABLE) == "1" else None
+    """None if the environment does not ask for persistent kernels. Raises RequestError for a wrong value."""
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", "0", "1"):
+        raise RequestError(f"{VARIABLE}={value}: must be 1, or 0 for CUDA graphs")
+    return PersistentOptions() if value == "1" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,18 @@ def test_inspect_counts_8_bit_keys_and_values(
     assert "for 256 tokens, q8" in capsys.readouterr().out
 
 
+def test_inspect_names_the_dtypes_in_the_order_of_the_bundle(
+    compile_light: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = compile_light("qwen3", "q4f16", activations=("int8", "float16", "float32"))
+    report = run_json(capsys, "inspect", str(bundle), "--json", "--activation", "float32")
+    assert (report["activation"], report["activations"]) == ("float32", ["int8", "float16", "float32"])
+    assert main(["inspect", str(bundle)]) == 0
+    printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "activations int8 (offered: int8, float16, float32)" in printed
+    assert "with int8, 0.5% with float16, 0.1% with float32" in printed
+
+
 def test_inspect_prints_tables(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tiny_bundle), "--verify"]) == 0
     printed = capsys.readouterr().out

@@ -99,6 +99,8 @@ def test_nan_in_a_vector_is_refused(checkpoint: Path, output: Path) -> None:
         ({"context": 513}, RequestError, "the model was trained for 512 positions"),
         ({"context": 0}, RequestError, "must be at least 1"),
         ({"quantization": "f32", "activations": ("float16",)}, RequestError, "quantization f32 offers float32"),
+        ({"quantization": "f16", "activations": ("int8", "float16")}, RequestError, "int8 needs weights of integers"),
+        ({"activations": ("int8", "float32", "int8")}, RequestError, "name each dtype once"),
     ],
 )
 def test_options_out_of_range_are_refused(

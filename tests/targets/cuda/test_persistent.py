@@ -19,10 +19,10 @@ from emulated_driver import EmulatedDriver
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.sampling import COUNTS, Settings
 from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch
-from nearfar.compiler.runtime.errors import DeviceError, ToolError
+from nearfar.compiler.runtime.errors import DeviceError, RequestError, ToolError
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.cuda import persistent
-from nearfar.targets.cuda.persistent import PersistentOptions
+from nearfar.targets.cuda.persistent import VARIABLE, PersistentOptions, requested_options
 from nearfar.targets.cuda.persistent_source import NotPossible, persistent_source, team_function
 from nearfar.targets.cuda.runner import CudaRunner
 
@@ -301,3 +301,15 @@ def with_source(monkeypatch: pytest.MonkeyPatch, pattern: str, replacement: str,
         return entry, source
 
     monkeypatch.setattr(persistent, "persistent_source", faulty)
+
+
+@pytest.mark.parametrize(("value", "requested"), [("1", True), ("0", False), ("", False)])
+def test_the_environment_requests_the_kernel(value: str, requested: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, value)
+    assert (requested_options() is not None) == requested
+
+
+def test_a_wrong_value_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "true")
+    with pytest.raises(RequestError, match="NEARFAR_PERSISTENT_KERNEL=true: must be 1, or 0"):
+        requested_options()
