@@ -202,7 +202,7 @@ function optionsOf(unchecked: LoadOptions): LoadOptions {
   const options = readParams(unchecked, LOAD_OPTIONS);
   if (options.draft) return { draftTokens: DRAFT_TOKENS, ...options };
   if (options.draftTokens === undefined) return options.draft === false ? { ...options, draftTokens: 0 } : options;
-  throw new RequestError("draftTokens needs a draft; give the address of one", { param: "draftTokens" });
+  throw new RequestError('draftTokens needs a draft; give an address, "ngram" or "heads"', { param: "draftTokens" });
 }
 
 async function loadFirst(bundles: BundleAddress | readonly BundleAddress[], options: LoadOptions): Promise<Loaded> {

@@ -179,7 +179,7 @@ function limitsBeyondDefault(
     if (offered[name] < needed[name]) {
       throw new DeviceError(
         `This device's WebGPU limit ${name} is ${offered[name]}, the bundle needs ${needed[name]}; ` +
-          "use a smaller model or context",
+          "use a smaller model, context or prefillChunk",
         {
           limit: name,
           found: offered[name],

@@ -136,7 +136,8 @@ export async function openTrusted(
     // Tuning has no sound to which the batches that it times could attend.
     const mayTune =
       manifest.speech === null && manifest.ctc === null && Boolean(options.tuning ?? !adapter.info.isFallbackAdapter);
-    const noted = trustsNotes ? asRemembered(await note("self-test").read(), manifest) : null;
+    const known = knownFeatures(adapter, options.gpu);
+    const noted = trustsNotes ? asRemembered(await note("self-test").read(), manifest, known) : null;
     // Tuning would choose among untested variants.
     const remembered =
       noted !== null && !noted.complete && mayTune && (await tuningOf(noted.activation)) === null ? null : noted;
@@ -152,7 +153,6 @@ export async function openTrusted(
     const wantsTuning = tuning === null && mayTune;
     const before: Choices = { off: new Set(remembered?.switchedOff), front: tuning?.variants ?? {} };
     const complete = wantsTuning || alternatives;
-    const known = knownFeatures(adapter, options.gpu);
     const isLast = manifest.activations.every(
       ({ dtype, needs }) => dtype === activation || without.has(dtype) || needs.some((need) => !known.has(need)),
     );
@@ -276,9 +276,11 @@ function infoOf({ switchedOff, largestDeviation, durationMs }: Remembered, remem
   };
 }
 
-function asRemembered(note: unknown, manifest: Manifest): Remembered | null {
+/** Null if the device, whose features are ``known``, does not run the dtype that was tested: flags switch features. */
+function asRemembered(note: unknown, { activations }: Manifest, known: ReadonlySet<string>): Remembered | null {
   const remembered = note as Remembered | undefined;
-  return manifest.activations.some(({ dtype }) => dtype === remembered?.activation) ? (remembered ?? null) : null;
+  const tested = activations.find(({ dtype }) => dtype === remembered?.activation);
+  return tested?.needs.every((need) => known.has(need)) === true ? (remembered ?? null) : null;
 }
 
 /**
