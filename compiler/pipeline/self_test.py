@@ -9,7 +9,8 @@ rounding changes this model's logits.
   tolerance of the tests for tiny models (tests/tolerances.py), and at most `FLOAT16_MOST`: a model that float16 changes
   by more than that is wrong in float16, even if its kernels are correct.
 * bfloat16: eight times the tolerance of float16, because it has three bits less.
-* int8: `INT8`, because with int8 activations, projections round their inputs, and the reference does not.
+* int8: `INT8`, because with int8 activations, projections round their inputs, and the reference does not. A model that
+  this changes by more is refused, because no device would run it.
 * float32: the distance, but at least `FLOAT32_LEAST` and at most `FLOAT32_MOST`. Rounding is 2^13 times finer than in
   float16, so no model comes near `FLOAT32_LEAST`, which is ten times the tests' tolerance for tiny models, for more
   layers and longer sums. The exception is keys and values that are integers: the smallest difference may move a value
@@ -24,12 +25,13 @@ by 0.02, and a projection that omits its last column moves them by 0.16 and more
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from .. import quant
 from ..bundle.entries import SelfTestEntry, SelfTestRow
 from ..bundle.folder import Bundle
 from ..ir.graph import Graph, Parameter, Source
@@ -37,11 +39,13 @@ from ..ir.kv_format import kv_format
 from ..ir.ops.sampling import log_sum_exp
 from ..passes.split_rows import row_ends, slice_sources
 from ..quant.base import Array, FloatArray
+from ..quant.kernel_format import weight_format
 from ..runtime.audio.windows import source_of, test_window, window_batch
 from ..runtime.batch import DERIVED_INPUTS, Chunk, make_batch
-from ..runtime.errors import CheckpointError
+from ..runtime.errors import CheckpointError, RequestError
 from ..runtime.graph_walk import Execution, Read, walk
 from ..runtime.text.tokenizer import Tokenizer
+from ..runtime.trust import distance as deviation
 
 LENGTH = 24
 SENTENCE = "Every morning the harbour master counts the boats, and writes their names in a blue book."
@@ -73,11 +77,13 @@ def make_self_test(reference: Reference, progress: Callable[[int, int], None] = 
     """Make the self-test. ``progress`` receives the number of computed nodes and of all nodes.
 
     Raises CheckpointError for a model whose logits are not finite, with float32 activations, or with float16 if the
-    bundle offers no other.
+    bundle offers no other; and RequestError for int8 activations that change them by more than their tolerance.
     """
     bundle = reference.bundle
     prompt = prompt_ids(bundle)
-    exact, half = reference_logits(reference, prompt, progress)
+    offered = {entry.dtype for entry in bundle.manifest.activations}
+    coarse = coarse_matrices(reference) if "int8" in offered else []
+    exact, half, *rounded = reference_logits(reference, prompt, progress, coarse)
     if not np.isfinite(exact).all():
         raise CheckpointError(
             f"{bundle.manifest.model}: computes logits that are not finite numbers; its weights are damaged "
@@ -91,19 +97,25 @@ def make_self_test(reference: Reference, progress: Callable[[int, int], None] = 
     if rounds:
         distance = max(distance, INT8)
     form = kv_format(bundle.manifest.kv)
-    coarse = form is not None and form.bits < 8
-    offered = {entry.dtype for entry in bundle.manifest.activations}
+    rounds_kv = form is not None and form.bits < 8
     if offered == {"float16"} and not np.isfinite(half).all():
         raise CheckpointError(
             f"{bundle.manifest.model}: its queries, keys or values exceed float16's largest number, 65504; use "
             "--activations float32"
         )
     tolerances = {
-        "float32": rounded_up(min(max(distance, FLOAT32_LEAST), INT8 if rounds or coarse else FLOAT32_MOST)),
+        "float32": rounded_up(min(max(distance, FLOAT32_LEAST), INT8 if rounds or rounds_kv else FLOAT32_MOST)),
         "float16": rounded_up(min(max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
         "bfloat16": rounded_up(min(8 * max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
-        "int8": rounded_up(max(INT8, min(4 * distance, FLOAT16_MOST))) if coarse else INT8,
+        "int8": rounded_up(max(INT8, min(4 * distance, FLOAT16_MOST))) if rounds_kv else INT8,
     }
+    for logits in rounded:
+        loss = max(deviation(row, logits[row.row]) for row in rows) / scale
+        if loss > tolerances["int8"]:
+            raise RequestError(
+                f"--activations int8: rounding to 8 bits changes the logits of {bundle.manifest.model} by {loss:.3g} "
+                f"of the largest, and runtimes refuse more than {tolerances['int8']:.3g}; leave int8 out"
+            )
     return SelfTestEntry(
         prompt_ids=prompt, rows=rows, tolerances={dtype: tolerances[dtype] for dtype in sorted(offered)}
     )
@@ -152,10 +164,24 @@ def rounded_up(value: float) -> float:
     return float(f"{math.ceil(value / 10**exponent - 1e-9) * 10**exponent:.3g}")
 
 
+def coarse_matrices(reference: Reference) -> list[str]:
+    """The graph's matrices of integers, whose projections round their inputs with int8 activations; none if the model
+    rounds them itself.
+    """
+    graph = reference.graph
+    if any(node.op == "fake_quantize" for node in graph.nodes):
+        return []
+    used = quant.by_name(reference.bundle.manifest.quantization)
+    forms = {name: quant.form_of(each.form, used) for name, each in graph.parameters.items()}
+    return [name for name, form in forms.items() if weight_format(form).scale_dtype]
+
+
 def reference_logits(
-    reference: Reference, prompt: list[int], progress: Callable[[int, int], None]
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """The logits (S, V) of all rows with float32 and with float16 activations, in one walk over the weights."""
+    reference: Reference, prompt: list[int], progress: Callable[[int, int], None], coarse: Sequence[str] = ()
+) -> list[npt.NDArray[np.float32]]:
+    """The logits (S, V) of all rows with float32 and with float16 activations, in one walk over the weights; and with
+    int8 activations, if there are ``coarse`` matrices.
+    """
     manifest = reference.bundle.manifest
     pages = range(manifest.pages_for(len(prompt)))
     source = None if reference.audio is None else source_of(manifest, window=test_window(manifest))
@@ -168,10 +194,11 @@ def reference_logits(
             Execution(reference.graph, {**batch.arrays(DERIVED_INPUTS), **states}, dims, activation)
             for activation, states in zip(("float32", "float16"), heard, strict=True)
         ]
-        exact, half = walk(
-            reference.graph, reference.graph.outputs["logits"], executions, packed_rows(reference), progress
-        )
-    return exact.astype(np.float32), half.astype(np.float32)
+        if coarse:
+            arrays = {**batch.arrays(DERIVED_INPUTS), **{name: each.copy() for name, each in heard[0].items()}}
+            executions.append(Execution(reference.graph, arrays, dims, "float32", coarse))
+        found = walk(reference.graph, reference.graph.outputs["logits"], executions, packed_rows(reference), progress)
+    return [logits.astype(np.float32) for logits in found]
 
 
 def reference_sources(reference: Reference, progress: Callable[[int, int], None]) -> list[dict[str, Array]]:

@@ -7,7 +7,7 @@ walk share each block. Values are freed after their last use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..ir.expr import evaluate
 from ..ir.graph import Graph, Node, Parameter
 from ..ir.ops import OPS, Array
 from ..ir.ops.projections import attrs_of_part
-from ..quant.base import FloatArray
+from ..quant.base import GROUP, FloatArray, pad_columns
 
 # Rows [start, stop) of a parameter as float32.
 Read: TypeAlias = Callable[[Parameter, int, int], FloatArray]
@@ -31,12 +31,18 @@ class Execution:
     executions or steps.
 
     ``activation`` is the dtype of stored activations and pages. States that are not in ``arrays`` start at zero.
+    Projections by a matrix in ``coarse`` round their input as int8 activations do.
     """
 
     def __init__(
-        self, graph: Graph, arrays: Mapping[str, Array], dims: Mapping[str, int], activation: str = "float32"
+        self,
+        graph: Graph,
+        arrays: Mapping[str, Array],
+        dims: Mapping[str, int],
+        activation: str = "float32",
+        coarse: Collection[str] = (),
     ) -> None:
-        self._graph, self._dims, self._activation = graph, dims, activation
+        self._graph, self._dims, self._activation, self._coarse = graph, dims, activation, coarse
         self.values: dict[str, Array] = dict(arrays)
         for name, state in graph.states.items():
             if name not in self.values:
@@ -50,6 +56,8 @@ class Execution:
         inputs = {
             role: parameters[role] if role in parameters else self.values[name] for role, name in node.inputs.items()
         }
+        if node.op == "linear" and node.inputs["weight"] in self._coarse:
+            inputs["x"] = in_8_bits(inputs["x"])
         made = self.values.get(node.outputs["y"]) if "columns" in attrs else None
         if made is not None:
             inputs["into"] = made
@@ -70,6 +78,15 @@ class Execution:
 
     def _dtype(self, dtype: str) -> str:
         return self._activation if dtype == "activation" else dtype
+
+
+def in_8_bits(x: Array) -> Array:
+    """Rows (N, K) whose groups of `GROUP` columns are multiples of a 127th of their largest magnitude."""
+    rows, columns = x.shape
+    groups = pad_columns(x.astype(np.float32)).reshape(rows, -1, GROUP)
+    step = np.abs(groups).max(axis=2, keepdims=True) / np.float32(127)
+    rounded: Array = np.rint(groups / np.where(step > 0, step, 1)) * step
+    return rounded.reshape(rows, -1)[:, :columns]
 
 
 def walk(

@@ -27,7 +27,7 @@ from nearfar.compiler.pipeline.self_test import Reference, make_self_test, packe
 from nearfar.compiler.pipeline.target import open_runner
 from nearfar.compiler.runtime import graph_walk
 from nearfar.compiler.runtime.batch import Chunk, make_batch
-from nearfar.compiler.runtime.errors import CheckpointError, DeviceError
+from nearfar.compiler.runtime.errors import CheckpointError, DeviceError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.trust import largest_deviation
@@ -205,6 +205,18 @@ def test_a_model_that_float16_cannot_hold_gets_the_largest_tolerances(
     only = Bundle(bundle.path, manifest.model_copy(update={"activations": half}))
     with pytest.raises(CheckpointError, match=r"exceed float16's largest number, 65504; use --activations float32"):
         make_self_test(dataclasses.replace(reference, bundle=only))
+
+
+def test_a_model_that_int8_changes_too_much_is_refused_before_a_device_refuses_it(
+    compile_light: CompileTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = compile_light("qwen3", "q4f16", activations=("int8", "float32"))
+    reference = reference_of(open_bundle(compiled))
+    assert make_self_test(reference).tolerances == {"float32": 0.001, "int8": 0.05}
+    # The rounding of this model changes it by 2 %.
+    monkeypatch.setattr(self_test, "INT8", 0.01)
+    with pytest.raises(RequestError, match=r"int8: .* by 0\.0[1-4]\d* of the largest, and .* more than 0\.01; leave"):
+        make_self_test(reference)
 
 
 def test_logits_that_are_not_numbers_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
