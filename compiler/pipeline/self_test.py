@@ -82,8 +82,7 @@ def make_self_test(reference: Reference, progress: Callable[[int, int], None] = 
     bundle = reference.bundle
     prompt = prompt_ids(bundle)
     offered = {entry.dtype for entry in bundle.manifest.activations}
-    coarse = coarse_matrices(reference) if "int8" in offered else []
-    exact, half, *rounded = reference_logits(reference, prompt, progress, coarse)
+    exact, half, *rounded = reference_logits(reference, prompt, progress, coarse_matrices(reference))
     if not np.isfinite(exact).all():
         raise CheckpointError(
             f"{bundle.manifest.model}: computes logits that are not finite numbers; its weights are damaged "
@@ -111,11 +110,7 @@ def make_self_test(reference: Reference, progress: Callable[[int, int], None] = 
     }
     for logits in rounded:
         loss = max(deviation(row, logits[row.row]) for row in rows) / scale
-        if loss > tolerances["int8"]:
-            raise RequestError(
-                f"--activations int8: rounding to 8 bits changes the logits of {bundle.manifest.model} by {loss:.3g} "
-                f"of the largest, and runtimes refuse more than {tolerances['int8']:.3g}; leave int8 out"
-            )
+        require_int8(bundle.manifest.model, "logits", loss, tolerances["int8"])
     return SelfTestEntry(
         prompt_ids=prompt, rows=rows, tolerances={dtype: tolerances[dtype] for dtype in sorted(offered)}
     )
@@ -164,14 +159,24 @@ def rounded_up(value: float) -> float:
     return float(f"{math.ceil(value / 10**exponent - 1e-9) * 10**exponent:.3g}")
 
 
+def require_int8(model: str, what: str, loss: float, tolerance: float) -> None:
+    """Raise RequestError if int8 activations change results by more than runtimes allow."""
+    if loss > tolerance:
+        raise RequestError(
+            f"--activations int8: rounding to 8 bits changes the {what} of {model} by {loss:.3g} of the largest, and "
+            f"runtimes refuse more than {tolerance:.3g}; leave int8 out"
+        )
+
+
 def coarse_matrices(reference: Reference) -> list[str]:
-    """The graph's matrices of integers, whose projections round their inputs with int8 activations; none if the model
-    rounds them itself.
+    """The graph's matrices of integers, whose projections round their inputs with int8 activations; none if the bundle
+    does not offer these, or if the model rounds them itself.
     """
-    graph = reference.graph
-    if any(node.op == "fake_quantize" for node in graph.nodes):
+    graph, manifest = reference.graph, reference.bundle.manifest
+    is_offered = any(entry.dtype == "int8" for entry in manifest.activations)
+    if not is_offered or any(node.op == "fake_quantize" for node in graph.nodes):
         return []
-    used = quant.by_name(reference.bundle.manifest.quantization)
+    used = quant.by_name(manifest.quantization)
     forms = {name: quant.form_of(each.form, used) for name, each in graph.parameters.items()}
     return [name for name, form in forms.items() if weight_format(form).scale_dtype]
 

@@ -31,7 +31,9 @@ from .self_test import (
     LENGTH,
     SENTENCE,
     Reference,
+    coarse_matrices,
     packed_rows,
+    require_int8,
     rounded,
     rounded_up,
     spread,
@@ -46,12 +48,12 @@ def make_vector_test(reference: Reference, progress: Callable[[int, int], None] 
     """``progress`` receives the number of computed nodes and of all nodes.
 
     Raises CheckpointError for a model whose results are not finite, with float32 activations, or with float16 if the
-    bundle offers no other.
+    bundle offers no other; and RequestError for int8 activations that change them by more than their tolerance.
     """
     manifest = reference.bundle.manifest
     texts = test_texts(manifest, Tokenizer(reference.bundle.tokenizer_files()))
-    exact, half = reference_results(reference, texts, progress)
-    rows, tolerances = expected_rows(reference, exact, half)
+    found = reference_results(reference, texts, progress)
+    rows, tolerances = expected_rows(reference, *found)
     return VectorTestEntry(texts=texts, rows=rows, tolerances=tolerances)
 
 
@@ -63,16 +65,16 @@ def make_feature_test(
     """
     manifest, graph = reference.bundle.manifest, reference.graph
     arrays, dims = test_arrays(manifest, plan, graph.inputs)
-    exact, half = reference_walk(reference, arrays, dims, progress)
-    rows, tolerances = expected_rows(reference, exact, half)
+    found = reference_walk(reference, arrays, dims, progress)
+    rows, tolerances = expected_rows(reference, *found)
     return FeatureTestEntry(rows=rows, tolerances=tolerances)
 
 
 def expected_rows(
-    reference: Reference, exact: FloatArray, half: FloatArray
+    reference: Reference, exact: FloatArray, half: FloatArray, coarse: FloatArray | None = None
 ) -> tuple[list[VectorTestRow], dict[str, float]]:
-    """The rows of a test, and its tolerances. ``exact`` and ``half``: the results with float32 and with float16
-    activations.
+    """The rows of a test, and its tolerances. ``exact``, ``half`` and ``coarse``: the results with float32, float16 and
+    int8 activations.
     """
     manifest = reference.bundle.manifest
     if not np.isfinite(exact).all():
@@ -98,6 +100,8 @@ def expected_rows(
         "bfloat16": rounded_up(min(8 * max(4 * distance, FLOAT16_LEAST), FLOAT16_MOST)),
         "int8": INT8,
     }
+    if coarse is not None:
+        require_int8(manifest.model, "results", lengths_of_differences(rows, coarse).max(), INT8)
     return rows, {dtype: tolerances[dtype] for dtype in sorted(offered)}
 
 
@@ -115,8 +119,10 @@ def test_texts(manifest: Manifest, tokenizer: Tokenizer) -> list[list[int]]:
 
 def reference_results(
     reference: Reference, texts: list[list[int]], progress: Callable[[int, int], None]
-) -> tuple[FloatArray, FloatArray]:
-    """The graph's only output with float32 and with float16 activations, in one walk over the weights."""
+) -> list[FloatArray]:
+    """The graph's only output with float32 and with float16 activations, in one walk over the weights; and with int8
+    activations, if the bundle offers these.
+    """
     manifest, graph = reference.bundle.manifest, reference.graph
     if manifest.paged:
         counts = [manifest.pages_for(len(text)) for text in texts]
@@ -135,14 +141,15 @@ def reference_results(
 
 def reference_walk(
     reference: Reference, arrays: Mapping[str, Array], dims: Mapping[str, int], progress: Callable[[int, int], None]
-) -> tuple[FloatArray, FloatArray]:
-    graph = reference.graph
+) -> list[FloatArray]:
+    graph, coarse = reference.graph, coarse_matrices(reference)
     executions = [Execution(graph, arrays, dims, activation) for activation in ("float32", "float16")]
+    executions += [Execution(graph, arrays, dims, coarse=coarse)] if coarse else []
     (output,) = graph.outputs.values()
     # With float16, values may overflow, which makes the distance infinite.
     with np.errstate(over="ignore", invalid="ignore"):
-        exact, half = walk(graph, output, executions, packed_rows(reference), progress)
-    return exact.astype(np.float32), half.astype(np.float32)
+        found = walk(graph, output, executions, packed_rows(reference), progress)
+    return [results.astype(np.float32) for results in found]
 
 
 def expected_row(row: int, results: FloatArray) -> VectorTestRow:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from light_bundle import few_kernels
 from plain_target import compile_plain
 from tiny_models import CHECKPOINTS, VOCAB_SIZE
 from tolerances import F16, F32, relative_error
@@ -21,7 +22,7 @@ from nearfar.compiler.ir.ops import OPS, Array, Attrs, attention
 from nearfar.compiler.passes.fuse_attention import fuse_attention
 from nearfar.compiler.passes.quantize_kv import quantize_kv
 from nearfar.compiler.passes.stack import stack_gates
-from nearfar.compiler.pipeline import self_test
+from nearfar.compiler.pipeline import self_test, vector_test
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.self_test import Reference, make_self_test, packed_rows, reference_logits
 from nearfar.compiler.pipeline.target import open_runner
@@ -217,6 +218,16 @@ def test_a_model_that_int8_changes_too_much_is_refused_before_a_device_refuses_i
     monkeypatch.setattr(self_test, "INT8", 0.01)
     with pytest.raises(RequestError, match=r"int8: .* by 0\.0[1-4]\d* of the largest, and .* more than 0\.01; leave"):
         make_self_test(reference)
+
+
+def test_vectors_that_int8_changes_too_much_are_refused(
+    tiny_checkpoints: Mapping[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_test, "INT8", 1e-3)
+    options = CompileOptions(quantization="q8f16", context=64, activations=("int8",))
+    with few_kernels(), pytest.raises(RequestError, match=r"--activations int8: .* changes the results of .* by 0\.0"):
+        compile_model(str(tiny_checkpoints["embedding"]), tmp_path / "bundle", options)
+    assert not any(tmp_path.iterdir())
 
 
 def test_logits_that_are_not_numbers_are_refused(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
