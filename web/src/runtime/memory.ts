@@ -137,7 +137,8 @@ export function limitsOf(
   // An encoder of sound reads one window at a time.
   const ofTexts = manifest.ctc === null ? maxBatchTokens : 0;
   const least = isPaged ? Math.max(spec.audio?.positions ?? 0, heard, seen) : Math.max(context, ofTexts);
-  const chunk = Math.max(prefillChunk, rows, least);
+  // A step never has more tokens than its sequences.
+  const chunk = Math.max(Math.min(prefillChunk, maxSequences * context), rows, least);
   const tokens = Math.max(chunk, largestChunk);
   const sizes = { context, pageSize, maxTokens: tokens };
   const groups = isPaged ? pageGroups(manifest, sizes, maxSequences, pages) : [];

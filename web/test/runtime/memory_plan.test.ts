@@ -77,6 +77,8 @@ test("an application may set the chunk, which leaves no choice", () => {
   }
   // A step has a row for each sequence.
   expect(limitsOf(manifest, { prefillChunk: 1, maxSequences: 8 })).toMatchObject({ tokens: 8, chunk: 8 });
+  const most = 2 * manifest.context;
+  expect(limitsOf(manifest, { prefillChunk: 10 ** 6, maxSequences: 2 })).toMatchObject({ tokens: most, chunk: most });
 });
 
 test("a step of a short context, and batches of a model of vectors, stay as they are", () => {
