@@ -253,12 +253,7 @@ class Draw:
                 mine[0] = mine[0] + record.at_step(stage, step) * scale
         self._parts[thread] = mine[0]
         kernel.barrier()
-        with kernel.when(thread < STEPS):
-            mine[0] = number(0, "float32")
-            with kernel.loop("i", lanes) as i:
-                mine[0] = mine[0] + self._parts[thread * lanes + i]
-            self._steps[thread] = mine[0]
-        kernel.barrier()
+        self._fold_parts(mine, STEPS, lanes, self._steps)
         self._start[0] = number(0, "uint32")
         self._end[0] = key_of(self._largest) + number(1, "uint32")
         self._above[0] = number(0, "float32")
@@ -400,9 +395,14 @@ class Draw:
                 part[0] = part[0] + scratch[thread // lanes * half + i * lanes + thread % lanes]
             self._parts[thread] = part[0]
         kernel.barrier()
-        with kernel.when(thread < SUMS):
-            part[0] = number(0, "float32")
+        self._fold_parts(part, SUMS, lanes, self._totals)
+
+    def _fold_parts(self, total: Array, count: int, lanes: int, results: Array) -> None:
+        """Store ``count`` sums, each of the parts of ``lanes`` threads, in ``results``. ``total`` is a local."""
+        kernel, thread = self._kernel, self._thread
+        with kernel.when(thread < count):
+            total[0] = number(0, "float32")
             with kernel.loop("i", lanes) as i:
-                part[0] = part[0] + self._parts[thread * lanes + i]
-            self._totals[thread] = part[0]
+                total[0] = total[0] + self._parts[thread * lanes + i]
+            results[thread] = total[0]
         kernel.barrier()

@@ -20,7 +20,7 @@ from ..runtime.errors import RequestError
 from ..runtime.generate import PREFILL_CHUNK
 from ..runtime.limits import patch_dims
 from ..runtime.page_groups import group_windows, pages_of_sequence
-from ..runtime.variant import choose_kernels
+from ..runtime.variant import KernelChoice
 
 # The dims of one sequence, with all sampling features and without a LoRA adapter.
 ONE_SEQUENCE = {"B": 1, "R": 1, "N": 1, "Z": 1, "A": 1, "W": 1, "DR": 1, "M": 0, "G": 0}
@@ -291,10 +291,11 @@ def dispatches_per_token(manifest: Manifest, activation: str, context: int) -> i
     dims = {**dims_of(manifest, context), "A": 0, "W": 0, "DR": 0}
     if not manifest.paged:
         dims["S"] = context
-    plan = manifest.plan(manifest.plan_names[0])
+    first = manifest.plan_names[0]
+    plan = manifest.plan(first)
     # A device that runs the dtype has what it needs.
     features = next(entry.needs for entry in manifest.activations if entry.dtype == activation)
-    chosen = choose_kernels(manifest, plan, activation, features, dims)
+    chosen = KernelChoice(manifest, activation, features).of(first, dims)
     grids = (manifest.kernels[name].grid for step in plan.steps for name in chosen[step.variants])
     return sum(all(evaluate(extent, dims) for extent in grid) for grid in grids)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from ..bundle.entries import PlanEntry, VariantEntry
+from ..bundle.entries import VariantEntry
 from ..bundle.manifest import Manifest
 from ..ir.expr import holds
 from .errors import DeviceError
@@ -28,24 +28,35 @@ def stored_dtype(activation: str) -> str:
     return "float32" if activation == "int8" else activation
 
 
-def choose_kernels(
-    manifest: Manifest, plan: PlanEntry, activation: str, features: Collection[str], dims: Mapping[str, int]
-) -> Mapping[str, list[str]]:
-    """The kernels that run a plan's steps, by the name of the steps' list of variants, which many steps share."""
-    return KernelChoice(manifest, plan, activation, features).of(dims)
-
-
 class KernelChoice:
-    """`choose_kernels` for many batches: it depends only on which of the variants' conditions hold."""
+    """Chooses the kernels of steps for batches of one device. They depend only on which conditions of variants hold, so
+    what was chosen for such a combination is kept, and is the same object for the next batch.
+    """
 
-    def __init__(self, manifest: Manifest, plan: PlanEntry, activation: str, features: Collection[str]) -> None:
-        lists = {step.variants: manifest.variants[step.variants] for step in plan.steps}
-        self._lists = {name: fitting(entries, activation, features) for name, entries in lists.items()}
-        distinct = {str(each.when): each.when for entries in self._lists.values() for each in entries}
+    def __init__(self, manifest: Manifest, activation: str, features: Collection[str]) -> None:
+        self._manifest, self._activation, self._features = manifest, activation, features
+        self._plans: dict[str, PlanVariants] = {}
+
+    def of(self, plan: str, dims: Mapping[str, int]) -> Mapping[str, list[str]]:
+        """The kernels that run a plan's steps, by the name of the steps' list of variants, which many steps share."""
+        if plan not in self._plans:
+            lists = {step.variants: self._manifest.variants[step.variants] for step in self._manifest.plan(plan).steps}
+            self._plans[plan] = PlanVariants(
+                {name: fitting(entries, self._activation, self._features) for name, entries in lists.items()}
+            )
+        return self._plans[plan].choose(dims)
+
+
+class PlanVariants:
+    """The lists of variants of a plan that a device can run."""
+
+    def __init__(self, lists: Mapping[str, Sequence[VariantEntry]]) -> None:
+        self._lists = lists
+        distinct = {str(each.when): each.when for entries in lists.values() for each in entries}
         self._conditions = [condition for condition in distinct.values() if condition is not None]
         self._known: dict[tuple[bool, ...], Mapping[str, list[str]]] = {}
 
-    def of(self, dims: Mapping[str, int]) -> Mapping[str, list[str]]:
+    def choose(self, dims: Mapping[str, int]) -> Mapping[str, list[str]]:
         key = tuple([holds(condition, dims) for condition in self._conditions])
         if key not in self._known:
             self._known[key] = {name: first_of(name, entries, dims).kernels for name, entries in self._lists.items()}

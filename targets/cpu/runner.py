@@ -63,7 +63,7 @@ class CpuRunner(PlanRunner):
         self._library = Library.of_bundle(bundle, file)
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self._allocate(bundle)
-        self._choices: dict[str, KernelChoice] = {}
+        self._choice = KernelChoice(self.manifest, self.activation, self._features)
         self._prepared: dict[tuple[str, int], tuple[Launches, npt.NDArray[np.intp]]] = {}
         # The distinct sizes that kernels receive: dims.
         self._sizes = sorted({str(size) for kernel in self.manifest.kernels.values() for size in kernel.uniforms})
@@ -112,10 +112,8 @@ class CpuRunner(PlanRunner):
     def _launches(self, plan: str, dims: Mapping[str, int]) -> tuple[Launches, npt.NDArray[np.intp]]:
         """The launches of a batch, and the index in ``_sizes`` of each of their scalars."""
         entry = self.manifest.plan(plan)
-        if plan not in self._choices:
-            self._choices[plan] = KernelChoice(self.manifest, entry, self.activation, self._features)
-        chosen = self._choices[plan].of(dims)
-        # The same choice is the same object, which `_choices` keeps.
+        chosen = self._choice.of(plan, dims)
+        # The same choice is the same object, which `_choice` keeps.
         key = plan, id(chosen)
         if key not in self._prepared:
             calls, indices = [], []

@@ -11,7 +11,7 @@ import numpy as np
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.runtime.plan_runner import bound_arrays
-from nearfar.compiler.runtime.variant import choose_kernels
+from nearfar.compiler.runtime.variant import KernelChoice
 
 from .driver import Arguments, Driver, Launch
 
@@ -30,7 +30,7 @@ class Launches:
 
     def __init__(self, driver: Driver, bundle: Bundle, activation: str, addresses: Mapping[str, int]) -> None:
         manifest = bundle.manifest
-        self._driver, self._manifest, self._activation = driver, manifest, activation
+        self._driver, self._manifest, self._choice = driver, manifest, KernelChoice(manifest, activation, ())
         self._addresses = addresses
         files = sorted({kernel.file for kernel in manifest.kernels.values()})
         modules = {file: driver.load(bundle.file(file)) for file in files}
@@ -57,7 +57,7 @@ class Launches:
     def steps(self, plan: str, dims: Mapping[str, int]) -> list[tuple[int, list[str]]]:
         """The steps of a plan by their numbers, each with its kernels for these dims."""
         entry = self._manifest.plan(plan)
-        chosen = choose_kernels(self._manifest, entry, self._activation, (), dims)
+        chosen = self._choice.of(plan, dims)
         return [(index, chosen[step.variants]) for index, step in enumerate(entry.steps)]
 
     def launch_steps(

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.runtime.errors import BundleError, DeviceError, RequestError, ToolError
-from nearfar.compiler.runtime.variant import choose_kernels
+from nearfar.compiler.runtime.variant import KernelChoice
 
 from .arch import max_dynamic_bytes, parse_arch
 from .decode_graphs import Bucket, contexts_up_to
@@ -113,11 +113,12 @@ def compile_persistent(
     if others := sorted(entry.inputs.keys() - INPUTS):
         raise NotPossible(f"the model reads {', '.join(others)} with every batch")
     batches = [Bucket(size, context).dims(dims) for context in contexts_up_to(manifest.context)]
+    choice = KernelChoice(manifest, activation, ())
     # In the order of the steps.
     kernels = {
         name: manifest.kernels[name]
         for batch in batches
-        for names in choose_kernels(manifest, entry, activation, (), batch).values()
+        for names in choice.of(plan, batch).values()
         for name in names
         if all(evaluate(count, batch) for count in manifest.kernels[name].grid)
     }

@@ -23,7 +23,7 @@ from nearfar.compiler.runtime.batch import Array
 from nearfar.compiler.runtime.patches import AnyBatch
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, passing_entries
 from nearfar.compiler.runtime.runner import Limits
-from nearfar.compiler.runtime.variant import choose_kernels
+from nearfar.compiler.runtime.variant import KernelChoice
 
 from .device import MAX_GRID, features_of, find_adapter, for_naga, open_device
 
@@ -59,7 +59,7 @@ class WebGPURunner(PlanRunner):
         super().__init__(bundle, limits or Limits(), chosen)
         self._flags = wgpu.BufferUsage
         self._bundle = bundle
-        self._features = features_of(self._device.features)
+        self._choice = KernelChoice(self.manifest, self.activation, features_of(self._device.features))
         self._regions: dict[str, Region] = {}
         self._allocate(bundle)
         self._pipelines: dict[str, Any] = {}
@@ -186,7 +186,7 @@ class WebGPURunner(PlanRunner):
     def _launches(self, plan: str, dims: Mapping[str, int]) -> Iterator[tuple[Any, Any, tuple[int, int, int]]]:
         """Pipeline, bind group and workgroups of each kernel of a plan; writes its uniforms."""
         entry = self.manifest.plan(plan)
-        chosen = choose_kernels(self.manifest, entry, self.activation, self._features, dims)
+        chosen = self._choice.of(plan, dims)
         for index, step in enumerate(entry.steps):
             for name in chosen[step.variants]:
                 kernel = self.manifest.kernels[name]
