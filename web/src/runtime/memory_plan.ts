@@ -30,7 +30,7 @@ export interface MemoryOptions extends PoolOptions {
 /** The largest share of the memory that a mixture's other weights leave for keys and values beside its experts. */
 const KEY_VALUE_SHARE = 0.25;
 
-/** The chunks beside the default one that a device may choose. */
+/** The chunks beside the default one that a device may choose, the largest first. */
 export const CHUNKS: readonly number[] = [512, 256, 128];
 
 /** The largest share of a model's memory that a larger chunk may take besides. */

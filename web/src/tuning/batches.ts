@@ -6,6 +6,9 @@ import type { Choices } from "../runtime/choices.js";
 import type { PageGroup } from "../runtime/page_groups.js";
 import { sequenceBatch } from "../runtime/sequence_batch.js";
 
+/** Browsers round the clocks of the host and the device to this value. */
+export const CLOCK_MS = 0.1;
+
 export interface TuneOptions {
   readonly choices: Choices;
   /** A page of each group that no sequence uses during tuning; and last, a slot of a model's states. */

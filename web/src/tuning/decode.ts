@@ -4,7 +4,7 @@
 import type { DecodeTimes } from "../runtime/manifest.js";
 import type { Runner } from "../runtime/runner.js";
 import type { TuneOptions } from "./batches.js";
-import { allSampled, lastTokens } from "./batches.js";
+import { CLOCK_MS, allSampled, lastTokens } from "./batches.js";
 
 /** The interface of a runner for these measurements. */
 export type DraftingRunner = Pick<Runner, "limits" | "stepsInFlight" | "submit">;
@@ -15,8 +15,6 @@ const CONTEXT = 256;
 /** The steps that are submitted before the first of them is read. */
 const AHEAD = 5;
 const ROUNDS = 3;
-/** Browsers round the host's clock to this value. */
-const CLOCK_MS = 0.1;
 /** The difference of the tokens of two rows: in a mixture, different tokens have different experts. */
 const STRIDE = 7919;
 

@@ -3,6 +3,7 @@
 // Weights are read once for all tokens of a step, so longer ones take less time per token, until the device computes at
 // its full speed. But a page draws nothing while a step runs, and other answers wait for it.
 
+import { CHUNKS } from "../runtime/memory_plan.js";
 import type { Runner } from "../runtime/runner.js";
 import type { TuneOptions } from "./batches.js";
 import { lastTokens } from "./batches.js";
@@ -10,7 +11,6 @@ import { lastTokens } from "./batches.js";
 /** The interface of a runner whose steps are measured. */
 export type SteppedRunner = Pick<Runner, "limits" | "stepsInFlight" | "submit" | "resize" | "chunk">;
 
-const CHUNKS = [64, 128, 256, 512];
 /** The longest that a step may take. */
 const STEP_MS = 50;
 const ROUNDS = 3;
@@ -24,7 +24,7 @@ const HOPELESS = 2;
  */
 export async function chooseChunk(runner: SteppedRunner, options: TuneOptions): Promise<number> {
   const { tokens: capacity, chunk: least = capacity, context } = runner.limits;
-  const larger = CHUNKS.filter((tokens) => tokens > least && tokens <= Math.min(capacity, context));
+  const larger = CHUNKS.filter((tokens) => tokens > least && tokens <= Math.min(capacity, context)).reverse();
   let [best, fastest] = [least, Infinity];
   for (const tokens of [least, ...larger]) {
     if (!(await runner.resize(tokens))) break;

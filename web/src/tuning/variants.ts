@@ -14,7 +14,7 @@ import { PREFILL_CHUNK } from "../runtime/memory.js";
 import { planOf } from "../runtime/plan.js";
 import { chooseRow } from "../runtime/variants.js";
 import type { TuneOptions } from "./batches.js";
-import { allSampled, lastTokens } from "./batches.js";
+import { CLOCK_MS, allSampled, lastTokens } from "./batches.js";
 
 /** The interface of a runner for tuning. */
 export interface TimedRunner {
@@ -42,8 +42,6 @@ const MOST_STEPS = 256;
 const GAIN = 0.95;
 /** A variant that takes this many times as long in its first run is not measured again. */
 const HOPELESS = 4;
-/** Browsers round the device's clock to this value. */
-const CLOCK_MS = 0.1;
 const SHORT_CONTEXT = 256;
 /** The most rows of a step that checks drafts. */
 const FEW_ROWS = 8;
