@@ -46,17 +46,21 @@ class NativeApp:
         self.session = frame["session"]
         return frame
 
-    def call(self, *path: str, args: list[Any]) -> int:
-        """Make a call. Returns its id."""
+    def call(self, *path: str, args: list[Any], then: Frame | None = None) -> int:
+        """Make a call, and send the message `then` about it before the page can answer. Returns its id."""
         call = next(self._ids)
-        self.message({"type": "call", "id": call, "path": list(path), "args": args})
+        later = [{**then, "id": call}] if then else []
+        self.message({"type": "call", "id": call, "path": list(path), "args": args}, *later)
         return call
 
-    def message(self, message: Frame) -> None:
-        self.send({"nearfar": 1, "type": "message", "app": self.app, "session": self.session, "message": message})
+    def message(self, *messages: Frame) -> None:
+        header = {"nearfar": 1, "type": "message", "app": self.app, "session": self.session}
+        self.send(*({**header, "message": message} for message in messages))
 
-    def send(self, frame: Frame) -> None:
-        self.page.evaluate("(text) => window.nearfarReceive(text)", json.dumps(frame))
+    def send(self, *frames: Frame) -> None:
+        """Give the page all frames in one of its tasks."""
+        texts = [json.dumps(frame) for frame in frames]
+        self.page.evaluate("(texts) => { for (const text of texts) window.nearfarReceive(text) }", texts)
 
     def value(self, call: int) -> Any:
         """Wait for the call's result. Fails on an error."""

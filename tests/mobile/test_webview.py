@@ -126,20 +126,11 @@ def test_native_code_receives_the_requested_number_of_parts(app: NativeApp) -> N
 
 def test_native_code_aborts_an_answer_and_reads_typed_errors(app: NativeApp) -> None:
     signal = {"nearfarReference": "signal", "index": 0}
-    call = app.call("engine", "chat", "completions", "create", args=[{**ASK, "stream": False}, {"signal": signal}])
-    app.message(
-        {
-            "type": "abort",
-            "id": call,
-            "signal": 0,
-            "reason": {"kind": "dom", "name": "AbortError", "message": "The user left"},
-        }
-    )
-    assert app.answer(call, "value", "error")["error"] == {
-        "kind": "dom",
-        "name": "AbortError",
-        "message": "The user left",
-    }
+    reason = {"kind": "dom", "name": "AbortError", "message": "The user left"}
+    args = [{**ASK, "stream": False}, {"signal": signal}]
+    abort = {"type": "abort", "signal": 0, "reason": reason}
+    call = app.call("engine", "chat", "completions", "create", args=args, then=abort)
+    assert app.answer(call, "value", "error")["error"] == reason
     wrong = app.call("engine", "chat", "completions", "create", args=[{**ASK, "temperature": 9}])
     error = app.answer(wrong, "stream", "error")
     if error["type"] == "stream":
