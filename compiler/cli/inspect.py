@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from .. import quant
-from ..bundle.entries import StepEntry
 from ..bundle.folder import ExportBundle, open_any
 from ..bundle.manifest import DRAFT, GENERATE, HEARING, MANIFEST_FILE, VISION, Manifest
 from ..bundle.signature import read_trusted_keys
@@ -26,6 +23,7 @@ from ..runtime.variant import stored_dtype
 from .model import refuse_ignore_key
 from .options import Inspect
 from .output import megabytes, print_json
+from .step_tables import all_steps, kernel_table, template_table
 
 # The memory that a target uses, if that is certain.
 MEMORY = {"webgpu": " of the GPU", "cuda": " of the GPU", "cpu": " of the host"}
@@ -38,6 +36,8 @@ NATIVE_CODE = "native: it runs with your permissions, so load it only if you tru
 def run(options: Inspect) -> None:
     config = config_of(options.bundle)
     if config is not None:
+        if options.kernels:
+            raise RequestError(f"--kernels is for bundles, and {config} is a model; remove it")
         inspect_model(config, options)
         return
     if options.target is not None or options.quantization is not None:
@@ -47,6 +47,8 @@ def run(options: Inspect) -> None:
     if options.verify:
         bundle.verify()
     if isinstance(bundle, ExportBundle):
+        if options.kernels:
+            raise RequestError(f"--kernels: a bundle for {bundle.manifest.target} has none of its own; remove it")
         if options.activation not in (None, bundle.manifest.activation):
             raise RequestError(f"activation {options.activation}: the bundle offers {bundle.manifest.activation}")
         exported = make_export_report(bundle.manifest, context=options.context)
@@ -71,7 +73,7 @@ def run(options: Inspect) -> None:
         table.add_row("quality", quality_facts(record))
     table.add_row("self-test", self_test(bundle.manifest))
     console.print(table)
-    console.print(kernels(bundle.manifest))
+    console.print(kernel_table(bundle.manifest) if options.kernels else template_table(bundle.manifest))
 
 
 def config_of(path: Path) -> Path | None:
@@ -260,47 +262,3 @@ def self_test(manifest: Manifest) -> str:
         return logits
     within = ", ".join(f"{tolerance:.1%} with {dtype}" for dtype, tolerance in manifest.vision_test.tolerances.items())
     return f"{logits}\nfeatures of pictures within {within}"
-
-
-def all_steps(manifest: Manifest) -> list[StepEntry]:
-    """The steps of all plans."""
-    return [step for plan in manifest.plans.values() for step in plan.steps]
-
-
-def kernels(manifest: Manifest) -> Table:
-    table = Table(title="steps and their variants, first choice first", title_justify="left")
-    table.add_column("op")
-    table.add_column("steps", justify="right")
-    table.add_column("kernels", overflow="fold")
-    counts: dict[str, int] = {}
-    ops: dict[str, str] = {}
-    for step in all_steps(manifest):
-        counts[step.variants] = counts.get(step.variants, 0) + 1
-        ops[step.variants] = step.op
-    for name, count in counts.items():
-        variants = manifest.variants[name]
-        differences = differing_facts(manifest, [kernel for variant in variants for kernel in variant.kernels])
-        lines = (
-            " + ".join(f"{kernel} {differences[kernel]}".rstrip() for kernel in variant.kernels) for variant in variants
-        )
-        table.add_row(ops[name], str(count), "\n".join(dict.fromkeys(lines)))
-    return table
-
-
-def differing_facts(manifest: Manifest, names: Sequence[str]) -> dict[str, str]:
-    """For each kernel, the facts that differ between kernels of its template, such as "threads=128 lanes=32"."""
-    facts = {name: flat(manifest.kernels[name].facts) for name in names}
-    differing = {}
-    for name, own in facts.items():
-        alike = [facts[other] for other in facts if manifest.kernels[other].template == manifest.kernels[name].template]
-        keys = [key for key, value in own.items() if any(other.get(key) != value for other in alike)]
-        differing[name] = " ".join(f"{key.rpartition('.')[2]}={own[key]}" for key in keys)
-    return differing
-
-
-def flat(facts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested facts as one dict with dotted names."""
-    flattened: dict[str, Any] = {}
-    for name, value in facts.items():
-        flattened |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flattened

@@ -182,6 +182,8 @@ class Inspect:
     """count memory for this dtype (default: the bundle's first choice)"""
     verify: bool = False
     """compare every file with its hash first"""
+    kernels: bool = False
+    """list every kernel that a device may choose, and what tells it from the others"""
     ignore_keys: IgnoredKeys = ()
     trust: Trust = ()
     json: Json = False

@@ -14,8 +14,8 @@ __all__ = ["Checkpoint", "Tensor", "load", "located"]
 
 
 def load(model: str, ignore_keys: Collection[str] = (), *, text_only: bool = False) -> Checkpoint:
-    """The checkpoint in a local folder or GGUF file, or in the Hub's repository of that name, which is downloaded or
-    read from the Hub's cache; "owner/name:Q4_K_M" is one of a repository's GGUF files.
+    """The checkpoint of a demo model (DEMOS), in a local folder or GGUF file, or in the Hub's repository of that name,
+    which is downloaded or read from the Hub's cache; "owner/name:Q4_K_M" is one of a repository's GGUF files.
     ``ignore_keys``: unknown keys of its configuration that do not change the model's mathematics. ``text_only``: leave
     out the tower of a model that sees pictures.
 
@@ -28,10 +28,14 @@ def load(model: str, ignore_keys: Collection[str] = (), *, text_only: bool = Fal
 
 
 def located(model: str) -> Path:
-    """Where the files of a local model are, or those of a repository, which is downloaded or read from the Hub's cache.
-    Raises CheckpointError.
+    """Where the files of a demo model or a local model are, or those of a repository, which is downloaded or read from
+    the Hub's cache. Raises CheckpointError.
     """
+    from ..demo import DEMOS
     from .hub import download, hub_model
+
+    if model in DEMOS:
+        return DEMOS[model]
 
     # For impossible file names, the functions of os.path return False, whereas those of Path raise.
     path = os.path.expanduser(model)

@@ -131,6 +131,7 @@ def test_inspect_reports_on_a_model_without_weights(
         report = run_json(capsys, "inspect", config, "--json", "--target", "cpu", "--context", "64")
     assert (report["target"], report["context"], report["quantization"]) == ("cpu", 64, "q4f16")
     assert "remove them" in fails(capsys, "inspect", config, "--verify", "--json")
+    assert "--kernels is for bundles" in fails(capsys, "inspect", config, "--kernels")
     assert "is a bundle; remove them" in fails(capsys, "inspect", str(tiny_bundle), "--target", "cpu", "--json")
 
 
@@ -160,8 +161,11 @@ def test_inspect_names_the_dtypes_in_the_order_of_the_bundle(
 def test_inspect_prints_tables(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(tiny_bundle), "--verify"]) == 0
     printed = capsys.readouterr().out
-    for word in ("qwen3", "q4f16", "dispatches", "attention_decode_", "24 tokens, logits within 0.5%"):
+    for word in ("qwen3", "q4f16", "dispatches", "attention_decode", "24 tokens, logits within 0.5%"):
         assert word in printed
+    assert "attention_decode_" not in printed
+    assert main(["inspect", str(tiny_bundle), "--kernels"]) == 0
+    assert "attention_decode_" in capsys.readouterr().out
 
 
 def test_inspect_shows_how_the_best_quality_was_made(
