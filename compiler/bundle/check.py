@@ -7,6 +7,7 @@ is native code, and no check makes native code safe; see `signature.py`.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -31,7 +32,17 @@ from .check_tests import check_feature_test, check_self_test, check_vector_test
 from .digest import text_sha256
 from .entries import FileEntry, LoraEntry, WeightEntry, shards_of
 from .fault import Fault, require
-from .manifest import AUDIO, ENCODERS, FORMAT_VERSION, HEARING, VISION, Description, ExportManifest, Manifest
+from .manifest import (
+    AUDIO,
+    ENCODERS,
+    FORMAT_VERSION,
+    HEARING,
+    MANIFEST_FILE,
+    VISION,
+    Description,
+    ExportManifest,
+    Manifest,
+)
 
 # Code loops over all layers before it reads any file, so their number needs a limit.
 MAX_LAYERS = 10_000
@@ -45,7 +56,23 @@ PLANE_ALIGNMENT = 256
 MAX_UNIFORMS = 64
 # More than any GPU has for one workgroup.
 MAX_SHARED_BYTES = 256 << 10
+ADVICE = "; compile the bundle again"
 DIMS = frozenset((*"SBRTLPNMAWGZHVIFC", "LW", "PW", "DR", "PD", "PH", "LS", "PS"))
+
+
+def manifest_file(manifest: Description, indent: int | None = None) -> bytes:
+    """What a compiler writes into manifest.json. Raises BundleError for a manifest that could not be opened again."""
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(manifest.model_dump(mode="json"), indent=indent, separators=separators, ensure_ascii=False)
+    data = text.encode()
+    try:
+        parse_manifest(data, Path(MANIFEST_FILE))
+    except BundleError as error:
+        fault = str(error).removesuffix(ADVICE)
+        raise BundleError(
+            f"{fault}; this is a fault of the compiler: please report it with the model's name"
+        ) from error
+    return data
 
 
 def parse_manifest(data: bytes, file: Path) -> Manifest | ExportManifest:
@@ -53,12 +80,10 @@ def parse_manifest(data: bytes, file: Path) -> Manifest | ExportManifest:
     try:
         parsed = from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        raise BundleError(f"{file}: cannot be read: {error}; compile the bundle again") from error
+        raise BundleError(f"{file}: cannot be read: {error}{ADVICE}") from error
     version = parsed.get("format_version") if isinstance(parsed, dict) else None
     if version != FORMAT_VERSION:
-        raise BundleError(
-            f"{file}: has format version {version}, but this nearfar reads {FORMAT_VERSION}; compile the bundle again"
-        )
+        raise BundleError(f"{file}: has format version {version}, but this nearfar reads {FORMAT_VERSION}{ADVICE}")
     model = ExportManifest if parsed.get("target") in EXPORTS else Manifest
     try:
         # Validate the JSON text, because a strict check of Python values would require tuples where JSON has lists.
@@ -68,9 +93,9 @@ def parse_manifest(data: bytes, file: Path) -> Manifest | ExportManifest:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         found = "" if isinstance(first["input"], dict | list) else f", not {first['input']!r:.80}"
-        raise BundleError(f"{file}: {where}: {first['msg']}{found}; compile the bundle again") from error
+        raise BundleError(f"{file}: {where}: {first['msg']}{found}{ADVICE}") from error
     except Fault as fault:
-        raise BundleError(f"{file}: {fault}; compile the bundle again") from fault
+        raise BundleError(f"{file}: {fault}{ADVICE}") from fault
     return manifest
 
 

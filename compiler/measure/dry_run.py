@@ -15,13 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
+from ..bundle.check import manifest_file
 from ..bundle.entries import FileEntry
 from ..bundle.manifest import MANIFEST_FILE, ExportManifest, Manifest
 from ..formats.checkpoint import Checkpoint
 from ..ir.plan import union
 from ..names import EXPORTS
 from ..pipeline.compile import build, prepare, require_export
-from ..pipeline.export import export_manifest, manifest_text, prepare_export
+from ..pipeline.export import export_manifest, prepare_export
 from ..pipeline.options import CompileOptions, Note, Progress
 from ..pipeline.self_test import LENGTH
 from ..pipeline.store import NO_HASH, SizeStore
@@ -78,7 +79,7 @@ def dry_export(model: str, options: CompileOptions, progress: Progress, note: No
         sizes = dict(job.exporter.file_sizes(job.checkpoint, job.graphs, job.options, Path(folder)))
     files = [FileEntry(file=file, size=size, sha256=NO_HASH) for file, size in sorted(sizes.items())]
     manifest: ExportManifest = export_manifest(job, files)
-    sizes[MANIFEST_FILE] = len(manifest_text(manifest).encode())
+    sizes[MANIFEST_FILE] = len(manifest_file(manifest, indent=1))
     parameters = union(graph.parameters for graph in job.graphs.values())
     stored = lay_out_weights(parameters, job.options.quantization, "rows")
     estimate = estimate_time(job.checkpoint, stored, job.options.quantization, self_test=False)

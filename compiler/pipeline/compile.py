@@ -8,7 +8,6 @@ The folder is written under a temporary name and renamed at the end.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import quant
+from ..bundle.check import manifest_file
 from ..bundle.entries import TuningEntry
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
 from ..bundle.manifest import AUDIO, DRAFT, FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
@@ -298,8 +298,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
             if name in graphs:
                 tower = Reference(Bundle(store.folder, manifest), graphs[name], joined.weights)
                 manifest = manifest.model_copy(update={f"{name}_test": make_feature_test(tower, name, tested)})
-    text = json.dumps(manifest.model_dump(mode="json"), separators=(",", ":"), ensure_ascii=False)
-    store.put(MANIFEST_FILE, text.encode())
+    store.put(MANIFEST_FILE, manifest_file(manifest))
     return manifest
 
 

@@ -6,7 +6,6 @@ checkpoint -> spec -> graph -> the framework's graph or configuration
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Literal, cast
 
 from .. import quant
 from ..arch.families import LARGE_ACTIVATIONS
+from ..bundle.check import manifest_file
 from ..bundle.entries import FileEntry
 from ..bundle.folder import ExportBundle, file_entry, tokenizer_entry
 from ..bundle.manifest import AUDIO, CTC, EMBED, FORMAT_VERSION, HEARING, MANIFEST_FILE, VISION, ExportManifest
@@ -56,7 +56,7 @@ def export_model(
         )
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         manifest = export_manifest(job, [file_entry(folder, file) for file in files])
-        (folder / MANIFEST_FILE).write_text(manifest_text(manifest))
+        (folder / MANIFEST_FILE).write_bytes(manifest_file(manifest, indent=1))
     return ExportBundle(output, manifest)
 
 
@@ -208,10 +208,6 @@ def export_manifest(job: ExportJob, files: list[FileEntry]) -> ExportManifest:
         activation=cast(Literal["float32", "float16", "bfloat16"], options.activation),
         group_size=options.quantization.group,
     )
-
-
-def manifest_text(manifest: ExportManifest) -> str:
-    return json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False)
 
 
 def choose_activation(

@@ -19,7 +19,14 @@ from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.context import paged_context
-from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, OutputError, QuantizationError, RequestError
+from nearfar.compiler.runtime.errors import (
+    BundleError,
+    CheckpointError,
+    NearfarError,
+    OutputError,
+    QuantizationError,
+    RequestError,
+)
 
 Tensors = dict[str, np.ndarray[Any, Any]]
 # Only half of the kernels, for tests that do not check them.
@@ -144,6 +151,13 @@ def test_a_full_disk_leaves_no_partial_bundle(
 
     monkeypatch.setattr(Path, "open", open_full)
     refused(OutputError, "cannot be written: the disk is full", checkpoint, output)
+
+
+def test_a_manifest_that_could_not_be_opened_is_not_written(
+    checkpoint: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nearfar.compiler.pipeline.compile.write_kernels", lambda *_: ({}, []))
+    refused(BundleError, "variants.*; this is a fault of the compiler", checkpoint, output, self_test=False)
 
 
 def test_a_failed_compile_with_force_keeps_the_old_bundle(checkpoint: Path, output: Path) -> None:
