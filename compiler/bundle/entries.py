@@ -48,6 +48,24 @@ class FileEntry(Entry):
     sha256: Sha256
 
 
+class OriginEntry(Entry):
+    """What the checkpoint's own files say about where it comes from and under which license it is. None: they do not
+    say.
+
+    ``repository`` and ``revision`` are those of the Hugging Face Hub that it was downloaded from. ``license`` is the
+    hub's name of the license, such as "apache-2.0"; "other" has a ``license_name``. ``base_models`` are the models that
+    it was made from. ``read_from`` names the files that say so.
+    """
+
+    repository: str | None
+    revision: str | None
+    license: str | None
+    license_name: str | None
+    license_link: str | None
+    base_models: list[str]
+    read_from: list[str]
+
+
 class PlaneEntry(Entry):
     """One plane of a weight: ``size`` bytes at ``offset`` of shard number ``shard``."""
 

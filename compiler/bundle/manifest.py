@@ -32,6 +32,7 @@ from .entries import (
     InputEntry,
     KernelEntry,
     LoraEntry,
+    OriginEntry,
     PlanEntry,
     SelfTestEntry,
     TokenizerEntry,
@@ -67,7 +68,7 @@ class Description(Entry):
     ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation",
     as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if
     ``classifier`` is, transcripts of sound if ``speech`` or ``ctc`` is, and otherwise generates text. ``images`` is
-    None if it reads no pictures, ``sounds`` if it does not hear.
+    None if it reads no pictures, ``sounds`` if it does not hear. ``origin`` is None in bundles of earlier releases.
     """
 
     format_version: Natural
@@ -87,6 +88,7 @@ class Description(Entry):
     kv: KvName
     tokenizer: TokenizerEntry
     files: list[FileEntry]
+    origin: OriginEntry | None = None
 
     @property
     def plan_names(self) -> tuple[str, ...]:

@@ -59,7 +59,8 @@ WITHOUT_DATA = {"Expr", "Condition", "TemplateTree"}
 # The page does not read the fields of these types, because the plan has what follows from them.
 UNREAD = {
     "AudioSpec", "ConformerSpec", "ConvolutionSpec", "CtcSpec", "DenseSpec", "DistanceSpec", "ExpertSpec",
-    "HearingSpec", "LanguageToken", "ReceptiveField", "RopeSpec", "SpeechSpec", "StateSpec", "VisionSpec",
+    "HearingSpec", "LanguageToken", "OriginEntry", "ReceptiveField", "RopeSpec", "SpeechSpec", "StateSpec",
+    "VisionSpec",
 }  # fmt: skip
 HEADER = """\
 // The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.

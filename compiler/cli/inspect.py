@@ -22,6 +22,7 @@ from ..runtime.errors import RequestError
 from ..runtime.variant import stored_dtype
 from .model import refuse_ignore_key
 from .options import Inspect
+from .origin import add_origin, origin_json
 from .output import megabytes, print_json
 from .step_tables import all_steps, kernel_table, template_table
 
@@ -53,9 +54,11 @@ def run(options: Inspect) -> None:
             raise RequestError(f"activation {options.activation}: the bundle offers {bundle.manifest.activation}")
         exported = make_export_report(bundle.manifest, context=options.context)
         if options.json:
-            print_json(exported.to_json())
-        else:
-            Console().print(export_facts(exported), files(exported))
+            print_json({**exported.to_json(), "origin": origin_json(bundle.manifest.origin)})
+            return
+        table = export_facts(exported)
+        add_origin(table, bundle.manifest.origin)
+        Console().print(table, files(exported))
         return
     report = make_report(bundle.manifest, context=options.context, activation=options.activation)
     record = read_record(bundle)
@@ -65,13 +68,15 @@ def run(options: Inspect) -> None:
             name: [" + ".join(variant.kernels) for variant in bundle.manifest.variants[name]] for name in sorted(steps)
         }
         quality = None if record is None else asdict(record)
-        print_json({**report.to_json(), "step_variants": variants, "quality": quality})
+        source = origin_json(bundle.manifest.origin)
+        print_json({**report.to_json(), "step_variants": variants, "quality": quality, "origin": source})
         return
     console = Console()
     table = facts(report)
     if record is not None:
         table.add_row("quality", quality_facts(record))
     table.add_row("self-test", self_test(bundle.manifest))
+    add_origin(table, bundle.manifest.origin)
     console.print(table)
     console.print(kernel_table(bundle.manifest) if options.kernels else template_table(bundle.manifest))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from ..nearest import did_you_mean_folder
@@ -60,14 +61,15 @@ def _open(path: Path, ignore_keys: Collection[str], *, text_only: bool) -> Check
     from .gguf.names import choose_files
     from .huggingface import open_checkpoint
     from .mlc import CONFIG_FILE, open_mlc
+    from .origin import origin_of_folder
 
     if path.is_dir():
         if (path / CONFIG_FILE).is_file() and not (path / "config.json").is_file():
-            return open_mlc(path, ignore_keys)
+            return replace(open_mlc(path, ignore_keys), origin=origin_of_folder(path))
         files = [] if (path / "config.json").is_file() else [file.name for file in path.glob("*.[gG][gG][uU][fF]")]
         if files:
             return open_gguf(path / choose_files(files, None, str(path))[0], ignore_keys)
-        return open_checkpoint(path, ignore_keys, text_only=text_only)
+        return replace(open_checkpoint(path, ignore_keys, text_only=text_only), origin=origin_of_folder(path))
     if path.suffix.lower() == SUFFIX:
         return open_gguf(path, ignore_keys)
     raise CheckpointError(

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..bundle.entries import OriginEntry
 from ..ir.images import ImageSpec
 from ..ir.sounds import SoundSpec
 from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
@@ -172,6 +173,7 @@ class Checkpoint:
     modules whose activations are rounded, by their names. ``assistant``: the layers of an assistant, whose tensors are
     among those of the model. ``images``: None if it reads no pictures; ``sounds``: None if it does not hear.
     ``towers``: the tensors of its towers as transformers stores them, by the names that graphs give them.
+    ``origin``: what its files say about its license and the models that it was made from.
     """
 
     path: Path
@@ -190,6 +192,7 @@ class Checkpoint:
     speech: SpeechSpec | None = None
     ctc: CtcSpec | None = None
     towers: Mapping[str, Tensor] = field(default_factory=dict)
+    origin: OriginEntry | None = None
 
     @property
     def task(self) -> EmbeddingSpec | ClassifierSpec | SpeechSpec | CtcSpec | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..nearest import did_you_mean_folder
+from ..publish.licenses import LICENSE_FILES
 from ..runtime.errors import CheckpointError
 from .gguf.names import choose_files
 from .hub_resume import fetch_large_files
@@ -19,6 +20,8 @@ from .tokenizer_files import VOCABULARIES
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(\w[\w./-]*))?")
 # All files that we read are in the top folder, except those of modules and templates.
 _ALLOWED = ["*.safetensors", "*.json", "*.jinja", *VOCABULARIES, "params_shard_*.bin"]
+# What states where a model comes from, and its terms.
+_ORIGIN = ["README.md", *LICENSE_FILES]
 # Only if there are no other weights.
 _PYTORCH = ["pytorch_model*"]
 _WEIGHTS = ("*.safetensors", "params_shard_*.bin")
@@ -51,7 +54,7 @@ def download(model: HubModel) -> Path:
     try:
         if choice is not None:
             return _download_gguf(repository, choice)
-        folder = _download_files(repository, _ALLOWED, _IGNORED)
+        folder = _download_files(repository, [*_ALLOWED, *_ORIGIN], _IGNORED)
         if not any((folder / file).is_file() for file in ("config.json", "mlc-chat-config.json")):
             return _download_gguf(repository, None)
         if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
@@ -97,4 +100,4 @@ def _download_gguf(repository: str, choice: str | None) -> Path:
         if not names:
             raise
     files = choose_files(names, choice, f"{repository}:{choice}" if choice else repository)
-    return _download_files(repository, files) / files[0]
+    return _download_files(repository, [*files, *_ORIGIN]) / files[0]

@@ -263,6 +263,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         sounds=checkpoint.sounds,
         speech=checkpoint.speech,
         ctc=checkpoint.ctc,
+        origin=checkpoint.origin,
         quantization=job.quantization.name,
         context=job.context,
         page_size=PAGE_SIZE,

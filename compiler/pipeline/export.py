@@ -198,6 +198,7 @@ def export_manifest(job: ExportJob, files: list[FileEntry]) -> ExportManifest:
         sounds=job.checkpoint.sounds,
         speech=job.checkpoint.speech,
         ctc=job.checkpoint.ctc,
+        origin=job.checkpoint.origin,
         quantization=options.quantization.name,
         context=options.context,
         page_size=options.context,

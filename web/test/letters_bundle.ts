@@ -70,6 +70,7 @@ export function lettersBundle(
     arch: null,
     model: "letters",
     spec: SPEC,
+    origin: null,
     embedding: null,
     classifier: null,
     speech: null,

@@ -11,6 +11,7 @@ from ...ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
 from ...runtime.errors import CheckpointError, UnsupportedModel
 from ..checkpoint import Checkpoint
 from ..config import ConfigReader, require_skippable
+from ..origin import origin_of_gguf
 from ..spec_against_tensors import choose_draft_heads, require_sizes
 from .architectures import architecture_of, read_config, read_tensors
 from .container import Container, StoredTensor, read_container
@@ -59,6 +60,7 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         notes=tuple(notes),
         embedding=task if isinstance(task, EmbeddingSpec) else None,
         classifier=task if isinstance(task, ClassifierSpec) else None,
+        origin=origin_of_gguf(container.metadata, path),
     )
 
 

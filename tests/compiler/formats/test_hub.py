@@ -76,7 +76,8 @@ def files(saved: Path) -> dict[str, bytes]:
 
 def test_a_lost_connection_continues_where_it_stopped(files: dict[str, bytes], tmp_path: Path) -> None:
     half = len(files["model.safetensors"]) // 2
-    with fake_hub({"owner/name": {**files, "README.md": b"#", "consolidated.00.pth": b"x"}}) as hub:
+    files = {**files, "README.md": b"---\nlicense: mit\n---\n"}
+    with fake_hub({"owner/name": {**files, "training.md": b"#", "consolidated.00.pth": b"x"}}) as hub:
         hub.limit_bytes = half
         [found] = load_from(hub, tmp_path, "owner/name")
         ranges = [wanted for file, wanted in hub.requested if file == "model.safetensors"]

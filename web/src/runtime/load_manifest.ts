@@ -63,6 +63,8 @@ export function checkManifest(data: unknown): AnyManifest {
       },
     );
   }
+  // Bundles of earlier releases do not have it.
+  data.origin ??= null;
   const manifest = data as unknown as AnyManifest;
   const fault = read(data.target === "onnx" ? "ExportManifest" : "Manifest").fault(data, "");
   if (fault !== null) throw refused(fault);

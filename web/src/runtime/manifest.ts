@@ -455,6 +455,17 @@ export interface FileEntry {
   readonly sha256: string;
 }
 
+/** What the checkpoint's own files say about where it comes from and under which license it is. None: they do not say. ``repository`` and ``revision`` are those of the Hugging Face Hub that it was downloaded from. ``license`` is the hub's name of the license, such as "apache-2.0"; "other" has a ``license_name``. ``base_models`` are the models that it was made from. ``read_from`` names the files that say so. */
+export interface OriginEntry {
+  readonly repository: string | null;
+  readonly revision: string | null;
+  readonly license: string | null;
+  readonly license_name: string | null;
+  readonly license_link: string | null;
+  readonly base_models: readonly string[];
+  readonly read_from: readonly string[];
+}
+
 /** One plane of a weight: ``size`` bytes at ``offset`` of shard number ``shard``. */
 export interface PlaneEntry {
   readonly name: string;
@@ -685,7 +696,7 @@ export interface TuningEntry {
   readonly steps: TunedSteps | null;
 }
 
-/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if ``classifier`` is, transcripts of sound if ``speech`` or ``ctc`` is, and otherwise generates text. ``images`` is None if it reads no pictures, ``sounds`` if it does not hear. */
+/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if ``classifier`` is, transcripts of sound if ``speech`` or ``ctc`` is, and otherwise generates text. ``images`` is None if it reads no pictures, ``sounds`` if it does not hear. ``origin`` is None in bundles of earlier releases. */
 export interface Description {
   readonly format_version: number;
   readonly generator: string;
@@ -704,6 +715,7 @@ export interface Description {
   readonly kv: "activation" | "q8" | "q4";
   readonly tokenizer: TokenizerEntry;
   readonly files: readonly FileEntry[];
+  readonly origin: OriginEntry | null;
 }
 
 /** A bundle in a framework's own format, which the framework's own tools load. ``files`` are all its files. A page holds a complete sequence: ``page_size`` is ``context``. ``device`` is the device that the graph was made for, None if the framework has no choice. ``activation`` is the dtype of activations, keys and values. ``group_size`` is the number of weights that share a scale, None if they are not quantized. */
@@ -725,6 +737,7 @@ export interface ExportManifest {
   readonly kv: "activation" | "q8";
   readonly tokenizer: TokenizerEntry;
   readonly files: readonly FileEntry[];
+  readonly origin: OriginEntry | null;
   readonly device: string | null;
   readonly activation: "float32" | "float16" | "bfloat16";
   readonly group_size: number | null;
@@ -749,6 +762,7 @@ export interface Manifest {
   readonly kv: "activation" | "q8" | "q4";
   readonly tokenizer: TokenizerEntry;
   readonly files: readonly FileEntry[];
+  readonly origin: OriginEntry | null;
   readonly arch: string | null;
   readonly lora: LoraEntry | null;
   readonly activations: readonly ActivationEntry[];

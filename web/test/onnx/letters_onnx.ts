@@ -44,6 +44,7 @@ export function lettersOnnx(changes: Partial<ExportManifest> = {}): {
     target: "onnx",
     model,
     spec,
+    origin: null,
     embedding: null,
     classifier: null,
     speech: null,

@@ -68,6 +68,13 @@ test("an unknown key is an error, so that nothing is silently ignored", () => {
   );
 });
 
+test("a bundle of an earlier release has no origin", () => {
+  const { origin, ...earlier } = manifest;
+  expect(origin).toBeNull();
+  expect(checkManifest(earlier).origin).toBeNull();
+  expect(() => checkManifest({ ...manifest, origin: "mit" })).toThrow("origin must be an object");
+});
+
 test("a missing key is named with its path", () => {
   const steps = [{ ...plan.steps[0], variants: undefined }];
   expect(() => checkManifest({ ...manifest, plans: { generate: { ...plan, steps } } })).toThrow(
