@@ -1,5 +1,5 @@
-"""Load a bundle's shared library into this process: TVM's runtime without the rest of TVM, kernels by name, and lists
-of launches.
+"""Load a bundle's shared library into this process: kernels by name, lists of launches, and the threads that run
+them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +25,6 @@ from nearfar.compiler.runtime.errors import BundleError, DeviceError
 ARGUMENT = np.dtype([("type", "<i4"), ("padding", "<u4"), ("value", "<i8")])
 LAUNCH = np.dtype([("function", "<u8"), ("arguments", "<u8"), ("count", "<i8")])
 INTEGER, POINTER = 1, 4
-# The functions of TVM's runtime that kernels call.
-RUNTIME_FUNCTIONS = ("TVMBackendParallelLaunch",)
-# The number of iterations that a thread spins before it sleeps. TVM's default of 300,000 would occupy cores that others
-# need.
-SPIN_COUNT = 20_000
-NUM_THREADS = "TVM_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +39,7 @@ class Launches:
 
 
 class Library:
-    """Raises DeviceError if TVM's runtime is not installed or the library cannot be loaded."""
+    """Raises DeviceError if the library cannot be loaded, BundleError if it lacks a function."""
 
     @classmethod
     def of_bundle(cls, bundle: Bundle, file: str) -> Library:
@@ -55,47 +50,40 @@ class Library:
             return cls(copy)
 
     def __init__(self, path: Path) -> None:
-        self._runtime = load_runtime()
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as error:
             raise DeviceError(f"{path}: cannot be loaded: {error}") from error
-        # Libraries that TVM compiles call its runtime through pointers, which the loader sets.
-        for name in RUNTIME_FUNCTIONS:
-            pointer = ctypes.c_void_p.in_dll(self._library, f"__{name}")
-            pointer.value = ctypes.cast(getattr(self._runtime, name), ctypes.c_void_p).value
-        self._launch = self._library.nearfar_launch
-        self._launch.argtypes = (ctypes.c_void_p, ctypes.c_int32)
-        self._launch.restype = ctypes.c_int32
+        self._launch = self._function("nearfar_launch", ctypes.c_void_p, ctypes.c_int32)
+        self._threads: list[Thread] = []
 
     def start_threads(self, count: int) -> None:
-        """Create the calling thread's pool of ``count`` threads, itself included. Its kernels run on the pool until the
-        thread ends.
+        """Run kernels on ``count`` threads, that of `run` included, until `stop_threads`."""
+        self._function("nearfar_set_threads", ctypes.c_int32)(count)
+        work = self._function("nearfar_work", ctypes.c_int32)
+        # They stay outside Python's lock until they end, so they must not keep the interpreter or this object alive.
+        self._threads = [Thread(target=work, args=(i,), name="nearfar-kernels", daemon=True) for i in range(1, count)]
+        self._stop = finalize(self, self._function("nearfar_stop"))
+        self._stop.atexit = False
+        for thread in self._threads:
+            thread.start()
 
-        TVM's runtime reads the number from the process's environment. Threads are not bound to cores: the threads of
-        two processes would be bound to the same ones.
-        """
-        self._threads = os.environ[NUM_THREADS] = str(count)
-        wanted = {"TVM_BIND_THREADS": "0", "TVM_THREAD_POOL_SPIN_COUNT": str(SPIN_COUNT)}
-        # Do not override the user's setting.
-        changed = {name: value for name, value in wanted.items() if name not in os.environ}
-        before = {name: os.environ.get(name) for name in changed}
-        os.environ.update(changed)
-        try:
-            self._runtime.TVMBackendParallelLaunch(self._library.nearfar_idle, None, 0)
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+    def stop_threads(self) -> None:
+        """End the threads. No kernels may be running."""
+        self._stop()
+        for thread in self._threads:
+            thread.join()
+
+    def _function(self, symbol: str, *types: Any) -> Any:
+        function = getattr(self._library, symbol, None)
+        if function is None:
+            raise BundleError(f"the bundle's library has no function {symbol!r}; compile the bundle again")
+        function.argtypes = types
+        return function
 
     def address(self, symbol: str) -> int:
         """The address of a kernel. Raises BundleError for one that the library does not have."""
-        try:
-            address = ctypes.cast(getattr(self._library, symbol), ctypes.c_void_p).value
-        except AttributeError as error:
-            raise BundleError(f"the bundle's library has no kernel {symbol!r}; compile the bundle again") from error
+        address = ctypes.cast(self._function(symbol), ctypes.c_void_p).value
         assert address is not None, symbol
         return address
 
@@ -121,10 +109,6 @@ class Library:
     def run(self, launches: Launches, scalars: npt.NDArray[np.int64]) -> None:
         """Run all launches, without Python's lock. ``scalars`` are the values for the launches' scalar locations."""
         launches.arguments["value"][launches.scalars] = scalars
-        # At every launch, the runtime looks up the size of a new pool: by default half of the processors. If that is
-        # one, kernels run only on the calling thread, whatever the size of its pool.
-        if os.environ.get(NUM_THREADS) != self._threads:
-            os.environ[NUM_THREADS] = self._threads
         failed = self._launch(launches.launches.ctypes.data, len(launches.launches))
         if failed:
             raise BundleError(
@@ -154,21 +138,3 @@ def private_copy(data: bytes) -> Iterator[Path]:
             yield path
         finally:
             os.close(descriptor)
-
-
-def load_runtime() -> ctypes.CDLL:
-    """TVM FFI's library and TVM's runtime, 6 MB together, without their Python packages, which load torch if it is
-    installed.
-
-    Raises DeviceError if they are not installed.
-    """
-    ctypes.CDLL(str(library_of("tvm_ffi", "libtvm_ffi.so")), ctypes.RTLD_GLOBAL)
-    return ctypes.CDLL(str(library_of("tvm", "libtvm_runtime.so")), ctypes.RTLD_GLOBAL)
-
-
-def library_of(package: str, file: str) -> Path:
-    spec = find_spec(package)
-    path = Path(spec.origin).parent / "lib" / file if spec is not None and spec.origin else None
-    if path is None or not path.is_file():
-        raise DeviceError(f"{file} was not found; install apache-tvm")
-    return path

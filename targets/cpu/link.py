@@ -15,7 +15,7 @@ from pathlib import Path
 from nearfar.compiler.runtime.errors import ToolError
 
 LAUNCH = Path(__file__).with_name("launch.c")
-# Kernels call only TVM's runtime, which is loaded before the library, so they need no C library.
+# What kernels call of TVM's runtime is in `launch.c`. Their C library is the process's.
 FLAGS = (
     "-shared",
     "-fPIC",

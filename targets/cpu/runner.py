@@ -68,7 +68,7 @@ class CpuRunner(PlanRunner):
         # The distinct sizes that kernels receive: dims.
         self._sizes = sorted({str(size) for kernel in self.manifest.kernels.values() for size in kernel.uniforms})
         self._worker = ThreadPoolExecutor(1, "nearfar-cpu")
-        self._worker.submit(self._library.start_threads, self.threads).result()
+        self._library.start_threads(self.threads)
 
     @property
     def device(self) -> str:
@@ -81,6 +81,7 @@ class CpuRunner(PlanRunner):
 
     def _release(self) -> None:
         self._worker.shutdown()
+        self._library.stop_threads()
         self._prepared.clear()
         self._arrays.clear()
 

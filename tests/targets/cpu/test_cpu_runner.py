@@ -137,8 +137,7 @@ def test_serving_loads_neither_tvm_nor_the_compiler_and_maps_the_weights_on_requ
         close, maps = runner.CpuRunner.close, []
         runner.CpuRunner.close = lambda self: (maps.append(open("/proc/self/maps").read()), close(self))
         assert main({arguments!r}) == 0
-        assert "weights/00000.bin" in maps[0] and "libtvm_runtime.so" in maps[0]
-        assert "libtvm_compiler.so" not in maps[0]
+        assert "weights/00000.bin" in maps[0] and "libtvm" not in maps[0]
         loaded = {{"tvm", "torch", "nearfar.compiler.kernels"}} & set(sys.modules)
         assert not loaded, loaded
     """
@@ -184,23 +183,27 @@ def test_each_runner_has_its_own_threads_until_it_is_closed(bundle: Bundle) -> N
         def count():
             return len(list(Path("/proc/self/task").iterdir()))
 
+        def settles_at(expected):
+            # Python has done with a thread a little before the system has.
+            deadline = time.monotonic() + 10
+            while count() != expected and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert count() == expected, (count(), expected)
+
         bundle = open_bundle(Path({str(bundle.path)!r}))
         before, environment = count(), dict(os.environ)
-        runners = [CpuRunner(bundle, threads=threads) for threads in (3, 1)]
-        # Each has a worker, which is the first of its threads.
-        assert count() == before + 4, count()
+        runners = [CpuRunner(bundle, threads=threads) for threads in (3, 2)]
         for runner in runners:
             runner.forward(make_batch([Chunk([5, 6], 0, [0], [1])], 16))
-        assert count() == before + 4, count()
-        for runner in runners:
-            runner.close()
-        # Python has done with a thread a little before the system has.
-        deadline = time.monotonic() + 10
-        while count() > before and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert count() == before, count()
-        changed = {{name for name, _ in environment.items() ^ os.environ.items()}}
-        assert changed <= {{"TVM_NUM_THREADS"}}, changed
+        # Each has a worker, which is the first of its threads.
+        settles_at(before + 5)
+        closed = runners.pop(0)
+        closed.close()
+        settles_at(before + 2)
+        # One that nobody closed.
+        del runners, runner
+        settles_at(before)
+        assert dict(os.environ) == environment
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -210,13 +213,15 @@ def test_kernels_run_on_all_threads_of_a_runner(bundle: Bundle) -> None:
     tasks = Path("/proc/self/task")
     before = set(tasks.iterdir())
     runner = CpuRunner(bundle, limits=ALL_ROWS, threads=2)
+    batch = make_batch([Chunk(list(range(60)), 0, list(range(4)), [59])], 16)
+    runner.forward(batch)
     mine = [task / "schedstat" for task in tasks.iterdir() if task not in before]
     # Another part of this process may have begun one, too.
     assert len(mine) >= 2
     # They spin for a while, then sleep.
     time.sleep(0.2)
     start = [int(file.read_text().split()[0]) for file in mine]
-    runner.forward(make_batch([Chunk(list(range(60)), 0, list(range(4)), [59])], 16))
+    runner.forward(batch)
     nanoseconds = [int(file.read_text().split()[0]) - first for file, first in zip(mine, start, strict=True)]
     assert sum(spent > 0 for spent in nanoseconds) >= 2, nanoseconds
     runner.close()
