@@ -6,6 +6,7 @@ manifest.json            everything that a runtime must know; see `manifest.py`
 kernels/<name>.<suffix>  one readable source file per kernel, or one shared library for CPUs
 weights/<number>.bin     shards: planes of packed weights, each at an offset that is a multiple of 256 bytes
 tokenizer.json           the file of the checkpoint
+probe.json               what measures whether the model will run on a device, before the download; see `probe.py`
 
 An export, written by `export.py`: manifest.json beside the files that its framework's own tools load.
 """

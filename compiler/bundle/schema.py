@@ -7,6 +7,7 @@ interfaces, and the data by which the page checks a manifest.
 from __future__ import annotations
 
 import json
+import re
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,7 +50,7 @@ from ..ir.spec import (
 )
 from ..ir.speech import CtcSpec, LanguageToken, SpeechSpec
 from ..ir.videos import ByCount, ByRate, BySeconds, FrameArea, FrameEdge, FrameVolume, VideoPrompt, VideoSpec
-from . import entries, manifest
+from . import device_report, entries, manifest, probe
 from .check import DIMS
 
 FOLDER = Path(__file__).parents[2] / "web/src/runtime"
@@ -72,10 +73,28 @@ export type Expr = number | string | readonly [string, Expr, Expr];
 export type Condition = readonly [string, unknown, unknown] | null;
 """
 
+PROBE_HEADER = """\
+// A probe and its report. Written by compiler/bundle/schema.py from probe.py and device_report.py there: edit these.
+"""
+
 
 def outputs() -> dict[Path, str]:
     """The content of each file."""
-    return {FOLDER / "manifest.ts": typescript(), FOLDER / "manifest_types.json": checks()}
+    return {
+        FOLDER / "manifest.ts": typescript(),
+        FOLDER / "manifest_types.json": checks(),
+        FOLDER.parent / "probe/schema.ts": probe_types(),
+    }
+
+
+def probe_types() -> str:
+    """The interfaces of a probe and of its report. What a probe has of a manifest is checked as a part of one."""
+    own = [probe.ProbeFile]
+    own += [each for each in vars(device_report).values() if getattr(each, "__module__", "") == device_report.__name__]
+    text = "".join(interface(entry) for entry in own)
+    imported = sorted(name for name in vars(entries) if name[0].isupper() and re.search(rf"\b{name}\b(?!:)", text))
+    names = ", ".join(name for name in imported if f"interface {name} " in typescript())
+    return f'{PROBE_HEADER}\nimport type {{ {names} }} from "../runtime/manifest.js";\n{text}'
 
 
 def typescript() -> str:

@@ -103,7 +103,7 @@ def dry_run_table(result: DryRun, spent: float, seconds: float) -> Table:
     if isinstance(report, Report):
         kernel_bytes = sum(size for file, size in result.sizes.items() if file.startswith("kernels/"))
         table.add_row("kernels", f"{report.kernels} in {megabytes(kernel_bytes)}")
-    self_test = ", and a few kB for the self-test" if result.has_self_test else ""
+    self_test = ", and a few kB for the tests" if result.has_self_test else ""
     table.add_row("bundle", f"{megabytes(sum(result.sizes.values()))} in {len(result.sizes)} files{self_test}")
     lines = [f"{seconds:.1f} s in all", f"{spent:.1f} s  up to the kernels, as just measured"]
     lines.append(f"{estimate.weights_seconds:.1f} s  packing, from a sample of {estimate.sample_elements:,} weights")

@@ -51,7 +51,9 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """``sizes``: bytes of every file by its path in the bundle. A self-test adds a few kB to the manifest's."""
+    """``sizes``: bytes of every file by its path in the bundle. A self-test adds a few kB to the manifest's; with
+    one, a bundle for WebGPU has a probe besides, of up to 100 kB.
+    """
 
     report: Report | ExportReport
     sizes: Mapping[str, int]

@@ -20,14 +20,16 @@ from ..bundle.entries import TuningEntry
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
 from ..bundle.manifest import AUDIO, DRAFT, FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
 from ..bundle.new_folder import new_folder
+from ..bundle.probe import PROBE_FILE
 from ..bundle.tuning import check_tuning, read_tuning
 from ..calibration.record import QUALITY_FILE
 from ..formats import load
 from ..formats.assistant import with_assistant
 from ..formats.checkpoint import Checkpoint
 from ..formats.task_adapters import for_adapter
+from ..ir.graph import Graph
 from ..ir.kv_format import kv_format
-from ..ir.plan import join_plans, make_plan, union
+from ..ir.plan import Plan, join_plans, make_plan, union
 from ..ir.spec import ModelSpec
 from ..measure.vector_loss import loss_notes
 from ..names import EXPORTS
@@ -44,6 +46,7 @@ from .graphs import FOUR_BITS, PAGE_SIZE, TOWERS, graphs_of, reads_complete_text
 from .options import CompileOptions as CompileOptions
 from .options import Note, Progress
 from .plan_entries import plan_entries, write_kernels
+from .probe import make_probe
 from .self_test import Reference, make_self_test
 from .store import FolderStore, Store, WeightsJob
 from .stored_forms import UNQUANTIZED, choose_quantization, keep_stored_forms, require_fittable
@@ -222,23 +225,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         graphs = with_eight_bits(graphs)
     if job.keeps_forms:
         graphs = {name: keep_stored_forms(graph, checkpoint) for name, graph in graphs.items()}
-    fused = {
-        name: run_passes(
-            graph,
-            job.quantization,
-            target.MAX_BINDING_BYTES,
-            options.kv,
-            # Adapters change the model. Guesses of the heads are those of the model without one, and so are features.
-            0 if name in (DRAFT, *TOWERS) else options.lora_rank,
-            host_tables=target.HOST_TABLES,
-        )
-        for name, graph in graphs.items()
-    }
-    # Nothing is given back while an embedding is computed.
-    plans = {
-        name: make_plan(split_page_groups(graph) if name in (GENERATE, DRAFT) else graph, f"{name}_buffer")
-        for name, graph in fused.items()
-    }
+    plans = {name: plan_of(job, name, graph) for name, graph in graphs.items()}
     joined = join_plans(plans.values())
     progress("graph", 1, 1)
     lowered = target.lower_plan(
@@ -299,8 +286,35 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
             if name in graphs:
                 tower = Reference(Bundle(store.folder, manifest), graphs[name], joined.weights)
                 manifest = manifest.model_copy(update={f"{name}_test": make_feature_test(tower, name, tested)})
+        if options.target == "webgpu" and manifest.generates and not joined.host_weights:
+            probe = make_probe(
+                Bundle(store.folder, manifest),
+                graphs[GENERATE],
+                plans[GENERATE],
+                lambda cut: plan_of(job, GENERATE, cut),
+                job.quantization,
+                target.LAYOUT,
+            )
+            if probe is not None:
+                entry = store.put(PROBE_FILE, probe.file())
+                manifest = manifest.model_copy(update={"files": [*manifest.files, entry]})
     store.put(MANIFEST_FILE, manifest_file(manifest))
     return manifest
+
+
+def plan_of(job: Job, name: str, graph: Graph) -> Plan:
+    """The plan of this name, of its graph."""
+    fused = run_passes(
+        graph,
+        job.quantization,
+        job.target.MAX_BINDING_BYTES,
+        job.options.kv,
+        # Adapters change the model. Guesses of the heads are those of the model without one, and so are features.
+        0 if name in (DRAFT, *TOWERS) else job.options.lora_rank,
+        host_tables=job.target.HOST_TABLES,
+    )
+    # Nothing is given back while an embedding is computed.
+    return make_plan(split_page_groups(fused) if name in (GENERATE, DRAFT) else fused, f"{name}_buffer")
 
 
 def check_speech(options: CompileOptions, spec: ModelSpec) -> None:

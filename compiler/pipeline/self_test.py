@@ -73,14 +73,16 @@ class Reference:
     audio: Graph | None = None
 
 
-def make_self_test(reference: Reference, progress: Callable[[int, int], None] = lambda *_: None) -> SelfTestEntry:
-    """Make the self-test. ``progress`` receives the number of computed nodes and of all nodes.
+def make_self_test(
+    reference: Reference, progress: Callable[[int, int], None] = lambda *_: None, tokens: int = LENGTH
+) -> SelfTestEntry:
+    """Make the self-test, of ``tokens``. ``progress`` receives the number of computed nodes and of all nodes.
 
     Raises CheckpointError for a model whose logits are not finite, with float32 activations, or with float16 if the
     bundle offers no other; and RequestError for int8 activations that change them by more than their tolerance.
     """
     bundle = reference.bundle
-    prompt = prompt_ids(bundle)
+    prompt = prompt_ids(bundle, tokens)
     offered = {entry.dtype for entry in bundle.manifest.activations}
     exact, half, *rounded = reference_logits(reference, prompt, progress, coarse_matrices(reference))
     if not np.isfinite(exact).all():
@@ -116,12 +118,12 @@ def make_self_test(reference: Reference, progress: Callable[[int, int], None] = 
     )
 
 
-def prompt_ids(bundle: Bundle) -> list[int]:
+def prompt_ids(bundle: Bundle, tokens: int = LENGTH) -> list[int]:
     """The prompt: one half is a sentence, the other half is ids spread over the entire vocabulary. It is shorter if the
     context is.
     """
     manifest = bundle.manifest
-    vocab_size, length = manifest.spec.vocab_size, min(LENGTH, manifest.context)
+    vocab_size, length = manifest.spec.vocab_size, min(tokens, manifest.context)
     tokenizer = Tokenizer(bundle.tokenizer_files())
     words = [token for token in tokenizer.encode(SENTENCE) if token < vocab_size][: length // 2]
     return words + spread(vocab_size, length - len(words))

@@ -1,0 +1,147 @@
+"""Derives the probe of a bundle from the graph and the plan that were just compiled: one layer of each kind, the
+kernels of the complete plan, and a self-test of its own. See `bundle/probe.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..bundle.entries import FileEntry, PlaneEntry, WeightEntry
+from ..bundle.folder import Bundle
+from ..bundle.manifest import GENERATE, Manifest
+from ..bundle.probe import PROBE_VERSION, VALUES, ProbeFile, made_plane
+from ..ir.graph import Graph
+from ..ir.plan import Plan, Step
+from ..passes.keep_layers import keep_layers, layers_of
+from ..passes.quantize_kv import quantize_kv
+from ..quant import Quantization
+from ..quant.layout import Layout
+from ..runtime.errors import CheckpointError, RequestError
+from .plan_entries import plan_entry
+from .self_test import Reference, make_self_test
+from .weights import lay_out_weights, shard_sizes
+
+# The weights are written here while the reference reads them; no bundle contains the folder.
+FOLDER = "probe"
+# Below this size, the caches of a device hold all of a layer, and a second one is measured too.
+SMALL_LAYER_BYTES = 8 << 20
+# A probe that takes more is none.
+MOST_BYTES = 1 << 30
+TOKENS = 8
+# The rows whose values a plane's 16 are the quantiles of.
+SAMPLED_ROWS = 64
+
+
+def kept_layers(manifest: Manifest) -> list[int]:
+    """The first layer of each kind, and one more if they are small. Layers are of one kind if their steps have the same
+    lists of variants.
+    """
+    plan = manifest.plans[GENERATE]
+    stored = manifest.stored_weights.keys() | plan.states.keys()
+    numbers = layers_of((step.inputs.values() for step in plan.steps), stored)
+    lists: dict[int, list[str]] = {}
+    sizes: dict[int, int] = {}
+    for number, step in zip(numbers, plan.steps, strict=True):
+        if number is not None:
+            lists.setdefault(number, []).append(step.variants)
+            weights = (manifest.weights[name] for name in step.inputs.values() if name in manifest.weights)
+            sizes[number] = sizes.get(number, 0) + sum(plane.size for weight in weights for plane in weight.planes)
+    kinds: dict[tuple[str, ...], int] = {}
+    for number, own in lists.items():
+        kinds.setdefault(tuple(own), number)
+    kept = sorted(kinds.values())
+    more = next((number for number in lists if number not in kept), None)
+    if more is not None and sum(sizes[number] for number in kept) < SMALL_LAYER_BYTES:
+        kept = sorted([*kept, more])
+    return kept
+
+
+def make_probe(
+    bundle: Bundle,
+    graph: Graph,
+    plan: Plan,
+    plan_of: Callable[[Graph], Plan],
+    quantization: Quantization,
+    layout: Layout,
+) -> ProbeFile | None:
+    """The probe of a bundle that generates text. ``graph`` and ``plan``: before and after the passes, which ``plan_of``
+    runs. None for a model whose layers cannot stand alone, or whose made weights lead to numbers that are not finite.
+    """
+    manifest = bundle.manifest
+    complete = manifest.plans[GENERATE]
+    layers = kept_layers(manifest)
+    cut = keep_layers(graph, layers)
+    if cut is None:
+        return None
+    probed = plan_of(cut)
+    known = {step_key(step, plan): entry.variants for step, entry in zip(plan.steps, complete.steps, strict=True)}
+    names = [known[key] for step in probed.steps if (key := step_key(step, probed)) in known]
+    if len(names) < len(probed.steps) or set(names) != {step.variants for step in complete.steps}:
+        return None
+    stored = lay_out_weights(probed.weights, quantization, layout)
+    sizes = shard_sizes(stored)
+    if sum(sizes) > MOST_BYTES:
+        return None
+    weights = {weight.parameter.name: weight.entry for weight in stored}
+    values = {
+        f"{name}:{plane.name}": quantile_bits(bundle, name, plane)
+        for name, weight in weights.items()
+        for plane in weight.planes
+        if plane.dtype != "uint32"
+    }
+    entries = {GENERATE: plan_entry(probed, names)}
+    try:
+        shards = write_shards(bundle.path, weights, sizes, values)
+        changes = {"plans": entries, "weights": weights, "shards": shards}
+        small = Bundle(bundle.path, manifest.model_copy(update=changes))
+        reference = Reference(small, quantize_kv(cut, manifest.kv), probed.weights)
+        test = make_self_test(reference, tokens=TOKENS)
+    except (CheckpointError, RequestError):
+        return None
+    finally:
+        shutil.rmtree(bundle.path / FOLDER, ignore_errors=True)
+    return ProbeFile(
+        probe_version=PROBE_VERSION, layers=layers, plans=entries, weights=weights, shards=shards, values=values,
+        self_test=test,
+    )  # fmt: skip
+
+
+def step_key(step: Step, plan: Plan) -> str:
+    """A text that is equal for steps that have the same variants: buffers count by shape and dtype."""
+
+    inputs = {
+        role: [repr(plan.buffers[name].shape), plan.buffers[name].dtype] if name in plan.buffers else name
+        for role, name in step.inputs.items()
+    }
+    return json.dumps([step.op, sorted(inputs.items()), sorted(step.outputs), repr(sorted(step.attrs.items()))])
+
+
+def quantile_bits(bundle: Bundle, name: str, plane: PlaneEntry) -> list[int]:
+    """The bits of 16 values of a plane: the quantiles in the middle of 16 equal parts, each one that the plane has."""
+    rows = bundle.plane(name, plane.name, 0, min(SAMPLED_ROWS, bundle.manifest.weights[name].shape[0]))
+    ordered = np.sort(np.asarray(rows).reshape(-1))
+    chosen = ordered[[(2 * part + 1) * len(ordered) // (2 * VALUES) for part in range(VALUES)]]
+    return [int(bits) for bits in chosen.view(f"uint{8 * chosen.itemsize}")]
+
+
+def write_shards(
+    path: Path, weights: Mapping[str, WeightEntry], sizes: Sequence[int], values: Mapping[str, list[int]]
+) -> list[FileEntry]:
+    """Write the shards below ``path`` with made planes, in the order of the weights. Bytes between planes are zeros."""
+    (path / FOLDER).mkdir()
+    shards = [np.zeros(size, np.uint8) for size in sizes]
+    planes = [(f"{name}:{plane.name}", plane) for name, weight in weights.items() for plane in weight.planes]
+    for number, (key, plane) in enumerate(planes):
+        shards[plane.shard][plane.offset : plane.offset + plane.size] = made_plane(plane, number, values.get(key))
+    entries = []
+    for number, shard in enumerate(shards):
+        file, data = f"{FOLDER}/{number:05d}.bin", shard.tobytes()
+        (path / file).write_bytes(data)
+        entries.append(FileEntry(file=file, size=len(data), sha256=hashlib.sha256(data).hexdigest()))
+    return entries
