@@ -79,6 +79,7 @@ const ENTRIES = {
   retrieval: "src/retrieval/index.ts",
   "choose-encoder": "src/encoders/choice/index.ts",
   voice: "src/voice/index.ts",
+  journal: "src/journal/index.ts",
 };
 
 // Adapters for libraries that the application installs. The React adapter loads nearfar.js if the bundle is an address.

@@ -7,7 +7,7 @@ import { gzipSync } from "node:zlib";
 // For each name in the JSON: the file, and its limit in bytes.
 const FILES = {
   core_gzip_bytes: ["dist/runtime.js", 40_000],
-  full_gzip_bytes: ["dist/nearfar.js", 97_200],
+  full_gzip_bytes: ["dist/nearfar.js", 97_600],
   client_gzip_bytes: ["dist/client.js", 10_000],
   onnx_gzip_bytes: ["dist/onnx.js", 10_000],
   adapters_gzip_bytes: ["dist/adapters.js", 6_000],
@@ -24,13 +24,14 @@ const FILES = {
   choose_encoder_gzip_bytes: ["dist/choose-encoder.js", 5_500],
   // It contains the wasm of xgrammar.
   grammar_gzip_bytes: ["dist/grammar.js", 405_000],
-  hybrid_gzip_bytes: ["dist/hybrid.js", 32_600],
+  journal_gzip_bytes: ["dist/journal.js", 7_000],
+  hybrid_gzip_bytes: ["dist/hybrid.js", 33_400],
   hybrid_encoding_gzip_bytes: ["dist/hybrid_encoding.js", 5_600],
   describer_gzip_bytes: ["dist/describer.js", 10_000],
   speculation_gzip_bytes: ["dist/speculation.js", 5_000],
   language_model_gzip_bytes: ["dist/language-model.js", 8_200],
   retrieval_gzip_bytes: ["dist/retrieval.js", 18_000],
-  webllm_gzip_bytes: ["dist/webllm.js", 106_300],
+  webllm_gzip_bytes: ["dist/webllm.js", 106_700],
   // The adapters, without their libraries.
   fetch_gzip_bytes: ["dist/fetch.js", 3_000],
   ai_sdk_gzip_bytes: ["dist/ai_sdk.js", 5_000],

@@ -38,6 +38,7 @@ const WORDS: Readonly<
   far_failed: "the connection to the server was lost",
   near_late: "this device was slow",
   near_timeout: "this device was slow",
+  resumed: "the answer started over after the page was loaded again",
   far_timeout: "the server was slow",
 };
 

@@ -26,7 +26,9 @@ export interface Prompt {
 }
 
 export interface GenerateOptions
-  extends SamplingOptions, Pick<TokenRequest, "maxTokens" | "priority" | "whenFull" | "signal" | "adapter"> {
+  extends
+    SamplingOptions,
+    Pick<TokenRequest, "maxTokens" | "priority" | "whenFull" | "signal" | "adapter" | "begun" | "onGenerated"> {
   /** Continue the text itself, without the chat template. */
   readonly raw?: boolean | undefined;
   /** The last message is the start of the answer. */
@@ -44,6 +46,8 @@ const GENERATE_OPTIONS: Checks = {
   priority: "any",
   whenFull: check('"stop" or { keep: n }', (value) => value === "stop" || isObject(value)),
   signal: signalCheck,
+  begun: "any",
+  onGenerated: "any",
   adapter: "string",
   raw: "boolean",
   continueFinalMessage: "boolean",
@@ -102,6 +106,6 @@ export async function* generationEvents(
 /** The options of `generate` as a request to the token engine. Throws RequestError for an unknown option. */
 export function tokenRequest({ ids: promptIds, images }: Prompt, options: GenerateOptions): TokenRequest {
   const sampling = readParams(options, GENERATE_OPTIONS);
-  const { maxTokens, priority, whenFull, signal, adapter } = sampling;
-  return { promptIds, images, maxTokens, priority, whenFull, signal, adapter, sampling };
+  const { maxTokens, priority, whenFull, signal, adapter, begun, onGenerated } = sampling;
+  return { promptIds, images, maxTokens, priority, whenFull, signal, adapter, begun, onGenerated, sampling };
 }

@@ -16,7 +16,7 @@ import type { Given } from "./params.js";
 import { CHAT_PARAMS } from "./chat_params.js";
 import { readParams } from "./params.js";
 import { nameOf, promptLogprobs } from "./prompt_tokens.js";
-import { answerText, identity, requestsOf } from "./requests.js";
+import { answerText, continued, identity, requestsOf } from "./requests.js";
 import { answerFormat, constrained, constrainer } from "./response_format.js";
 import { Stream, anySignal } from "./stream.js";
 import type {
@@ -108,7 +108,7 @@ export class ChatCompletions {
 
     return async function* (cancelled, withUsage) {
       const signal = anySignal(options.signal, request.signal, cancelled);
-      const requests = await constrained(planned, constrain);
+      const requests = await constrained(continued(planned, options), constrain);
       yield* report(
         chatChunks(model, requests, {
           form,

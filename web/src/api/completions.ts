@@ -13,7 +13,7 @@ import { completion } from "./parameters.json";
 import type { Checks } from "./params.js";
 import { check, readParams } from "./params.js";
 import { echoLogprobs, nameOf, namedLogprobs, promptLogprobs } from "./prompt_tokens.js";
-import { answerText, identity, requestsOf, textsOf } from "./requests.js";
+import { answerText, continued, identity, requestsOf, textsOf } from "./requests.js";
 import { answerFormat, constrained, constrainer } from "./response_format.js";
 import { Stream, anySignal } from "./stream.js";
 import type {
@@ -81,7 +81,7 @@ export class Completions {
       withUsage: boolean,
     ): AsyncGenerator<CompletionChunk, void, undefined> {
       const signal = anySignal(options.signal, request.signal, cancelled);
-      const requests = await constrained(planned, constrain);
+      const requests = await constrained(continued(planned, options), constrain);
       const rest = { logprobs, promptAlternatives, listsIds, signal, interrupt, withUsage };
       yield* completionChunks(model, requests, { n, form, echoes, ...rest });
     }

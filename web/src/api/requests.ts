@@ -7,6 +7,7 @@ import type { AnswerText } from "./choice.js";
 import type { TextCodec } from "./model.js";
 import type { Given } from "./params.js";
 import type { CommonParams } from "./parameters.js";
+import type { RequestOptions } from "./types.js";
 
 /** One or several inputs, each a text or token ids. */
 export type TextInput = string | readonly string[] | readonly number[] | readonly (readonly number[])[];
@@ -41,6 +42,18 @@ export function requestsOf(
     priority,
     sampling: samplingOf(params, seed === undefined ? undefined : (seed + index) >>> 0),
     ...rest,
+  }));
+}
+
+/** The requests after what an earlier run has generated of each, observed as the options want it. */
+export function continued(
+  requests: readonly TokenRequest[],
+  { begun, onGenerated }: RequestOptions,
+): readonly TokenRequest[] {
+  return requests.map((request, index) => ({
+    ...request,
+    begun: begun?.[index],
+    onGenerated: onGenerated?.bind(null, index),
   }));
 }
 

@@ -3,7 +3,7 @@
 // as extensions. test/api/openai_client.test.ts compares them with the types of the openai package.
 
 import type { SoundSource } from "../audio/index.js";
-import type { LogitProcessor } from "../engine/request.js";
+import type { AnswerEnd, BegunAnswer, GeneratedToken, LogitProcessor } from "../engine/request.js";
 import type { ImageSource } from "../images/index.js";
 import type { InputType, TruncationParams } from "./encoder_types.js";
 import type { ChatParams, CommonParams, CompletionParams } from "./parameters.js";
@@ -36,6 +36,10 @@ export interface RequestOptions {
    * only with engines on the same thread.
    */
   readonly logitProcessor?: LogitProcessor | undefined;
+  /** Extension: what an earlier run of the same request, with its seed, has generated of each choice. */
+  readonly begun?: readonly BegunAnswer[] | undefined;
+  /** Extension: receives what is generated of each choice; see `TokenRequest.onGenerated`. */
+  readonly onGenerated?: ((choice: number, generated: GeneratedToken | AnswerEnd) => void) | undefined;
 }
 
 /**

@@ -85,6 +85,16 @@ export interface TokenRequest {
   readonly signal?: AbortSignal | undefined;
   /** The name of a loaded LoRA adapter; by default, the model without one. */
   readonly adapter?: string | undefined;
+  /** What an earlier run of this request has generated: it comes first, and then the rest as in that run. */
+  readonly begun?: BegunAnswer | undefined;
+  /** Receives each token of the answer, those of ``begun`` included, before it is yielded, and last the end. */
+  readonly onGenerated?: ((generated: GeneratedToken | AnswerEnd) => void) | undefined;
+}
+
+/** The first tokens of an answer, or all of them with its ``end``, after which nothing is computed. */
+export interface BegunAnswer {
+  readonly tokens: readonly GeneratedToken[];
+  readonly end?: AnswerEnd | undefined;
 }
 
 export interface TokenLogprob {

@@ -62,9 +62,16 @@ export class Scheduler {
     this.#slots = Array.from({ length: maxSequences }, (_, index) => maxSequences - 1 - index);
   }
 
-  /** Queue a sequence. Its tokens must fit the context, unless it has a context shift. */
-  add(sequence: Sequence): void {
+  /**
+   * Queue a sequence, with the first tokens of its answer if an earlier run has generated them. Its prompt must fit the
+   * context, unless it has a context shift.
+   */
+  add(sequence: Sequence, begun: readonly number[] = []): void {
     this.#shiftContext(sequence);
+    for (const tokenId of begun) {
+      sequence.append(tokenId);
+      this.#shiftContext(sequence);
+    }
     // The first token of a prompt has no log-probability.
     sequence.promptLogprobs.pending = Math.min(sequence.promptLogprobs.pending, sequence.tokens.length - 1);
     this.#enqueue(sequence);

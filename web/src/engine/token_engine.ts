@@ -14,7 +14,7 @@ import { Answer, generatedToken } from "./answer.js";
 import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
 import { Lookahead } from "./lookahead.js";
-import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
+import type { AnswerEnd, BegunAnswer, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
 import type { RetainedPages } from "./retained_pages.js";
 import { readRetained, writeRetained } from "./retained_pages.js";
 import { Scheduler } from "./scheduler.js";
@@ -151,6 +151,8 @@ export class TokenEngine implements TokenSource {
     const lockstep =
       (request.constraint ?? request.logitProcessor) !== undefined || this.drafting()?.needsTokens(request) === true;
     const promptLogprobs = this.#runner.samplesAnyRow ? (request.promptLogprobs ?? 0) : 0;
+    // The log-probabilities of the prompt precede all tokens, so such an answer is generated again.
+    const begun = promptLogprobs > 0 ? undefined : request.begun;
     const sequence = new Sequence(
       this.#nextId++,
       promptIds,
@@ -163,13 +165,17 @@ export class TokenEngine implements TokenSource {
     };
     request.signal?.addEventListener("abort", abort);
     this.#answers.set(sequence, answer);
-    this.#scheduler.add(sequence);
-    this.#start();
     try {
+      this.#begin(answer, begun);
       let token = await answer.next();
       if (promptLogprobs > 0) request.onPromptLogprobs?.(answer.promptLogprobs);
-      for (; token !== null; token = await answer.next()) yield token;
-      return answer.completion();
+      for (; token !== null; token = await answer.next()) {
+        request.onGenerated?.(token);
+        yield token;
+      }
+      const end = begun?.end ?? answer.completion();
+      request.onGenerated?.(end);
+      return end;
     } finally {
       request.signal?.removeEventListener("abort", abort);
       this.#end(answer);
@@ -247,6 +253,23 @@ export class TokenEngine implements TokenSource {
     this.#failure ??= reason;
     for (const answer of this.#answers.values()) this.#end(answer, reason);
     this.#tiles.fail(reason);
+  }
+
+  /** Queue an answer after what an earlier run has generated of it, unless that was all. Throws RequestError. */
+  #begin(answer: Answer, { tokens, end }: BegunAnswer = { tokens: [] }): void {
+    const { sequence, request } = answer;
+    const { constraint } = request;
+    for (const token of tokens) answer.push(token);
+    let isOver = end !== undefined;
+    if (!isOver) {
+      for (const { tokenId } of tokens) constraint?.accept(tokenId);
+      this.#scheduler.add(sequence, answer.tokenIds);
+      const isCut = tokens.length > 0 && sequence.isComplete(this.#scheduler.config.context);
+      if (isCut && constraint?.complete !== true) this.#scheduler.finish(sequence, "length");
+      isOver = isCut || (tokens.length > 0 && constraint?.finished === true);
+    }
+    if (isOver) this.#end(answer);
+    else this.#start();
   }
 
   /** End an answer, with an error or complete, and its sequence if that is not finished. */

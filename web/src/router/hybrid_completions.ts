@@ -10,6 +10,8 @@ import { rulesOf } from "../shared/router/answer_machine.js";
 import { withTimeout } from "./sides/clock.js";
 import { choose } from "../shared/decision/decide.js";
 import { lastUserText } from "../shared/decision/features.js";
+import type { HybridJournal } from "./begun.js";
+import { continuation, recorded, shownBefore } from "./begun.js";
 import type { DescribedRequest, Describer, SoundTranscriber } from "./describer.js";
 import { HeldAnswer } from "./answer/held_answer.js";
 import { needs } from "../shared/decision/media.js";
@@ -33,6 +35,11 @@ export interface ChatWiring {
   readonly speculating: AnsweringSide | null;
   readonly embedder: Embedder | null;
   readonly transcriber: SoundTranscriber | null;
+}
+
+export interface HybridRequestOptions extends Pick<RequestOptions, "signal"> {
+  /** Records the answer, and continues what an earlier page has recorded; see `journalled`. */
+  readonly journal?: HybridJournal | undefined;
 }
 
 /** The embedding model of a policy whose predictor reads embeddings. */
@@ -64,38 +71,50 @@ export class HybridCompletions {
    * the complete answer. If only near may answer and it is still loading, it waits. Throws RequestError, Unavailable,
    * the error of a side if the other side cannot take over, or the signal's reason.
    */
-  create(params: HybridParamsNonStreaming, options?: Pick<RequestOptions, "signal">): Promise<ChatCompletion>;
-  create(params: HybridParamsStreaming, options?: Pick<RequestOptions, "signal">): Promise<Stream<ChatCompletionChunk>>;
-  create(
-    params: HybridParams,
-    options?: Pick<RequestOptions, "signal">,
-  ): Promise<ChatCompletion | Stream<ChatCompletionChunk>>;
+  create(params: HybridParamsNonStreaming, options?: HybridRequestOptions): Promise<ChatCompletion>;
+  create(params: HybridParamsStreaming, options?: HybridRequestOptions): Promise<Stream<ChatCompletionChunk>>;
+  create(params: HybridParams, options?: HybridRequestOptions): Promise<ChatCompletion | Stream<ChatCompletionChunk>>;
   async create(
     params: HybridParams,
-    options: Pick<RequestOptions, "signal"> = {},
+    options: HybridRequestOptions = {},
   ): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
     const given = readRequest(params);
     const signal = anySignal(options.signal, given.signal);
     signal.throwIfAborted();
     const request = await withFileTexts(given);
-    const answered = await this.#described(request, await this.#choose(request, signal), signal);
-    if (request.streamed) return new Stream((left) => this.#stream(answered, anySignal(signal, left)));
-    return this.#completion(answered, signal);
+    const items = await this.#items(request, signal, options.journal);
+    if (request.streamed) return new Stream((left) => this.#stream(request, items(anySignal(signal, left))));
+    return this.#completion(request, items(signal));
   }
 
-  async #completion(answer: DescribedRequest, signal: AbortSignal): Promise<ChatCompletion> {
+  /** What is answered, once it is decided who answers. A journal may have the complete answer. */
+  async #items(
+    request: HybridRequest,
+    signal: AbortSignal,
+    journal: HybridJournal | undefined,
+  ): Promise<(until: AbortSignal) => AsyncIterable<AnswerItem>> {
+    const { begun } = journal ?? {};
+    if (begun?.done === true) return () => shownBefore(begun);
+    const answered = await this.#described(request, await this.#choose(request, signal), signal);
+    await journal?.decided(answered.choice.decision.private);
+    return (until) => this.#run(answered, until, journal);
+  }
+
+  async #completion({ answered }: HybridRequest, items: AsyncIterable<AnswerItem>): Promise<ChatCompletion> {
     const chunks: ChatCompletionChunk[] = [];
-    for await (const item of this.#run(answer, signal)) {
-      if (item.type === "chunk") chunks.push(answer.request.answered(item.chunk));
+    for await (const item of items) {
+      if (item.type === "chunk") chunks.push(answered(item.chunk));
       else chunks.length = 0;
     }
     const route = chunks.findLast((chunk) => chunk.route !== undefined)?.route;
     return { ...(await foldChat(chunks)), ...(route === undefined ? {} : { route }) };
   }
 
-  async *#stream(answer: DescribedRequest, signal: AbortSignal): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-    const { request } = answer;
-    for await (const item of this.#run(answer, signal)) {
+  async *#stream(
+    request: HybridRequest,
+    items: AsyncIterable<AnswerItem>,
+  ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
+    for await (const item of items) {
       // The next chunk's route reports that the text was withdrawn.
       if (item.type === "withdraw") continue;
       const { usage, ...chunk } = request.answered(item.chunk);
@@ -105,12 +124,15 @@ export class HybridCompletions {
   }
 
   async *#run(
-    { request, choice: first, descriptions }: DescribedRequest,
+    { request, choice: chosen, descriptions }: DescribedRequest,
     signal: AbortSignal,
+    journal: HybridJournal | undefined,
   ): AsyncGenerator<AnswerItem, void, undefined> {
-    const { policy, near } = this.#routing.wiring;
+    const { policy, near: engine } = this.#routing.wiring;
+    const { choice: first, tokens, shown } = continuation(chosen, journal?.begun ?? null, engine);
+    const near = journal === undefined ? engine : recorded(engine, journal, tokens);
     const logprobs = this.#logprobs(request, first);
-    const begun = first.wants_signals ? this.#hold(request, logprobs.near, signal) : null;
+    const begun = first.wants_signals ? this.#hold(request, near, logprobs.near, signal) : null;
     const { choice, held, earlyFailure } =
       begun === null
         ? { choice: first, held: null, earlyFailure: null }
@@ -121,12 +143,13 @@ export class HybridCompletions {
       near: held === null ? near : heldFirst(held, near),
       far: this.#guarded(this.#farOf(choice, earlyFailure === null)),
     };
-    // The time of a held answer is not the time of its generation.
-    const learns = (side: Side): boolean => side === "far" || held === null;
+    // The time of a held answer is not the time of its generation, nor is that of tokens of an earlier page.
+    const learns = (side: Side): boolean => side === "far" || (held === null && tokens === undefined);
     const { params } = request;
     const job: Parameters<Routing["run"]>[1] = {
       params,
       rules: this.#rules(request, decision.private),
+      begun: shown,
       earlyFailure,
       descriptions,
       sides,
@@ -138,7 +161,10 @@ export class HybridCompletions {
       shownAlternatives: params.logprobs === true ? (params.top_logprobs ?? 0) : null,
       signal,
     };
-    yield* this.#remembered(request, this.#routing.run(choice, job, learns));
+    for await (const item of this.#remembered(request, this.#routing.run(choice, job, learns))) {
+      journal?.shown(item);
+      yield item;
+    }
   }
 
   /**
@@ -240,10 +266,15 @@ export class HybridCompletions {
     }
   }
 
-  #hold({ params }: HybridRequest, logprobs: number | null, signal: AbortSignal): HeldAnswer {
+  #hold(
+    { params }: HybridRequest,
+    near: Pick<NearSide, "answer">,
+    logprobs: number | null,
+    signal: AbortSignal,
+  ): HeldAnswer {
     const controller = new AbortController();
     const until = anySignal(signal, controller.signal);
-    const { policy, near } = this.#routing.wiring;
+    const { policy } = this.#routing.wiring;
     this.#routing.records.near.circuit.begin();
     // Its engine must then compute the prompt's tokens again.
     const wantsPrompt = policy.quality.predictor?.features.includes("prompt_mean_logprob") === true;
@@ -329,7 +360,7 @@ export class HybridCompletions {
 }
 
 /** Near with its held answer: the first request from the start gets that answer. */
-function heldFirst(held: HeldAnswer, near: NearSide): AnsweringSide {
+function heldFirst(held: HeldAnswer, near: AnsweringSide): AnsweringSide {
   let isUsed = false;
   return {
     answer: (request) => {

@@ -23,8 +23,8 @@ export function logprobsOf(tokens: readonly number[]): readonly number[] {
 }
 
 /** The same for the hash of the tokens. */
-export function logprobsAfter(hash: number): readonly number[] {
-  const logits = Array.from({ length: VOCAB }, (_, id) => (id === hash % VOCAB ? 5 : ((hash * (id + 3)) % 97) / 20));
+export function logprobsAfter(hash: number, vocab = VOCAB): readonly number[] {
+  const logits = Array.from({ length: vocab }, (_, id) => (id === hash % vocab ? 5 : ((hash * (id + 3)) % 97) / 20));
   const sum = Math.log(logits.reduce((total, logit) => total + Math.exp(logit), 0));
   return logits.map((logit) => logit - sum);
 }

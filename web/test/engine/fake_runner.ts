@@ -12,7 +12,7 @@ import { SAMPLE_FLAGS } from "../../src/runtime/batch.js";
 import type { PageCopies, PagesByGroup } from "../../src/runtime/page_groups.js";
 import type { RunnerLimits } from "../../src/runtime/memory.js";
 import type { ResultOptions, StepResult } from "../../src/runtime/results.js";
-import { VOCAB, logprobsAfter, nextHash } from "./fake_model.js";
+import { logprobsAfter, nextHash } from "./fake_model.js";
 
 export class FakeRunner implements StepRunner {
   readonly stepsInFlight = 8;
@@ -68,10 +68,10 @@ export class FakeRunner implements StepRunner {
       this.#processing = false;
     }
     if (this.batches.length > this.loseAfter) this.#lost = true;
-    const { tokenIds, rows } = this.compute(batch, onLogits);
+    const { tokenIds, rows } = this.compute(batch, onLogits, logprobs || alternatives);
     await Promise.resolve();
     if (this.#lost) throw new DeviceError("the fake device is lost");
-    const ranked = rows
+    const ranked = (alternatives ? rows : [])
       .map((row) => row.map((logprob, id) => ({ id, logprob })).sort((a, b) => b.logprob - a.logprob))
       .flat();
     return {
@@ -99,7 +99,7 @@ export class FakeRunner implements StepRunner {
   }
 
   setTokenCounts(slot: number, counts: Int32Array<ArrayBuffer> | null): void {
-    this.counts.set(slot, counts?.slice() ?? new Int32Array(VOCAB));
+    this.counts.set(slot, counts?.slice() ?? new Int32Array(this.limits.vocabSize));
   }
 
   setLogitBias(slot: number, bias: Float32Array<ArrayBuffer>): void {
@@ -170,7 +170,9 @@ export class FakeRunner implements StepRunner {
   private compute(
     batch: Batch,
     onLogits: ResultOptions["onLogits"],
+    listed: boolean,
   ): { readonly tokenIds: Int32Array<ArrayBuffer>; readonly rows: readonly (readonly number[])[] } {
+    const { vocabSize: vocab } = this.limits;
     const ids = readIds(batch, (slot) => this.#sampled[slot]);
     const hashes = ids.map((id, row) => this.#store(batch, row, id));
     this.#foldStates(batch, hashes);
@@ -180,16 +182,17 @@ export class FakeRunner implements StepRunner {
     const rows: (readonly number[])[] = [];
     const sampled = batch.sample_rows.map((row, sample) => {
       const hash = hashes[row] ?? -1;
-      rows.push(logprobsAfter(hash));
+      if (listed) rows.push(logprobsAfter(hash, vocab));
       const slot = batch.sample_slots[2 * sample] ?? -1;
       const flags = batch.sample_slots[2 * sample + 1] ?? 0;
       const settings = batch.sample_settings.slice(sample * 8, sample * 8 + 8);
-      const logits = Float32Array.from(logprobsAfter(hash));
+      const logits = Float32Array.from(onLogits === undefined ? [] : logprobsAfter(hash, vocab));
       onLogits?.(logits, sample);
-      const likeliest = onLogits === undefined ? hash % VOCAB : logits.indexOf(Math.max(...logits));
+      const likeliest = onLogits === undefined ? hash % vocab : logits.indexOf(Math.max(...logits));
       const chosen = allowed(
         this.#chosen(likeliest, slot, flags, settings),
         (flags & SAMPLE_FLAGS.mask) === 0 ? undefined : this.#masks.get(slot),
+        vocab,
       );
       if (slot >= 0) this.#sampled[slot] = chosen;
       const counts = (flags & SAMPLE_FLAGS.counts) === 0 ? undefined : this.counts.get(slot);
@@ -223,7 +226,12 @@ export class FakeRunner implements StepRunner {
       const hash = hashes[row] ?? -1;
       const slot = batch.sample_slots[2 * sample] ?? -1;
       const likeliest = this.errs && hash % 5 === 0 ? hash + 1 : hash;
-      const chosen = this.#chosen(likeliest % VOCAB, slot, 0, batch.sample_settings.slice(sample * 8, sample * 8 + 8));
+      const chosen = this.#chosen(
+        likeliest % this.limits.vocabSize,
+        slot,
+        0,
+        batch.sample_settings.slice(sample * 8, sample * 8 + 8),
+      );
       this.#guessed.set([chosen, hash], 2 * slot);
       return chosen;
     });
@@ -231,16 +239,17 @@ export class FakeRunner implements StepRunner {
 
   /** The token of a row whose likeliest one is given. */
   #chosen(likeliest: number, slot: number, flags: number, settings: readonly number[]): number {
+    const { vocabSize: vocab } = this.limits;
     const [temperature, , , , draw = NaN] = settings;
     // At a flat temperature the draw alone chooses.
-    if (temperature === 1e30) return Math.floor(draw * VOCAB);
-    return (likeliest + this.#adjustment(slot, flags, settings)) % VOCAB;
+    if (temperature === 1e30) return Math.floor(draw * vocab);
+    return (likeliest + this.#adjustment(slot, flags, settings)) % vocab;
   }
 
   /** What the states of a slot and the draw of a row add to its token. */
   #adjustment(slot: number, flags: number, settings: readonly number[]): number {
     const [temperature = NaN, , , , draw = NaN, repetition = NaN, frequency = NaN, presence = NaN] = settings;
-    let sum = temperature === 0 ? 0 : Math.floor(draw * VOCAB);
+    let sum = temperature === 0 ? 0 : Math.floor(draw * this.limits.vocabSize);
     if ((flags & SAMPLE_FLAGS.counts) !== 0) {
       const penalty = Math.round(100 * (repetition + 2 * frequency + 3 * presence));
       sum +=
@@ -299,10 +308,10 @@ export class FakeRunner implements StepRunner {
 }
 
 /** The token, or the next one that the mask allows. */
-function allowed(token: number, mask: Int32Array | undefined): number {
+function allowed(token: number, mask: Int32Array | undefined, vocab: number): number {
   if (mask === undefined) return token;
-  for (let step = 0; step < VOCAB; step++) {
-    const id = (token + step) % VOCAB;
+  for (let step = 0; step < vocab; step++) {
+    const id = (token + step) % vocab;
     if ((((mask[id >> 5] ?? 0) >> (id & 31)) & 1) === 1) return id;
   }
   throw new Error("nothing is allowed");

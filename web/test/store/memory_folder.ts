@@ -15,6 +15,7 @@ export interface MemoryDisk {
 export function memoryDisk(): MemoryDisk {
   const files = new Map<string, Uint8Array<ArrayBuffer>>();
   const folders = new Set<string>();
+  const changed = new Map<string, number>();
   const disk = { capacity: Infinity, fullError: "QuotaExceededError", files, root: undefined as unknown as Folder };
 
   const used = (): number => [...files.values()].reduce((sum, bytes) => sum + bytes.length, 0);
@@ -26,7 +27,9 @@ export function memoryDisk(): MemoryDisk {
     kind: "file",
     getFile: () => {
       const bytes = files.get(path);
-      return bytes === undefined ? Promise.reject(missing(path)) : Promise.resolve(new File([bytes], path));
+      return bytes === undefined
+        ? Promise.reject(missing(path))
+        : Promise.resolve(new File([bytes], path, { lastModified: changed.get(path) ?? 0 }));
     },
     createWritable: () => {
       let written = new Uint8Array();
@@ -46,6 +49,7 @@ export function memoryDisk(): MemoryDisk {
         abort: () => Promise.resolve(),
         close: () => {
           files.set(path, written);
+          changed.set(path, Date.now());
           return Promise.resolve();
         },
       });

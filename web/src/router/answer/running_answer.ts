@@ -21,6 +21,7 @@ import type { Failure, SideError } from "../../shared/router/failures.js";
 import { failError, failureOf, stopped } from "../../shared/router/failures.js";
 import { totalUsage } from "../../shared/router/usage.js";
 import { ShownAnswer } from "./shown_answer.js";
+import type { ShownBefore } from "../begun.js";
 import type { AnswerSoFar, PlainParams, Side as AnsweringSide } from "../sides/sides.js";
 import type { Watch } from "../../shared/router/watch.js";
 
@@ -55,6 +56,8 @@ export interface AnswerJob {
   readonly rules: Rules;
   /** How near failed before the decision; "late": it sent no token in its time. */
   readonly earlyFailure?: { readonly error: unknown } | "late" | null;
+  /** What an earlier page has shown of the answer. */
+  readonly begun?: ShownBefore | null;
   /** What the request has in place of media. */
   readonly descriptions?: readonly Description[];
   readonly sides: Readonly<Record<Side, AnsweringSide>>;
@@ -119,7 +122,7 @@ class RunningAnswer {
   readonly #shown: ShownAnswer;
 
   constructor(private readonly job: AnswerJob) {
-    this.#state = begin(job.rules);
+    this.#state = begin(job.rules, job.begun ?? undefined);
     this.#shown = new ShownAnswer({
       clock: job.clock,
       alternatives: job.shownAlternatives,
@@ -132,6 +135,7 @@ class RunningAnswer {
 
   start(): void {
     const { decision, standby, earlyFailure: early = null } = this.job;
+    for (const chunk of this.job.begun?.chunks ?? []) this.#shown.show(chunk, chunk.transcripts);
     const near_failed =
       early === "late" ? ({ kind: "timeout", retryable: false } as const) : early && this.#failure("near", early.error);
     this.#send({ type: "start", side: decision.side, reason: decision.reason, standby, near_failed });
@@ -349,8 +353,9 @@ class RunningAnswer {
   }
 
   #route(): Route {
-    const { side, reason, switchedAt } = this.#state;
     const { decision, descriptions = [] } = this.job;
+    // What was shown before is shown before the start.
+    const { side, reason, switchedAt } = this.#state.side === null ? { ...this.#state, ...decision } : this.#state;
     return {
       side: side ?? "near",
       reason,

@@ -98,12 +98,18 @@ export class NearSide implements Side {
     request: SideRequest,
     promptLogprobs?: PromptLogprobsOption,
   ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-    const { signal } = request;
+    const { signal, begun, onGenerated } = request;
     const { chat } = this.ready;
     const params = { ...sideParams(request), stream: true as const, stream_options: { include_usage: true } };
     yield* await chat.completions.create(params, {
       signal,
       ...(promptLogprobs === undefined ? {} : { promptLogprobs }),
+      ...(begun && { begun: [begun] }),
+      ...(onGenerated && {
+        onGenerated: (_: number, generated) => {
+          onGenerated(generated);
+        },
+      }),
     });
   }
 

@@ -6,6 +6,7 @@ import type {
   ChatCompletionCreateParamsBase,
   ChatCompletionMessageParam,
 } from "../../api/types.js";
+import type { BegunAnswer, TokenRequest } from "../../engine/request.js";
 
 /** A chat's parameters as a side gets them: without labels and pin, for one answer. */
 export type PlainParams = Given<Omit<ChatCompletionCreateParamsBase, "n" | "signal" | "stream_options" | "messages">> &
@@ -31,6 +32,9 @@ export interface SideRequest {
    */
   readonly logprobs: number | null;
   readonly signal: AbortSignal;
+  /** For near: as in `TokenRequest`. */
+  readonly begun?: BegunAnswer | undefined;
+  readonly onGenerated?: TokenRequest["onGenerated"];
 }
 
 export interface Side {

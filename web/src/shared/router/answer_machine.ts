@@ -147,16 +147,28 @@ const ENDED: ReadonlySet<Phase> = new Set<Phase>(["done", "failed", "aborted"]);
 const HEALTH_NEUTRAL: ReadonlySet<string> = new Set<FailureKind>(["overloaded", "request"]);
 const NOT_ASKED: SideStatus = { attempts: 0, tries: 0, live: false, started: false, failed: false };
 
-export function begin(rules: Rules): State {
+/** What an earlier page has shown of the answer, if it was not withdrawn. */
+export interface Begun {
+  readonly text: string;
+  readonly toolCalls: boolean;
+  readonly reasoning: boolean;
+  readonly switchedAt: number | null;
+}
+
+const NOTHING: Begun = { text: "", toolCalls: false, reasoning: false, switchedAt: null };
+
+/** The side that starts continues after ``begun``; if it cannot, that is withdrawn at its first token. */
+export function begin(rules: Rules, begun: Begun = NOTHING): State {
+  const { text, toolCalls, reasoning, switchedAt } = begun;
   return {
     rules,
     phase: "choosing",
     side: null,
     reason: "",
-    switchedAt: null,
-    text: "",
-    toolCalls: false,
-    reasoning: false,
+    switchedAt,
+    text,
+    toolCalls,
+    reasoning,
     standby: false,
     near: NOT_ASKED,
     far: NOT_ASKED,
@@ -208,7 +220,10 @@ function start(state: State, { side, reason, standby, near_failed: early = null 
     effects.push({ type: "fail", side: null, kind: "unavailable", reason: side === null ? reason : "private" });
     return { ...state, phase: "failed" };
   }
-  const begun = { ...state, side, reason, standby };
+  const isShown = state.text !== "" || state.toolCalls || state.reasoning;
+  const restart =
+    isShown && (state.toolCalls || !state.rules.resumes.includes(side) || (state.reasoning && state.text === ""));
+  const begun: State = { ...state, side, reason, standby, restart, nextReason: restart ? "resumed" : null };
   const next = early === null ? ask(begun, side, effects) : startWithout(begun, side, early, effects);
   if (!next.near.live) return next;
   const { hedge_after_ms, warm: when } = state.rules;
@@ -272,14 +287,15 @@ function beginWriting(before: State, side: Side, effects: Effect[]): State {
   // A side that resumes its own answer changes nothing before its first token. If nothing was shown, there is nothing
   // to withdraw.
   const { nextReason } = state;
-  const withdraws = state.restart && (state.text !== "" || state.reasoning);
+  const withdraws = state.restart && (state.text !== "" || state.reasoning || state.toolCalls);
   if (withdraws) effects.push({ type: "withdraw" });
   if (nextReason !== null && (withdraws || side !== state.side)) {
     const text = withdraws ? "" : state.text;
     // If no text is shown, either none was shown before, or an earlier switch withdrew it.
     const at = withdraws ? 0 : text === "" ? state.switchedAt : codePoints(text);
     effects.push({ type: "switch", side, reason: nextReason, at });
-    state = { ...state, side, reason: nextReason, switchedAt: at, text, reasoning: state.reasoning && !withdraws };
+    const [reasoning, toolCalls] = [state.reasoning && !withdraws, state.toolCalls && !withdraws];
+    state = { ...state, side, reason: nextReason, switchedAt: at, text, reasoning, toolCalls };
   }
   return { ...state, [side]: { ...state[side], started: true }, phase: "running", nextReason: null, restart: false };
 }

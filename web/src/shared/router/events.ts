@@ -15,7 +15,9 @@ export type SwitchReason =
   | "far_failed"
   | "near_late"
   | "near_timeout"
-  | "far_timeout";
+  | "far_timeout"
+  /** A later page goes on with the answer, and its side cannot continue what was shown. */
+  | "resumed";
 export type TimerName = "near_first_token" | "far_first_token" | "between_tokens" | "hedge";
 /**
  * connection: no connection, or it broke. overloaded: 429, 503 or 529. server: another 5xx, or a response that is not in

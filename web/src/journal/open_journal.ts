@@ -1,0 +1,165 @@
+// The journal of an answer while it is generated: records what is new in small parts. What a crash loses of near's tokens
+// is computed again, and is equal.
+
+import type { AnswerEnd, BegunAnswer, GeneratedToken } from "../engine/request.js";
+import { RequestError } from "../errors.js";
+import type { AnswerItem } from "../router/answer/running_answer.js";
+import type { HybridJournal } from "../router/begun.js";
+import type { JournalStore, Place, StoredJournal } from "./journal_store.js";
+import type { Contents, Head, Part } from "./record.js";
+import { begunHybrid, contentsOf, merged, packed, shownChunks } from "./record.js";
+
+/** A folder of many files is slow to list, so this number of parts becomes one. */
+const MOST_PARTS = 64;
+
+export interface Recording {
+  /** The number of tokens, and the time, after which a part is written. */
+  readonly flushTokens: number;
+  readonly flushMs: number;
+  /** Whether answers that a Hybrid's policy calls private are recorded. */
+  readonly keepPrivate: boolean;
+  /** Receives the error of a part that cannot be written; the answer goes on, and nothing more of it is recorded. */
+  readonly onError: (error: unknown) => void;
+}
+
+export class OpenJournal {
+  /** What an earlier page has recorded. */
+  readonly before: Contents;
+  #all: Part;
+  #pending: { -readonly [K in keyof Part]: Part[K] } = {};
+  #count = 0;
+  #place: Place;
+  /** By choice, what this page has generated: first it generates what was recorded. */
+  readonly #generated: number[] = [];
+  /** By choice, what is recorded of it. */
+  readonly #recorded: number[];
+  #shown = 0;
+  #timer: ReturnType<typeof setTimeout> | undefined;
+  #writing: Promise<void> = Promise.resolve();
+  #isRecording = true;
+
+  /** ``stored``: what an earlier page has recorded. */
+  constructor(
+    private readonly store: JournalStore,
+    readonly head: Head,
+    private readonly stored: StoredJournal | null,
+    private readonly recording: Recording,
+    private readonly release: () => void,
+  ) {
+    this.#all = stored?.all ?? {};
+    this.#place = stored?.next ?? { generation: 0, part: 0 };
+    this.before = contentsOf(this.#all);
+    this.#recorded = this.before.choices.map(({ tokens, end }) => tokens.length + (end === undefined ? 0 : 1));
+  }
+
+  /** Throws StorageError. */
+  async begin(): Promise<void> {
+    if (this.stored === null) await this.store.begin(this.head);
+  }
+
+  /** What an engine continues. A complete answer that a stop string has ended has no end of the engine's. */
+  get begun(): readonly BegunAnswer[] {
+    const { choices, done } = this.before;
+    return choices.map(({ tokens, end }) => ({
+      tokens,
+      end:
+        end ??
+        (done
+          ? { finishReason: "stop", promptTokens: 0, cachedTokens: 0, completionTokens: tokens.length }
+          : undefined),
+    }));
+  }
+
+  /** What an engine has generated of a choice, the tokens of `begun` included. */
+  readonly generated = (choice: number, generated: GeneratedToken | AnswerEnd): void => {
+    const index = this.#generated[choice] ?? 0;
+    this.#generated[choice] = index + 1;
+    if (index < (this.#recorded[choice] ?? 0)) return;
+    this.#add({ generated: [packed(choice, generated)] });
+  };
+
+  /** The journal as a Hybrid uses it. */
+  get hybrid(): HybridJournal {
+    const before = shownChunks(this.before.items).length;
+    return {
+      begun: begunHybrid(this.before),
+      decided: async (isPrivate) => {
+        if (!isPrivate || this.recording.keepPrivate) {
+          await this.begin();
+          return;
+        }
+        this.#isRecording = false;
+        await this.store.delete(this.head.id);
+      },
+      shown: (item) => {
+        if (this.#shown++ >= before) this.#add({ items: [withoutHead(item)] });
+      },
+      nearAsked: (near, continues) => {
+        this.#generated.length = 0;
+        if (continues) return;
+        this.#recorded.length = 0;
+        this.#pending.generated = [];
+        this.#add({ near });
+      },
+      nearGenerated: (generated) => {
+        this.generated(0, generated);
+      },
+    };
+  }
+
+  /** The answer is complete, and recorded as such. */
+  async finish(): Promise<void> {
+    this.#add({ done: true });
+    await this.#flush();
+    await this.#write(true);
+  }
+
+  /**
+   * Records what is not recorded yet, and lets other tabs continue. A request that was refused is forgotten. ``error``:
+   * what ended the answer.
+   */
+  async close(error: unknown = null): Promise<void> {
+    await this.#flush();
+    if (error instanceof RequestError && Object.keys(this.#all).length === 0) await this.store.delete(this.head.id);
+    this.release();
+  }
+
+  #add(part: Part): void {
+    if (!this.#isRecording) return;
+    this.#pending = merged([this.#pending, part]);
+    this.#count++;
+    if (this.#count >= this.recording.flushTokens) void this.#flush();
+    else this.#timer ??= setTimeout(() => void this.#flush(), this.recording.flushMs);
+  }
+
+  /** Never rejects. */
+  #flush(): Promise<void> {
+    clearTimeout(this.#timer);
+    this.#timer = undefined;
+    this.#count = 0;
+    this.#writing = this.#writing.then(() => this.#write(this.#place.part >= MOST_PARTS));
+    return this.#writing;
+  }
+
+  /** ``whole``: as one part with the earlier ones. */
+  async #write(whole: boolean): Promise<void> {
+    const part = this.#pending;
+    const isEmpty = Object.keys(part).length === 0;
+    if (!this.#isRecording || (isEmpty && !whole)) return;
+    this.#pending = {};
+    this.#all = merged([this.#all, part]);
+    try {
+      this.#place = await this.store.write(this.head.id, this.#place, whole ? this.#all : part, whole);
+    } catch (error) {
+      this.#isRecording = false;
+      this.recording.onError(error);
+    }
+  }
+}
+
+/** The journal has the answer's id and time. */
+function withoutHead(item: AnswerItem): AnswerItem {
+  if (item.type === "withdraw") return item;
+  const { id: _, created: __, ...chunk } = item.chunk;
+  return { type: "chunk", chunk: chunk as typeof item.chunk };
+}

@@ -1,0 +1,120 @@
+// What a journal holds of an answer, as JSON, and how its parts become what an engine or a Hybrid continues.
+
+import type { ChatCompletionChunk } from "../api/types.js";
+import type { AnswerEnd, BegunAnswer, GeneratedToken } from "../engine/request.js";
+import type { AnswerItem } from "../router/answer/running_answer.js";
+import type { BegunHybrid, TokenModel } from "../router/begun.js";
+
+export const FORMAT = 1;
+
+/** The method that was called: chat.completions.create, completions.create, generate or generateTokens. */
+export type JournalApi = "chat" | "completions" | "generate" | "tokens";
+
+export interface Head {
+  readonly format: typeof FORMAT;
+  readonly id: string;
+  readonly api: JournalApi;
+  readonly createdMs: number;
+  /** The model that generates the tokens; null for a Hybrid, whose parts name it. */
+  readonly model: TokenModel | null;
+  /** What was called with it, without signals and functions. */
+  readonly args: readonly unknown[];
+  /** Of the request, or drawn for it. */
+  readonly seed: number;
+}
+
+/** A token's id if it has no log-probabilities; JSON writes no infinity, so that of a masked token is null. */
+type PackedToken =
+  | number
+  | readonly [tokenId: number, logprob: number | null, ids: readonly number[], logprobs: readonly (number | null)[]];
+type PackedEnd = Omit<AnswerEnd, "endToken"> & { readonly endToken?: PackedToken };
+/** A token of a choice, or its end. */
+export type Entry = readonly [choice: number, generated: PackedToken | PackedEnd];
+
+/** What was generated since the part before. */
+export interface Part {
+  readonly generated?: readonly Entry[];
+  /** Of a Hybrid: what it has shown and withdrawn. */
+  readonly items?: readonly AnswerItem[];
+  /**
+   * Of a Hybrid: near was asked, and its tokens of earlier parts do not count. Null: its tokens are not the whole
+   * answer.
+   */
+  readonly near?: TokenModel | null;
+  readonly done?: boolean;
+}
+
+/** All that the parts of a journal say. */
+export interface Contents {
+  readonly choices: readonly BegunAnswer[];
+  readonly items: readonly AnswerItem[];
+  readonly near: TokenModel | null;
+  readonly done: boolean;
+}
+
+/** One part that says what all of them say. */
+export function merged(parts: readonly Part[]): Part {
+  return parts.reduce<Part>(
+    (all, part) => ({
+      ...all,
+      ...part,
+      generated: [...(part.near === undefined ? (all.generated ?? []) : []), ...(part.generated ?? [])],
+      items: [...(all.items ?? []), ...(part.items ?? [])],
+    }),
+    {},
+  );
+}
+
+export function contentsOf({ generated = [], items = [], near = null, done = false }: Part): Contents {
+  const choices: { tokens: GeneratedToken[]; end?: AnswerEnd }[] = [];
+  for (const [choice, packed] of generated) {
+    while (choices.length <= choice) choices.push({ tokens: [] });
+    const own = choices[choice];
+    if (own === undefined) continue;
+    if (isEnd(packed)) own.end = unpackEnd(packed);
+    else own.tokens.push(unpackToken(packed));
+  }
+  return { choices, items, near, done };
+}
+
+export function packed(choice: number, generated: GeneratedToken | AnswerEnd): Entry {
+  if (!("finishReason" in generated)) return [choice, packToken(generated)];
+  const { endToken, ...end } = generated;
+  return [choice, { ...end, ...(endToken && { endToken: packToken(endToken) }) }];
+}
+
+function packToken({ tokenId, logprob, alternatives }: GeneratedToken): PackedToken {
+  if (logprob === null && alternatives.length === 0) return tokenId;
+  const finite = (value: number): number | null => (Number.isFinite(value) ? value : null);
+  return [tokenId, logprob, alternatives.map((each) => each.tokenId), alternatives.map((each) => finite(each.logprob))];
+}
+
+function unpackToken(token: PackedToken): GeneratedToken {
+  if (typeof token === "number") return { tokenId: token, logprob: null, alternatives: [] };
+  const [tokenId, logprob, ids, logprobs] = token;
+  const alternatives = ids.map((id, index) => ({ tokenId: id, logprob: logprobs[index] ?? -Infinity }));
+  return { tokenId, logprob, alternatives };
+}
+
+function unpackEnd({ endToken, ...end }: PackedEnd): AnswerEnd {
+  return { ...end, ...(endToken !== undefined && { endToken: unpackToken(endToken) }) };
+}
+
+function isEnd(generated: PackedToken | PackedEnd): generated is PackedEnd {
+  return typeof generated === "object" && "finishReason" in generated;
+}
+
+/** The chunks that a Hybrid has shown and not withdrawn. */
+export function shownChunks(items: readonly AnswerItem[]): readonly ChatCompletionChunk[] {
+  const last = items.findLastIndex(({ type }) => type === "withdraw");
+  return items.slice(last + 1).flatMap((item) => (item.type === "chunk" ? [item.chunk] : []));
+}
+
+/** What a Hybrid continues; null if nothing was generated. */
+export function begunHybrid({ items, choices, near, done }: Contents): BegunHybrid | null {
+  const chunks = shownChunks(items);
+  const [answer] = choices;
+  if (chunks.length === 0 && answer === undefined) return null;
+  const { route = null } = chunks.findLast((chunk) => chunk.route !== undefined) ?? {};
+  return { done, route, chunks, near: near === null || answer === undefined ? null : { model: near, answer } };
+}

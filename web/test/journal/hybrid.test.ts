@@ -1,0 +1,171 @@
+// Answers of two sides that a later page goes on with: near by its tokens, far after the text, and each after the other.
+
+import { expect, test } from "vitest";
+
+import type { ChatCompletionChunk } from "../../src/api/types.js";
+import type { JournalOptions } from "../../src/journal/index.js";
+import { journalled } from "../../src/journal/index.js";
+import type { FarScript } from "../router/fakes.js";
+import { FakeFar } from "../router/fakes.js";
+import { MESSAGES, routes, setUp, shown } from "../router/hybrid_set_up.js";
+import { memoryDisk } from "../store/memory_folder.js";
+import { eachToken, pageEngine, pageStore } from "./pages.js";
+
+const CHAT = { messages: MESSAGES, stream: true as const, max_tokens: 40, seed: 3 };
+
+interface Setup extends NonNullable<Parameters<typeof setUp>[0]> {
+  readonly journal?: JournalOptions;
+}
+
+async function page(disk: ReturnType<typeof memoryDisk>, { journal = {}, ...options }: Setup = {}) {
+  const store = pageStore(disk);
+  const { engine, runner } = pageEngine();
+  const { nf, far } = await setUp({ near: engine, ...options });
+  return { store, runner, far, hybrid: journalled(nf, { ...eachToken(store), ...journal }) };
+}
+
+/** The chunks until enough text is there, or all. The page crashes after them. */
+async function until(
+  { hybrid, store }: Awaited<ReturnType<typeof page>>,
+  disk: ReturnType<typeof memoryDisk>,
+  characters: number,
+  rest: object = {},
+): Promise<ChatCompletionChunk[]> {
+  const chunks: ChatCompletionChunk[] = [];
+  const stream = (await hybrid.chat.completions.create({ ...CHAT, ...rest }, { id: "x" }))[Symbol.asyncIterator]();
+  while (written(chunks) < characters) {
+    const { done, value } = await stream.next();
+    if (done === true) return chunks;
+    chunks.push(value);
+    await new Promise((resolve) => setImmediate(resolve));
+  }
+  store.crash(disk);
+  return chunks;
+}
+
+const written = (chunks: readonly ChatCompletionChunk[]): number =>
+  chunks.reduce((sum, { choices: [choice] }) => {
+    const { content = "", reasoning_content: thought = "", tool_calls: calls = [] } = choice?.delta ?? {};
+    return (
+      sum +
+      `${content}${thought}`.length +
+      calls.reduce((all, call) => all + (call.function?.arguments?.length ?? 0), 0)
+    );
+  }, 0);
+
+async function resume({ hybrid }: Awaited<ReturnType<typeof page>>): Promise<ChatCompletionChunk[]> {
+  const chunks: ChatCompletionChunk[] = [];
+  for await (const chunk of (await hybrid.journals.resume("x")).answer) chunks.push(chunk as ChatCompletionChunk);
+  return chunks;
+}
+
+const NEAR = { policy: { mode: "prefer-near" } };
+const FAR = { policy: { mode: "prefer-far" } };
+const slow = (...texts: readonly string[]): FarScript => ({ texts, then: "hang" });
+
+test.each([
+  ["plain", {}],
+  ["in a format", { response_format: { type: "regex", pattern: "[a-f ]{20,39}" } }],
+  ["with log-probabilities", { logprobs: true, top_logprobs: 2 }],
+])("near goes on with its own answer, %s", async (_, rest) => {
+  const expected = await until(await page(memoryDisk(), NEAR), memoryDisk(), Infinity, rest);
+  for (const characters of [1, 12]) {
+    const disk = memoryDisk();
+    const begun = await until(await page(disk, NEAR), disk, characters, rest);
+    expect(begun.length).toBeLessThan(expected.length);
+    const next = await page(disk, NEAR);
+    const chunks = await resume(next);
+    const delta = (each: ChatCompletionChunk): unknown => each.choices[0] ?? null;
+    expect(chunks.map(delta)).toEqual(expected.map(delta));
+    expect(routes(chunks)).toEqual(routes(expected));
+    expect(next.far.chats).toHaveLength(0);
+    expect(next.runner.batches.length).toBeLessThan(40);
+  }
+});
+
+test("far goes on after the text of the page before", async () => {
+  const disk = memoryDisk();
+  await until(await page(disk, { ...FAR, far: [slow("one ", "two ")] }), disk, 8);
+  const next = await page(disk, { ...FAR, far: [{ texts: ["three ", "four"] }] });
+  const chunks = await resume(next);
+  expect(shown(chunks)).toBe("one two three four");
+  expect(chunks.every(({ id }) => id === "x")).toBe(true);
+  expect(next.far.bodies[0]?.messages?.at(-1)).toEqual({ role: "assistant", content: "one two " });
+  expect(next.far.bodies[0]).toMatchObject({ continue_final_message: true, max_tokens: 38 });
+  expect(routes(chunks)[0]).toEqual({ side: "far", reason: "prefer", at: null });
+  // A third page repeats the complete answer and asks nobody.
+  const last = await page(disk, { ...FAR, far: [{ texts: ["never"] }] });
+  expect(shown(await resume(last))).toBe("one two three four");
+  expect(last.far.chats).toHaveLength(0);
+});
+
+test("far goes on with an answer that near began and far took over", async () => {
+  const disk = memoryDisk();
+  const policy = { mode: "prefer-near", escalation: { then: "continue", window_tokens: 2, min_mean_logprob: -0.001 } };
+  const begun = await until(await page(disk, { policy, far: [slow("one ", "two ")] }), disk, 6);
+  const at = routes(begun).at(-1)?.at;
+  expect(at).toBeGreaterThan(0);
+  const next = await page(disk, { policy, far: [{ texts: ["three"] }] });
+  const chunks = await resume(next);
+  expect(shown(chunks)).toBe(`${shown(begun)}three`);
+  expect(routes(chunks).at(-1)).toMatchObject({ side: "far", reason: "escalated_logprob", at });
+});
+
+test("near goes on where far cannot be reached any more, and far where near is gone", async () => {
+  const disk = memoryDisk();
+  await until(await page(disk, { ...FAR, far: [slow("one ", "two ")] }), disk, 8);
+  const offline = await page(disk, { ...FAR, hints: { online: false } });
+  const chunks = await resume(offline);
+  expect(shown(chunks)).toMatch(/^one two [^]/);
+  expect(routes(chunks).at(-1)).toEqual({ side: "near", reason: "offline", at: 8 });
+
+  const other = memoryDisk();
+  const begun = await until(await page(other, NEAR), other, 5);
+  const next = await page(other, { ...NEAR, near: null, far: [{ texts: [" the end"] }] });
+  const whole = await resume(next);
+  expect(shown(whole)).toBe(`${shown(begun)} the end`);
+  expect(routes(whole).at(-1)).toMatchObject({ side: "far", at: Array.from(shown(begun)).length });
+});
+
+test("far starts over in a format or in a call of a tool, and what was shown is withdrawn", async () => {
+  for (const [rest, script] of [
+    [{ response_format: { type: "json_object" } }, { texts: ['{"a": '], then: "hang" }],
+    [
+      { tools: [{ type: "function", function: { name: "f" } }] },
+      {
+        deltas: [
+          { tool_calls: [{ index: 0, id: "c", type: "function", function: { name: "f", arguments: '{"a": ' } }] },
+        ],
+        then: "hang",
+      },
+    ],
+  ] as const) {
+    const disk = memoryDisk();
+    await until(await page(disk, { ...FAR, far: [script] }), disk, 3, rest);
+    const chunks = await resume(await page(disk, { ...FAR, far: [{ texts: ['{"a": 1}'] }] }));
+    expect(shown(chunks)).toBe('{"a": 1}');
+    expect(routes(chunks).at(-1)).toEqual({ side: "far", reason: "resumed", at: 0 });
+  }
+});
+
+test("a private answer is kept only if the page wants that, and never goes on far", async () => {
+  const policy = { mode: "prefer-far", private: { patterns: ["secret"] } };
+  const rest = { messages: [{ role: "user", content: "my secret" }] };
+  const disk = memoryDisk();
+  await until(await page(disk, { policy }), disk, 4, rest);
+  expect(disk.files.size).toBe(0);
+  const keepPrivate = { journal: { keepPrivate: true } };
+  await until(await page(disk, { policy, ...keepPrivate }), disk, 4, rest);
+  expect(disk.files.size).toBeGreaterThan(1);
+  const far = new FakeFar();
+  await resume(await page(disk, { policy, far, ...keepPrivate }));
+  expect(far.chats).toHaveLength(0);
+  // The policy of the next page may be stricter: what an earlier one kept is deleted when it goes on.
+  const open = memoryDisk();
+  await until(await page(open, { ...FAR, far: [slow("one ")] }), open, 4, rest);
+  expect(open.files.size).toBeGreaterThan(1);
+  const strict = await page(open, { policy, far });
+  expect(shown(await resume(strict))).toMatch(/^one [^]/);
+  expect(far.chats).toHaveLength(0);
+  expect(open.files.size).toBe(0);
+});

@@ -1,0 +1,184 @@
+// Which answers are kept, for how long, and what is refused.
+
+import { expect, test } from "vitest";
+
+import type { ChatCompletionChunk } from "../../src/api/types.js";
+import { RequestError, StorageError } from "../../src/errors.js";
+import type { JournalOptions } from "../../src/journal/index.js";
+import { journalled } from "../../src/journal/index.js";
+import { memoryDisk, memoryLocks } from "../store/memory_folder.js";
+import { eachToken, pageEngine, pageStore } from "./pages.js";
+
+const CHAT = {
+  messages: [{ role: "user" as const, content: "hi" }],
+  max_tokens: 40,
+  temperature: 0,
+  stream: true as const,
+};
+
+function page(disk = memoryDisk(), locks = memoryLocks(), options: JournalOptions = {}) {
+  const store = pageStore(disk, locks);
+  const { engine, runner } = pageEngine();
+  return { disk, store, runner, kept: journalled(engine, { ...eachToken(store), ...options }) };
+}
+
+/** The chunks of an answer that a page goes on with. */
+async function resumed(kept: ReturnType<typeof page>["kept"]): Promise<ChatCompletionChunk[]> {
+  const { answer } = await kept.journals.resume("x");
+  return read(answer as AsyncIterable<ChatCompletionChunk>);
+}
+
+async function read<T>(items: AsyncIterable<T>): Promise<T[]> {
+  const all: T[] = [];
+  for await (const item of items) all.push(item);
+  return all;
+}
+
+const textOf = (chunks: readonly ChatCompletionChunk[]): string =>
+  chunks.map(({ choices }) => choices[0]?.delta.content ?? "").join("");
+
+test("only one tab writes an answer, and the next one goes on when that has ended", async () => {
+  const [disk, locks] = [memoryDisk(), memoryLocks()];
+  const first = page(disk, locks);
+  const stream = await first.kept.chat.completions.create(CHAT, { id: "x" });
+  const second = page(disk, locks);
+  await expect(second.kept.journals.resume("x")).rejects.toMatchObject({
+    code: "storage_error",
+    details: { code: "in_use", id: "x" },
+  });
+  await expect(second.kept.journals.delete("x")).rejects.toBeInstanceOf(StorageError);
+  const whole = textOf(await read(stream));
+  const again = await resumed(second.kept);
+  expect(textOf(again)).toBe(whole);
+  expect(new Set(again.map(({ id }) => id))).toEqual(new Set(["x"]));
+  // A complete answer is repeated, and nothing is computed.
+  expect(second.runner.batches).toHaveLength(0);
+  await second.kept.journals.delete("x");
+  expect(disk.files.size).toBe(0);
+  await expect(second.kept.journals.resume("x")).rejects.toMatchObject({ details: { code: "not_found" } });
+});
+
+test("what is not written yet is computed again, and the rest is read in a few steps of the prompt", async () => {
+  const { disk, store, kept } = page(undefined, undefined, { flushTokens: 8 });
+  const request = { ...CHAT, logprobs: true };
+  const chunks = (await kept.chat.completions.create(request, { id: "x" }))[Symbol.asyncIterator]();
+  for (let shown = 0; shown < 20;) {
+    const { value } = (await chunks.next()) as { readonly value: ChatCompletionChunk };
+    shown += value.choices[0]?.logprobs?.content?.length ?? 0;
+  }
+  store.crash(disk);
+  const next = page(disk);
+  const [info] = await next.kept.journals.list();
+  expect(info).toMatchObject({ id: "x", api: "chat", done: false, args: [request] });
+  const kepts = info?.tokens ?? 0;
+  expect(kepts % 8).toBe(0);
+  expect(kepts).toBeGreaterThan(8);
+  expect(kepts).toBeLessThan(40);
+  const whole = textOf(await read(await next.kept.chat.completions.create(request, { id: "x" })));
+  expect(whole).toBe(textOf(await read(await page().kept.chat.completions.create(request))));
+  // One step of the prompt and the kept tokens, and one for each of the other tokens.
+  expect(next.runner.batches[0]?.token_ids.length).toBeGreaterThan(kepts);
+  expect(next.runner.batches.length).toBeLessThan(40 - kepts + next.runner.stepsInFlight);
+});
+
+test("another request, or another model, does not go on with an answer", async () => {
+  const { disk, kept } = page();
+  await read(await kept.chat.completions.create(CHAT, { id: "x" }));
+  const other = page(disk).kept;
+  await expect(other.chat.completions.create({ ...CHAT, temperature: 1 }, { id: "x" })).rejects.toMatchObject({
+    code: "request_error",
+    details: { code: "other_request" },
+  });
+  const newer = journalled(pageEngine(320, "newer").engine, eachToken(pageStore(disk)));
+  await expect(newer.journals.resume("x")).rejects.toMatchObject({ details: { code: "other_model" } });
+  // How an answer is delivered does not matter.
+  const whole = await other.chat.completions.create({ ...CHAT, stream: false }, { id: "x" });
+  expect(whole.choices[0]?.finish_reason).toBe("length");
+  expect(whole.id).toBe("x");
+});
+
+test("what JSON cannot hold is refused by name, and a refused request leaves nothing", async () => {
+  const { disk, kept } = page();
+  const { completions } = kept.chat;
+  const named = completions.create(
+    { ...CHAT, tools: [{ type: "function", function: { name: "f", parameters: { run: raise } } }] },
+    { id: "x" },
+  );
+  await expect(named).rejects.toMatchObject({ details: { param: "tools.0.function.parameters.run" } });
+  await expect(completions.create(CHAT, { id: "x", logitProcessor: () => undefined })).rejects.toBeInstanceOf(
+    RequestError,
+  );
+  await expect(completions.create({ ...CHAT, max_tokens: -1 }, { id: "x" })).rejects.toBeInstanceOf(RequestError);
+  await expect(completions.create(CHAT, { id: "" })).rejects.toMatchObject({ details: { param: "id" } });
+  await expect(completions.create(CHAT, { id: "é".repeat(60) })).rejects.toMatchObject({ details: { param: "id" } });
+  expect(disk.files.size).toBe(0);
+});
+
+function raise(): never {
+  throw new Error("called");
+}
+
+test("old answers, and those beyond the budget, make room for a new one, but never one that a tab writes", async () => {
+  const [disk, locks] = [memoryDisk(), memoryLocks()];
+  const budgetBytes = 1500;
+  const { kept } = page(disk, locks, { budgetBytes });
+  const held = await kept.chat.completions.create(CHAT, { id: "held" });
+  for (const id of ["a", "b", "c", "d"]) {
+    await read(await kept.chat.completions.create(CHAT, { id }));
+    await new Promise((resolve) => setTimeout(resolve, 2));
+  }
+  const ids = (await kept.journals.list()).map(({ id }) => id);
+  expect(ids[0]).toBe("d");
+  expect(ids).toContain("held");
+  expect(ids).not.toContain("a");
+  expect(ids.length).toBeGreaterThan(2);
+  const later = page(disk, locks, { maxAgeMs: -1 });
+  await read(await later.kept.chat.completions.create(CHAT, { id: "e" }));
+  expect((await later.kept.journals.list()).map(({ id }) => id).sort()).toEqual(["e", "held"]);
+  await read(held);
+});
+
+test("a long answer is written in few files", async () => {
+  const { disk, kept } = page();
+  const request = { prompt: "hi", max_tokens: 200, temperature: 0, stream: true } as const;
+  const stream = await kept.completions.create(request, { id: "x" });
+  let most = 0;
+  for await (const _ of stream) {
+    await new Promise((resolve) => setImmediate(resolve));
+    most = Math.max(most, disk.files.size);
+  }
+  expect(most).toBeGreaterThan(50);
+  expect(most).toBeLessThan(70);
+  expect(disk.files.size).toBe(2);
+});
+
+test("an answer goes on when storage is full, and a later page computes what it did not keep", async () => {
+  const errors: unknown[] = [];
+  const { disk, kept } = page(undefined, undefined, { onError: (error) => errors.push(error) });
+  const stream = (await kept.chat.completions.create(CHAT, { id: "x" }))[Symbol.asyncIterator]();
+  const chunks: ChatCompletionChunk[] = [];
+  for (;;) {
+    const { done, value } = await stream.next();
+    if (done === true) break;
+    chunks.push(value);
+    await new Promise((resolve) => setImmediate(resolve));
+    if (chunks.length === 9) disk.capacity = 0;
+  }
+  expect(errors).toHaveLength(1);
+  expect(errors[0]).toBeInstanceOf(StorageError);
+  disk.capacity = Infinity;
+  const [info] = await kept.journals.list();
+  expect(info?.done).toBe(false);
+  expect(info?.tokens).toBeGreaterThan(4);
+  expect(textOf(await resumed(page(disk).kept))).toBe(textOf(chunks));
+});
+
+test("a request without an id is not kept, and the engine's other methods are its own", async () => {
+  const { disk, kept } = page();
+  await read(await kept.chat.completions.create(CHAT));
+  await read(kept.generate("hi", { maxTokens: 3 }));
+  expect(await kept.countTokens("abc")).toBe(4);
+  expect(kept.info.model).toBe("fake");
+  expect("journals" in kept).toBe(true);
+  expect(disk.files.size).toBe(0);
+});
