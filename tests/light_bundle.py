@@ -13,8 +13,9 @@ about 50 tokens, which take longer than the compilation of the second variant.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -115,6 +116,19 @@ def one_compilation() -> Iterator[None]:
         patch.setattr(cpu, "by_name", base_of)
         patch.setattr(cpu, "tvm_target", lambda *level: {**tvm_target(*level), "opt-level": 0})
         patch.setattr(cuda, "compile_cubin", lambda *_: (b"\x7fELF", ""))
+        yield
+
+
+@contextmanager
+def kernels_of_models(limits: Limits | None = None) -> Iterator[None]:
+    """Used by tests that run models on every target: as inside `one_compilation`, `few_kernels`, and, for given limits,
+    `kernels_for`.
+
+    Until lavapipe has a kernel in its cache, it compiles it for 0.1 to 0.4 s, five times as long as we do, and each
+    variant has tests of its own. With NEARFAR_ALL_VARIANTS, which `make test-all` sets, bundles contain all variants.
+    """
+    few = nullcontext() if os.environ.get("NEARFAR_ALL_VARIANTS") else few_kernels()
+    with one_compilation(), nullcontext() if limits is None else kernels_for(limits), few:
         yield
 
 

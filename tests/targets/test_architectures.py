@@ -23,7 +23,7 @@ from draft_assistant import ASSISTED, DraftAssistant, require_assistant_guesses
 from draft_heads import DraftHeads
 from emulated_driver import EmulatedDriver
 from large_activations import make_large
-from light_bundle import kernels_for, one_compilation
+from light_bundle import kernels_of_models
 from ragged import chunk_of, chunked_logits, ragged_logits, sequences_alone
 from tiny_models import CHECKPOINTS
 from tolerances import F16, F16_PRODUCTS_MODEL, F32, relative_error
@@ -70,7 +70,7 @@ def target(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def kernels_that_run() -> Iterator[None]:
     """Bundles contain only the kernels that their test runs, since lowering takes most of its time."""
-    with one_compilation(), kernels_for(LIMITS):
+    with kernels_of_models(LIMITS):
         yield
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from emulated_driver import EmulatedDriver
-from light_bundle import kernels_for, one_compilation
+from light_bundle import kernels_of_models
 from tiny_encoders import CONTEXT, make_encoder, rows_of, texts_of
 from tolerances import F32, relative_error
 
@@ -70,7 +70,7 @@ def test_vectors_are_those_of_transformers(
     options = CompileOptions(
         target=target, quantization="f32", context=CONTEXT, activations=("float32",), self_test=False
     )
-    with one_compilation(), kernels_for(LIMITS):
+    with kernels_of_models(LIMITS):
         bundle = compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options)
     runner = runner_of(target, bundle, request)
     try:

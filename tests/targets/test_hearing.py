@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hearing_families import AUDIO, FAMILIES, Floats, Heard, make_hearing, sound
-from light_bundle import kernels_for, one_compilation
+from light_bundle import kernels_of_models
 from test_runners import emulation_for, open_on
 from tolerances import F32, relative_error
 
@@ -35,7 +35,7 @@ LIMITS = Limits(tokens=110, sequences=2, rows=110, pages=16, patches=512)
 
 def compiled(folder: Path, output: Path, target: str = "cpu", **options: object) -> Bundle:
     given = {"quantization": "f32", "context": 256, "activations": ("float32",), **options}
-    with one_compilation(), kernels_for(LIMITS):
+    with kernels_of_models(LIMITS):
         compile_model(str(folder), output, CompileOptions(target=target, **given))  # type: ignore[arg-type]
     return open_bundle(output)
 

@@ -11,6 +11,7 @@ import pytest
 from conftest import CompileTiny
 from gguf import GGMLQuantizationType as Type
 from gguf_files import WIDE, make_gguf
+from light_bundle import kernels_of_models
 from tiny_adapters import MLP, SELF_ATTENTION, Deltas, adapted_logits, make_adapter
 from tolerances import F32, relative_error
 
@@ -58,7 +59,6 @@ def test_adapters_on_a_gpu_change_the_logits_as_in_transformers(
         assert relative_error(row, expected) < F32, slot
 
 
-@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize(("target", "make_runner"), [("cpu", CpuRunner), ("webgpu", WebGPURunner)])
 def test_adapters_change_a_model_whose_checkpoint_stores_integers(
     target: str, make_runner: Callable[..., Runner], tmp_path: Path
@@ -69,7 +69,8 @@ def test_adapters_change_a_model_whose_checkpoint_stores_integers(
     # One layer: attention of random weights amplifies the order of sums.
     file, _ = make_gguf("qwen3", tmp_path, stored, {**WIDE, "num_hidden_layers": 1})
     options = CompileOptions(target=target, context=64, lora_rank=3, self_test=False, activations=("float32",))
-    bundle: Bundle = compile_model(str(file), tmp_path / "bundle", options)
+    with kernels_of_models():
+        bundle: Bundle = compile_model(str(file), tmp_path / "bundle", options)
     assert {weight.quantization for weight in bundle.manifest.weights.values()} == {
         None, "q4g32_f16", "q4g32b_f16", "q8g32_f16",
     }  # fmt: skip

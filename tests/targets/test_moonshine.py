@@ -6,14 +6,13 @@ sequences that attend to two clips.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from heard_pieces import Reads
-from light_bundle import one_compilation
+from light_bundle import kernels_of_models
 from plain_target import compile_plain
 from sounds import pattern
 from test_runners import emulation_for, open_on
@@ -59,7 +58,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
 
 
 def compiled(folder: Path, output: Path, target: str, **options: Any) -> Bundle:
-    compile_model(str(folder), output, CompileOptions(**{"target": target, "quantization": "f32", **options}))
+    with kernels_of_models():
+        compile_model(str(folder), output, CompileOptions(**{"target": target, "quantization": "f32", **options}))
     return open_bundle(output)
 
 
@@ -81,8 +81,7 @@ def test_rows_and_logits_are_those_of_transformers(
 ) -> None:
     (folder, model), (_, computed) = folders[family], FAMILIES[family]
     emulated = emulation_for(target, request)
-    with one_compilation() if target == "cpu" else nullcontext():
-        bundle = compiled(folder, tmp_path / "bundle", "webgpu" if target == "numpy" else target)
+    bundle = compiled(folder, tmp_path / "bundle", "webgpu" if target == "numpy" else target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)
     assert isinstance(runner, PlanRunner)
     manifest, audio = runner.manifest, runner.manifest.spec.audio

@@ -4,13 +4,12 @@ whose last row is not full, alone and together.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from light_bundle import one_compilation
+from light_bundle import kernels_of_models
 from test_runners import emulation_for, open_on
 from tiny_parakeet import MELS, make_parakeet
 from tolerances import F32, relative_error
@@ -39,7 +38,8 @@ def parakeet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 def compiled(folder: Path, output: Path, target: str, **options: Any) -> Bundle:
     asked = {"target": target, "quantization": "f32", "context": CONTEXT, **options}
-    compile_model(str(folder), output, CompileOptions(**asked))
+    with kernels_of_models():
+        compile_model(str(folder), output, CompileOptions(**asked))
     return open_bundle(output)
 
 
@@ -66,8 +66,7 @@ def test_scores_are_those_of_transformers(
 ) -> None:
     folder, model = parakeet
     emulated = emulation_for(target, request)
-    with one_compilation() if target == "cpu" else nullcontext():
-        bundle = compiled(folder, tmp_path / "bundle", "webgpu" if target == "numpy" else target)
+    bundle = compiled(folder, tmp_path / "bundle", "webgpu" if target == "numpy" else target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)
     assert isinstance(runner, PlanRunner)
     conformer = bundle.manifest.spec.conformer

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from light_bundle import kernels_for, one_compilation
+from light_bundle import kernels_of_models
 from test_runners import emulation_for, open_on
 from tolerances import F32, INT8, relative_error
 from video_families import make_video
@@ -43,7 +43,7 @@ Floats = npt.NDArray[np.float32]
 
 def compiled(folder: Path, output: Path, target: str = "cpu", **options: object) -> Bundle:
     given = {"quantization": "f32", "context": 256, "activations": ("float32",), **options}
-    with one_compilation(), kernels_for(LIMITS):
+    with kernels_of_models(LIMITS):
         compile_model(str(folder), output, CompileOptions(target=target, **given))  # type: ignore[arg-type]
     return open_bundle(output)
 

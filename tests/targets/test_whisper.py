@@ -4,13 +4,12 @@ decoder in one piece and token by token, for two sequences that attend to differ
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from light_bundle import one_compilation
+from light_bundle import kernels_of_models
 from plain_target import compile_plain
 from test_runners import emulation_for, open_on
 from tiny_whisper import CONTEXT, TEXT, log_mel, make_whisper
@@ -40,7 +39,8 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 def compiled(folder: Path, output: Path, target: str, **options: Any) -> Bundle:
-    compile_model(str(folder), output, CompileOptions(**{"target": target, "quantization": "f32", **options}))
+    with kernels_of_models():
+        compile_model(str(folder), output, CompileOptions(**{"target": target, "quantization": "f32", **options}))
     return open_bundle(output)
 
 
@@ -70,8 +70,7 @@ def test_rows_and_logits_are_those_of_transformers(
 ) -> None:
     folder, model = whisper
     emulated = emulation_for(target, request)
-    with one_compilation() if target == "cpu" else nullcontext():
-        bundle = compiled(folder, tmp_path / "bundle", "webgpu" if target == "numpy" else target)
+    bundle = compiled(folder, tmp_path / "bundle", "webgpu" if target == "numpy" else target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)
     assert isinstance(runner, PlanRunner)
     page_size = runner.manifest.page_size
