@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 from light_bundle import few_kernels, kernels_for, lighten, one_compilation
@@ -64,9 +65,13 @@ sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Print the reason of every skip, and let Hypothesis start fast."""
+    """Print the reason of every skip, let Hypothesis start fast, and let it wait for a busy machine."""
     if "s" not in config.option.reportchars:
         config.option.reportchars += "s"
+    # What an example takes, and what it takes to make one, says nothing about the code.
+    unhurried = (HealthCheck.too_slow, HealthCheck.function_scoped_fixture)
+    settings.register_profile("unhurried", settings.default, deadline=None, suppress_health_check=unhurried)
+    settings.load_profile("unhurried")
     # Hypothesis draws from the constants in the code as well, but needs seconds to parse all of it.
     pytest.MonkeyPatch().setattr(providers, "_get_local_constants", Constants)
 

@@ -120,12 +120,12 @@ def fuzz(odd: Path, examples: int) -> None:
         st.just("model.safetensors"), st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "other"])
     )
 
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(target=keys_of_files | header, value=VALUES)
     def values(target: tuple[str, str], value: Any) -> None:
         with_file(odd, target[0], mutated(odd, *target, value))
 
-    @settings(max_examples=examples // 2, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+    @settings(max_examples=examples // 2, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(name=st.sampled_from(FILES), content=st.sampled_from(sorted(CONTENTS)) | st.binary(max_size=40))
     def contents(name: str, content: str | bytes) -> None:
         with_file(odd, name, CONTENTS[content] if isinstance(content, str) else content)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearfar.compiler.formats.safetensors_file import SafetensorsTensor, read_safetensors
 from nearfar.compiler.runtime.errors import CheckpointError, UnsupportedModel
 
-FILE_SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FILE_SETTINGS = settings(max_examples=150)
 
 
 def write(path: Path, header: Any, data: bytes = b"") -> Path:

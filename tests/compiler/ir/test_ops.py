@@ -140,7 +140,7 @@ def test_parts_that_are_not_in_canonical_form_are_refused(parts: object) -> None
 # --- meanings ---
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(rows=st.integers(1, 30), first=st.integers(0, 30), seed=st.integers(0, 99))
 def test_a_table_in_two_parts_embeds_like_one_table(rows: int, first: int, seed: int) -> None:
     table, token_ids = random(seed, rows + first, 5), np.random.default_rng(seed).integers(0, rows + first, 9)
@@ -152,7 +152,7 @@ def test_a_table_in_two_parts_embeds_like_one_table(rows: int, first: int, seed:
     np.testing.assert_array_equal(whole, table[[*token_ids, sampled[2], sampled[0]]])
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     rows=st.integers(1, 4), columns=st.integers(1, 20), outputs=st.integers(1, 20), cut=st.integers(0, 20),
     seed=st.integers(0, 99),
@@ -229,7 +229,7 @@ def test_an_rms_norm_of_zeros_is_zero() -> None:
     assert not run("rms_norm", {"x": np.zeros((2, 8), np.float32), "weight": random(1, 8)}, eps=1e-6).any()
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(first=st.integers(0, 40), distance=st.integers(0, 20), shift=st.integers(0, 40), seed=st.integers(0, 99))
 def test_products_of_rotated_heads_depend_on_their_distance_alone(
     first: int, distance: int, shift: int, seed: int

@@ -27,7 +27,7 @@ def graphs(draw: st.DrawFn) -> tuple[ModelSpec, Graph, Graph]:
     return spec, plain, run_passes(plain, Q4, limit) if limit else plain
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(drawn=graphs())
 def test_no_step_writes_a_buffer_that_it_reads_except_into(drawn: tuple[ModelSpec, Graph, Graph]) -> None:
     plan = make_plan(drawn[2])
@@ -38,7 +38,7 @@ def test_no_step_writes_a_buffer_that_it_reads_except_into(drawn: tuple[ModelSpe
             assert list(step.outputs.values()) == [step.inputs["into"]]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(drawn=graphs(), seed=st.integers(0, 1000))
 def test_reuse_never_overwrites_a_value_that_is_still_needed(drawn: tuple[ModelSpec, Graph, Graph], seed: int) -> None:
     spec, plain, graph = drawn
@@ -52,7 +52,7 @@ def test_reuse_never_overwrites_a_value_that_is_still_needed(drawn: tuple[ModelS
         assert found.states[name].tobytes() == state.tobytes(), name
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(drawn=graphs())
 def test_names_are_unique_over_inputs_states_constants_weights_and_buffers(
     drawn: tuple[ModelSpec, Graph, Graph],
@@ -66,7 +66,7 @@ def test_names_are_unique_over_inputs_states_constants_weights_and_buffers(
     assert set(plan.outputs.values()) <= set(plan.buffers)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(drawn=graphs())
 def test_every_output_buffer_has_the_shape_and_dtype_of_its_value(drawn: tuple[ModelSpec, Graph, Graph]) -> None:
     graph = drawn[2]
@@ -78,7 +78,7 @@ def test_every_output_buffer_has_the_shape_and_dtype_of_its_value(drawn: tuple[M
             assert (buffer.shape, buffer.dtype) == (value.shape, value.dtype)
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(spec=specs())
 def test_the_number_of_buffers_does_not_grow_with_layers(spec: ModelSpec) -> None:
     def count(layers: int) -> int:

@@ -106,7 +106,7 @@ def test_an_op_is_its_definition(op: str) -> None:
     assert relative_error(state[0], after) < F32
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(list(SIZES)), st.data())
 def test_any_interleaving_of_sequences_is_each_alone(op: str, data: st.DataObject) -> None:
     alone = [run(op, slots(op, 1), [(0, LENGTH, 0, 0)], seeds=[seed])[0] for seed in range(3)]

@@ -24,7 +24,7 @@ RANK = 3
 LAYER_NORMS = DecoderLayout(centered_norms=True, norm_bias=True)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(
     spec=specs(),
     seed=st.integers(0, 1000),

@@ -32,7 +32,7 @@ QWEN2_0_5B = ModelSpec(
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(spec=specs(), seed=st.integers(0, 1000))
 def test_all_passes_together_leave_logits_and_pages_as_they_were(spec: ModelSpec, seed: int) -> None:
     plain = forward(spec, PAGE_SIZE, CONTEXT)
@@ -44,7 +44,7 @@ def test_all_passes_together_leave_logits_and_pages_as_they_were(spec: ModelSpec
 
 
 @pytest.mark.parametrize("fuse", FUSIONS, ids=lambda fuse: fuse.__name__)
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(spec=specs(), seed=st.integers(0, 1000))
 def test_each_pass_alone_leaves_logits_and_pages_as_they_were(fuse: Pass, spec: ModelSpec, seed: int) -> None:
     plain = forward(spec, PAGE_SIZE, CONTEXT)
@@ -53,7 +53,7 @@ def test_each_pass_alone_leaves_logits_and_pages_as_they_were(fuse: Pass, spec: 
     assert max(errors(run_graph(fuse(plain), tensors, batches), expected).values()) < F32
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(spec=specs(), seed=st.integers(0, 1000))
 def test_passes_in_the_reverse_order_leave_logits_and_pages_as_they_were(spec: ModelSpec, seed: int) -> None:
     plain = forward(spec, PAGE_SIZE, CONTEXT)
@@ -64,7 +64,7 @@ def test_passes_in_the_reverse_order_leave_logits_and_pages_as_they_were(spec: M
     assert max(errors(run_graph(graph, tensors, batches), run_graph(plain, tensors, batches)).values()) < F32
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(spec=specs())
 def test_a_pass_run_twice_changes_nothing_more(spec: ModelSpec) -> None:
     once = run_passes(forward(spec, PAGE_SIZE, CONTEXT), Q4, MAX_BINDING_BYTES)
@@ -73,7 +73,7 @@ def test_a_pass_run_twice_changes_nothing_more(spec: ModelSpec) -> None:
     assert twice.parameters == once.parameters
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(spec=specs())
 def test_a_layer_becomes_five_steps(spec: ModelSpec) -> None:
     graph = run_passes(forward(spec, PAGE_SIZE, CONTEXT), Q4, MAX_BINDING_BYTES)
@@ -81,7 +81,7 @@ def test_a_layer_becomes_five_steps(spec: ModelSpec) -> None:
     assert [node.op for node in graph.nodes] == ["embed", *layer * spec.num_layers, "take_rows", "linear", *SAMPLING]
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(spec=specs())
 def test_passes_use_every_row_of_every_tensor_as_before(spec: ModelSpec) -> None:
     plain = forward(spec, PAGE_SIZE, CONTEXT)

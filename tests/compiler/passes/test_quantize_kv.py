@@ -19,7 +19,7 @@ from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.passes import run_passes
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(spec=specs(), seed=st.integers(0, 1000), kv=st.sampled_from(["q8", "q4"]))
 def test_quantized_pages_hold_nearly_the_same_keys_and_values(spec: ModelSpec, seed: int, kv: str) -> None:
     form, spec = KV_FORMATS[kv], replace(spec, head_dim=8, num_layers=1)

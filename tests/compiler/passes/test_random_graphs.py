@@ -47,7 +47,7 @@ def distance(found: Result, expected: Result) -> float:
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "after those before it"])
 @pytest.mark.parametrize("fuse", FUSIONS, ids=lambda fuse: fuse.__name__)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(graph=graphs())
 def test_a_pass_preserves_the_results_of_a_random_graph(fuse: Pass, alone: bool, graph: Graph) -> None:
     for earlier in () if alone else FUSIONS[: FUSIONS.index(fuse)]:
@@ -59,7 +59,7 @@ def test_a_pass_preserves_the_results_of_a_random_graph(fuse: Pass, alone: bool,
         assert distance(run_graph(fused, tensors, batches), run_graph(graph, tensors, batches)) < F32
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(graph=graphs())
 def test_all_passes_and_the_plan_preserve_the_results_of_a_random_graph(graph: Graph) -> None:
     tensors, batches = random_tensors(graph, 2), random_batches(VOCAB_SIZE, 2)

@@ -26,7 +26,7 @@ def smallest_limit(graph: Graph, quantization: Quantization) -> int:
     return 4 * max(plane.row_bytes for each in columns for plane in quantization.planes(each))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(spec=specs(), quantization=quantizations, factor=st.integers(1, 4), seed=st.integers(0, 1000))
 def test_split_weights_compute_the_same_as_unsplit_ones(
     spec: ModelSpec, quantization: Quantization, factor: int, seed: int
@@ -38,7 +38,7 @@ def test_split_weights_compute_the_same_as_unsplit_ones(
     assert max(errors(found, run_graph(plain, tensors, batches)).values()) < F32
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(spec=specs(), quantization=quantizations, factor=st.integers(1, 4))
 def test_every_plane_of_a_split_weight_fits_the_limit(spec: ModelSpec, quantization: Quantization, factor: int) -> None:
     plain = forward(spec, PAGE_SIZE, CONTEXT)
@@ -52,7 +52,7 @@ def test_every_plane_of_a_split_weight_fits_the_limit(spec: ModelSpec, quantizat
             )
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(spec=specs(), factor=st.integers(1, 4))
 def test_parts_hold_every_row_of_the_matrix_once_and_start_at_even_rows(spec: ModelSpec, factor: int) -> None:
     plain = forward(spec, PAGE_SIZE, CONTEXT)

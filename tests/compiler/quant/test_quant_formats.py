@@ -14,7 +14,7 @@ from nearfar.compiler.quant.q4 import SMALLEST_NORMAL
 from nearfar.compiler.runtime.errors import QuantizationError
 
 COLUMNS = (1, 31, 32, 33, 72, 96)
-FAST = settings(max_examples=25, deadline=None, derandomize=True)
+FAST = settings(max_examples=25, derandomize=True)
 
 # In units of a group's largest magnitude: half a step, or a full step for Q4, whose codes do not reach the end of the
 # other sign; and the rounding of the scale.

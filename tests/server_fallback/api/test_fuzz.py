@@ -73,7 +73,6 @@ def test_every_answer_is_one_that_the_document_names(
     @given(document[path][method].as_strategy(generation_mode=mode))
     @settings(
         max_examples=EXAMPLES,
-        deadline=None,
         derandomize=EXAMPLES < 100,
         database=None,
         suppress_health_check=list(HealthCheck),

@@ -98,7 +98,7 @@ def test_marks_inside_strings_are_not_parts_of_the_structure(value: object) -> N
 
 
 @given(JSON_VALUES, st.randoms(use_true_random=False))
-@settings(max_examples=30, phases=[Phase.generate], deadline=None)
+@settings(max_examples=30, phases=[Phase.generate])
 def test_structure_is_the_same_in_pieces(value: object, random: Random) -> None:
     text = json.dumps([value, '\\"[{', "\\", "[{"]).encode()
     for depth in (1, MAX_DEPTH - 1, MAX_DEPTH + 1):

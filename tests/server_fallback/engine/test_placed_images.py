@@ -178,7 +178,7 @@ def test_no_step_ends_inside_an_image_that_is_read_as_a_whole() -> None:
     run(work())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     prompts=st.lists(
         st.tuples(st.lists(st.one_of(st.integers(0, 12), st.just("image")), min_size=1, max_size=6), st.integers(1, 8)),
@@ -349,7 +349,7 @@ PARTS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     prompts=st.lists(st.tuples(PARTS, st.integers(1, 8), st.integers(0, 2)), min_size=1, max_size=9),
     at_once=st.integers(1, 3),

@@ -138,7 +138,7 @@ class PoolAndCache(RuleBasedStateMachine):
 
 
 TestPoolAndCache = PoolAndCache.TestCase
-TestPoolAndCache.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, database=None)
+TestPoolAndCache.settings = settings(max_examples=100, stateful_step_count=30, database=None)
 
 
 def test_an_evicted_page_is_the_one_not_used_for_longest() -> None:

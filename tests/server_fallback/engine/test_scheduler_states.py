@@ -230,7 +230,7 @@ class Scheduling(RuleBasedStateMachine):
 
 
 TestScheduling = Scheduling.TestCase
-TestScheduling.settings = settings(max_examples=50, stateful_step_count=40, deadline=None, database=None)
+TestScheduling.settings = settings(max_examples=50, stateful_step_count=40, database=None)
 
 
 def config(**other: Any) -> SchedulerConfig:

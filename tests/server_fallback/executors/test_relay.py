@@ -130,7 +130,7 @@ def piece(kind: str, text: str, index: int) -> dict[str, Any]:
     return reasoning_part(text, index) if kind == "reasoning" else chunk(text, index=index)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.sampled_from(["text"] * 6 + ["call", "reasoning"]), TEXTS, st.integers(0, 2)), max_size=24),
     st.integers(0, len(STYLES) - 1),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearfar.compiler.runtime.errors import RequestError
@@ -180,7 +180,7 @@ def test_a_text_cannot_forge_a_control_token_in_any_field(
         assert tokenizer.decode(ids, skip_special_tokens=False) == rendered
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(
     parts=st.lists(
         st.sampled_from(["<", "|", "<|", "e", "end", "end|>", "|>", ">", "x", " ", "<s", "start|>", "<|end|>", "user"]),

@@ -99,7 +99,7 @@ def run_of(parts: list[tuple[str, int]], some: str, seed: int) -> str:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(parts=TEXTS, seed=st.integers(0, 10**6), composed=st.booleans(), whole=st.booleans())
 def test_no_continuation_changes_the_stable_tokens(
     split: str, parts: list[tuple[str, int]], seed: int, composed: bool, whole: bool
@@ -108,7 +108,7 @@ def test_no_continuation_changes_the_stable_tokens(
     check(made, run_of(parts, some, seed))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(parts=TEXTS, seed=st.integers(0, 10**6))
 def test_no_continuation_changes_the_stable_tokens_of_one_long_word(parts: list[tuple[str, int]], seed: int) -> None:
     made, some = sentence_pieces(seed)
@@ -128,7 +128,7 @@ def cascade(rng: random.Random) -> Any:
     return made
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 10**6), start=st.integers(0, 20), length=st.integers(25, 60))
 def test_tokens_that_depend_on_the_end_of_a_long_word_are_not_stable(seed: int, start: int, length: int) -> None:
     made, letters = cascade(random.Random(seed)), ascii_letters[start:]

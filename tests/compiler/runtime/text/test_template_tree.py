@@ -80,7 +80,7 @@ def test_thousands_of_drawn_templates_render_as_in_jinja2(script: SharedScript, 
 
 def draw_templates(script: SharedScript, count: int, number: int) -> None:
     @seed(number)
-    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=count, database=None, suppress_health_check=list(HealthCheck))
     @given(templates())
     def check(source: str) -> None:
         require_equal(script, source)

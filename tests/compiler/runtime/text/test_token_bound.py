@@ -43,7 +43,7 @@ def composed() -> Any:
 
 
 @pytest.mark.parametrize(("make", "limit"), [(byte_level, 2), (byte_fallback, 6), (composed, 8)])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.one_of(st.text(max_size=20), st.text("ab A\u1fbe\u0308\u0301\u212a", max_size=20)))
 def test_no_token_represents_more_bytes_than_the_limit(make: Callable[[], Any], limit: int, text: str) -> None:
     backend = make()

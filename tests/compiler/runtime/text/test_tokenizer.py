@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearfar.compiler.runtime.errors import CheckpointError, RequestError
@@ -353,7 +353,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool = T
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250)
 @given(ids=st.lists(st.integers(0, 345), max_size=24), skip=st.booleans())
 def test_any_ids_stream_to_the_text_of_decoding_all_of_them(
     backend: str, ids: list[int], skip: bool, wrapped: Callable[[str], Tokenizer]
@@ -363,7 +363,7 @@ def test_any_ids_stream_to_the_text_of_decoding_all_of_them(
 
 
 @pytest.mark.parametrize("backend", ["word_pieces", "metaspace"])
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250)
 @given(ids=st.lists(st.integers(0, 18), max_size=24), skip=st.booleans())
 def test_ids_of_small_vocabularies_stream_to_the_text_of_decoding_all_of_them(
     backend: str, ids: list[int], skip: bool, wrapped: Callable[[str], Tokenizer]
@@ -373,7 +373,7 @@ def test_ids_of_small_vocabularies_stream_to_the_text_of_decoding_all_of_them(
 
 
 @pytest.mark.parametrize("backend", ["byte_level", "byte_fallback"])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(text=st.text(max_size=12))
 def test_any_text_streams_completely_and_without_broken_characters(
     backend: str, text: str, wrapped: Callable[[str], Tokenizer]

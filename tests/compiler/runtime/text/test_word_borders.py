@@ -61,7 +61,7 @@ def shortened(made: Tokenizer, text: str, count: int) -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(parts=st.lists(PARTS, min_size=1, max_size=12), times=st.integers(1, 40), count=st.integers(0, 40))
 # A word that is too long for BERT is one token, whose beginning would be several.
 @example(parts=["hello"], times=40, count=1)

@@ -87,7 +87,7 @@ def test_far_from_its_end_an_answer_may_be_anything_that_the_grammar_allows(boun
         constraint.accept(bounded.shapes.tokens.index(bytes([character])))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.binary(min_size=1, max_size=3), min_size=1, max_size=8),
     st.lists(st.text("ab\u00e9", max_size=9), min_size=1, max_size=6),
