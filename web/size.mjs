@@ -11,6 +11,7 @@ const FILES = {
   client_gzip_bytes: ["dist/client.js", 10_000],
   onnx_gzip_bytes: ["dist/onnx.js", 10_000],
   adapters_gzip_bytes: ["dist/adapters.js", 6_000],
+  decide_gzip_bytes: ["dist/decide.js", 8_000],
   drafts_gzip_bytes: ["dist/drafts.js", 7_200],
   images_gzip_bytes: ["dist/images.js", 16_500],
   videos_gzip_bytes: ["dist/videos.js", 6_100],

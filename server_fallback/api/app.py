@@ -37,7 +37,7 @@ from .model_routes import about_router, admin_router, models_router
 from .queue_waits import QueueWaits
 from .service import Service
 from .speech import speech_router
-from .texts import embeddings_router, ranking_router, tokenize_router
+from .texts import decide_router, embeddings_router, ranking_router, tokenize_router
 from .traces import Traces
 from .transcriptions import transcriptions_router
 from .verify import verify_router
@@ -114,6 +114,7 @@ def create_app(
     # A fixed path such as /v1/models/load must come before a pattern that matches it too.
     app.include_router(generation_router(KINDS, service, routed=routed))
     app.include_router(embeddings_router(service, routed=routed))
+    app.include_router(decide_router(service, routed=routed))
     for router in (
         ranking_router,
         kserve_router,

@@ -1,4 +1,6 @@
-"""Embeddings, reranking, scores, classes and tokens: a request about texts, and one JSON object as the answer."""
+"""Embeddings, reranking, scores, classes, decisions and tokens: a request about texts, and one JSON object as the
+answer.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,13 @@ from pydantic import BaseModel
 
 from nearfar.compiler.runtime.errors import RequestError
 
-from ..executors.executor import Call, Executor, Ranks
+from ..executors.executor import Call, Decides, Executor, Ranks
+from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embed import EmbedRequest, EmbedResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.encoding import EncodingRequest
 from ..schema.rerank import RerankRequest, RerankResponse
-from ..schema.routed import RoutedEmbeddingRequest
+from ..schema.routed import RoutedDecideRequest, RoutedDecideResponse, RoutedEmbeddingRequest
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..text.embed_forms import as_cohere, as_openai, renamed
@@ -49,6 +52,28 @@ def embeddings_router(service: Service, *, routed: bool = False) -> APIRouter:
         except RequestError as error:
             raise renamed(error) from error
         return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
+
+    return router
+
+
+def decide_router(service: Service, *, routed: bool = False) -> APIRouter:
+    """``routed`` as for `embeddings_router`."""
+    router = keyed_router()
+    answer = RoutedDecideResponse if routed else DecideResponse
+
+    @post(router, "/v1/decide", RoutedDecideRequest if routed else DecideRequest, answer)
+    async def decide(body: DecideRequest, request: Request) -> Response:
+        check_calls(body.messages or ())
+        executor = await _begin(service, body, request, 1, "questions")
+        if not isinstance(executor, Decides):
+            raise ApiError(
+                400, "this model answers no questions; use a model that generates text", "invalid_value", "model"
+            )
+        exchange = exchange_of(request)
+        work = executor.decide(body, encoding_call(body, exchange))
+        answer = await service.drain.run(work, request.receive, exchange.deadline)
+        service.metrics.count(body.model, answer.usage.prompt_tokens, 0, exchange)
+        return _answer(answer)
 
     return router
 
@@ -125,7 +150,9 @@ async def _rank(
     return _answer(answer)
 
 
-async def _begin(service: Service, body: EncodingRequest, request: Request, num_texts: int, param: str) -> Executor:
+async def _begin(
+    service: Service, body: EncodingRequest | DecideRequest, request: Request, num_texts: int, param: str
+) -> Executor:
     """Check the configured limits, find the model, and count the request as one answer of it. Raises ApiError,
     UnknownModel.
     """
@@ -141,7 +168,7 @@ async def _begin(service: Service, body: EncodingRequest, request: Request, num_
     return executor
 
 
-def encoding_call(body: EncodingRequest, exchange: Exchange) -> Call:
+def encoding_call(body: EncodingRequest | DecideRequest, exchange: Exchange) -> Call:
     priority = exchange.priority(body.priority)
     return Call(exchange.request_id, priority, exchange.deadline, exchange.passed_on, exchange.client)
 

@@ -21,6 +21,7 @@ from ..engine.stats import EngineStats
 from ..engine.verification import Verification, VerifyingSource
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import AnswerRequest
+from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from ..schema.pipeline import StepTime
@@ -194,6 +195,13 @@ class Drafts(Executor, Protocol):
         """Like `Executor.answer`, with the tokens of another source: prompts, texts, stop strings and chunks are this
         model's.
         """
+
+
+@runtime_checkable
+class Decides(Protocol):
+    """An executor of a model that answers typed questions. Raises the errors of `Executor`."""
+
+    async def decide(self, request: DecideRequest, call: Call) -> DecideResponse: ...
 
 
 @runtime_checkable

@@ -22,6 +22,7 @@ from ..engine.stats import EngineStats
 from ..engine.verification import Verification
 from ..images.reader import decodes_video_files
 from ..schema.completions import AnswerRequest
+from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
@@ -40,6 +41,7 @@ from ..text.reasoning import State
 from ..text.reasoning_constraint import ReasoningConstraint
 from ..text.requests import check_prompt
 from ..text.text_workers import TextWorkers
+from .decide import Decider
 from .executor import Abilities, Call, ExecutorState
 from .local_share import LocalShare
 from .read_request import Asked, read_request
@@ -120,6 +122,15 @@ class LocalExecutor:
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:  # noqa: ARG002
         raise RequestError("this model generates text and makes no embeddings; use an embedding model", param="model")
+
+    async def decide(self, request: DecideRequest, call: Call) -> DecideResponse:
+        async def read(chat: Chat) -> ChatPrompt:
+            return await self._chat_prompt(chat, call.client)
+
+        engine = self._engine
+        return await Decider(self._model, self.context, engine, self._adapter, read, engine.arrive).decide(
+            request, call
+        )
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         text, messages = request.prompt, request.messages

@@ -16,6 +16,7 @@ from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, Request
 
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import AnswerRequest
+from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.encoding import EncodingRequest
 from ..schema.rerank import RerankRequest, RerankResponse
@@ -36,6 +37,7 @@ ATTEMPTS = 3
 RETRY_SECONDS = 0.1
 EMBEDDINGS = "/v1/embeddings"
 RERANK, SCORE, CLASSIFY = "/v1/rerank", "/v1/score", "/v1/classify"
+DECIDE = "/v1/decide"
 GENERATES = (CHAT, COMPLETIONS)
 
 
@@ -191,6 +193,15 @@ class UpstreamExecutor:
             )
         return answer.model_copy(update={"model": self._options.name})
 
+    async def decide(self, request: DecideRequest, call: Call) -> DecideResponse:
+        if self._options.dialect != "nearfar":
+            raise RequestError(
+                f"{self._options.name}: the server behind this model has no /v1/decide; use one that nearfar serves",
+                param="model",
+            )
+        answer = checked(DecideResponse, await self._post(DECIDE, request, call), self._options.name)
+        return answer.model_copy(update={"model": self._options.name})
+
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         self._require_tokenize()
         return checked(TokenizeResponse, await self._post("/tokenize", request, Call("tokenize")), self._options.name)
@@ -213,7 +224,7 @@ class UpstreamExecutor:
             await replica.upstream.close()
 
     async def _post(
-        self, path: str, request: EncodingRequest | TokenizeRequest | DetokenizeRequest, call: Call
+        self, path: str, request: EncodingRequest | DecideRequest | TokenizeRequest | DetokenizeRequest, call: Call
     ) -> dict[str, Any]:
         self._require_route(path)
         body = request.model_dump(mode="json", by_alias=True, exclude_none=True) | {"model": self._model}

@@ -12,8 +12,9 @@ from pydantic import BaseModel, Field
 from .chat import ChatCompletionRequest, Message, Messages
 from .common import Items
 from .completions import CompletionRequest
+from .decide import DecideRequest, DecideResponse
 from .embeddings import EmbeddingRequest
-from .route import Side
+from .route import Route, Side
 
 Labels = Annotated[Items[str], Field(max_length=64)]
 # BCP 47's first part, such as "en".
@@ -49,6 +50,20 @@ class RoutedEmbeddingRequest(EmbeddingRequest):
     language: Language | None = None
 
 
+class RoutedDecideRequest(DecideRequest):
+    messages: Messages[RoutedMessage] | None = None  # type: ignore[assignment]
+    labels: Labels | None = None
+    pin: Side | None = None
+    language: Language | None = None
+
+
+class RoutedDecideResponse(DecideResponse):
+    """``sides`` has the side that decided each question; ``route`` is that of the first one asked."""
+
+    sides: dict[str, Side]
+    route: Route
+
+
 # The keys for the choice of a side, which are not sent to it.
 ROUTING = frozenset({"labels", "pin", "language"})
 
@@ -65,6 +80,11 @@ def unlabelled_completion(request: CompletionRequest) -> CompletionRequest:
 
 def unlabelled_embedding(request: EmbeddingRequest) -> EmbeddingRequest:
     return EmbeddingRequest.model_construct(**_fields(request, ROUTING))
+
+
+def unlabelled_decisions(request: DecideRequest) -> DecideRequest:
+    messages = None if request.messages is None else [_plain(message) for message in request.messages]
+    return DecideRequest.model_construct(**_fields(request, {*ROUTING, "messages"}), messages=messages)
 
 
 def _plain(message: Message) -> Message:

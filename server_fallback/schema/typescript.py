@@ -57,6 +57,15 @@ from .completions import (
     CompletionLogprobs,
     CompletionRequest,
 )
+from .decide import (
+    ChoiceQuestion,
+    DecidedAnswer,
+    DecisionCalibration,
+    LabelsQuestion,
+    Scaling,
+    ScoreQuestion,
+    YesNoQuestion,
+)
 from .encoding import EncodingUsage
 from .rerank import RerankResponse, RerankResult
 from .route import Description, Route
@@ -86,7 +95,7 @@ TYPES_OF_OPENAI = {
 REQUIRED = ("messages", "prompt")
 # Answers and their parts, and their names in TypeScript: OpenAI's package has most of them. A part that is not named
 # here is written in place.
-REPLIES: dict[type[Reply], str] = {
+REPLIES: dict[type[BaseModel], str] = {
     Usage: "CompletionUsage",
     TopLogprob: "TopLogprob",
     TokenLogprob: "ChatCompletionTokenLogprob",
@@ -120,8 +129,18 @@ REPLIES: dict[type[Reply], str] = {
     VerifyAccepted: "VerifyAccepted",
     VerifyError: "VerifyError",
 }
+# The questions of /v1/decide, and the answers to them, which `web/src/shared/questions` reads.
+QUESTIONS: dict[type[BaseModel], str] = {
+    ChoiceQuestion: "ChoiceQuestion",
+    YesNoQuestion: "YesNoQuestion",
+    ScoreQuestion: "ScoreQuestion",
+    LabelsQuestion: "LabelsQuestion",
+    Scaling: "Scaling",
+    DecisionCalibration: "DecisionCalibration",
+    DecidedAnswer: "DecidedAnswer",
+}
 # What differs in the page's answers: more fields, None for those that they never have, and narrower types.
-PAGE: dict[type[Reply], dict[str, str | None]] = {
+PAGE: dict[type[BaseModel], dict[str, str | None]] = {
     TokenLogprob: {"token_id?": "number"},
     ChatCompletion: {"nearfar": None, "timings": "CompletionTimings"},
     ChatCompletionChunk: {"nearfar": None, "timings?": "CompletionTimings"},
@@ -140,6 +159,7 @@ def outputs() -> dict[Path, str]:
         WEB / "api/parameters.ts": parameters(),
         WEB / "api/parameters.json": checks(),
         WEB / "api/replies.ts": replies(),
+        WEB / "shared/questions/schema.ts": questions(),
     }
 
 
@@ -207,15 +227,29 @@ def replies() -> str:
     parts = [HEADER.format(sources="the classes of that folder"), "\n"]
     parts.append('import type { TextDocument } from "./encoder_types.js";\n')
     parts.append('import type { CompletionTimings } from "./types.js";\n')
-    schema = reply_schema()["$defs"]
-    for reply, name in REPLIES.items():
+    return "".join([*parts, *interfaces(REPLIES, reply_schema()["$defs"])])
+
+
+def questions() -> str:
+    """The types of the questions of /v1/decide, which nothing changes."""
+    schema = models_json_schema([(each, "serialization") for each in QUESTIONS], ref_template="{model}")[1]["$defs"]
+    lines = "".join(interfaces(QUESTIONS, schema)).replace("Record<string, number>", "Readonly<Record<string, number>>")
+    lines = re.sub(r"^  (\w+\??): ", r"  readonly \1: ", lines, flags=re.MULTILINE)
+    lines = lines.replace("number[][]", "(readonly number[])[]")
+    lines = re.sub(r"(?<!readonly )(\w+|\(readonly number\[\]\))\[\](?!\))", r"readonly \1[]", lines)
+    return HEADER.format(sources="decide.py of that folder") + lines
+
+
+def interfaces(classes: Mapping[type[BaseModel], str], schema: Mapping[str, Any]) -> list[str]:
+    parts = []
+    for reply, name in classes.items():
         docs = docs_of(reply)
         fields = {}
         for field, kind in reply_fields(schema[reply.__name__], schema, PAGE.get(reply, {})).items():
             doc = docs.get(field.rstrip("?"))
             fields[field] = (f"  /** {doc} */\n" if doc else "") + f"  {field}: {kind};"
         parts.append(interface(name, " ".join((reply.__doc__ or "").split()), fields))
-    return "".join(parts)
+    return parts
 
 
 def reply_schema() -> dict[str, Any]:
@@ -288,7 +322,7 @@ def typescript_of(schema: dict[str, Any], replies: Mapping[str, Any] | None = No
     if "$ref" in schema:
         assert replies is not None
         name = schema["$ref"]
-        named = {reply.__name__: written for reply, written in REPLIES.items()}
+        named = {reply.__name__: written for reply, written in (REPLIES | QUESTIONS).items()}
         fields = reply_fields(replies[name], replies).items() if name not in named else ()
         return named.get(name) or f"{{ {'; '.join(f'{field}: {kind}' for field, kind in fields)} }}"
     if "anyOf" in schema:

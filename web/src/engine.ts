@@ -1,6 +1,5 @@
 // The engine: a loaded bundle that answers requests. It combines the token engine, the tokenizer and the API.
 
-import type * as adapters from "./adapters/index.js";
 import type { AdapterFiles, AdapterOptions } from "./adapters/index.js";
 import { ChatCompletions } from "./api/chat_completions.js";
 import { encodeChat } from "./api/chat_prompt.js";
@@ -16,7 +15,8 @@ import type { EngineCounts } from "./engine/token_engine.js";
 import { TokenEngine } from "./engine/token_engine.js";
 import type { TunedEngine, Tuner } from "./engine/tuner.js";
 import type { Encoder } from "./encoders/index.js";
-import { DeviceError, RequestError, messageOf } from "./errors.js";
+import type { DecideOptions, DecideResponse, Questions } from "./decide/index.js";
+import { DeviceError, RequestError } from "./errors.js";
 import type { ChatMessage, GenerateOptions, GenerationEvent, Prompt } from "./generation.js";
 import { generationEvents, tokenRequest } from "./generation.js";
 import type { PictureCounts } from "./images/feature_cache.js";
@@ -27,7 +27,7 @@ import type { BundleAddress, Loaded, LoadOptions } from "./load.js";
 import { hasPlan, load, plan } from "./load.js";
 import type { TuningEntry } from "./runtime/manifest.js";
 import type { MemoryPlan } from "./runtime/memory_plan.js";
-import { audioFile, importVideos } from "./runtime/import_later.js";
+import { audioFile, importAdapters, importDecide, importVideos } from "./runtime/import_later.js";
 import { sha256 } from "./runtime/read_file.js";
 import type { SessionOptions } from "./session.js";
 import { SESSION_OPTIONS, Session } from "./session.js";
@@ -137,6 +137,7 @@ export class Engine implements EngineWithSessions {
       name: manifest.model,
       context: runner.limits.context,
       tokens: this,
+      endTokenIds,
       text: tokenizer,
       grammar: new Grammars(loaded.tokenizerJson, { ...manifest.spec, spoken: format?.tokens ?? [] }, loaded.grammar),
       tools:
@@ -250,6 +251,19 @@ export class Engine implements EngineWithSessions {
     return new ChatCompletions({ ...this.#model, tokens });
   }
 
+  /**
+   * How likely each answer to typed questions about a context is: a text, or the messages of a chat. Throws RequestError,
+   * DeviceError, or the signal's reason.
+   */
+  async decide(
+    context: string | readonly ChatCompletionMessageParam[],
+    questions: Questions,
+    options: DecideOptions = {},
+  ): Promise<DecideResponse> {
+    const { decide } = await importDecide();
+    return decide(this.#model, encodeChat, context, questions, options);
+  }
+
   /** The text of tokens, without special tokens. */
   decode(ids: readonly number[]): string {
     return this.#tokenizer.decode(ids);
@@ -286,13 +300,13 @@ export class Engine implements EngineWithSessions {
    * as ``model`` of the API, or as ``adapter`` of `generate`. Throws RequestError, BundleError, or the signal's reason.
    */
   async loadAdapter(adapter: string | URL | AdapterFiles, options: AdapterOptions): Promise<void> {
-    const { loadAdapter } = await adaptersModule();
+    const { loadAdapter } = await importAdapters();
     await loadAdapter(this.#tokens, this.#loaded.manifest, adapter, options);
   }
 
   /** Resolves when no answer uses the adapter any more; no new one can. Throws RequestError. */
   async unloadAdapter(name: string): Promise<void> {
-    const { unloadAdapter } = await adaptersModule();
+    const { unloadAdapter } = await importAdapters();
     await unloadAdapter(this.#tokens, name);
   }
 
@@ -404,13 +418,6 @@ export class Engine implements EngineWithSessions {
     const ids = raw ? this.#tokenizer.encode(prompt) : this.#tokenizer.encodeChat([{ role: "user", content: prompt }]);
     return { ids };
   }
-}
-
-/** Throws DeviceError if adapters.js cannot be imported. */
-async function adaptersModule(): Promise<typeof adapters> {
-  return import("./adapters/index.js").catch((error: unknown) => {
-    throw new DeviceError(`adapters.js cannot be loaded (${messageOf(error)}); serve it beside the other files`);
-  });
 }
 
 /** Whether a prompt is a text and not a list of messages. Throws RequestError if it is neither. */

@@ -2,6 +2,7 @@
 // and connectEngine returns it for a worker.
 
 import type { Transcribe } from "../audio/index.js";
+import type { DecideOptions, DecideResponse, Questions } from "../decide/index.js";
 import type { Engine, EngineInfo } from "../engine.js";
 import type { ChatMessage, GenerateOptions, GenerationEvent } from "../generation.js";
 import type { Session, SessionOptions } from "../session.js";
@@ -38,6 +39,12 @@ export interface EngineApi {
   score(params: ScoreParams, options?: RequestOptions): Promise<ScoreResponse>;
   /** The labels of texts, or of their tokens, by a classifier. */
   classify(params: ClassifyParams, options?: RequestOptions): Promise<ClassifyResponse>;
+  /** How likely each answer to typed questions about a context is; see `Engine.decide`. */
+  decide(
+    context: string | readonly ChatCompletionMessageParam[],
+    questions: Questions,
+    options?: DecideOptions,
+  ): Promise<DecideResponse>;
   generate(
     prompt: string | readonly ChatMessage[],
     options?: GenerateOptions,

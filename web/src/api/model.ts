@@ -87,6 +87,8 @@ export interface Model extends Ears {
   /** The most tokens of a prompt and its answer. */
   readonly context: number;
   readonly tokens: TokenSource;
+  /** The tokens that end a turn. */
+  readonly endTokenIds?: readonly number[] | undefined;
   readonly text: TextCodec;
   readonly grammar?: GrammarProvider | undefined;
   readonly tools?: ToolFormat | undefined;

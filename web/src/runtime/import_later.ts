@@ -1,11 +1,14 @@
 // Imports the package's files that only some bundles need: encoders.js those of embedding models, rerankers and
 // classifiers, experts.js mixtures whose experts do not fit on the device, drafts.js models whose tokens are guessed,
 // images.js models that see pictures, videos.js files of videos, audio.js models that transcribe sound, attachments.js
-// messages with files or recordings, tuning.js devices that were not measured.
+// messages with files or recordings, decide.js typed questions, adapters.js LoRA adapters, tuning.js devices that were not
+// measured.
 
+import type * as adapters from "../adapters/index.js";
 import type * as attachments from "../attachments/index.js";
 import type * as audio from "../audio/index.js";
 import type { AudioModule, ReadOptions, SoundSource } from "../audio/index.js";
+import type * as decide from "../decide/index.js";
 import type * as drafts from "../drafts/index.js";
 import type { EncodersModule } from "../encoders/index.js";
 import { DeviceError, messageOf } from "../errors.js";
@@ -13,6 +16,8 @@ import type { ExpertsModule } from "../experts/index.js";
 import type { ImagesModule } from "../images/index.js";
 import type { TuningModule } from "../tuning/index.js";
 import type * as videos from "../videos/index.js";
+
+const CANNOT = "cannot import it";
 
 /** Throws DeviceError if encoders.js cannot be imported. */
 export async function importEncoders(): Promise<EncodersModule> {
@@ -39,6 +44,13 @@ export async function importTuning(): Promise<TuningModule> {
 export async function importAttachments(): Promise<typeof attachments> {
   return imported("attachments", import("../attachments/index.js"), "cannot import it, and reads texts only");
 }
+
+/** Throws DeviceError if decide.js cannot be imported. */
+export const importDecide = (): Promise<typeof decide> => imported("decide", import("../decide/index.js"), CANNOT);
+
+/** Throws DeviceError if adapters.js cannot be imported. */
+export const importAdapters = (): Promise<typeof adapters> =>
+  imported("adapters", import("../adapters/index.js"), CANNOT);
 
 /** Throws DeviceError if images.js cannot be imported. */
 export async function importImages(): Promise<ImagesModule> {

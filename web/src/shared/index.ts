@@ -29,6 +29,9 @@ import { imageLayout } from "./images/layout.js";
 import { soundKeyHead, soundLayout, wrongSounds } from "./sounds.js";
 import { axisTaps } from "./images/positions.js";
 import { labelSpans } from "./label_spans.js";
+import { checkReading, readDecisions, undecided } from "./questions/answers.js";
+import { fitCalibration } from "./questions/calibration.js";
+import { requireDistinct } from "./questions/questions.js";
 import {
   answerFailure,
   answerTimedSide,
@@ -222,5 +225,10 @@ Object.assign(globalThis, {
     setsTemplateVariables: overJson(setsTemplateVariables),
     zeroShotHypotheses: overJson(zeroShotHypotheses),
     zeroShotProbabilities: overJson(zeroShotProbabilities),
+    askedQuestions: overJson(checkReading),
+    requireDistinct: overJson(requireDistinct),
+    readDecisions: overJson(readDecisions),
+    undecided: overJson(undecided),
+    fitCalibration: overJson(fitCalibration),
   },
 });

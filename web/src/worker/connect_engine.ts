@@ -134,6 +134,7 @@ export function remoteEngine(
     rerank: method("rerank") as EngineApi["rerank"],
     score: method("score") as EngineApi["score"],
     classify: method("classify") as EngineApi["classify"],
+    decide: method("decide") as EngineApi["decide"],
     transcribe: (async (audio: SoundSource, options?: TranscribeOptions) => {
       const sound = await readable(audio, { signal: options?.signal, maxSeconds: options?.maxSeconds });
       const answer = await remote.call(["engine", "transcribe"], [sound, options]);

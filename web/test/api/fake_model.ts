@@ -7,6 +7,7 @@ import type { Embeddings, EngineApi } from "../../src/api/engine_api.js";
 import type { Model } from "../../src/api/model.js";
 import type { Encoder } from "../../src/encoders/index.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
+import { decide } from "../../src/decide/index.js";
 import { RequestError } from "../../src/errors.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
 import { formatOf } from "../text/tool_formats.js";
@@ -122,6 +123,7 @@ export function fakeEngine(model: Model, context = 1000, encoder: Encoder | null
     rerank: encoder === null ? none : (params, options = {}) => encoder.rerank(params, options),
     score: encoder === null ? none : (params, options = {}) => encoder.score(params, options),
     classify: encoder === null ? none : (params, options = {}) => encoder.classify(params, options),
+    decide: (context, questions, options = {}) => decide(model, encodeChat, context, questions, options),
     // oxlint-disable-next-line typescript/require-await
     async *generate() {
       throw new Error("the fake engine has no generate");

@@ -1,0 +1,188 @@
+// Typed questions: the prompts and answers that the engine scores, and what is read from the scores. Python's tests
+// compare the same with transformers (tests/server_fallback/executors/test_decisions.py).
+
+import { describe, expect, test } from "vitest";
+
+import { encodeChat } from "../../src/api/chat_prompt.js";
+import type { Model } from "../../src/api/model.js";
+import type { DecideOptions, Questions } from "../../src/decide/index.js";
+import { decide, fitCalibration } from "../../src/decide/index.js";
+import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
+import { RequestError } from "../../src/errors.js";
+import { Tokenizer } from "../../src/text/tokenizer.js";
+import { modelOf } from "../api/fake_model.js";
+import { templateEntry } from "../text/template_trees.js";
+import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
+
+const QUESTIONS: Questions = {
+  topic: { type: "choice", question: "Which?", choices: ["art", "article", "7"] },
+  urgent: { type: "yes_no", question: "Urgent?" },
+  stars: { type: "score", question: "How good?", minimum: 1, maximum: 3 },
+  tone: { type: "score", question: "Which tone?", scale: ["rude", "plain", "kind"] },
+  about: { type: "labels", question: "Is it about {}?", labels: ["cats", "dogs"] },
+};
+// A semicolon ends a turn.
+const TEMPLATE =
+  "{% for m in messages %}[{{ m.role }}]{{ m.content }};{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
+const END = 59;
+
+/** How likely a token is after others: any function of them. */
+function logprobAfter(before: readonly number[], id: number): number {
+  const hash = before.reduce((sum, each, index) => (sum * 31 + each * (index + 7)) % 9973, id);
+  return -0.1 - (hash % 40) / 40;
+}
+
+class ScoringSource implements TokenSource {
+  readonly requests: TokenRequest[] = [];
+  readonly waves: number[] = [];
+  #running = 0;
+
+  async *generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
+    const { promptIds, promptLogprobs = 0, signal } = request;
+    this.requests.push(request);
+    this.#running++;
+    await new Promise((resolve) => setTimeout(resolve));
+    signal?.throwIfAborted();
+    this.waves.push(this.#running);
+    const first = promptIds.length - promptLogprobs;
+    request.onPromptLogprobs?.(
+      promptIds.slice(first).map((tokenId, index) => ({
+        tokenId,
+        logprob: logprobAfter(promptIds.slice(0, first + index), tokenId),
+        alternatives: [],
+      })),
+    );
+    yield { tokenId: END, logprob: null, alternatives: [] };
+    await new Promise((resolve) => setTimeout(resolve));
+    this.#running--;
+    return { finishReason: "length", promptTokens: promptIds.length, cachedTokens: 0, completionTokens: 1 };
+  }
+}
+
+function setUp(template = TEMPLATE, rest: Partial<Model> = {}) {
+  const source = new ScoringSource();
+  const text = new Tokenizer(byteLevelTokenizer(), { ...NO_TOKENS, ...templateEntry(template), tools: null });
+  const model = modelOf(source, { text, endTokenIds: [END], ...rest });
+  const asks = (context: Parameters<typeof decide>[2], questions = QUESTIONS, options: DecideOptions = {}) =>
+    decide(model, encodeChat, context, questions, options);
+  const promptsOf = (): string[] => source.requests.map(({ promptIds }) => text.decode(promptIds));
+  return { source, text, asks, promptsOf };
+}
+
+const softmax = (scores: readonly number[]): readonly number[] => {
+  const sum = scores.reduce((total, score) => total + Math.exp(score), 0);
+  return scores.map((score) => Math.exp(score) / sum);
+};
+
+describe("decide", () => {
+  test("sums the log-probabilities of each answer's tokens and of the end of its turn", async () => {
+    const { source, text, asks } = setUp();
+    const { decisions, model, object, usage } = await asks("A note.");
+    expect([model, object, usage.prompt_tokens > 0]).toEqual(["fake", "decisions", true]);
+    const exact = (question: string, answers: readonly string[]): readonly number[] =>
+      answers.map((answer) => {
+        const prompt = text.encode(`[user]A note.\n\n${question};[assistant]`, false);
+        const ids = [...prompt, ...text.encode(`${answer};`, false)];
+        return ids.reduce(
+          (sum, id, index) => (index < prompt.length ? sum : sum + logprobAfter(ids.slice(0, index), id)),
+          0,
+        );
+      });
+    const topic = exact("Which?\nAnswer with one of these only:\n- art\n- article\n- 7", ["art", "article", "7"]);
+    const urgent = exact("Urgent?\nAnswer Yes or No only.", ["Yes", "No"]);
+    const stars = exact("How good?\nAnswer with an integer from 1 to 3 only.", ["1", "2", "3"]);
+    const cats = exact("Is it about cats?\nAnswer Yes or No only.", ["Yes", "No"]);
+    const close = (values: readonly number[]) => values.map((value) => expect.closeTo(value, 9) as number);
+    expect(decisions.topic?.logprobs).toEqual([close(topic)]);
+    const shares = softmax(topic);
+    expect(["art", "article", "7"].map((name) => decisions.topic?.probabilities[name])).toEqual(close(shares));
+    expect(decisions.topic?.mass).toBeCloseTo(topic.reduce((sum, each) => sum + Math.exp(each), 0));
+    expect(decisions.topic?.confidence).toBeCloseTo(Math.max(...shares));
+    expect(decisions.urgent?.answer).toBe((urgent[0] ?? 0) > (urgent[1] ?? 0));
+    const mean = softmax(stars).reduce((sum, each, index) => sum + each * (index + 1), 0);
+    expect(decisions.stars?.expectation).toBeCloseTo(mean);
+    expect(decisions.stars?.answer).toBe(1 + stars.indexOf(Math.max(...stars)));
+    expect(decisions.about?.probabilities.cats).toBeCloseTo(softmax(cats)[0] ?? NaN);
+    expect(source.requests).toHaveLength(3 + 2 + 3 + 3 + 2 * 2);
+  });
+
+  test("computes the context first, then each question, then all other answers at once", async () => {
+    const { source, asks } = setUp();
+    await asks("A note.");
+    expect(source.waves[0]).toBe(1);
+    expect(Math.max(...source.waves.slice(1, 6))).toBe(5);
+    expect(Math.max(...source.waves)).toBe(9);
+    expect(source.requests.every(({ maxTokens }) => maxTokens === 1)).toBe(true);
+  });
+
+  test("puts the question into the user's last message, or after another's", async () => {
+    const questions: Questions = { urgent: { type: "yes_no", question: "Urgent?" } };
+    const { asks, promptsOf } = setUp();
+    await asks([{ role: "user", content: [{ type: "text", text: "A note." }] }], questions);
+    await asks("A note.", questions);
+    await asks([{ role: "assistant", content: "Done." }], questions);
+    const [first, , third] = promptsOf().filter((_, index) => index % 2 === 0);
+    expect(promptsOf().filter((_, index) => index % 2 === 0)[1]).toBe(first);
+    expect(first).toBe("[user]A note.\n\nUrgent?\nAnswer Yes or No only.;[assistant]Yes;");
+    expect(third).toBe("[assistant]Done.;[user]Urgent?\nAnswer Yes or No only.;[assistant]Yes;");
+  });
+
+  test("ends answers with the model's end token if its template writes earlier answers in another way", async () => {
+    const { asks, promptsOf } = setUp("{% for m in messages %}[{{ m.role }}]{% endfor %}:");
+    await asks("A", { q: { type: "yes_no", question: "?" } });
+    expect(promptsOf()).toEqual(["[user]:Yes;", "[user]:No;"]);
+  });
+
+  test("gives no answer below a bound, and reads calibrations that fit", async () => {
+    const { asks } = setUp();
+    const { decisions } = await asks("A note.", QUESTIONS, { abstain_below: 1 });
+    expect(Object.values(decisions).map(({ answer }) => answer)).toEqual([null, null, null, null, null]);
+    expect(decisions.about?.unsure).toEqual(["cats", "dogs"]);
+    const answers = { urgent: true, about: ["cats"], topic: "7" };
+    const calibration = fitCalibration(QUESTIONS, [{ decisions, answers }], { model: "fake" });
+    expect(Object.keys(calibration.questions)).toEqual(["topic", "urgent", "about/cats", "about/dogs"]);
+    const { decisions: fitted } = await asks("A note.", QUESTIONS, { calibration });
+    for (const [name, answer] of [
+      ["urgent", "Yes"],
+      ["topic", "7"],
+      ["about", "cats"],
+    ] as const)
+      expect(fitted[name]?.probabilities[answer]).toBeGreaterThan(decisions[name]?.probabilities[answer] ?? 1);
+    expect(fitted.about?.probabilities.dogs).toBeLessThan(decisions.about?.probabilities.dogs ?? 0);
+    await expect(asks("A", QUESTIONS, { calibration: { ...calibration, model: "other" } })).rejects.toThrow(
+      "was fitted to other, and this model is fake",
+    );
+  });
+
+  test.each([
+    [{ q: { type: "choice", question: "?", choices: ["a", "a"] } }, "questions.q.choices[1]", "duplicate_choice"],
+    [{ q: { type: "choice", question: "?", choices: ["a"] } }, "questions.q.choices", "too_few_choices"],
+    [{ q: { type: "yes_no", question: "?", choices: ["a"] } }, "questions.q.choices", "bad_question"],
+    [{ q: { type: "maybe", question: "?" } }, "questions.q.type", "bad_question"],
+    [{ q: { type: "score", question: "?" } }, "questions.q", "bad_question"],
+    [{ q: null }, "questions.q", "bad_question"],
+    [[], "questions", "bad_question"],
+  ] as const)("refuses %j by name", async (questions, param, code) => {
+    const { asks, source } = setUp();
+    const error: unknown = await asks("A", questions as unknown as Questions).catch((reason: unknown) => reason);
+    expect(error).toBeInstanceOf(RequestError);
+    expect((error as RequestError).details).toMatchObject({ param, code });
+    expect(source.requests).toHaveLength(0);
+  });
+
+  test("ends with its signal, and needs log-probabilities of prompts", async () => {
+    const { asks } = setUp();
+    const controller = new AbortController();
+    const asked = asks("A", QUESTIONS, { signal: controller.signal });
+    controller.abort(new Error("enough"));
+    await expect(asked).rejects.toThrow("enough");
+    const silent: TokenSource = {
+      // oxlint-disable-next-line typescript/require-await
+      async *generateTokens() {
+        yield* [];
+        return { finishReason: "length", promptTokens: 1, cachedTokens: 0, completionTokens: 1 };
+      },
+    };
+    await expect(setUp(TEMPLATE, { tokens: silent }).asks("A")).rejects.toThrow("no log-probabilities of prompts");
+  });
+});
