@@ -28,6 +28,7 @@ const FILES = {
   journal_gzip_bytes: ["dist/journal.js", 7_000],
   hybrid_gzip_bytes: ["dist/hybrid.js", 33_400],
   hybrid_encoding_gzip_bytes: ["dist/hybrid_encoding.js", 5_600],
+  hybrid_decisions_gzip_bytes: ["dist/hybrid_decisions.js", 10_000],
   describer_gzip_bytes: ["dist/describer.js", 10_000],
   speculation_gzip_bytes: ["dist/speculation.js", 5_000],
   language_model_gzip_bytes: ["dist/language-model.js", 8_200],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
@@ -24,7 +24,7 @@ from ..executors.registry import default_name
 from ..schema.chat import ChatCompletion, ChatCompletionChunk
 from ..schema.fold import ChatFold
 from ..schema.functions import with_function_calls
-from ..schema.routed import RoutedChatRequest
+from ..schema.routed import RoutedChatRequest, RoutedDecideRequest, RoutedDecideResponse
 from ..text.output import Changed, Output, folded, streamed
 from .decision.budget import Ledger
 from .decision.policy import Policy
@@ -35,6 +35,8 @@ from .sides.far import Far
 from .sides.sides import DeviceHints
 from .sides.wire_speculation import WireCounts
 
+RequestT = TypeVar("RequestT", bound=BaseModel)
+
 
 class Hybrid:
     """``chat.completions.create`` accepts OpenAI's parameters and ours.
@@ -43,7 +45,7 @@ class Hybrid:
     """
 
     def __init__(self, executor: HybridExecutor, name: str) -> None:
-        self.executor = executor
+        self.executor, self._name = executor, name
         self.chat = Chat(Completions(executor, name))
 
     @classmethod
@@ -90,6 +92,25 @@ class Hybrid:
         support it.
         """
         return self.executor.sides.speculation
+
+    async def decide(
+        self,
+        context: str | Sequence[Any],
+        questions: Mapping[str, Any],
+        *,
+        timeout_seconds: float | None = None,
+        **rest: Any,
+    ) -> RoutedDecideResponse:
+        """Decide typed questions about a text or the messages of a chat. What near leaves open below ``abstain_below``,
+        far decides, if the policy's ``escalation`` hands answers over and the request may leave.
+
+        ``rest`` are the other parameters of `RoutedDecideRequest`. Raises as `chat.completions.create`.
+        """
+        about = {"context": context} if isinstance(context, str) else {"messages": context}
+        given = {"model": self._name, "questions": questions, **about, **rest}
+        request = validated(RoutedDecideRequest, given)
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        return await self.executor.decide(request, Call(str(uuid4()), request.priority or 0, deadline))
 
     async def close(self) -> None:
         await self.executor.close()
@@ -142,6 +163,10 @@ class Completions:
 
 
 def read_request(parameters: Mapping[str, Any]) -> RoutedChatRequest:
+    return validated(RoutedChatRequest, parameters)
+
+
+def validated(kind: type[RequestT], parameters: Mapping[str, Any]) -> RequestT:
     """Messages may be those of an earlier answer, as OpenAI's client accepts them too.
 
     Raises RequestError; ``param`` is the path of the value.
@@ -153,7 +178,7 @@ def read_request(parameters: Mapping[str, Any]) -> RoutedChatRequest:
         ]
         parameters = {**parameters, "messages": plain}
     try:
-        return RoutedChatRequest.model_validate(parameters)
+        return kind.model_validate(parameters)
     except ValidationError as error:
         refused = validation_error([{**each, "loc": ("body", *each["loc"])} for each in error.errors()], parameters)
         raise RequestError(refused.message, param=refused.param) from None

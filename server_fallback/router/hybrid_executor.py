@@ -11,32 +11,37 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.executor import Abilities, Call, ExecutorState
 from ..schema.chat import ChatCompletionRequest
 from ..schema.common import GenerationRequest
 from ..schema.completions import AnswerRequest, CompletionRequest
+from ..schema.decide import DecideRequest
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.route import Side
 from ..schema.routed import (
     RoutedChatRequest,
     RoutedCompletionRequest,
+    RoutedDecideRequest,
+    RoutedDecideResponse,
     RoutedEmbeddingRequest,
     unlabelled_chat,
     unlabelled_completion,
+    unlabelled_decisions,
     unlabelled_embedding,
 )
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..text.output import Output
 from .answer.running_answer import RunningAnswer
-from .decision.decide import Decision
 from .decision.situation import FarState, Media, Message, NearState, Situation
+from .decisions import chat_of, decide
 from .sides.answer_piece import Form
 from .sides.continued import limits
 from .sides.near import NearSide
 from .sides.sides import Sides
 from .sides.texts import texts_of, with_file_texts
+from .whole_answer import on_a_side
 
 
 class HybridExecutor:
@@ -92,6 +97,19 @@ class HybridExecutor:
         _, texts, media = await asyncio.to_thread(texts_of, written)
         situation = situation_of(request, (), texts, media)
         answer = await embed(self.sides, unlabelled_embedding(request), situation, call)
+        return answer.model_copy(update={"model": self._name})
+
+    async def decide(self, request: DecideRequest, call: Call) -> RoutedDecideResponse:
+        """As the function `decide`."""
+        chat = chat_of(request)
+        messages, texts, media = await asyncio.to_thread(texts_of, chat)
+        if media:
+            raise RequestError(
+                "the messages have media, and two sides decide about texts only; send their texts, or ask one side",
+                param="messages",
+            )
+        situation = situation_of(request, messages, texts, ())
+        answer = await decide(self.sides, unlabelled_decisions(request), chat, situation, call)
         return answer.model_copy(update={"model": self._name})
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
@@ -173,9 +191,8 @@ def situation_of(
     request: BaseModel, messages: tuple[Message, ...], texts: tuple[str, ...], media: tuple[Media, ...]
 ) -> Situation:
     """The part of the situation that is known from the request; both sides are filled in later."""
-    routed = (
-        request if isinstance(request, RoutedChatRequest | RoutedCompletionRequest | RoutedEmbeddingRequest) else None
-    )
+    kinds = RoutedChatRequest | RoutedCompletionRequest | RoutedDecideRequest | RoutedEmbeddingRequest
+    routed = request if isinstance(request, kinds) else None
     return Situation(
         messages=messages,
         near=NearState(available=False),
@@ -202,64 +219,27 @@ def one_answer(request: GenerationRequest) -> None:
 
 
 async def embed(sides: Sides, request: EmbeddingRequest, situation: Situation, call: Call) -> EmbeddingResponse:
-    """Embeddings over two sides, by the rules of chats without the predictor (`encodingPolicy` of
-    `web/src/shared/decision/decide.ts`). If a side fails, the other one embeds, if ``fallback`` allows it. Vectors of
-    two models cannot be compared, so far only embeds if a near side that embeds has the same model.
+    """Embeddings over two sides, as `on_a_side`. Vectors of two models cannot be compared, so far only embeds if a near
+    side that embeds has the same model.
 
-    ``request`` has no labels or pin any more; ``situation`` has what is known from the request alone.
-
-    Raises RequestError (with the code "different_models" if the vectors would not fit those of near), Unavailable, and
-    the errors of the side that embeds.
+    ``request`` has no labels or pin any more; ``situation`` has what is known from the request alone. Raises also
+    RequestError with the code "different_models" if the vectors would not fit those of near.
     """
-    situation = replace(situation, near=sides.near_state(None, embeds=True), far=await sides.far_state())
-    choice = await sides.choose(situation, private=False, embeds=True)
-    if choice.decision.side != "near":
-        # A text that stays here needs no search.
-        choice = await sides.choose(situation, private=await sides.is_private(situation), embeds=True)
-    side = choice.decision.side
-    if side is None:
-        raise sides.refusal(choice.decision, situation, embeds=True)
-    fallback = sides.policy.fallback
-    takes_over = choice.standby and (fallback.far_takes_over if side == "near" else fallback.near_continues)
-    try:
-        return await _embed_on(sides, side, request, situation, call)
-    except (DeviceError, Unavailable) as error:
-        if not takes_over or isinstance(error, DeadlineExceeded):
-            raise
-        if side == "near" and await sides.is_private(situation):
-            raise
-    return await _embed_on(sides, "far" if side == "near" else "near", request, situation, call)
 
-
-async def _embed_on(
-    sides: Sides, side: Side, request: EmbeddingRequest, situation: Situation, call: Call
-) -> EmbeddingResponse:
-    near, far, circuit = sides.near, sides.far, sides.circuits[side]
-    if side == "far":
-        if near is not None and near.embeds and sides.policy.mode != "far-only":
-            await require_one_model(sides, near, call)
-        if not await sides.reserve_request():
-            raise sides.refusal(Decision(None, "budget", private=False), situation, embeds=True)
-    circuit.begin()
-    try:
+    async def ask(side: Side) -> EmbeddingResponse:
+        near, far = sides.near, sides.far
         if side == "near":
             assert near is not None
-            answer = await near.executor.embed(request, call)
-        else:
-            assert far is not None
-            answer = await far.embed(request, call)
-    except (DeviceError, Unavailable) as error:
-        if not isinstance(error, DeadlineExceeded | QueueFull):
-            circuit.failed()
-        raise
-    finally:
-        circuit.ended()
-    circuit.succeeded()
-    if side == "near":
-        return answer
-    usage = {"prompt_tokens": answer.usage.prompt_tokens, "completion_tokens": 0}
-    await sides.pay({"usage": usage, "tokens": 0, "refused": False})
-    return answer
+            return await near.executor.embed(request, call)
+        assert far is not None
+        return await far.embed(request, call)
+
+    async def check(side: Side) -> None:
+        if side == "far" and sides.near is not None and sides.near.embeds and sides.policy.mode != "far-only":
+            await require_one_model(sides, sides.near, call)
+
+    situation = replace(situation, near=sides.near_state(None, embeds=True), far=await sides.far_state())
+    return (await on_a_side(sides, situation, ask, embeds=True, check=check)).answer
 
 
 async def require_one_model(sides: Sides, near: NearSide, call: Call) -> None:

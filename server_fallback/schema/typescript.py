@@ -43,7 +43,6 @@ from .common import (
     OF_ACCOUNTS,
     STATUS_OF_TYPE,
     ErrorDetail,
-    Reply,
     TokenLogprob,
     TopLogprob,
     Usage,

@@ -24,6 +24,7 @@ from ...executors.upstream_answers import answer_kind, checked
 from ...executors.upstream_bounds import bounds_of
 from ...schema.about import API_VERSION, QUEUE_HEADER, About
 from ...schema.completions import AnswerRequest
+from ...schema.decide import DecideRequest, DecideResponse
 from ...schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ...schema.tokenize import TokenizeRequest, TokenizeResponse
 from ...text.output import Output, streamed
@@ -143,6 +144,12 @@ class FarSide:
         model = await self.reach(call)
         body = request.model_dump(mode="json", exclude_none=True) | {"model": model.id}
         return checked(EmbeddingResponse, await self._upstream.request("POST", "/v1/embeddings", body, call), model.id)
+
+    async def decide(self, request: DecideRequest, call: Call) -> DecideResponse:
+        """Only servers of the dialect "nearfar" have this route."""
+        model = await self.reach(call)
+        body = request.model_dump(mode="json", exclude_none=True) | {"model": model.id}
+        return checked(DecideResponse, await self._upstream.request("POST", "/v1/decide", body, call), model.id)
 
     async def tokenize(self, request: TokenizeRequest, call: Call) -> TokenizeResponse:
         """Only servers of the dialect "nearfar" have this route."""

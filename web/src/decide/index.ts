@@ -5,10 +5,10 @@ import type { encodeChat } from "../api/chat_prompt.js";
 import type { Model } from "../api/model.js";
 import { named } from "../api/model.js";
 import type { Checks } from "../api/params.js";
-import { isObject, readParams, shown, signal as anAbortSignal } from "../api/params.js";
+import { readParams, signal as anAbortSignal } from "../api/params.js";
 import { identity } from "../api/requests.js";
 import { anySignal } from "../api/stream.js";
-import type { ChatCompletionContentPart, ChatCompletionMessageParam } from "../api/types.js";
+import type { ChatCompletionMessageParam } from "../api/types.js";
 import type { EncodingUsage } from "../api/replies.js";
 import type { TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
@@ -19,7 +19,7 @@ import { fitCalibration } from "../shared/questions/calibration.js";
 import type { Asked, Questions } from "../shared/questions/questions.js";
 import { requireDistinct } from "../shared/questions/questions.js";
 import type { DecisionCalibration } from "../shared/questions/schema.js";
-import { requireUnicode } from "../shared/unicode.js";
+import { asking, messagesOf } from "./messages.js";
 
 export { fitCalibration };
 export type { DecisionCalibration, DecisionExample, Decisions, FitOptions, Questions };
@@ -84,32 +84,6 @@ export async function decide(
     decisions: readDecisions(questions, logprobs, reading),
     usage: { prompt_tokens: scored.tokens, total_tokens: scored.tokens },
   };
-}
-
-function messagesOf(context: string | readonly ChatCompletionMessageParam[]): readonly ChatCompletionMessageParam[] {
-  if (typeof context === "string") {
-    requireUnicode(context, "context");
-    return context === "" ? [] : [{ role: "user", content: context }];
-  }
-  const given: readonly unknown[] | null = Array.isArray(context) ? context : null;
-  if (given?.every(isObject) !== true)
-    throw new RequestError(`context is ${shown(context)}, it must be a text or a list of messages`, {
-      param: "context",
-    });
-  return context;
-}
-
-/**
- * The messages with a question at their end: in the user's last message, after an empty line, or in one of its own. The
- * server has the same.
- */
-function asking(messages: readonly ChatCompletionMessageParam[], text: string): readonly ChatCompletionMessageParam[] {
-  const last = messages.at(-1);
-  if (last?.role !== "user") return [...messages, { role: "user", content: text }];
-  const added: ChatCompletionContentPart = { type: "text", text: `\n\n${text}` };
-  const { content } = last;
-  const parts = typeof content === "string" ? [{ type: "text" as const, text: content }] : (content ?? []);
-  return [...messages.slice(0, -1), { ...last, content: [...parts, added] }];
 }
 
 /** A prompt, and the tokens of each answer to it. */

@@ -25,6 +25,7 @@ import type {
   HybridRerank,
   HybridRerankParams,
 } from "./hybrid_encoding.js";
+import type { DecideContext, HybridDecideOptions, HybridDecisions } from "./hybrid_decisions.js";
 import { FAR_OPTIONS, HYBRID_OPTIONS } from "./hybrid_options.js";
 import type { LoadNear, NearOption } from "./sides/near.js";
 import { NearSide } from "./sides/near.js";
@@ -32,6 +33,7 @@ import type { Policy } from "../shared/decision/policy.js";
 import { parsePolicy } from "../shared/decision/policy.js";
 import { checkSides } from "../shared/decision/contradictions.js";
 import { badPolicy } from "../shared/decision/schema_check.js";
+import type { Questions } from "../shared/questions/questions.js";
 import { Routing } from "./routing.js";
 import type { SpeculatingFar } from "./sides/speculating_far.js";
 import type { SocketClass } from "./sides/verify_socket.js";
@@ -139,6 +141,19 @@ export class Hybrid {
   /** Orders documents by their relevance to a query. See `HybridEncoding.rerank`. */
   async rerank(params: HybridRerankParams, options?: Pick<RequestOptions, "signal">): Promise<HybridRerank> {
     return (await this.encoding()).rerank(params, options);
+  }
+
+  /**
+   * Decides typed questions about a text or the messages of a chat. What near leaves open below ``abstain_below``, far
+   * decides, if the policy's ``escalation`` hands answers over and the request may leave. See `decideOverSides`.
+   */
+  async decide(
+    context: DecideContext,
+    questions: Questions,
+    options: HybridDecideOptions = {},
+  ): Promise<HybridDecisions> {
+    const { decideOverSides } = await import("./hybrid_decisions.js");
+    return decideOverSides(this.routing, context, questions, options);
   }
 
   /** Ends a load, and frees the engine if it was loaded here. */

@@ -8,15 +8,8 @@ import type { RerankResponse } from "../api/replies.js";
 import type { Check, Checks } from "../api/params.js";
 import { isObject, readParams, signal as anAbortSignal } from "../api/params.js";
 import { anySignal } from "../api/stream.js";
-import type {
-  ChatCompletionChunk,
-  CreateEmbeddingResponse,
-  EmbeddingCreateParams,
-  RequestOptions,
-  Route,
-} from "../api/types.js";
+import type { CreateEmbeddingResponse, EmbeddingCreateParams, RequestOptions, Route } from "../api/types.js";
 import { RequestError, Unavailable } from "../errors.js";
-import type { Rules } from "../shared/router/answer_machine.js";
 import { encodingPolicy } from "../shared/decision/decide.js";
 import type { Side } from "../shared/decision/decision.js";
 import type { Media } from "../shared/decision/media.js";
@@ -25,7 +18,8 @@ import { privateTexts } from "../shared/decision/private_texts.js";
 import type { HybridRequest } from "./request.js";
 import type { Routing, SituatedChoice } from "./routing.js";
 import type { FarSide } from "./sides/far.js";
-import type { Side as AnsweringSide } from "./sides/sides.js";
+import type { Counted } from "./whole_answer.js";
+import { wholeAnswer, wholeAnswerRules } from "./whole_answer.js";
 
 /** The parameters of Hybrid besides those of the API; they are never sent. */
 interface RoutingParams {
@@ -52,10 +46,9 @@ interface EncodingRequest {
   readonly texts: number;
 }
 
-interface Answer {
+interface Answer extends Counted {
   readonly data?: unknown;
   readonly results?: unknown;
-  readonly usage?: { readonly prompt_tokens?: number };
 }
 type Ask = (side: Side, body: EncodingRequest["body"], signal: AbortSignal) => Promise<Answer>;
 
@@ -111,32 +104,10 @@ export class HybridEncoding {
     signal.throwIfAborted();
     const request = requestOf(body, inputs, routing);
     const choice = this.#answering(await this.#choose(request, signal), lack);
-    const answers: Partial<Record<Side, Answer>> = {};
-    // The complete answer of a side counts as one token.
-    const answering = (side: Side): AnsweringSide => ({
-      answer: async function* ({ signal: until }) {
-        const answer = (answers[side] = await ask(side, request.body, until));
-        yield chunkOf(answer);
-      },
-    });
-    const items = this.routing.run(
-      choice,
-      {
-        params: { messages: [] },
-        rules: this.#rules(request, choice.decision.private),
-        sides: { near: answering("near"), far: answering("far") },
-        warm: () => Promise.resolve(),
-        watch: null,
-        logprobs: { near: null, far: null },
-        shownAlternatives: null,
-        signal,
-      },
-      () => false,
-    );
-    let route: Route | undefined;
-    for await (const item of items) if (item.type === "chunk") route = item.chunk.route ?? route;
-    if (route === undefined) throw new Unavailable("No side has answered", { retryable: true });
-    return { ...answers[route.side], route };
+    const rules = wholeAnswerRules(this.routing.wiring.policy, request.texts, choice.decision.private);
+    const asking = (side: Side, until: AbortSignal): Promise<Answer> => ask(side, request.body, until);
+    const { answer, route } = await wholeAnswer(this.routing, choice, asking, rules, signal);
+    return { ...answer, route };
   }
 
   async #choose(request: EncodingRequest, signal: AbortSignal): Promise<SituatedChoice> {
@@ -158,25 +129,6 @@ export class HybridEncoding {
     const mayTakeOver = standby && others === null && (other === "near" ? near_continues : far_takes_over);
     if (own instanceof RequestError || !mayTakeOver) throw own;
     return { ...choice, decision: { ...decision, side: other, reason: `${side}_failed` }, standby: false };
-  }
-
-  /** The time for an answer grows with the number of texts. */
-  #rules({ texts }: EncodingRequest, isPrivate: boolean): Rules {
-    const { timeouts, retries, fallback } = this.routing.wiring.policy;
-    const more = timeouts.between_tokens_ms * Math.max(texts - 1, 0);
-    return {
-      ...timeouts,
-      ...fallback,
-      near_first_token_ms: timeouts.near_first_token_ms + more,
-      far_first_token_ms: timeouts.far_first_token_ms + more,
-      hedge_after_ms: null,
-      then: "never",
-      warm: "never",
-      retries,
-      private: isPrivate,
-      resumes: [],
-      json: null,
-    };
   }
 
   /**
@@ -222,18 +174,6 @@ export class HybridEncoding {
     if (fits(answer)) return answer;
     throw new Unavailable(`The far side's answer of ${route} does not fit the request`, { retryable: false });
   }
-}
-
-function chunkOf({ usage }: Answer): ChatCompletionChunk {
-  const tokens = usage?.prompt_tokens ?? 0;
-  return {
-    id: "",
-    object: "chat.completion.chunk",
-    created: 0,
-    model: "",
-    choices: [{ index: 0, delta: { content: " " }, logprobs: null, finish_reason: "stop" }],
-    usage: { prompt_tokens: tokens, completion_tokens: 0, total_tokens: tokens },
-  };
 }
 
 /** Whether there is a vector for each input. */

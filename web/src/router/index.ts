@@ -24,6 +24,7 @@ export type { Fetch } from "./sides/far_http.js";
 export type { Embedder } from "./hybrid_completions.js";
 export type { HybridOptions } from "./hybrid.js";
 export { Hybrid } from "./hybrid.js";
+export type { HybridDecideOptions, HybridDecisions } from "./hybrid_decisions.js";
 export type { HybridEmbeddingParams, HybridEmbeddings, HybridRerank, HybridRerankParams } from "./hybrid_encoding.js";
 export type { NearState } from "./sides/near.js";
 export type { Policy } from "../shared/decision/policy.js";

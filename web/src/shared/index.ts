@@ -29,8 +29,9 @@ import { imageLayout } from "./images/layout.js";
 import { soundKeyHead, soundLayout, wrongSounds } from "./sounds.js";
 import { axisTaps } from "./images/positions.js";
 import { labelSpans } from "./label_spans.js";
-import { checkReading, readDecisions, undecided } from "./questions/answers.js";
+import { checkReading, readDecisions } from "./questions/answers.js";
 import { fitCalibration } from "./questions/calibration.js";
+import { calibrationFor, handedOver, merged } from "./questions/escalation.js";
 import { requireDistinct } from "./questions/questions.js";
 import {
   answerFailure,
@@ -228,7 +229,9 @@ Object.assign(globalThis, {
     askedQuestions: overJson(checkReading),
     requireDistinct: overJson(requireDistinct),
     readDecisions: overJson(readDecisions),
-    undecided: overJson(undecided),
+    handedOver: overJson(handedOver),
+    mergedDecisions: overJson(merged),
+    calibrationFor: overJson(calibrationFor),
     fitCalibration: overJson(fitCalibration),
   },
 });

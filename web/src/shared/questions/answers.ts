@@ -142,8 +142,3 @@ function decisionOf(question: Question, rows: readonly Row[], bound: number): De
     }),
   };
 }
-
-/** The questions without an answer, which another model may decide. */
-export function undecided(questions: Questions, decisions: Decisions): Questions {
-  return Object.fromEntries(Object.entries(questions).filter(([name]) => decisions[name]?.answer === null));
-}
