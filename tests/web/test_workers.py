@@ -20,7 +20,16 @@ from nearfar.compiler.browser import page_server
 from nearfar.compiler.browser.chromium import SWIFTSHADER_FLAGS
 from nearfar.compiler.browser.page_server import PageServer
 
-SCRIPTS = ("nearfar.js", "client.js", "worker.js", "webllm.js", "language-model.js", "hybrid.js", "grammar.js")
+SCRIPTS = (
+    "nearfar.js",
+    "client.js",
+    "worker.js",
+    "webllm.js",
+    "language-model.js",
+    "hybrid.js",
+    "grammar.js",
+    "decide.js",
+)
 # The machine may be busy.
 TIMEOUT_MS = 180_000
 CONNECT = """
@@ -67,6 +76,7 @@ def page(browser: Browser) -> Iterator[Page]:
     [
         ("openai", "streamed: 27 + 58 = 85"),
         ("language_model", "used:"),
+        ("decisions", "calibrated:"),
         # test_webllm.py has other uses of that interface.
         pytest.param("as_webllm", "message: 27 + 58 = 85", marks=pytest.mark.exhaustive),
         # A test below has an engine in a worker as well.

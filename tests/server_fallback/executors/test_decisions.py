@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
+from asgi import ask_app
+from fake_models import FakeModels
 from light_bundle import few_kernels
 from made_once import kept_folder, made_once
 
@@ -18,6 +20,8 @@ from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
+from nearfar.server_fallback.api.app import create_app
+from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.executors.decide import fit_calibration
@@ -25,6 +29,9 @@ from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.text_model import TextModel
 from nearfar.server_fallback.schema.decide import DecideRequest, DecideResponse
+
+if TYPE_CHECKING:
+    from fake_models import FakeExecutor
 
 CONTEXT = "dim the kitchen lights to 30 percent"
 # Answers that begin other answers, and some of many tokens.
@@ -265,3 +272,26 @@ def test_what_has_no_decision_is_an_error_that_names_it(
     with pytest.raises(RequestError) as raised:
         decided(bundle, given)
     assert (raised.value.details.get("param"), raised.value.details.get("code")) == (param, code)
+
+
+def test_the_server_answers_over_http(bundle: Path) -> None:
+    body = {"model": "fake", "context": CONTEXT, "questions": {"lit": QUESTIONS["lit"]}, "abstain_below": 0.5}
+    wrong = {**body, "questions": {"lit": {**QUESTIONS["lit"], "type": "maybe"}}}
+    twice = {**body, "questions": {"room": {**QUESTIONS["room"], "choices": ["a", "a"]}}}
+
+    async def work(local: LocalExecutor) -> list[Any]:
+        app = create_app(FakeModels(fake=cast("FakeExecutor", local)), ApiConfig())
+        encoder = create_app(FakeModels(), ApiConfig())
+        own = await local.decide(request_of({"questions": body["questions"]}), Call("1"))
+        answers = [await ask_app(app, "POST", "/v1/decide", each) for each in (body, wrong, twice)]
+        return [own, *answers, await ask_app(encoder, "POST", "/v1/decide", body)]
+
+    own, answer, *errors = on_engine(bundle, work)
+    assert answer.status_code == 200
+    found = answer.json()
+    assert found["object"] == "decisions"
+    assert list(found["decisions"]) == ["lit"]
+    assert found["decisions"]["lit"]["logprobs"][0] == pytest.approx(own.decisions["lit"].logprobs[0], abs=1e-4)
+    params = [(error.status_code, error.json()["error"]["param"]) for error in errors]
+    assert params == [(400, "questions.lit"), (400, "questions.room.choices[1]"), (400, "model")]
+    assert errors[1].json()["error"]["code"] == "duplicate_choice"
