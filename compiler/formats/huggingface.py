@@ -92,6 +92,8 @@ SPEECH: Mapping[str, Callable[[Path, ModelSpec], SpeechSpec]] = {
     "whisper": whisper_files.read_speech,
 }
 
+# Of transformers' JevConfig: a checkpoint of a decision model is a plain one beside which these lie.
+DECISION_HEADS = ("judge_config.json", "decision_config.json", "head.safetensors", "readout.safetensors")
 QUANTIZATION_KEYS = ("quantization_config", mlx_quant.SECTION)
 
 # A name that contains a folder could lead anywhere on this machine.
@@ -248,6 +250,13 @@ def _read_spec(path: Path, ignore_keys: Collection[str]) -> tuple[ModelSpec, Qua
             raise _bad(path, "contains a LoRA adapter, not a model; merge it into its base model and save that")
         _refuse_a_bundle(path)
         raise _bad(path, "has no config.json; pass a folder that transformers' save_pretrained wrote")
+    head = next((name for name in DECISION_HEADS if (path / name).is_file()), None)
+    if head is not None:
+        raise UnsupportedModel(
+            f"{path}: has a decision head beside its model ({head}, as JEV's), which does not compile; compile the "
+            "model that it reads from a folder of its own, and ask that with /v1/decide",
+            model_type="jev",
+        )
     spec, quantization = _read_config(config_path, ignore_keys)
     generation_path = path / "generation_config.json"
     if not generation_path.is_file():
