@@ -19,6 +19,7 @@ from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, Request
 from ..option_types import HANG_SECONDS
 from ..processes.supervisor import Restarts
 from ..schema.completions import AnswerRequest
+from ..schema.decide import DecideRequest
 from ..schema.encoding import EncodingRequest
 from ..schema.tokenize import DetokenizeRequest, TokenizeRequest
 from ..text.output import Output
@@ -160,7 +161,7 @@ class VllmExecutor(UpstreamExecutor):
         await super()._before_retry(error, tried)
 
     async def _post(
-        self, path: str, request: EncodingRequest | TokenizeRequest | DetokenizeRequest, call: Call
+        self, path: str, request: EncodingRequest | DecideRequest | TokenizeRequest | DetokenizeRequest, call: Call
     ) -> dict[str, Any]:
         self._require_ready()
         return await super()._post(path, request, call)

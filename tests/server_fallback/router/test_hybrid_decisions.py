@@ -21,7 +21,7 @@ QUESTIONS: dict[str, Any] = {
     "spam": {"type": "yes_no", "question": "Is it spam?"},
     "topic": {"type": "choice", "question": "Which topic?", "choices": ["art", "sport"]},
 }
-OVER = {"escalation": {"then": "continue"}}
+OVER: dict[str, Any] = {"escalation": {"then": "continue"}}
 SURE, UNSURE = [-0.1, -3.0], [-0.7, -0.8]
 
 
