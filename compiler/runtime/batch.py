@@ -6,9 +6,10 @@ each array.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -279,47 +280,45 @@ class PlacedFeatures(NamedTuple):
 
 
 def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False, logprobs: bool = False) -> Batch:
-    """Concatenate chunks of several sequences. Raises RequestError for a chunk without a token, and for features beyond
-    its tokens.
+    """Concatenate chunks of several sequences. Raises RequestError without any, for a chunk without a token, and for
+    features beyond its tokens.
     """
     lengths = [len(chunk.token_ids) for chunk in chunks]
     require_tokens(lengths)
     starts = [0, *accumulate(lengths)]
-    first_positions = [chunk.start - start for chunk, start in zip(chunks, starts, strict=False)]
-    positions = np.repeat(first_positions, lengths) + np.arange(starts[-1])
+    positions = ranges([chunk.start for chunk in chunks], lengths)
 
     def tables(pages: Sequence[Sequence[int]]) -> PageTables:
-        return page_tables(pages, positions, lengths, page_size)
+        for chunk, length, own in zip(chunks, lengths, pages, strict=True):
+            if chunk.start + length > len(own) * page_size:
+                raise RequestError("a chunk of the batch has more tokens than its pages hold; give it more pages")
+        return page_tables(*page_lists(pages), positions, lengths, page_size)
 
     first = tables([chunk.pages for chunk in chunks])
     second = [chunk.pages if chunk.window_pages is None else chunk.window_pages for chunk in chunks]
-    rows = [[start + row for row in chunk.sample] for chunk, start in zip(chunks, starts, strict=False)]
+    num_sampled = [len(chunk.sample) for chunk in chunks]
     states = [chunk.state for chunk in chunks if chunk.state is not None]
     kept_rows = [chunk.kept_rows for chunk in chunks if chunk.kept_rows is not None]
     sources = [chunk.source for chunk in chunks if chunk.source is not None]
     source = None
     if len(sources) == len(chunks):
-        last = np.repeat(np.array([each.rows - 1 for each in sources], np.int32), lengths)
+        last = spread([each.rows - 1 for each in sources], lengths)
         source = SourceTables(last, np.zeros(len(last), np.int32), *page_lists([each.pages for each in sources]))
     return Batch(
         token_ids=join([chunk.token_ids for chunk in chunks]),
-        positions=positions.astype(np.int32),
+        positions=positions,
         slots=first.slots,
         seq_starts=np.array(starts, np.int32),
         page_indptr=first.page_indptr,
         page_ids=first.page_ids,
-        sample_rows=join(rows),
-        sample_slots=np.array([(chunk.slot, chunk.flags) for chunk in chunks for _ in chunk.sample], np.int32).reshape(
-            -1, 2
-        ),
-        sample_settings=np.array([chunk.settings for chunk in chunks for _ in chunk.sample], np.float32).reshape(
-            -1, len(Settings._fields)
-        ),
-        adapters=np.repeat(np.array([chunk.adapter for chunk in chunks], np.int32), lengths),
+        sample_rows=join([start + row for row in chunk.sample] for chunk, start in zip(chunks, starts, strict=False)),
+        sample_slots=spread([(chunk.slot, chunk.flags) for chunk in chunks], num_sampled),
+        sample_settings=spread([chunk.settings for chunk in chunks], num_sampled, np.float32),
+        adapters=spread([chunk.adapter for chunk in chunks], lengths),
         alternatives=alternatives,
         logprobs=logprobs,
         window=tables(second) if any(chunk.window_pages is not None for chunk in chunks) else None,
-        state_slots=np.array(states, np.int32).reshape(-1, 2) if len(states) == len(chunks) else None,
+        state_slots=np.array(states, np.int32) if len(states) == len(chunks) else None,
         kept_rows=join(kept_rows) if len(kept_rows) == len(chunks) else None,
         rope_positions=joined_rope_positions(chunks, positions),
         source=source,
@@ -328,17 +327,13 @@ def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = 
 
 
 def page_tables(
-    pages: Sequence[Sequence[int]], positions: npt.NDArray[np.integer[Any]], lengths: Sequence[int], page_size: int
+    page_indptr: IntArray, page_ids: IntArray, positions: IntArray, lengths: Sequence[int], page_size: int
 ) -> PageTables:
-    """The page lists of sequences, and where the rows of each are: a row's page times ``page_size``, plus its place on
+    """The `page_lists` of sequences, and where their new rows are: a row's page times ``page_size``, plus its place on
     the page. ``positions`` are those of all sequences, of which each has ``lengths`` rows.
     """
-    indptr, ids = page_lists(pages)
-    of_sequence, place = np.divmod(positions, page_size)
-    if (of_sequence >= np.repeat(np.diff(indptr), lengths)).any():
-        raise RequestError("a chunk of the batch has more tokens than its pages hold; give it more pages")
-    slots = ids[np.repeat(indptr[:-1], lengths) + of_sequence] * page_size + place
-    return PageTables(slots.astype(np.int32), indptr, ids)
+    pages = page_ids[spread(page_indptr[:-1], lengths) + positions // page_size]
+    return PageTables(pages * page_size + positions % page_size, page_indptr, page_ids)
 
 
 def page_lists(pages: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
@@ -428,6 +423,8 @@ def features_between(
 
 
 def require_tokens(lengths: Sequence[int]) -> None:
+    if not lengths:
+        raise RequestError("the batch has no sequence; give it at least one")
     if 0 in lengths:
         raise RequestError(
             f"chunk {lengths.index(0)} of the batch has no new token; leave its sequence out of the batch"
@@ -465,10 +462,11 @@ def make_frame_batch(sounds: Sequence[FloatArray], row_frames: Sequence[IntArray
     """A batch of sounds, by their rows of frames (N, elements), for a plan "hearing". ``row_frames`` (N,): how many of
     each row's frames exist, for models whose rows have several.
     """
+    batch = make_text_batch([[0] * len(rows) for rows in sounds])
     extra: dict[str, Array] = {FRAMES: np.concatenate(sounds)}
     if row_frames is not None:
         extra[ROW_FRAMES] = np.concatenate(row_frames)
-    return replace(make_text_batch([[0] * len(rows) for rows in sounds]), extra=extra)
+    return replace(batch, extra=extra)
 
 
 def make_audio_batch(
@@ -483,7 +481,7 @@ def make_audio_batch(
     and values of each. The last ``behind`` rows of each are a sequence of their own, to which no other row attends.
     """
     batch = make_frame_batch(windows)
-    slots = page_tables(pages, batch.positions, list(map(len, windows)), page_size).slots
+    slots = page_tables(*page_lists(pages), batch.positions, list(map(len, windows)), page_size).slots
     if row_frames is not None:
         batch = replace(batch, extra={**batch.extra, ROW_FRAMES: np.concatenate(row_frames)})
     if behind:
@@ -494,6 +492,26 @@ def make_audio_batch(
     return replace(batch, source=SourceTables(batch.positions, slots, *page_lists(pages)))
 
 
+def spread(values: Sequence[Any] | IntArray, counts: Sequence[int], dtype: npt.DTypeLike = np.int32) -> Any:
+    """Each of ``values`` as often as ``counts`` says."""
+    found = np.asarray(values, dtype)
+    return found if is_ones(counts) else np.repeat(found, counts, axis=0)
+
+
+def ranges(starts: Sequence[int] | IntArray, counts: Sequence[int]) -> IntArray:
+    """From each of ``starts`` on, as many consecutive numbers as ``counts`` says."""
+    if is_ones(counts):
+        return np.asarray(starts, np.int32)
+    lengths = np.array(counts, np.int32)
+    ends = np.cumsum(lengths, dtype=np.int32)
+    return np.arange(ends[-1], dtype=np.int32) + np.repeat(np.asarray(starts, np.int32) + lengths - ends, lengths)
+
+
+def is_ones(counts: Sequence[int]) -> bool:
+    """True of a batch in which every sequence decodes: nearly all are."""
+    return min(counts) == max(counts) == 1
+
+
 def join(parts: Iterable[Iterable[int]]) -> IntArray:
-    # Much faster than an array for each of many short lists.
-    return np.fromiter(chain.from_iterable(parts), np.int32)
+    # Much faster than an array of numpy for each of many short lists.
+    return np.frombuffer(bytearray().join([array("i", part) for part in parts]), np.int32)

@@ -12,9 +12,11 @@ from nearfar.compiler.runtime.batch import (
     Batch,
     FloatArray,
     IntArray,
-    PageTables,
     features_between,
+    page_tables,
+    ranges,
     rope_positions_between,
+    spread,
 )
 
 from .pages import PageTable
@@ -32,7 +34,9 @@ def step_batch(step: Step, page_size: int, sampling: SlotSampling, *, alternativ
     seq_starts = np.array([0, *accumulate(lengths)], np.int32)
     positions = ranges(starts, lengths)
     first, *second = (
-        page_tables([sequence.tables[group].pages for sequence in sequences], lengths, positions, page_size)
+        page_tables(
+            *page_lists([sequence.tables[group].pages for sequence in sequences]), positions, lengths, page_size
+        )
         for group, table in enumerate(sequences[0].tables)
         if isinstance(table, PageTable)
     )
@@ -108,14 +112,9 @@ def rope_positions_of(step: Step) -> IntArray | None:
     )
 
 
-def page_tables(
-    tables: Sequence[array[int]], lengths: Sequence[int], positions: IntArray, page_size: int
-) -> PageTables:
-    """The sequences' pages in one page group, and the slots of their new tokens."""
-    page_indptr = np.array([0, *accumulate(map(len, tables))], np.int32)
-    page_ids = np.frombuffer(bytearray().join(tables), np.int32)
-    pages = page_ids[spread(page_indptr[:-1], lengths) + positions // page_size]
-    return PageTables(pages * page_size + positions % page_size, page_indptr, page_ids)
+def page_lists(tables: Sequence[array[int]]) -> tuple[IntArray, IntArray]:
+    """As that of `runtime/batch.py`, for pages in arrays."""
+    return np.array([0, *accumulate(map(len, tables))], np.int32), np.frombuffer(bytearray().join(tables), np.int32)
 
 
 def token_ids_of(step: Step) -> IntArray:
@@ -130,23 +129,3 @@ def token_ids_of(step: Step) -> IntArray:
         elif start + length > len(tokens):
             token_ids.append(-1 - sequence.slot)
     return np.frombuffer(token_ids, np.int32)
-
-
-def spread(values: Sequence[int] | IntArray, counts: Sequence[int]) -> IntArray:
-    """Each of ``values`` as often as ``counts`` says."""
-    found = np.asarray(values, np.int32)
-    return found if is_ones(counts) else np.repeat(found, counts)
-
-
-def ranges(starts: Sequence[int] | IntArray, counts: Sequence[int]) -> IntArray:
-    """From each of ``starts`` on, as many consecutive numbers as ``counts`` says."""
-    if is_ones(counts):
-        return np.asarray(starts, np.int32)
-    lengths = np.array(counts, np.int32)
-    ends = np.cumsum(lengths, dtype=np.int32)
-    return np.arange(ends[-1], dtype=np.int32) + np.repeat(np.asarray(starts, np.int32) + lengths - ends, lengths)
-
-
-def is_ones(counts: Sequence[int]) -> bool:
-    """True of a step in which every sequence decodes: nearly all are."""
-    return min(counts) == max(counts) == 1

@@ -196,6 +196,7 @@ class Ours:
         limits = Limits(tokens=PROMPT, sequences=SEQUENCES, rows=SEQUENCES, pages=SEQUENCES * pages)
         self._runner = CpuRunner(bundle, limits=limits, threads=threads, activation=activation, allowed=allowed)
         self._output: Output | None = None
+        self._has_states = bool(bundle.manifest.sequence_states)
         self._pages = [list(range(i * pages, (i + 1) * pages)) for i in range(SEQUENCES)]
 
     def prepare(self, sequences: int, context: int) -> None:
@@ -213,14 +214,13 @@ class Ours:
     def _forward(self, sequences: range | list[int], start: int, tokens: int) -> None:
         page_size = self._runner.manifest.page_size
         used = -(-(start + tokens) // page_size)
-        has_states = bool(self._runner.manifest.sequence_states)
         chunks = [
             Chunk(
                 token_ids(i, start, tokens),
                 start,
                 self._pages[i][:used],
                 [tokens - 1],
-                state=(i, i) if has_states else None,
+                state=(i, i) if self._has_states else None,
             )
             for i in sequences
         ]

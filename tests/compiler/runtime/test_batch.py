@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from nearfar.compiler.ir.sampling import Settings
-from nearfar.compiler.runtime.batch import DERIVED_INPUTS, SAMPLED_INPUTS, Chunk, features_between, make_batch
+from nearfar.compiler.runtime.batch import (
+    DERIVED_INPUTS,
+    SAMPLED_INPUTS,
+    Batch,
+    Chunk,
+    features_between,
+    make_audio_batch,
+    make_batch,
+    make_frame_batch,
+    make_text_batch,
+)
 from nearfar.compiler.runtime.errors import RequestError
 
 
 def test_a_sequence_without_a_new_token_is_refused() -> None:
     with pytest.raises(RequestError, match="chunk 1 of the batch has no new token"):
         make_batch([Chunk([5, 6], 0, [0]), Chunk([], 20, [1, 2])], 16)
+
+
+def test_a_batch_without_a_sequence_is_refused() -> None:
+    empty: tuple[Callable[[], Batch], ...] = (
+        lambda: make_batch([], 16),
+        lambda: make_text_batch([]),
+        lambda: make_frame_batch([]),
+        lambda: make_audio_batch([], [], 16),
+    )
+    for make in empty:
+        with pytest.raises(RequestError, match="the batch has no sequence; give it at least one"):
+            make()
 
 
 def test_a_sequence_with_too_few_pages_does_not_use_those_of_the_next() -> None:
