@@ -7,6 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -51,7 +52,8 @@ class BaseRunner(ABC, Generic[AnyManifest]):
 
     def forward(self, batch: Batch) -> Output:
         """The next tokens of the sampled rows. Raises RequestError as `submit`."""
-        return self.submit(batch).result()
+        with self._waiting():
+            return self.submit(batch).result()
 
     def submit(self, batch: Batch, plan: str = GENERATE) -> Future[Output]:
         """Raises RequestError at once for a bundle that embeds, and for a batch that is too large or whose inputs
@@ -64,7 +66,8 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         sound. Raises RequestError as `submit`, for a bundle that generates text.
         """
         plan = next((name for name in (CLASSIFY, CTC) if name in self.manifest.plan_names), EMBED)
-        return self._encode(plan, batch, self._accept(batch, plan)).result()
+        with self._waiting():
+            return self._encode(plan, batch, self._accept(batch, plan)).result()
 
     def features(self, batch: PatchBatch) -> FloatArray:  # noqa: ARG002
         """Raises RequestError: a bundle without plans sees no pictures."""
@@ -76,7 +79,8 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         another length.
         """
         plan = HEARING if HEARING in self.manifest.plan_names else AUDIO
-        return self._encode(plan, batch, self._accept(batch, plan)).result()
+        with self._waiting():
+            return self._encode(plan, batch, self._accept(batch, plan)).result()
 
     def write_state(self, name: str, slot: int, values: Array) -> None:
         """Raises RequestError for a state that is not stored by slot, a slot out of range, and values of another
@@ -138,6 +142,10 @@ class BaseRunner(ABC, Generic[AnyManifest]):
         before the call.
         """
         return done(function(*arguments))
+
+    def _waiting(self) -> AbstractContextManager[None]:
+        """The calling thread waits for all that it submits meanwhile, so a runner may use that thread."""
+        return nullcontext()
 
     @abstractmethod
     def _generate(self, batch: Batch, plan: str, dims: Mapping[str, int]) -> Future[Output]:

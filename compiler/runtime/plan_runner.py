@@ -120,7 +120,8 @@ class PlanRunner(BaseRunner[Manifest]):
         require_patches(batch, vision, images.positions.taps)
         dims = batch.dims(self.largest, vision.block)
         require_within(dims, self.largest)
-        return self._send(VISION, batch, dims, lambda arrays: arrays["features"]).result()  # type: ignore[return-value]
+        with self._waiting():
+            return self._send(VISION, batch, dims, lambda arrays: arrays["features"]).result()  # type: ignore[return-value]
 
     def _send(
         self,

@@ -9,8 +9,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from tolerances import F32, INT8_MODEL, INT16_MODEL, KV_Q4_F32, OF_ACTIVATION, r
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 from nearfar.compiler.pipeline.target import open_runner
-from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch
 from nearfar.compiler.runtime.errors import BundleError, DeviceError, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
@@ -194,7 +195,7 @@ def test_each_runner_has_its_own_threads_until_it_is_closed(bundle: Bundle) -> N
         before, environment = count(), dict(os.environ)
         runners = [CpuRunner(bundle, threads=threads) for threads in (3, 2)]
         for runner in runners:
-            runner.forward(make_batch([Chunk([5, 6], 0, [0], [1])], 16))
+            runner.submit(make_batch([Chunk([5, 6], 0, [0], [1])], 16)).result()
         # Each has a worker, which is the first of its threads.
         settles_at(before + 5)
         closed = runners.pop(0)
@@ -214,16 +215,48 @@ def test_kernels_run_on_all_threads_of_a_runner(bundle: Bundle) -> None:
     before = set(tasks.iterdir())
     runner = CpuRunner(bundle, limits=ALL_ROWS, threads=2)
     batch = make_batch([Chunk(list(range(60)), 0, list(range(4)), [59])], 16)
-    runner.forward(batch)
+    runner.submit(batch).result()
     mine = [task / "schedstat" for task in tasks.iterdir() if task not in before]
     # Another part of this process may have begun one, too.
     assert len(mine) >= 2
     # They spin for a while, then sleep.
     time.sleep(0.2)
     start = [int(file.read_text().split()[0]) for file in mine]
-    runner.forward(batch)
+    runner.submit(batch).result()
     nanoseconds = [int(file.read_text().split()[0]) - first for file, first in zip(mine, start, strict=True)]
     assert sum(spent > 0 for spent in nanoseconds) >= 2, nanoseconds
+    runner.close()
+
+
+def test_a_caller_that_waits_computes_itself_after_all_that_it_submitted(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = CpuRunner(bundle, limits=ALL_ROWS, threads=2)
+    calls, run, gate = list[tuple[int, int]](), CpuRunner._run, threading.Event()
+
+    def spy(self: CpuRunner, plan: str, batch: Batch, dims: Mapping[str, int]) -> None:
+        tokens = len(batch.token_ids)
+        if tokens == 3:
+            gate.wait()
+        run(self, plan, batch, dims)
+        calls.append((tokens, threading.get_ident()))
+
+    monkeypatch.setattr(CpuRunner, "_run", spy)
+    here = threading.get_ident()
+    one, three = (make_batch([Chunk(list(range(n)), 0, [0], [n - 1])], 16) for n in (1, 3))
+    alone = runner.forward(one).next_token_ids
+    slow = runner.submit(three)
+    threading.Timer(0.2, gate.set).start()
+    # It waits for the batch before it, on the worker.
+    np.testing.assert_array_equal(runner.forward(one).next_token_ids, alone)
+    assert slow.done()
+    runner.forward(one)
+    with pytest.raises(RequestError, match="at most 75"):
+        runner.forward(make_batch([Chunk(list(range(76)), 0, range(5), [0])], 16))
+    runner.forward(one)
+    assert [(tokens, thread == here) for tokens, thread in calls] == [
+        (1, True), (3, False), (1, False), (1, True), (1, True)
+    ]  # fmt: skip
     runner.close()
 
 
