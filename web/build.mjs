@@ -82,6 +82,7 @@ const ENTRIES = {
   "choose-encoder": "src/encoders/choice/index.ts",
   voice: "src/voice/index.ts",
   journal: "src/journal/index.ts",
+  probe: "src/probe/index.ts",
 };
 
 // Adapters for libraries that the application installs. The React adapter loads nearfar.js if the bundle is an address.

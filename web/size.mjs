@@ -20,6 +20,8 @@ const FILES = {
   voice_gzip_bytes: ["dist/voice.js", 5_500],
   attachments_gzip_bytes: ["dist/attachments.js", 3_500],
   experts_gzip_bytes: ["dist/experts.js", 3_000],
+  // It is all that a page loads before it decides.
+  probe_gzip_bytes: ["dist/probe.js", 36_000],
   tuning_gzip_bytes: ["dist/tuning.js", 4_600],
   encoders_gzip_bytes: ["dist/encoders.js", 20_800],
   choose_encoder_gzip_bytes: ["dist/choose-encoder.js", 5_500],

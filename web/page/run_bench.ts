@@ -7,7 +7,7 @@ import { measureAgreement } from "./agreement.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import type { CallCounts } from "./count_calls.js";
 import { countCalls } from "./count_calls.js";
-import { runsOnCpu } from "./cpu_adapter.js";
+import { runsOnCpu } from "../src/runtime/cpu_adapter.js";
 import type { DecodeRow, PrefillRow } from "./measure.js";
 import { measureCounts, measureDecode, measurePrefill } from "./measure.js";
 import type { LoadProgress, Model } from "./model.js";

@@ -3,7 +3,7 @@
 //
 //     node dist/tools/adapter.js
 
-import { runsOnCpu } from "../page/cpu_adapter.js";
+import { runsOnCpu } from "../src/runtime/cpu_adapter.js";
 import { dawn } from "./dawn.js";
 
 async function main(): Promise<void> {

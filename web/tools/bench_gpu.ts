@@ -10,7 +10,7 @@ import { parseArgs } from "node:util";
 import { globals } from "webgpu";
 
 import { bundleFacts } from "../page/bundle_facts.js";
-import { runsOnCpu } from "../page/cpu_adapter.js";
+import { runsOnCpu } from "../src/runtime/cpu_adapter.js";
 import type { WebGPUClasses } from "../page/count_calls.js";
 import { countCalls, median } from "../page/count_calls.js";
 import type { PrefillRow, Sizes } from "../page/measure.js";

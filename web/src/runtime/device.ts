@@ -160,7 +160,8 @@ function variantNeeds(manifest: Manifest, features: ReadonlySet<string>): readon
   return needs.filter((need) => features.has(need));
 }
 
-function limitsBeyondDefault(
+/** Throws DeviceError for a limit below what the bundle needs. */
+export function limitsBeyondDefault(
   manifest: Manifest,
   largestBuffer: number,
   offered: GPUSupportedLimits,

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import { runsOnCpu } from "../../page/cpu_adapter.js";
+import { runsOnCpu } from "../../src/runtime/cpu_adapter.js";
 import { formatBytes } from "../../src/format_bytes.js";
 import { formatMs, formatParameters, formatSpeed, plural } from "../../page/format.js";
 

@@ -1,0 +1,58 @@
+// Compares what a probe predicts with what the loaded model does, on Dawn in Node, and prints both as JSON.
+//
+//     node dist/tools/bench_probe.js BUNDLE [--prompts 16,64,256] [--contexts 16,256] [--tokens 32] [--runs 3]
+//         [--rounds 1] [--platform JSON] [--pages 100]
+//
+// With --rounds 0 it only probes. --platform is what a browser's navigator says.
+
+import { parseArgs } from "node:util";
+
+import { bundleFacts } from "../page/bundle_facts.js";
+import { measureDecode, measurePrefill } from "../page/measure.js";
+import { openModel } from "../page/model.js";
+import type { Platform } from "../src/probe/index.js";
+import { probe } from "../src/probe/index.js";
+import { openBundle } from "../src/runtime/bundle.js";
+import { dawn } from "./dawn.js";
+import { folderSource } from "./folder_source.js";
+
+const { values, positionals } = parseArgs({
+  allowPositionals: true,
+  options: {
+    prompts: { type: "string", default: "16,64,256" },
+    contexts: { type: "string", default: "16,256" },
+    tokens: { type: "string", default: "32" },
+    runs: { type: "string", default: "3" },
+    rounds: { type: "string", default: "1" },
+    platform: { type: "string", default: "{}" },
+    pages: { type: "string" },
+  },
+});
+const [folder] = positionals;
+if (folder === undefined) throw new Error("usage: bench_probe BUNDLE [--prompts 16,64] [--contexts 16,256]");
+const numbers = (text: string): number[] => text.split(",").map(Number);
+const gpu = dawn();
+const source = folderSource(folder);
+const options = {
+  gpu,
+  again: true,
+  promptTokens: numbers(values.prompts),
+  platform: JSON.parse(values.platform) as Platform,
+  ...(values.pages === undefined ? {} : { pages: Number(values.pages) }),
+};
+const { signal } = new AbortController();
+
+if (values.rounds === "0") console.log(JSON.stringify(await probe(source, options)));
+// Both sides of a round see the machine as it is then.
+for (let round = 0; round < Number(values.rounds); round++) {
+  const report = await probe(source, options);
+  const facts = bundleFacts((await openBundle(source, signal)).manifest);
+  const model = await openModel(source, { gpu, tuning: false });
+  await measureDecode(model, facts, [8], 4, signal);
+  const prefill = await measurePrefill(model, facts, numbers(values.prompts), Number(values.runs), signal);
+  const decode = await measureDecode(model, facts, numbers(values.contexts), Number(values.tokens), signal);
+  model.close();
+  console.log(JSON.stringify({ report, prefill, decode }));
+}
+// Dawn's threads would keep the process alive.
+process.exit(0);
