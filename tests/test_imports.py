@@ -141,6 +141,7 @@ def test_the_types_of_the_web_package_are_those_of_python() -> None:
     files = {**schema.outputs(), **typescript.outputs()}
     assert {path.name for path in files} == {
         "manifest.ts", "manifest_types.json", "sampling.ts", "parameters.ts", "parameters.json", "replies.ts",
+        "schema.ts",
     }  # fmt: skip
     for path, text in files.items():
         assert path.read_text() == text, path
