@@ -202,6 +202,7 @@ export class EngineHost {
       rerank: (...args) => this.withEngine((engine) => engine.rerank(...args)),
       score: (...args) => this.withEngine((engine) => engine.score(...args)),
       classify: (...args) => this.withEngine((engine) => engine.classify(...args)),
+      decide: (...args) => this.withEngine((engine) => engine.decide(...args)),
       countTokens: (...args) => this.withEngine((engine) => engine.countTokens(...args)),
       transcribe: ((...args: Parameters<EngineApi["transcribe"]>) =>
         this.withEngine((engine) => engine.transcribe(...args))) as EngineApi["transcribe"],
