@@ -12,22 +12,39 @@ from rich.table import Table
 
 from ..bundle.folder import Bundle, ExportBundle
 from ..measure.report import weight_bytes_of
+from ..runtime.errors import QuantizationError
 from .options import Quality
 from .output import print_json
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``window``: the most tokens of a text. ``entries``: one for each bundle, for JSON. ``devices`` computed them."""
+    """``window``: the most tokens of a text. ``entries``: one for each bundle, for JSON. ``devices`` computed them.
+    ``losses``: the names of the bundles, and how far each is from its checkpoint, in the unit of ``--fail-above``.
+    """
 
     window: int
     entries: Sequence[dict[str, Any]]
     table: Table
     summary: str
     devices: Sequence[str]
+    losses: Sequence[tuple[str, float]]
 
-    def print(self, options: Quality) -> None:
-        """As the options of `nearfar quality` ask for."""
+    def show(self, options: Quality) -> None:
+        """Print as the options of `nearfar quality` ask for. Raises QuantizationError for a bundle beyond
+        ``--fail-above``.
+        """
+        self._print(options)
+        bound = options.fail_above
+        # NaN is no quality either.
+        worse = [f"{name} {loss:.3g}" for name, loss in self.losses if bound is not None and not loss <= bound]
+        if worse:
+            raise QuantizationError(
+                f"farther from the checkpoint than --fail-above {bound:g}: {', '.join(worse)}; compile with more bits "
+                "or smaller groups, or allow more"
+            )
+
+    def _print(self, options: Quality) -> None:
         if options.json:
             texts = {"reference": options.reference, "text": str(options.text), "window": self.window}
             print_json({**texts, "bundles": self.entries})

@@ -226,6 +226,9 @@ class Quality:
     between: Annotated[tuple[str, str] | None, Flag(metavar=("START", "END"))] = None
     """count only the tokens after START up to END, such as a chat's answers: '<|im_start|>assistant' '<|im_end|>'
     (default: all tokens)"""
+    fail_above: float | None = None
+    """end with an error if a bundle's mean divergence is more nats than this; for embeddings, if 1 less its mean cosine
+    is more (default: only measure)"""
     runner: Runner | None = None
     ignore_keys: IgnoredKeys = ()
     trust: Trust = ()

@@ -4,6 +4,7 @@ from the vectors of embedding models (`vector_quality.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -52,6 +53,7 @@ Compared: TypeAlias = Bundle | ExportBundle | Checkpoint
 
 
 def run(options: Options) -> None:
+    require_bound(options.fail_above)
     trust = read_trusted_keys(options.trust)
     keys = IgnoredKeys(options.ignore_keys)
     checkpoint = keys.load(options.reference)
@@ -85,7 +87,13 @@ def run(options: Options) -> None:
     counted_tokens = f"{first.tokens:,} tokens in windows of {window}"
     summary = f"{counted_tokens}; the checkpoint's perplexity is {first.reference_perplexity:.3f}"
     entries, devices = [entry(*result) for result in results], [device for _, device, _ in results]
-    Comparison(window, entries, table(results), summary, devices).print(options)
+    losses = [(each.path.name, quality.kl_mean) for each, _, quality in results]
+    Comparison(window, entries, table(results), summary, devices, losses).show(options)
+
+
+def require_bound(bound: float | None) -> None:
+    if bound is not None and not 0 <= bound < math.inf:
+        raise RequestError(f"--fail-above {bound}: must be a number of at least 0")
 
 
 def opened(name: str, trust: Sequence[TrustedKey], keys: IgnoredKeys) -> Compared:

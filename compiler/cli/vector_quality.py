@@ -63,7 +63,8 @@ def run_vectors(
         f"is right in {first.reference_recall:.2%}"
     )
     entries, devices = [bundle_entry(*result) for result in results], [device for _, device, _ in results]
-    Comparison(window, entries, table(results), summary, devices).print(options)
+    losses = [(each.path.name, 1 - quality.cosine_mean) for each, _, quality in results]
+    Comparison(window, entries, table(results), summary, devices, losses).show(options)
 
 
 def require_embeds(

@@ -3,7 +3,7 @@
     NearfarError
     ├── CheckpointError      a checkpoint's files are missing, are corrupt or contradict each other
     │   └── UnsupportedModel   the files are sound, but the model needs mathematics that we do not compile
-    ├── QuantizationError    a tensor's values do not fit the requested quantization
+    ├── QuantizationError    a tensor's values do not fit the requested quantization, or too much quality is lost
     ├── BundleError          a bundle is missing, is corrupt or has another format version
     ├── OutputError          the output path exists already, its disk is full, or it cannot be written
     ├── DeviceError          this machine lacks what the bundle needs (adapter, feature, limit)

@@ -30,6 +30,7 @@ from .text_model import TextModel
 
 # More answers at once would only wait in the engine's queue, which other requests share.
 ANSWERS_AT_ONCE = 32
+MAX_KNOWN = 4096
 # What a chat begins with whose answer's tokens are read.
 OPENING = Message(role="user", content="x")
 ReadPrompt = Callable[[Chat], Awaitable[ChatPrompt]]
@@ -46,7 +47,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Decider:
-    """``read`` encodes a chat, ``arrive`` gives a position in the queue for requests that together make one answer."""
+    """``read`` encodes a chat, ``arrive`` gives a position in the queue for requests that together make one answer.
+    ``known``: the tokens of earlier answers, each with the one that ends its turn.
+    """
 
     model: TextModel
     context: int
@@ -54,6 +57,7 @@ class Decider:
     adapter: str | None
     read: ReadPrompt
     arrive: Callable[[], int]
+    known: dict[str, Sequence[int]]
 
     async def decide(self, request: DecideRequest, call: Call) -> DecideResponse:
         """Raises RequestError, and the errors of the engine."""
@@ -75,9 +79,7 @@ class Decider:
     async def _rows(self, messages: Sequence[Message], asked: Sequence[Mapping[str, Any]]) -> list[Row]:
         template = self.model.tokenizer.chat_template
         variables = {SWITCH: False} if template is not None and SWITCH in template.source else {}
-        opened = (await self.read(self._chat([OPENING], variables))).ids
-        texts = dict.fromkeys(answer for each in asked for answer in each["answers"])
-        known = {answer: await self._answer(answer, opened, variables) for answer in texts}
+        known = await self._answers([answer for each in asked for answer in each["answers"]], variables)
         answers = [[known[answer] for answer in each["answers"]] for each in asked]
         SharedScript.of_thread().ask("requireDistinct", asked, answers)
         rows = list[Row]()
@@ -101,6 +103,19 @@ class Decider:
             images=self.model.images,
             hears=self.model.sounds is not None,
         )
+
+    async def _answers(self, answers: Sequence[str], variables: Mapping[str, Any]) -> Mapping[str, Sequence[int]]:
+        """The tokens of each answer. Each takes a rendering of the template, so they are kept."""
+        missing = [answer for answer in dict.fromkeys(answers) if answer not in self.known]
+        found = {answer: self.known[answer] for answer in answers if answer in self.known}
+        if missing:
+            opened = (await self.read(self._chat([OPENING], variables))).ids
+            for answer in missing:
+                found[answer] = await self._answer(answer, opened, variables)
+            if len(self.known) + len(missing) > MAX_KNOWN:
+                self.known.clear()
+            self.known.update((answer, found[answer]) for answer in missing)
+        return found
 
     async def _answer(self, answer: str, opened: Sequence[int], variables: Mapping[str, Any]) -> Sequence[int]:
         """The tokens of an answer and the one that ends a turn, as the model's chat template writes them. ``opened``:

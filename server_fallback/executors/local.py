@@ -92,6 +92,8 @@ class LocalExecutor:
         self._device = device
         self._workers = workers or TextWorkers(Grammars(GrammarCompiler(), lambda: model.vocabulary))
         self._closed = False
+        # The tokens of answers to typed questions.
+        self._answers: dict[str, Sequence[int]] = {}
 
     @property
     def context(self) -> int:
@@ -127,10 +129,9 @@ class LocalExecutor:
         async def read(chat: Chat) -> ChatPrompt:
             return await self._chat_prompt(chat, call.client)
 
-        engine = self._engine
-        return await Decider(self._model, self.context, engine, self._adapter, read, engine.arrive).decide(
-            request, call
-        )
+        source, known = self._engine, self._answers
+        decider = Decider(self._model, self.context, source, self._adapter, read, source.arrive, known)
+        return await decider.decide(request, call)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         text, messages = request.prompt, request.messages

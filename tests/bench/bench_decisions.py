@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.compiler.shared.script import SharedScript
 from nearfar.server_fallback.executors.decide import fit_calibration
 from nearfar.server_fallback.executors.executor import Call, Decides
@@ -67,7 +68,12 @@ async def decide_all(bundle: str, sentences: Sequence[Sentence]) -> list[dict[st
     try:
         for index, sentence in enumerate(sentences):
             asked = {"model": "model", "context": f"Sentence: {sentence.text}", "questions": QUESTIONS}
-            answer = await executor.decide(DecideRequest.model_validate(asked), Call(str(index)))
+            request = DecideRequest.model_validate(asked)
+            try:
+                answer = await executor.decide(request, Call(str(index)))
+            except Unavailable:
+                # The process of chat templates has a limit of time, which a busy machine exceeds.
+                answer = await executor.decide(request, Call(str(index)))
             found.append(answer.model_dump()["decisions"])
     finally:
         await executor.close()

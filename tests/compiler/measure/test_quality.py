@@ -211,6 +211,13 @@ def test_the_command_prints_json_and_a_table(
     # The third window contains the beginning of the text between the markers.
     assert f"{3 * 40 - len(TEXT) - 1} tokens in windows of 40" in printed
     assert "computed by numpy" in printed
+    within, beyond = quantized["kl_mean"] * 1.01, quantized["kl_mean"] * 0.99
+    assert main([*arguments, "--fail-above", str(within)]) == 0
+    capsys.readouterr()
+    assert main([*arguments, "--fail-above", str(beyond), "--json"]) == 2
+    failed = capsys.readouterr()
+    assert len(json.loads(failed.out)["bundles"]) == 3
+    assert f"farther from the checkpoint than --fail-above {beyond:g}: {bundles['q4f16'].path.name} " in failed.err
 
 
 def test_each_model_ignores_those_of_the_keys_that_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,6 +248,7 @@ def test_each_model_ignores_those_of_the_keys_that_it_has(tmp_path: Path, capsys
         ({"--window": "1"}, "--window 1: must hold a token and one to predict"),
         ({"--window": "300"}, "maximum context length is 256 tokens"),
         ({"--windows": "0"}, "--windows 0: must be at least 1"),
+        ({"--fail-above": "-1"}, "--fail-above -1.0: must be a number of at least 0"),
         ({"--reference": "{other}"}, "has another tokenizer than"),
     ],
 )

@@ -76,5 +76,11 @@ def test_bundles_are_compared_with_their_checkpoint(tmp_path: Path, capsys: pyte
     assert 1 > cosines[1] > cosines[2] > 0.5
     assert main([*command, "--windows", "4"]) == 0
     assert "a search with each of 4 sentences" in " ".join(capsys.readouterr().out.split())
+    assert main([*command, "--fail-above", "0.9"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--fail-above", "1e-6"]) == 2
+    failed = capsys.readouterr().err
+    assert "q8f16" in failed
+    assert ": f32 " not in failed
     assert main([*command, "--between", "a", "b"]) != 0
     assert "predicts no tokens" in capsys.readouterr().err
