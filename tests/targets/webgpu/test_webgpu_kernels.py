@@ -59,7 +59,11 @@ ON_DAWN = once_per_template({case.name: case for case in all_cases() if case.on_
 STEPS = {
     **{case.name: case for case in step_cases(variants_of, "q4f16", ("float16", "float32"), in_turn=True)},
     # The rows that int8 has in addition to those of float32.
-    **{case.name: case for case in step_cases(variants_of, "q4f16", ("float32", "int8")) if "_int8_" in case.name},
+    **{
+        case.name: case
+        for case in step_cases(variants_of, "q4f16", ("float32", "int8"), in_turn=True)
+        if "_int8_" in case.name
+    },
 }
 
 
