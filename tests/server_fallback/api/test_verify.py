@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from asgi import run
+from engine_requests import Gate
 from fake_models import FakeExecutor
 from hash_model import VOCAB, answer_of
 from live_server import LiveServer
 from verifying_executor import VerifyingExecutor, served
-from waiting import WAIT_SECONDS, wait_until
+from waiting import WAIT_SECONDS, until, wait_until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
@@ -221,22 +222,22 @@ def test_pages_of_other_sites_may_not_ask_unless_they_are_listed() -> None:
 
 def test_a_client_that_disconnects_ends_its_round_and_a_silent_one_is_disconnected() -> None:
     async def work() -> None:
-        executor = VerifyingExecutor(step_seconds=0.1)
-        async with served(executor, ApiConfig(draft_timeout_seconds=0.05)) as server:
-            async with asking(server) as socket:
-                await send_json(socket, opening())
-                assert (await received(socket))["type"] == "opened"
-                assert (await received(socket))["error"]["code"] == "message_timeout"
-                assert await closed(socket) == 4408
+        async with served(config=ApiConfig(draft_timeout_seconds=0.05)) as server, asking(server) as socket:
+            await send_json(socket, opening())
+            assert (await received(socket))["type"] == "opened"
+            assert (await received(socket))["error"]["code"] == "message_timeout"
+            assert await closed(socket) == 4408
+        executor = VerifyingExecutor(hold=(gate := Gate()))
+        async with served(executor) as server:
             async with asking(server) as socket:
                 # The length of three steps.
                 await send_json(socket, opening(prompt=PROMPT * 5))
                 assert (await received(socket))["type"] == "opened"
                 await send_json(socket, draft(TOKENS[:4]))
-                while not executor.engine.stats().steps:
-                    await asyncio.sleep(0.005)
-            while executor.engine.stats().running or server.server._service.limits.running:
-                await asyncio.sleep(0.005)
+                await until(lambda: executor.engine.stats().running == 1)
+            await until(lambda: server.server._service.limits.running == 0)
+            gate.open()
+            await until(lambda: executor.engine.stats().running == 0)
             assert executor.engine.stats().generated_tokens == 0
 
     run(work())

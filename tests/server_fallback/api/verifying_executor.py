@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -23,15 +23,19 @@ from nearfar.server_fallback.schema.verify import VerifyOpen
 
 @dataclass
 class VerifyingExecutor(FakeExecutor):
-    """A step takes longer if the test requires it."""
+    """A step takes longer if the test requires it; ``hold`` is that of `HashRunner`."""
 
     step_seconds: float = 0.0
+    hold: Callable[[int], object] = lambda _: None
     max_drafts: int = 4
     engine: TokenEngine = field(init=False)
 
     def __post_init__(self) -> None:
         runner = HashRunner(
-            Limits(tokens=24, sequences=4, rows=20, pages=24), threaded=True, step_seconds=self.step_seconds
+            Limits(tokens=24, sequences=4, rows=20, pages=24),
+            threaded=True,
+            step_seconds=self.step_seconds,
+            hold=self.hold,
         )
         self.engine = TokenEngine(runner, MODEL)
 

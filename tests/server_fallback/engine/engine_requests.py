@@ -62,6 +62,24 @@ async def collect(
     raise AssertionError("the answer has no end")
 
 
+class Gate:
+    """`HashRunner.hold` that no step passes until the gate is opened: what a test does before is done in the middle of
+    an answer, however fast or slow each thread is.
+    """
+
+    def __init__(self) -> None:
+        self._opened = Event()
+
+    def __call__(self, _: int) -> None:
+        assert self._opened.wait(WAIT_SECONDS)
+
+    def open(self) -> None:
+        self._opened.set()
+
+    def close(self) -> None:
+        self._opened.clear()
+
+
 class Arrival:
     """`HashRunner.fail` of a runner whose first batch waits until all requests have arrived, however slow the machine
     is.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ MODEL = TokenModel(vocab_size=VOCAB, end_token_ids=frozenset({0}), context=64, p
 
 class HashRunner:
     """``fail`` returns the error to raise for a batch, by its number. Tokens in ``broken`` produce NaN logits.
+    ``hold`` is called with the number of a step before the step is computed, on the runner's thread if it has one.
 
     If the limits have ``states``, these are hashes of all tokens so far, from which the next token follows.
     """
@@ -43,6 +45,7 @@ class HashRunner:
         threaded: bool = False,
         step_seconds: float = 0.0,
         fail: Callable[[int], Exception | None] = lambda _: None,
+        hold: Callable[[int], object] = lambda _: None,
         broken: int | None = None,
         has_assistant: bool = False,
         errs: bool = False,
@@ -54,7 +57,8 @@ class HashRunner:
         self.copies = 0
         self.closed = False
         self._pool = ThreadPoolExecutor(1) if threaded else None
-        self._step_seconds, self._fail, self._broken = step_seconds, fail, broken
+        self._step_seconds, self._fail, self._hold, self._broken = step_seconds, fail, hold, broken
+        self._steps = count()
         self._cells = np.full((limits.pages, PAGE), -1)
         self._sampled = np.full(limits.sequences, -1)
         # The hash in each slot, and the number of its tokens.
@@ -149,6 +153,7 @@ class HashRunner:
             self._hashes[write] = fold(value, tokens[position:]), len(tokens)
 
     def _forward(self, batch: Batch, failure: Exception | None) -> Output:
+        self._hold(next(self._steps))
         if self._step_seconds:
             time.sleep(self._step_seconds)
         self._write_tokens(batch)

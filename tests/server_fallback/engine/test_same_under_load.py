@@ -5,6 +5,7 @@ and end.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hash_runner import MODEL, HashRunner
 from plain_target import compile_plain
 from scheduler_traces import pools_of
 from tiny_models import VOCAB_SIZE
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.kv_format import KvName
@@ -101,12 +103,22 @@ def under_load(
 
     async def work() -> list[Answer]:
         engine = TokenEngine(runner, model)
+        # The engine's thread waits until half of them have arrived, which need more pages than there are.
+        half_arrived = threading.Event()
+
+        def wait() -> None:
+            assert half_arrived.wait(WAIT_SECONDS)
+
+        engine._inbox.call(wait)
         tasks: list[asyncio.Future[Answer]] = []
         leaving: list[asyncio.Future[None]] = []
         for index, request in enumerate(requests):
             tasks.append(asyncio.ensure_future(answer(engine, request)))
             if index < len(noise):
                 leaving.append(asyncio.ensure_future(left_early(engine, noise[index], index % 4)))
+            if index == len(requests) // 2:
+                await asyncio.sleep(0)
+                half_arrived.set()
             await asyncio.sleep(0.001 * (index % 5 == 4))
         answers = list(await asyncio.gather(*tasks))
         await asyncio.gather(*leaving)

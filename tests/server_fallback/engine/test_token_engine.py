@@ -8,10 +8,22 @@ import time
 from dataclasses import replace
 
 import pytest
-from engine_requests import LIMITS, OTHERS, PROMPT, Arrival, collect, engine_on, ids, require_no_page_held, run, settle
+from engine_requests import (
+    LIMITS,
+    OTHERS,
+    PROMPT,
+    Arrival,
+    Gate,
+    collect,
+    engine_on,
+    ids,
+    require_no_page_held,
+    run,
+    settle,
+)
 from hash_model import VOCAB, answer_of
 from hash_runner import MODEL, HashRunner
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, until
 
 from nearfar.compiler.ir.sampling import IN_PROMPT, Sampling
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, QueueFull, Unavailable
@@ -109,12 +121,13 @@ def test_answers_to_one_prompt_compute_it_once_even_its_last_page() -> None:
 def test_those_that_wait_for_a_prompt_go_on_without_the_one_that_computes_it() -> None:
     async def work() -> None:
         prompt = [1 + i % 15 for i in range(40)]
-        async with engine_on(HashRunner(LIMITS, step_seconds=0.002, threaded=True)) as engine:
+        async with engine_on(HashRunner(LIMITS, threaded=True, hold=(gate := Gate()))) as engine:
             first = engine.generate(TokenRequest(prompt, max_tokens=4))
             one = asyncio.ensure_future(anext(first))
             others = [asyncio.ensure_future(ids(engine, prompt)) for _ in range(2)]
-            await asyncio.sleep(0.004)
+            await until(lambda: engine.stats().running + engine.stats().waiting == 3)
             one.cancel()
+            gate.open()
             await asyncio.gather(one, return_exceptions=True)
             for answer in await asyncio.gather(*others):
                 assert answer == answer_of(prompt, 6, 64)[0]
@@ -185,12 +198,13 @@ def test_closing_the_generator_frees_pages_at_the_next_step() -> None:
 
 def test_a_task_that_is_cancelled_before_its_first_token_leaves_nothing_behind() -> None:
     async def work() -> None:
-        async with engine_on(HashRunner(LIMITS, threaded=True, step_seconds=0.005)) as engine:
+        async with engine_on(HashRunner(LIMITS, threaded=True, hold=(gate := Gate()))) as engine:
             task = asyncio.ensure_future(collect(engine))
-            await asyncio.sleep(0.002)
+            await until(lambda: engine.stats().running == 1)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            gate.open()
             await settle(engine)
             require_no_page_held(engine)
 
@@ -234,12 +248,13 @@ def test_a_deadline_ends_a_running_answer_and_one_that_waits() -> None:
 
 def test_a_full_queue_refuses_requests_and_accepts_them_again_later() -> None:
     async def work() -> None:
-        runner = HashRunner(replace(LIMITS, sequences=2), threaded=True, step_seconds=0.005)
+        runner = HashRunner(replace(LIMITS, sequences=2), threaded=True, hold=(gate := Gate()))
         async with engine_on(runner, EngineConfig(max_waiting=3)) as engine:
             answers = [asyncio.ensure_future(ids(engine, [index + 1, *PROMPT])) for index in range(5)]
             await asyncio.sleep(0)
             with pytest.raises(QueueFull, match="5 requests"):
                 await collect(engine)
+            gate.open()
             for index, answer in enumerate(await asyncio.gather(*answers)):
                 assert answer == answer_of([index + 1, *PROMPT], 6, 64)[0]
             assert await ids(engine) == answer_of(PROMPT, 6, 64)[0]
@@ -247,11 +262,11 @@ def test_a_full_queue_refuses_requests_and_accepts_them_again_later() -> None:
     run(work())
 
 
-# The second answer takes at least a second.
+# The second answer would take ten seconds.
 @pytest.mark.parametrize(("max_tokens", "drain_seconds"), [(4, WAIT_SECONDS), (50, 0.05)])
 def test_close_waits_for_answers_for_the_drain_time_and_fails_the_rest(max_tokens: int, drain_seconds: float) -> None:
     async def work() -> None:
-        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.02)
+        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.02 if max_tokens == 4 else 0.2)
         engine = TokenEngine(runner, MODEL)
         answer = asyncio.ensure_future(ids(engine, OTHERS[1], max_tokens=max_tokens))
         await asyncio.sleep(0.002)

@@ -6,26 +6,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from engine_requests import LIMITS as NO_SPARE_ROWS
-from engine_requests import engine_on, require_no_page_held, run, settle
+from engine_requests import Gate, engine_on, require_no_page_held, run, settle
 from hash_model import VOCAB
 from hash_runner import MODEL, HashRunner
 from test_same_under_load import alone, answer, left_early, mixed_requests
 from tiny_models import VOCAB_SIZE
-from waiting import WAIT_SECONDS
+from waiting import until
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.sampling import Sampling
-from nearfar.compiler.runtime.batch import Batch
 from nearfar.compiler.runtime.errors import DeadlineExceeded, RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.compiler.runtime.runner import Limits, Output
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import FinishReason, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
@@ -162,28 +160,15 @@ def test_between_rounds_a_stream_holds_nothing_and_goes_on_when_its_pages_are_go
     run(work())
 
 
-class HeldRunner(HashRunner):
-    """Computes nothing before it is released."""
-
-    def __init__(self) -> None:
-        super().__init__(LIMITS, threaded=True)
-        self.released = threading.Event()
-
-    def _forward(self, batch: Batch, failure: Exception | None) -> Output:
-        assert self.released.wait(WAIT_SECONDS)
-        return super()._forward(batch, failure)
-
-
 def test_a_round_that_is_left_early_is_as_if_it_had_not_been() -> None:
     ((tokens, _),) = alone(HashRunner(LIMITS), LONG_MODEL, [LONG])
 
     async def work() -> None:
-        runner = HeldRunner()
-        engine = TokenEngine(runner, LONG_MODEL)
+        engine = TokenEngine(HashRunner(LIMITS, threaded=True, hold=(gate := Gate())), LONG_MODEL)
         stream = Verification(engine, LONG)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(stream.check(tokens[:4]), 0.005)
-        runner.released.set()
+        gate.open()
         assert stream.answered == 0
         assert (await stream.check(tokens[:4])).token_ids == tokens[:5]
         await settle(engine)
@@ -207,7 +192,8 @@ def test_a_deadline_ends_the_round_it_falls_in() -> None:
 
 def test_a_later_round_goes_before_requests_that_came_after_its_first() -> None:
     async def work() -> None:
-        runner = HashRunner(Limits(tokens=24, sequences=1, rows=5, pages=24), threaded=True, step_seconds=0.002)
+        gate = Gate()
+        runner = HashRunner(Limits(tokens=24, sequences=1, rows=5, pages=24), threaded=True, hold=gate)
         engine = TokenEngine(runner, LONG_MODEL)
         stream = Verification(engine, LONG)
         ended: list[str] = []
@@ -216,13 +202,19 @@ def test_a_later_round_goes_before_requests_that_came_after_its_first() -> None:
             await answer(engine, request)
             ended.append(name)
 
+        async def round_of(stream: Verification) -> None:
+            await stream.check([])
+            ended.append("round")
+
+        gate.open()
         await stream.check([])
+        gate.close()
         others = [asyncio.create_task(named(f"other {index}", TokenRequest([index, 1, 2], 8))) for index in range(3)]
-        while not engine.stats().waiting:
-            await asyncio.sleep(0)
-        await stream.check([])
-        ended.append("round")
-        await asyncio.gather(*others)
+        await until(lambda: (engine.stats().running, engine.stats().waiting) == (1, 2))
+        later = asyncio.create_task(round_of(stream))
+        await until(lambda: engine.stats().waiting == 3)
+        gate.open()
+        await asyncio.gather(later, *others)
         assert ended.index("round") <= 1
         await engine.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,11 +19,25 @@ from nearfar.server_fallback.engine.masks import Masks
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 
 
+def holding(held: Path | None, free_steps: int = 0) -> Callable[[int], None]:
+    """`HashRunner.hold`: after its first steps, a device computes nothing while the file exists."""
+
+    def hold(step: int) -> None:
+        while held is not None and step >= free_steps and held.exists():
+            time.sleep(0.002)
+
+    return hold
+
+
 @dataclass(frozen=True)
 class HashRecipe:
-    """``fails``: raise BundleError instead. The device fails while the file ``broken`` exists."""
+    """``fails``: raise BundleError instead. The device fails while the file ``broken`` exists; ``held`` and
+    ``free_steps`` are those of `holding`.
+    """
 
     step_seconds: float = 0.0
+    held: Path | None = None
+    free_steps: int = 0
     max_waiting: int = 256
     fails: bool = False
     broken: Path | None = None
@@ -35,18 +51,27 @@ class HashRecipe:
         def failure(_: int) -> Exception | None:
             return DeviceError("the device is lost") if self.broken is not None and self.broken.exists() else None
 
-        runner = HashRunner(limits, threaded=True, step_seconds=self.step_seconds, fail=failure)
+        runner = HashRunner(
+            limits,
+            threaded=True,
+            step_seconds=self.step_seconds,
+            fail=failure,
+            hold=holding(self.held, self.free_steps),
+        )
         return TokenEngine(runner, MODEL, EngineConfig(max_waiting=self.max_waiting), masks=masks)
 
 
 @dataclass(frozen=True)
 class SeeingRecipe:
-    """An engine over the hash model that reads images, whose features it does not retain."""
+    """An engine over the hash model that reads images, whose features it does not retain. ``held`` is that of
+    `holding`.
+    """
 
+    held: Path | None = None
     name: str = "hash"
 
     def open(self, masks: Masks | None = None) -> TokenEngine:
-        runner = HashRunner(Limits(tokens=8, sequences=4, rows=4, pages=24), threaded=True)
+        runner = HashRunner(Limits(tokens=8, sequences=4, rows=4, pages=24), threaded=True, hold=holding(self.held))
         model = replace(MODEL, image_token_id=IMAGE_TOKEN, feature_size=FEATURE_SIZE)
         return TokenEngine(runner, model, EngineConfig(image_cache_bytes=0), masks=masks, tower=HashTower())
 

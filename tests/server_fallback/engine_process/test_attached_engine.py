@@ -14,6 +14,7 @@ import pytest
 from engine_requests import OTHERS, PROMPT, EvenTokens, run
 from hash_model import answer_of
 from hash_recipe import HashRecipe
+from waiting import until
 
 from nearfar.compiler.runtime.errors import DeviceError, Unavailable
 from nearfar.server_fallback.engine.request import GeneratedToken, TokenRequest
@@ -85,42 +86,49 @@ def test_the_socket_is_this_users_alone() -> None:
     run(work())
 
 
-def test_a_server_that_ends_leaves_its_answers_and_no_others() -> None:
+@pytest.fixture
+def held(tmp_path: Path) -> Path:
+    """The file that holds a `HashRecipe`; it exists."""
+    file = tmp_path / "held"
+    file.touch()
+    return file
+
+
+def test_a_server_that_ends_leaves_its_answers_and_no_others(held: Path) -> None:
     async def work() -> None:
-        async with shared(HashRecipe(step_seconds=0.02)) as (owner, first, second):
+        async with shared(HashRecipe(held=held, free_steps=4)) as (owner, first, second):
             left = first.generate(TokenRequest(PROMPT, 50, ignore_eos=True))
             await anext(left)
             going_on = asyncio.ensure_future(tokens(second, OTHERS[0], 20))
-            await asyncio.sleep(0.05)
+            await until(lambda: owner.stats().running + owner.stats().waiting == 2)
             await first.close()
             with pytest.raises(Unavailable):
                 _ = [item async for item in left]
+            held.unlink()
             assert await going_on == answer_of(OTHERS[0], 20, 64)[0]
             # Its slot and its pages are free again.
-            while owner.stats().running:
-                await asyncio.sleep(0.02)
+            await until(lambda: owner.stats().running == 0)
 
     run(work())
 
 
-def test_after_a_crash_of_the_engine_every_server_fails_its_answers_and_attaches_again() -> None:
+def test_after_a_crash_of_the_engine_every_server_fails_its_answers_and_attaches_again(held: Path) -> None:
     async def work() -> None:
-        async with shared(HashRecipe(step_seconds=0.02)) as (owner, *attached):
+        async with shared(HashRecipe(held=held)) as (owner, *attached):
             pid = owner.pid
             assert pid is not None
-            begun = [engine.generate(TokenRequest(PROMPT, 50, ignore_eos=True)) for engine in attached]
-            for answer in begun:
-                await anext(answer)
+            begun = [asyncio.ensure_future(tokens(engine)) for engine in attached]
+            await until(lambda: owner.stats().running + owner.stats().waiting == 2)
             os.kill(pid, signal.SIGKILL)
+            held.unlink()
             for answer in begun:
                 with pytest.raises(DeviceError, match="failed and is started again"):
-                    _ = [item async for item in answer]
+                    await answer
             for engine in attached:
                 with pytest.raises(Unavailable, match="being started again"):
                     await tokens(engine)
                 assert engine.stats().failure is not None
-            while any(server.stats().failure is not None for server in (owner, *attached)):
-                await asyncio.sleep(0.05)
+            await until(lambda: all(server.stats().failure is None for server in (owner, *attached)))
             everyone: list[EngineClient] = [owner, *attached]
             for server in everyone:
                 assert await tokens(server) == answer_of(PROMPT, 12, 64)[0]

@@ -134,17 +134,21 @@ def test_answers_errors_and_figures_are_those_of_an_engine_in_this_process(monke
     run(work())
 
 
-def test_a_closed_generator_a_deadline_and_a_full_queue_reach_the_process() -> None:
+def test_a_closed_generator_a_deadline_and_a_full_queue_reach_the_process(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+
     async def work() -> None:
-        async with remote(HashRecipe(step_seconds=0.02, max_waiting=1)) as engine:
+        async with remote(HashRecipe(step_seconds=0.02, held=held, max_waiting=1)) as engine:
             answers = engine.generate(TokenRequest(PROMPT, 50, ignore_eos=True))
             await anext(answers)
             await answers.aclose()
             with pytest.raises(DeadlineExceeded):
                 await items(engine, max_tokens=50, deadline=time.monotonic() + 0.1, ignore_eos=True)
-            # Longer than it takes to send all of them.
-            answers_at_once = (items(engine, max_tokens=20, ignore_eos=True) for _ in range(8))
-            outcomes = await asyncio.gather(*answers_at_once, return_exceptions=True)
+            held.touch()
+            at_once = [asyncio.ensure_future(items(engine)) for _ in range(8)]
+            await until(lambda: sum(answer.done() for answer in at_once) == 3)
+            held.unlink()
+            outcomes = await asyncio.gather(*at_once, return_exceptions=True)
             assert sum(isinstance(outcome, QueueFull) for outcome in outcomes) == 3
             await until(lambda: (engine.stats().running, engine.stats().waiting) == (0, 0))
 
@@ -158,25 +162,32 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, object]
     return events
 
 
-def test_a_crash_fails_running_answers_and_the_engine_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def held(tmp_path: Path) -> Path:
+    """The file that holds a `HashRecipe`; it exists."""
+    file = tmp_path / "held"
+    file.touch()
+    return file
+
+
+def test_a_crash_fails_running_answers_and_the_engine_restarts(monkeypatch: pytest.MonkeyPatch, held: Path) -> None:
     monkeypatch.setattr(remote_engine, "FIRST_RESTART_SECONDS", 0.2)
     events = logged(monkeypatch)
 
     async def work() -> None:
-        async with remote(HashRecipe(step_seconds=0.02)) as engine:
-            running = asyncio.ensure_future(items(engine, max_tokens=40, ignore_eos=True))
-            while engine.stats().generated_tokens < 3:
-                await asyncio.sleep(0.02)
+        async with remote(HashRecipe(held=held, free_steps=4)) as engine:
+            running = asyncio.ensure_future(items(engine))
+            await until(lambda: engine.stats().generated_tokens > 0)
             crashed = engine.pid
             assert crashed is not None
             os.kill(crashed, signal.SIGKILL)
+            held.unlink()
             with pytest.raises(DeviceError, match="failed and is started again"):
                 await running
             with pytest.raises(Unavailable, match="being started again"):
                 await items(engine)
             assert engine.stats().failure is not None
-            while engine.stats().failure is not None:
-                await asyncio.sleep(0.05)
+            await until(lambda: engine.stats().failure is None)
             tokens, _ = await items(engine)
             assert [token.token_id for token in tokens] == answer_of(PROMPT, 6, 64)[0]
             assert engine.pid != crashed
@@ -185,17 +196,20 @@ def test_a_crash_fails_running_answers_and_the_engine_restarts(monkeypatch: pyte
     run(work())
 
 
-def test_a_process_that_is_silent_is_not_ready_and_is_then_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_silent_is_not_ready_and_is_then_started_again(
+    monkeypatch: pytest.MonkeyPatch, held: Path
+) -> None:
     monkeypatch.setattr(remote_engine, "FIRST_RESTART_SECONDS", 0.1)
     events = logged(monkeypatch)
 
     async def work() -> None:
-        engine = await RemoteEngine.open(HashRecipe(step_seconds=0.02), hang_seconds=4.0)
-        running = asyncio.ensure_future(items(engine, max_tokens=40, ignore_eos=True))
-        await until(lambda: engine.stats().generated_tokens >= 3)
+        engine = await RemoteEngine.open(HashRecipe(held=held, free_steps=4), hang_seconds=4.0)
+        running = asyncio.ensure_future(items(engine))
+        await until(lambda: engine.stats().generated_tokens > 0)
         stopped = engine.pid
         assert stopped is not None
         os.kill(stopped, signal.SIGSTOP)
+        held.unlink()
         await until(lambda: engine.stats().failure is not None)
         assert "silent for" in str(engine.stats().failure)
         assert (engine.stats().silent_seconds or 0) > 0
@@ -292,10 +306,11 @@ def test_an_engine_that_crashes_again_and_again_is_given_up(monkeypatch: pytest.
 
 def test_close_lets_answers_finish_and_fails_those_that_take_longer() -> None:
     async def work() -> None:
-        for drain_seconds, max_tokens, outcome in ((WAIT_SECONDS, 20, AnswerEnd), (0.0, 50, Unavailable)):
-            engine = await RemoteEngine.open(HashRecipe(step_seconds=0.02))
-            answer = asyncio.ensure_future(items(engine, max_tokens=max_tokens, ignore_eos=True))
-            await until(lambda engine=engine: engine.stats().running == 1)  # type: ignore[misc]
+        # The second answer would take ten seconds.
+        for drain_seconds, step_seconds, outcome in ((WAIT_SECONDS, 0.01, AnswerEnd), (0.0, 0.2, Unavailable)):
+            engine = await RemoteEngine.open(HashRecipe(step_seconds=step_seconds))
+            answer = asyncio.ensure_future(items(engine, max_tokens=50, ignore_eos=True))
+            await until(lambda engine=engine: engine.stats().steps > 0)  # type: ignore[misc]
             await engine.close(drain_seconds, Unavailable("moved; try the other server"))
             [result] = await asyncio.gather(answer, return_exceptions=True)
             assert isinstance(result[1] if isinstance(result, tuple) else result, outcome)
@@ -340,11 +355,11 @@ def test_an_encoder_in_a_process_encodes_refuses_and_reports_its_batches() -> No
     run(work())
 
 
-def test_an_image_is_sent_and_encoded_once_for_all_answers_of_a_request() -> None:
+def test_an_image_is_sent_and_encoded_once_for_all_answers_of_a_request(held: Path) -> None:
     cat = picture(1, 6)
 
     async def work() -> None:
-        async with remote(SeeingRecipe()) as engine:
+        async with remote(SeeingRecipe(held)) as engine:
             sent: list[object] = []
             send = engine._send
 
@@ -359,7 +374,12 @@ def test_an_image_is_sent_and_encoded_once_for_all_answers_of_a_request() -> Non
                 async def tokens(request: TokenRequest = request) -> list[object]:
                     return [item async for item in engine.generate(request) if isinstance(item, GeneratedToken)]
 
-                answers = await asyncio.gather(*(tokens() for _ in range(4)))
+                # Features are retained for answers that have begun: none may end before the last one begins.
+                held.touch()
+                running = [asyncio.ensure_future(tokens()) for _ in range(4)]
+                await until(lambda: engine.stats().running + engine.stats().waiting == 4)
+                held.unlink()
+                answers = await asyncio.gather(*running)
                 assert answers == [answers[0]] * 4
                 assert len(answers[0]) == 8
                 requests = [message.request for message in sent if isinstance(message, Generate)]
