@@ -190,6 +190,19 @@ class Inspect:
 
 
 @options
+class Devices:
+    """example: nearfar devices reports --plot devices.svg"""
+
+    folder: Annotated[Path, Flag(metavar="FOLDER", place=True)]
+    """a folder of JSON files, each with what probe() of @nearfar/web/probe returned"""
+    plot: File | None = None
+    """an SVG to write: tokens per second of each device"""
+    force: bool = False
+    """replace the SVG if it exists"""
+    json: Json = False
+
+
+@options
 class Score:
     """example: nearfar score qwen3-web --tokens 1,2,3 -o logits.npy --runner numpy"""
 

@@ -59,6 +59,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "demo": Command(NEAR, "show a bundle at work in headless Chromium, or serve its page"),
         "models": Command(NEAR, "show the models that compile, their sizes and targets"),
         "inspect": Command(NEAR, "show a bundle's model, sizes, kernels and costs"),
+        "devices": Command(NEAR, "show what probes of users' devices predict of bundles there"),
         "score": Command(NEAR, "write the logits of tokens, or of a conversation"),
         "quality": Command(NEAR, "compare bundles with the checkpoint that they were made from"),
         "export": Command(NEAR, "write a bundle's weights for llama.cpp or transformers"),
