@@ -7,6 +7,7 @@ import type { Backend, Opening } from "./backend.js";
 import { openWebGpu } from "./backend.js";
 import type { EncodersModule } from "./encoders/index.js";
 import type { Planner } from "./drafts/memory.js";
+import type { DeviceReport } from "./probe/schema.js";
 import { DeviceError, RequestError } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
 import type { ImagesModule } from "./images/index.js";
@@ -93,6 +94,16 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
    * while it pays on this device; false for never. Imports drafts.js.
    */
   readonly draft?: BundleAddress | false | undefined;
+  /**
+   * `probe` of probe.js, or a function that returns its report: a bundle for WebGPU that it refuses is not loaded, and one
+   * that fits with less memory gets that as ``memoryBudget``, unless that is given.
+   */
+  readonly probe?:
+    | ((
+        address: BundleAddress,
+        options: Pick<LoadOptions, "gpu" | "signal">,
+      ) => Promise<Pick<DeviceReport, "refusals" | "fit">>)
+    | undefined;
   /** The ONNX Runtime that runs ONNX bundles. */
   readonly onnx?: OnnxOptions | undefined;
   /** `encoders` of "@nearfar/web/encoders". Needed by scripts that cannot import it later, such as service workers. */
@@ -105,9 +116,12 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
   readonly transcriber?: Pick<EngineApi, "transcribe"> | undefined;
 }
 
+const aFunction = check("a function", (value) => typeof value === "function");
+
 /** An unknown option, or a value of the wrong type, is refused before anything is done. */
 const LOAD_OPTIONS: Checks = {
-  onProgress: check("a function", (value) => typeof value === "function"),
+  onProgress: aFunction,
+  probe: aFunction,
   signal,
   store: check("true, false or a BundleStore", (value) => typeof value === "boolean" || isObject(value)),
   crossOriginStorage: check(
@@ -258,15 +272,23 @@ async function openCandidate(address: BundleAddress, signal: AbortSignal, option
   }
 }
 
+/** What a probe says of the options. Throws DeviceError if it refuses the bundle. */
+async function probed(address: BundleAddress, signal: AbortSignal, { probe, gpu }: LoadOptions): Promise<LoadOptions> {
+  const { refusals = [], fit } = (await probe?.(address, { gpu, signal })) ?? {};
+  for (const { message, ...details } of refusals) throw new DeviceError(message, { step: "probe", ...details });
+  return { memoryBudget: fit?.memory_budget ?? undefined };
+}
+
 /** ``checkFirst``: check before the download whether the device can run the bundle. */
 async function loadCandidate(
   candidate: Candidate,
   reason: string,
   checkFirst: boolean,
   signal: AbortSignal,
-  options: LoadOptions,
+  given: LoadOptions,
 ): Promise<Loaded> {
   const { address, stored, manifest } = candidate;
+  const options = { ...(isExport(manifest) ? {} : await probed(address, signal, given)), ...given };
   const hasSenses = hasPlan(manifest, "vision") || hasPlan(manifest, "hearing");
   const images = hasSenses ? (options.images ?? (await importImages())) : null;
   const { vocab_size: vocabSize } = manifest.spec;

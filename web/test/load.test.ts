@@ -293,6 +293,40 @@ test.each([
   }
 });
 
+test("a bundle that a probe refuses is not downloaded, and the error is the probe's", async () => {
+  const { url, requests } = await host();
+  const refusal = {
+    reason: "memory",
+    message: "letters takes 3 GB, and 1 GB are free",
+    found: 1e9,
+    needed: 3e9,
+  } as const;
+  const seen: unknown[] = [];
+  const probe = (address: unknown) => {
+    seen.push(address);
+    return Promise.resolve({ refusals: [refusal], fit: null });
+  };
+  const loading = Engine.load(url, { gpu, store: false, probe });
+  await expect(loading).rejects.toMatchObject({
+    code: "device_error",
+    message: refusal.message,
+    details: { step: "probe", reason: "memory", needed: 3e9 },
+  });
+  expect(seen).toEqual([url]);
+  expect(requests).toEqual(["GET manifest.json"]);
+});
+
+test.runIf(hasAdapter)("a bundle that fits with less memory gets the probe's budget", async () => {
+  const { url } = await host();
+  const whole = await Engine.plan(url, { gpu });
+  const budget = whole.totalBytes - 2 * whole.pageBytes;
+  const fit = { activation: "float32", context: 16, prefill_chunk: 64, memory_budget: budget } as const;
+  const probe = () => Promise.resolve({ refusals: [], fit });
+  const engine = await Engine.load(url, { gpu, store: false, tuning: false, probe });
+  expect(engine.info.context).toBe(whole.context - 16);
+  engine.destroy();
+});
+
 test("WebLLM's entry point and a router with only a near side throw the same reason", async () => {
   vi.stubGlobal("isSecureContext", false);
   const reason = "not loaded over https or from localhost";

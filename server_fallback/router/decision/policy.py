@@ -77,12 +77,13 @@ class Price(PolicyPart):
 
 
 class DeviceRules(PolicyPart):
-    """Far answers if the battery is below ``min_battery`` and not charging, or if the device is hotter than
-    ``max_thermal``.
+    """Far answers if the battery is below ``min_battery`` and not charging, if the device is hotter than
+    ``max_thermal``, or if near's first token is expected after ``max_first_token_seconds``, however long far takes.
     """
 
     min_battery: Annotated[float, Field(ge=0, le=1)] | None = None
     max_thermal: Thermal | None = None
+    max_first_token_seconds: Seconds | None = None
 
 
 class Costs(PolicyPart):

@@ -27,6 +27,7 @@ import type {
 } from "./hybrid_encoding.js";
 import type { DecideContext, HybridDecideOptions, HybridDecisions } from "./hybrid_decisions.js";
 import { FAR_OPTIONS, HYBRID_OPTIONS } from "./hybrid_options.js";
+import type { DeviceReport } from "../probe/schema.js";
 import type { LoadNear, NearOption } from "./sides/near.js";
 import { NearSide } from "./sides/near.js";
 import type { Policy } from "../shared/decision/policy.js";
@@ -57,6 +58,11 @@ export interface HybridOptions {
   readonly ledger?: Ledger | undefined;
   readonly device?: DeviceSource | undefined;
   readonly clock?: Clock | undefined;
+  /**
+   * The report of a probe of near's bundle (probe.js): how fast near is, until its answers have shown it. A bundle that
+   * the probe refuses is not loaded.
+   */
+  readonly probe?: Pick<DeviceReport, "speed" | "fit" | "refusals"> | undefined;
   /** For a policy whose predictor reads embeddings. */
   readonly embedder?: Embedder | undefined;
   /**
@@ -105,13 +111,24 @@ export class Hybrid {
     const policy = parsePolicy(options.policy);
     checkOptions(policy, options);
     const far = options.far === null || policy.mode === "near-only" ? null : new FarSide(options.far, fetch, clock);
-    const near = new NearSide(policy.mode === "far-only" ? null : options.near, loadEngine, load);
+    const { probe } = options;
+    const asProbed = probe === undefined ? load : { probe: () => Promise.resolve(probe), ...load };
+    const near = new NearSide(policy.mode === "far-only" ? null : options.near, loadEngine, asProbed);
     try {
       const isReached = far === null || (await reach(far, near, policy, clock));
       if (far === null) await near.settled;
       if (far === null && near.state === "failed") throw near.error;
       const { transcriber = null } = options;
-      const routing = new Routing({ policy, near, far, ledger, device, clock, transcribes: transcriber !== null });
+      const routing = new Routing({
+        policy,
+        near,
+        far,
+        ledger,
+        device,
+        clock,
+        transcribes: transcriber !== null,
+        nearSpeed: probe?.speed,
+      });
       if (!isReached) routing.records.far.circuit.failed(true);
       const speculating = far === null ? null : await speculatingFar(far, routing, options);
       const { embedder = null } = options;

@@ -18,6 +18,7 @@ export const HYBRID_OPTIONS: Checks = {
   ledger: "object",
   device: "object",
   clock: "object",
+  probe: "object",
   embedder: "object",
   transcriber: "any",
 } satisfies Record<keyof HybridOptions, Check>;

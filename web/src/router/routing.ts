@@ -14,6 +14,7 @@ import type { Decision, Side } from "../shared/decision/decision.js";
 import { refusal } from "../shared/decision/decision.js";
 import type { DeviceSource } from "./device_hints.js";
 import type { Policy } from "../shared/decision/policy.js";
+import type { Speed } from "../shared/decision/speed.js";
 import type { PrefixMessage } from "../shared/decision/prefix_memory.js";
 import { PrivateCheck } from "../shared/decision/privacy.js";
 import { budgetSpent } from "../shared/router/failures.js";
@@ -33,6 +34,8 @@ export interface Wiring {
   readonly ledger: Ledger;
   readonly device: DeviceSource;
   readonly clock: Clock;
+  /** How fast near is, until its answers show it. */
+  readonly nearSpeed?: Partial<Speed> | null | undefined;
   /** Whether there is a transcriber. */
   readonly transcribes: boolean;
 }
@@ -55,8 +58,9 @@ export class Routing {
   constructor(readonly wiring: Wiring) {
     const { policy, clock } = wiring;
     const { failures, open_ms: waitMs } = policy.breaker;
-    const record = (): SideRecord => new SideRecord(new Circuit(failures, waitMs, () => clock.now()));
-    this.records = { near: record(), far: record() };
+    const record = (expected?: Partial<Speed>): SideRecord =>
+      new SideRecord(new Circuit(failures, waitMs, () => clock.now()), expected);
+    this.records = { near: record(wiring.nearSpeed ?? {}), far: record() };
     this.privacy = PrivateCheck.of(policy.private);
   }
 

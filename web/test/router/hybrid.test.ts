@@ -81,6 +81,19 @@ test("a low battery sends answers far", async () => {
   });
 });
 
+test("a probe decides until near's answers show how fast it is", async () => {
+  const slow = { prefill_tokens_per_second: 1, decode_tokens_per_second: 5 };
+  const policy = { mode: "auto", device: { max_first_token_seconds: 1.5 } };
+  const unknown = await setUp({ policy });
+  expect((await unknown.nf.chat.completions.create({ messages: MESSAGES })).route?.side).toBe("near");
+  const probe = { refusals: [], fit: null };
+  const { nf } = await setUp({ policy, probe: { ...probe, speed: slow } });
+  const { route } = await nf.chat.completions.create({ messages: MESSAGES });
+  expect(route).toMatchObject({ side: "far", reason: "seconds" });
+  const fast = await setUp({ policy, probe: { ...probe, speed: { ...slow, prefill_tokens_per_second: 1e6 } } });
+  expect((await fast.nf.chat.completions.create({ messages: MESSAGES })).route?.side).toBe("near");
+});
+
 test("the day's budget is counted, and when it is spent near answers", async () => {
   const { nf, ledger } = await setUp({
     policy: {

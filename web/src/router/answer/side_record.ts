@@ -8,9 +8,15 @@ import { UNKNOWN_SPEED, speedAfter } from "../../shared/decision/speed.js";
 
 export class SideRecord {
   readonly memory = new PrefixMemory();
-  #speed: Speed = UNKNOWN_SPEED;
+  #speed: Speed;
 
-  constructor(readonly circuit: Circuit) {}
+  /** ``expected``: the speed before the first answer. */
+  constructor(
+    readonly circuit: Circuit,
+    expected: Partial<Speed> = {},
+  ) {
+    this.#speed = { ...UNKNOWN_SPEED, ...expected };
+  }
 
   get speed(): Speed {
     return this.#speed;

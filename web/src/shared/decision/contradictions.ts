@@ -71,6 +71,7 @@ function* ofAuto({ mode, device, costs, quality }: Policy): Contradictions {
   const isSet = {
     "device.min_battery": device.min_battery !== null,
     "device.max_thermal": device.max_thermal !== null,
+    "device.max_first_token_seconds": device.max_first_token_seconds !== null,
     "costs.max_first_token_seconds": costs.max_first_token_seconds !== null,
     "costs.max_total_seconds": costs.max_total_seconds !== null,
     "quality.predictor": quality.predictor !== null,

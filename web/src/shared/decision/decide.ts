@@ -68,7 +68,7 @@ export function choose(policy: Policy, situation: Situation, isPrivate: boolean)
     lacks.far = farLack(policy, { ...situation, media: others, far: { ...situation.far, prompt_tokens: null } });
   }
   const scores = score(policy, situation);
-  const hint = hinted(policy, situation.near);
+  const hint = hinted(policy, situation.near, scores.near_first_token_seconds);
   const { side, reason } =
     hard(pin, lacks.near, lacks.far) ??
     preferred(policy) ??
@@ -207,8 +207,12 @@ function preferred({ mode }: Policy): Answering | null {
   return mode === "prefer-far" ? { side: "far", reason: "prefer" } : null;
 }
 
-/** Whether the device should be spared. */
-function hinted({ device }: Policy, { battery, charging, thermal }: NearState): Answering | null {
+/** Whether the device should be spared, or is too slow. ``firstToken``: in seconds; an unknown time is not too long. */
+function hinted(
+  { device }: Policy,
+  { battery, charging, thermal }: NearState,
+  firstToken: number | null,
+): Answering | null {
   if (device.min_battery !== null && battery !== null && battery < device.min_battery && charging !== true)
     return { side: "far", reason: "battery" };
   if (
@@ -218,6 +222,8 @@ function hinted({ device }: Policy, { battery, charging, thermal }: NearState): 
   ) {
     return { side: "far", reason: "thermal" };
   }
+  if (device.max_first_token_seconds !== null && firstToken !== null && firstToken > device.max_first_token_seconds)
+    return { side: "far", reason: "seconds" };
   return null;
 }
 
