@@ -28,6 +28,18 @@ TIMEOUT_MS = 180_000
 expect.set_options(timeout=TIMEOUT_MS)
 
 
+# Whether the question of the extension is stored, which is before its answer begins.
+IS_KEPT = """async () => {
+    const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("nearfar-journals");
+    try {
+        const kept = await folder.getDirectoryHandle("answer-popup");
+        return (await (await kept.getFileHandle("request")).getFile()).size > 0;
+    } catch {
+        return false;
+    }
+}"""
+
+
 @pytest.fixture(scope="module")
 def site(node: str, chromium: str, light_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
     """The examples, each in a folder with its bundle."""
@@ -185,6 +197,16 @@ def test_the_extension_answers_in_its_popup(browser: Browser, chromium: str, sit
         page.get_by_label("Your question").fill("what is 27 + 58?")
         page.get_by_role("button", name="Ask").click()
         expect(page.locator("#answer")).to_have_text("27 + 58 = 85")
+        # A popup that closes in mid-answer.
+        expect(page.locator("#status")).to_have_text("answered")
+        page.get_by_label("Your question").fill("what is 31 + 12?")
+        page.get_by_role("button", name="Ask").click()
+        page.wait_for_function(IS_KEPT)
+        page.close()
+        page = context.new_page()
+        page.goto(f"chrome-extension://{identity}/index.html")
+        expect(page.locator("#answer")).to_have_text("31 + 12 = 43")
+        expect(page.locator("#status")).to_have_text("ready")
     finally:
         context.close()
 

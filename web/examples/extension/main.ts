@@ -1,7 +1,10 @@
 // The popup of a Chrome extension. The question starts with the text that is selected in the tab. The bundle is a
-// folder of the extension, so nothing is sent anywhere.
+// folder of the extension, so nothing is sent anywhere. The browser closes a popup as soon as the user clicks elsewhere;
+// the next one goes on with the answer.
 
+import type { GenerationEvent } from "@nearfar/web";
 import { Engine } from "@nearfar/web";
+import { journalled } from "@nearfar/web/journal";
 
 import { element, input, ready, show } from "../page.js";
 
@@ -22,14 +25,25 @@ async function selection(): Promise<string> {
   return frame?.result ?? "";
 }
 
+const ID = "popup";
 const question = input("question");
 question.value = await selection();
-const engine = await Engine.load("./bundle/");
+const engine = journalled(await Engine.load("./bundle/"));
+
+async function read(events: AsyncIterable<GenerationEvent>): Promise<void> {
+  show("answer", "");
+  for await (const { text } of events) element("answer").append(text);
+  await engine.journals.delete(ID);
+  show("status", "answered");
+}
+
+if ((await engine.journals.find(ID)) !== null) {
+  const kept = await engine.journals.resume(ID);
+  if (kept.api === "generate") await read(kept.answer);
+}
 ready();
 
 element("form").onsubmit = async (event) => {
   event.preventDefault();
-  show("answer", "");
-  for await (const { text } of engine.generate(question.value)) element("answer").append(text);
-  show("status", "answered");
+  await read(engine.generate(question.value, { id: ID }));
 };

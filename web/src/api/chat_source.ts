@@ -13,6 +13,8 @@ import type {
 
 interface CallOptions {
   readonly signal?: AbortSignal | null | undefined;
+  /** Of an engine of `journalled`. */
+  readonly id?: string | undefined;
 }
 
 /** An engine that answers chats: an `Engine`, what `connectEngine` returns, or a `Hybrid`. */

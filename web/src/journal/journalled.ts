@@ -94,19 +94,18 @@ export function journalled(engine: Hybrid | EngineApi, options: JournalOptions =
     };
   const completions = <C extends { create(...args: never[]): unknown }>(plain: C, kept: "chat" | "completions"): C => ({
     ...plain,
-    create: byId(journals[kept].bind(journals) as never, plain.create.bind(plain) as never),
+    create: byId(journals[kept].bind(journals) as never, (...args: never[]) => plain.create(...args)),
   });
   const own: Readonly<Record<string, unknown>> = {
     journals,
     chat: { ...source.chat, completions: completions(source.chat.completions, "chat") },
     ...(source.completions && { completions: completions(source.completions as never, "completions") }),
     ...(source.generate && {
-      generate: byId(journals.generate.bind(journals) as never, source.generate.bind(source) as never),
+      generate: byId(journals.generate.bind(journals) as never, (...args: [never]) => source.generate?.(...args)),
     }),
     ...(source.generateTokens && {
-      generateTokens: byId(
-        journals.generateTokens.bind(journals) as never,
-        source.generateTokens.bind(source) as never,
+      generateTokens: byId(journals.generateTokens.bind(journals) as never, (...args: [never]) =>
+        source.generateTokens?.(...args),
       ),
     }),
   };

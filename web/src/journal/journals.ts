@@ -94,27 +94,21 @@ export class Journals {
 
   /** The answers that are kept, the latest first. Throws StorageError. */
   async list(): Promise<readonly JournalInfo[]> {
-    const store = await this.#opened();
-    const infos = (await store.ids()).map(async (id): Promise<JournalInfo | null> => {
-      const [stored, { bytes, updatedMs }] = await Promise.all([store.read(id), store.size(id)]);
-      if (stored === null) return null;
-      const { head, all } = stored;
-      const { choices, done } = contentsOf(all);
-      const tokens = choices.reduce((sum, choice) => sum + choice.tokens.length, 0);
-      const { api, createdMs, args } = head;
-      return {
-        id,
-        api,
-        created: new Date(createdMs),
-        updated: new Date(updatedMs),
-        bytes,
-        tokens,
-        done,
-        args: readArgs(args),
-      };
-    });
-    const known = (await Promise.all(infos)).filter((info) => info !== null);
+    const ids = await (await this.#opened()).ids();
+    const known = (await Promise.all(ids.map((id) => this.find(id)))).filter((info) => info !== null);
     return known.sort((one, other) => other.updated.getTime() - one.updated.getTime());
+  }
+
+  /** One of them; null if there is none of this id. Throws StorageError. */
+  async find(id: string): Promise<JournalInfo | null> {
+    const store = await this.#opened();
+    const [stored, { bytes, updatedMs }] = await Promise.all([store.read(id), store.size(id)]);
+    if (stored === null) return null;
+    const { api, createdMs, args } = stored.head;
+    const { choices, done } = contentsOf(stored.all);
+    const tokens = choices.reduce((sum, choice) => sum + choice.tokens.length, 0);
+    const [created, updated] = [new Date(createdMs), new Date(updatedMs)];
+    return { id, api, created, updated, bytes, tokens, done, args: readArgs(args) };
   }
 
   /**

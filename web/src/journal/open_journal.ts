@@ -18,7 +18,7 @@ export interface Recording {
   readonly flushMs: number;
   /** Whether answers that a Hybrid's policy calls private are recorded. */
   readonly keepPrivate: boolean;
-  /** Receives the error of a part that cannot be written; the answer goes on, and nothing more of it is recorded. */
+  /** Receives the error of a request or a part that cannot be written; the answer goes on, and nothing more of it is recorded. */
   readonly onError: (error: unknown) => void;
 }
 
@@ -52,9 +52,13 @@ export class OpenJournal {
     this.#recorded = this.before.choices.map(({ tokens, end }) => tokens.length + (end === undefined ? 0 : 1));
   }
 
-  /** Throws StorageError. */
   async begin(): Promise<void> {
-    if (this.stored === null) await this.store.begin(this.head);
+    if (this.stored !== null) return;
+    try {
+      await this.store.begin(this.head);
+    } catch (error) {
+      this.#fail(error);
+    }
   }
 
   /** What an engine continues. A complete answer that a stop string has ended has no end of the engine's. */
@@ -151,9 +155,13 @@ export class OpenJournal {
     try {
       this.#place = await this.store.write(this.head.id, this.#place, whole ? this.#all : part, whole);
     } catch (error) {
-      this.#isRecording = false;
-      this.recording.onError(error);
+      this.#fail(error);
     }
+  }
+
+  #fail(error: unknown): void {
+    this.#isRecording = false;
+    this.recording.onError(error);
   }
 }
 

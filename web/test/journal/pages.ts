@@ -27,7 +27,7 @@ export const VOCAB = 258;
 const LIMITS = {
   tokens: 64,
   sequences: 4,
-  groups: onePool(80),
+  groups: onePool(500),
   pageSize: 4,
   context: 320,
   vocabSize: VOCAB,
@@ -38,9 +38,24 @@ export type PageEngine = EngineApi & {
   generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, AnswerEnd, undefined>;
 };
 
+/** As on a device, a step needs a turn of the event loop. */
+class SlowRunner extends FakeRunner {
+  override async submit(...args: Parameters<FakeRunner["submit"]>): ReturnType<FakeRunner["submit"]> {
+    await new Promise((resolve) => setTimeout(resolve));
+    return super.submit(...args);
+  }
+}
+
+/** An engine for long answers, whose pages see each of their states. */
+export const slowEngine = (): PageEngine => pageEngine(2000, "fake", SlowRunner).engine;
+
 /** An engine, and the runner whose steps show what it computes. ``context``: of its model. */
-export function pageEngine(context = LIMITS.context, name = "fake"): { engine: PageEngine; runner: FakeRunner } {
-  const runner = new FakeRunner({ ...LIMITS, context });
+export function pageEngine(
+  context = LIMITS.context,
+  name = "fake",
+  Runner = FakeRunner,
+): { engine: PageEngine; runner: FakeRunner } {
+  const runner = new Runner({ ...LIMITS, context });
   const tokens = new TokenEngine(runner, { vocabSize: VOCAB, endTokenIds: [256] });
   const format = formatOf("hermes");
   const model: Model = modelOf(tokens, {

@@ -8,6 +8,9 @@ import type { UseChat, UseChatOptions } from "../../src/react/index.js";
 import { useChat } from "../../src/react/index.js";
 import { adapterEngine, adapterEngineOver } from "../api/adapter_engine.js";
 import { FakeSource } from "../api/fake_model.js";
+import { journalled } from "../../src/journal/index.js";
+import { eachToken, pageStore, slowEngine } from "../journal/pages.js";
+import { memoryDisk } from "../store/memory_folder.js";
 import { doing, root, settle } from "./dom.js";
 
 /** A mounted component with the hook, and every state that it rendered. */
@@ -38,7 +41,7 @@ const until = async (condition: () => boolean): Promise<void> => {
   await vi.waitFor(
     async () => {
       await settle(1);
-      expect(condition()).toBe(true);
+      expect(condition(), String(condition)).toBe(true);
     },
     { timeout: 5000 },
   );
@@ -180,4 +183,55 @@ test("messages can be passed at the start and set later", async () => {
     last().setMessages([]);
   });
   expect(texts()).toEqual([]);
+});
+
+test.each([false, true])(
+  "with an id, the next page shows the conversation and ends its answer, StrictMode %s",
+  async (strict) => {
+    const disk = memoryDisk();
+    const params = { temperature: 0.8, seed: 3, max_tokens: 400 };
+    const alone = slowEngine();
+    const messages = [{ role: "user" as const, content: "hi" }];
+    const whole = await alone.chat.completions.create({ ...params, messages });
+    const expected = ["user: hi", `assistant: ${whole.choices[0]?.message.content ?? ""}`];
+
+    const store = pageStore(disk);
+    const first = await mounted({ engine: journalled(slowEngine(), eachToken(store)), id: "talk", params }, strict);
+    void first.last().send("hi");
+    await until(() => (first.last().messages[1]?.content.length ?? 0) > 5);
+    store.crash(disk);
+
+    const engine = journalled(slowEngine(), eachToken(pageStore(disk)));
+    const next = await mounted({ engine: null, id: "talk", params }, strict);
+    await next.show({ engine, id: "talk", params });
+    await until(() => (next.last().messages[1]?.finishReason ?? null) !== null && next.last().status === "ready");
+    expect(next.texts()).toEqual(expected);
+
+    // What the user stops is not continued; another message replaces the answer that is kept.
+    void next.last().send("and?");
+    await until(() => next.last().status === "streaming" && next.last().messages.length === 4);
+    await doing(() => {
+      next.last().stop();
+    });
+    await until(() => disk.files.size === 0);
+    expect(next.last().status).toBe("ready");
+  },
+);
+
+test("with an id, a component that is unmounted in mid-answer leaves it to the next one", async () => {
+  const disk = memoryDisk();
+  const params = { temperature: 0, max_tokens: 400 };
+  const engine = journalled(slowEngine(), eachToken(pageStore(disk)));
+  const first = await mounted({ engine, id: "talk", params });
+  void first.last().send("hi");
+  await until(() => first.last().status === "streaming");
+  await doing(() => {
+    first.unmount();
+  });
+  const next = await mounted({ engine, id: "talk", params });
+  await until(() => (next.last().messages[1]?.finishReason ?? null) !== null);
+  expect(next.texts()[0]).toBe("user: hi");
+  await next.show({ engine: adapterEngine("x").engine, id: "talk" });
+  await doing(() => next.last().send("more"));
+  expect(next.last()).toMatchObject({ status: "error", error: { code: "request_error", details: { param: "id" } } });
 });
