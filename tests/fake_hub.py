@@ -106,6 +106,7 @@ def _handler(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
 
 
 def _sibling(name: str, content: bytes, *, large: bool) -> dict[str, object]:
-    sibling = {"rfilename": name, "size": len(content), "blobId": hashlib.sha1(content).hexdigest()}
+    git_id = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    sibling = {"rfilename": name, "size": len(content), "blobId": git_id}
     lfs = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
     return {**sibling, "lfs": lfs} if large else sibling

@@ -136,12 +136,13 @@ def test_packages_on_disk_are_those_of_pyproject() -> None:
 
 def test_the_types_of_the_web_package_are_those_of_python() -> None:
     from nearfar.compiler.bundle import schema
+    from nearfar.compiler.publish import schema as catalog_schema
     from nearfar.server_fallback.schema import typescript
 
-    files = {**schema.outputs(), **typescript.outputs()}
+    files = {**schema.outputs(), **catalog_schema.outputs(), **typescript.outputs()}
     assert {path.name for path in files} == {
-        "manifest.ts", "manifest_types.json", "sampling.ts", "parameters.ts", "parameters.json", "replies.ts",
-        "schema.ts",
+        "manifest.ts", "manifest_types.json", "schema.ts", "catalog.ts", "catalog_types.json", "sampling.ts",
+        "parameters.ts", "parameters.json", "replies.ts",
     }  # fmt: skip
     for path, text in files.items():
         assert path.read_text() == text, path

@@ -7,7 +7,7 @@ import { gzipSync } from "node:zlib";
 // For each name in the JSON: the file, and its limit in bytes.
 const FILES = {
   core_gzip_bytes: ["dist/runtime.js", 40_000],
-  full_gzip_bytes: ["dist/nearfar.js", 97_600],
+  full_gzip_bytes: ["dist/nearfar.js", 97_800],
   client_gzip_bytes: ["dist/client.js", 10_000],
   onnx_gzip_bytes: ["dist/onnx.js", 10_000],
   adapters_gzip_bytes: ["dist/adapters.js", 6_000],
@@ -22,6 +22,7 @@ const FILES = {
   experts_gzip_bytes: ["dist/experts.js", 3_000],
   // It is all that a page loads before it decides.
   probe_gzip_bytes: ["dist/probe.js", 36_000],
+  catalog_gzip_bytes: ["dist/catalog.js", 4_500],
   tuning_gzip_bytes: ["dist/tuning.js", 4_600],
   encoders_gzip_bytes: ["dist/encoders.js", 20_800],
   choose_encoder_gzip_bytes: ["dist/choose-encoder.js", 5_500],

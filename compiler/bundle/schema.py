@@ -82,7 +82,7 @@ def outputs() -> dict[Path, str]:
     """The content of each file."""
     return {
         FOLDER / "manifest.ts": typescript(),
-        FOLDER / "manifest_types.json": checks(),
+        FOLDER / "manifest_types.json": checks(manifest.Manifest, manifest.ExportManifest),
         FOLDER.parent / "probe/schema.ts": probe_types(),
     }
 
@@ -181,11 +181,9 @@ def type_of(annotation: Any) -> str:
     return names[annotation] if annotation in names else str(annotation.__name__)
 
 
-def checks() -> str:
-    """The types of all entries as data, for `web/src/shared/declared.ts`."""
-    _, schema = models_json_schema(
-        [(manifest.Manifest, "serialization"), (manifest.ExportManifest, "serialization")], ref_template="{model}"
-    )
+def checks(*models: type[entries.Entry]) -> str:
+    """The types of models and of all their entries as data, for `web/src/shared/declared.ts`."""
+    _, schema = models_json_schema([(model, "serialization") for model in models], ref_template="{model}")
     definitions = {name: each for name, each in schema["$defs"].items() if name not in WITHOUT_DATA}
     return declared_json({**definitions, **{name: {"type": "object"} for name in UNREAD & definitions.keys()}})
 

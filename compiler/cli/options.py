@@ -6,8 +6,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ..names import ACTIVATIONS, QUANTIZATIONS, RUNNERS, TARGETS
-from ..options import File, Flag, Json, ModelName, Name, Text, Trust, Url, options
+from ..names import ACTIVATIONS, EXPORTS, QUANTIZATIONS, RUNNERS, TARGETS
+from ..options import Count, File, Flag, Json, ModelName, Name, Text, Trust, Url, options
 from ..pipeline.options import CompileOptions, IgnoredKeys
 
 BundlePlace = Annotated[Path, Flag(metavar="BUNDLE", place=True)]
@@ -286,4 +286,62 @@ class Sign:
     """the private key: Ed25519 in PEM, without a password"""
     new_key: File | None = None
     """create a private key; FILE.pub is the public key for --trust"""
+    json: Json = False
+
+
+@options
+class Publish:
+    """example: nearfar publish ./Qwen3-0.6B --target webgpu --target cpu -o site"""
+
+    models: Annotated[tuple[str, ...], Flag(metavar="MODEL", place=True)]
+    """a model, which is compiled now (a folder, a GGUF file, a repository on the hub, or demo), or bundles of one
+    model"""
+    output: Annotated[Path | None, Output, Flag(metavar="FOLDER")] = None
+    """the folder of the site to create, or to add the model to"""
+    to: Annotated[str | None, Flag(metavar="PLACE")] = None
+    """upload the site: hf:OWNER/NAME, a repository on the Hugging Face Hub; or s3://BUCKET/PREFIX (pip install
+    'nearfar[s3]')"""
+    name: Name | None = None
+    """the name under which the model is loaded (default: the model's, in lower case)"""
+    target: Annotated[tuple[str, ...], Flag(choices=(*TARGETS, *EXPORTS))] = ()
+    """for a model: a device or framework; may be repeated (default: webgpu)"""
+    quantization: Annotated[str | None, Flag(choices=QUANTIZATIONS, metavar="FORMAT")] = None
+    """for a model: the weights' format (default: that of nearfar compile)"""
+    context: int | None = None
+    """for a model: the longest sequence in tokens (default: that of nearfar compile)"""
+    quality: Literal["best"] | None = None
+    """for a model: best fits the weights to a calibration text; takes longer"""
+    reference: ModelName | None = None
+    """for bundles: their checkpoint, to measure their quality against and to take its license files from"""
+    text: File | None = None
+    """the UTF-8 text on which quality is measured (default: one that comes with nearfar)"""
+    windows: Count = 4
+    """measure quality on the text's first N windows of 512 tokens"""
+    measure: bool = True
+    """do not measure quality; the card says so"""
+    key: File | None = None
+    """sign the bundles with this private key (see nearfar sign)"""
+    accept_license: Annotated[bool, Flag(("--accept-license", "--accept-licence"))] = False
+    """consent to the license's terms, which are shown, or to publishing a model whose license is unknown"""
+    base: Url | None = None
+    """the address that the site will have, for the snippet (default: relative addresses, or that of --to hf:)"""
+    web: bool = True
+    """leave out the web library and the chat page"""
+    json: bool = False
+    """print one JSON object instead of progress"""
+
+
+@options
+class Pull:
+    """example: nearfar pull qwen3-0.6b --catalog https://models.example/catalog.json -o qwen3"""
+
+    name: Annotated[Name, Flag(place=True)]
+    """a model of the catalog"""
+    catalog: Annotated[str, Flag(metavar="URL")]
+    """the address or the file of a catalog.json, or hf:OWNER/NAME"""
+    output: Annotated[Path, Output, Flag(metavar="BUNDLE")]
+    """the folder of the bundle; an older version in it is replaced, and its equal files are kept"""
+    target: Annotated[str | None, Flag(choices=(*TARGETS, *EXPORTS))] = None
+    """the device or framework (default: cpu on Linux, or the first that the catalog has for this machine)"""
+    trust: Trust = ()
     json: Json = False

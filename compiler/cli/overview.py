@@ -64,6 +64,8 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "quality": Command(NEAR, "compare bundles with the checkpoint that they were made from"),
         "export": Command(NEAR, "write a bundle's weights for llama.cpp or transformers"),
         "sign": Command(NEAR, "sign a bundle, or make a key to sign with"),
+        "publish": Command(NEAR, "make a site of a model's bundles, with its card and its license"),
+        "pull": Command(NEAR, "download a bundle of a published site"),
         "serve": Command(FAR, "answer OpenAI requests for models on this machine or others", SERVER),
         "index": Command(FAR, "embed the documents of a folder into a store"),
         "node": Command(FAR, "run a part of a vLLM that nearfar serve starts on several machines", SERVER),

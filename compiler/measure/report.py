@@ -217,6 +217,21 @@ def make_report(manifest: Manifest, *, context: int | None = None, activation: s
     )
 
 
+def largest_buffer_bytes(manifest: Manifest) -> int:
+    """The largest buffer for one sequence of the bundle's context: a plane of a weight, a state, or a buffer that steps
+    share. As `largestBuffer` of the page, with the chunks of this machine's runners.
+    """
+    dims, chosen = {**dims_of(manifest, manifest.context), "S": PREFILL_CHUNK}, manifest.activations[0].dtype
+    entries = (*manifest.states.values(), *manifest.buffers.values(), *manifest.scratch.values())
+    sizes = [
+        math.prod(evaluate(extent, dims) for extent in entry.shape)
+        * ITEM_BYTES[chosen if entry.dtype == "activation" else entry.dtype]
+        for entry in entries
+    ]
+    planes = [plane.size for weight in manifest.weights.values() for plane in weight.planes]
+    return max(*sizes, *planes, 0)
+
+
 def dims_of(manifest: Manifest, context: int) -> dict[str, int]:
     """The dims of one sequence with this context and one new token."""
     windows, listed = group_windows(manifest), manifest.pages_for(context)

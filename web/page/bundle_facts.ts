@@ -16,10 +16,12 @@ export interface BundleFacts {
   readonly endTokenIds: readonly number[];
   readonly downloadBytes: number;
   readonly selfTest: Manifest["self_test"];
+  /** The license that the checkpoint's files name; null if they name none. */
+  readonly license: string | null;
 }
 
 export function bundleFacts(manifest: Manifest): BundleFacts {
-  const { model, quantization, context, spec, weights, shards, files, self_test } = manifest;
+  const { model, quantization, context, spec, weights, shards, files, self_test, origin } = manifest;
   return {
     model,
     quantization,
@@ -33,6 +35,7 @@ export function bundleFacts(manifest: Manifest): BundleFacts {
     endTokenIds: spec.eos_token_ids,
     downloadBytes: [...shards, ...files].reduce((sum, { size }) => sum + size, 0),
     selfTest: self_test,
+    license: origin?.license_name ?? origin?.license ?? null,
   };
 }
 
@@ -42,7 +45,8 @@ export async function fetchFacts(bundle: string): Promise<BundleFacts> {
   return bundleFacts(manifest);
 }
 
-/** The bundle that the page's address names, or ./bundle/. */
+/** The bundle that the page's address names, or that of a published site, which an element names, or ./bundle/. */
 export function bundleOfAddress(): string {
-  return new URLSearchParams(location.search).get("bundle") ?? "./bundle/";
+  const own = document.querySelector<HTMLMetaElement>('meta[name="bundle"]')?.content;
+  return new URLSearchParams(location.search).get("bundle") ?? own ?? "./bundle/";
 }

@@ -50,6 +50,7 @@ function nameAndFacts(
       ["Quantization", quantization],
       ["Context", `${formatCount(context)} tokens`],
       ["Download", formatBytes(downloadBytes)],
+      ["License", facts?.license ?? null],
     ]),
   ];
 }

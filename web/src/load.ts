@@ -21,7 +21,7 @@ import { isExport } from "./runtime/any_manifest.js";
 import type { Bundle } from "./runtime/bundle.js";
 import { bundleId, filesToLoad } from "./runtime/bundle.js";
 import { chooseActivation, findAdapter, requireSecureContext } from "./runtime/device.js";
-import { importAudio, importDrafts, importEncoders, importImages } from "./runtime/import_later.js";
+import { importAudio, importCatalog, importDrafts, importEncoders, importImages } from "./runtime/import_later.js";
 import { loadManifest } from "./runtime/load_manifest.js";
 import type { Manifest } from "./runtime/manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./runtime/memory_plan.js";
@@ -104,6 +104,11 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
         options: Pick<LoadOptions, "gpu" | "signal">,
       ) => Promise<Pick<DeviceReport, "refusals" | "fit">>)
     | undefined;
+  /**
+   * The address of the catalog of a published site, of its folder, or "hf:OWNER/NAME". The bundle is then the name of a
+   * model, of which the best bundle that fits this device is loaded. Imports catalog.js.
+   */
+  readonly catalog?: string | URL | undefined;
   /** The ONNX Runtime that runs ONNX bundles. */
   readonly onnx?: OnnxOptions | undefined;
   /** `encoders` of "@nearfar/web/encoders". Needed by scripts that cannot import it later, such as service workers. */
@@ -133,6 +138,7 @@ const LOAD_OPTIONS: Checks = {
     (value) => typeof value === "string" || isObject(value) || value === false,
   ),
   draftTokens: "integer 1..",
+  catalog: check("an address", isAddress),
   onnx: "object",
   encoders: "object",
   grammar: "object",
@@ -220,7 +226,7 @@ function optionsOf(unchecked: LoadOptions): LoadOptions {
 }
 
 async function loadFirst(bundles: BundleAddress | readonly BundleAddress[], options: LoadOptions): Promise<Loaded> {
-  const addresses = Array.isArray(bundles) ? (bundles as readonly BundleAddress[]) : [bundles as BundleAddress];
+  const addresses = await addressesOf(bundles, options);
   if (addresses.length === 0)
     throw new RequestError("The list of bundles is empty; give the address of at least one", { param: "bundle" });
   const signal = options.signal ?? new AbortController().signal;
@@ -257,6 +263,14 @@ async function loadFirst(bundles: BundleAddress | readonly BundleAddress[], opti
     for (const { stored } of opened) await stored?.close().catch(() => undefined);
   }
   throw new DeviceError(`None of the ${addresses.length} bundles runs here: ${refusals.join("; ")}`, { refusals });
+}
+
+async function addressesOf(
+  bundles: BundleAddress | readonly BundleAddress[],
+  options: LoadOptions,
+): Promise<readonly BundleAddress[]> {
+  if (options.catalog !== undefined) return (await importCatalog()).chooseAddresses(bundles, options.catalog, options);
+  return [bundles].flat();
 }
 
 async function openCandidate(address: BundleAddress, signal: AbortSignal, options: LoadOptions): Promise<Candidate> {
@@ -325,12 +339,14 @@ async function loadCandidate(
  * The memory that a bundle needs, computed from its manifest alone. Throws RequestError, BundleError, DeviceError, or
  * the signal's reason.
  */
-export async function plan(address: BundleAddress, unchecked: LoadOptions): Promise<MemoryPlan> {
+export async function plan(bundle: BundleAddress, unchecked: LoadOptions): Promise<MemoryPlan> {
   const options = optionsOf(unchecked);
   const { signal = new AbortController().signal } = options;
-  const planned = loadManifest(sourceOf(address), signal).then((manifest) =>
-    withDraft(manifest, { ...options, store: false }, signal, (draft) => planManifest(manifest, draft, options)),
-  );
+  const planned = addressesOf(bundle, options)
+    .then(([address = bundle]) => loadManifest(sourceOf(address), signal))
+    .then((manifest) =>
+      withDraft(manifest, { ...options, store: false }, signal, (draft) => planManifest(manifest, draft, options)),
+    );
   return unlessAborted(planned, signal);
 }
 
@@ -445,7 +461,7 @@ export function hasPlan(manifest: AnyManifest, name: "vision" | "hearing"): bool
   return spec !== null && "plans" in manifest && manifest.plans[name] !== undefined;
 }
 
-function isAddress(address: BundleAddress): address is string | URL {
+function isAddress(address: unknown): address is string | URL {
   return typeof address === "string" || address instanceof URL;
 }
 

@@ -2,13 +2,14 @@
 // classifiers, experts.js mixtures whose experts do not fit on the device, drafts.js models whose tokens are guessed,
 // images.js models that see pictures, videos.js files of videos, audio.js models that transcribe sound, attachments.js
 // messages with files or recordings, decide.js typed questions, adapters.js LoRA adapters, tuning.js devices that were not
-// measured.
+// measured, catalog.js models by name.
 
 import type * as adapters from "../adapters/index.js";
 import type * as attachments from "../attachments/index.js";
 import type * as audio from "../audio/index.js";
 import type { AudioModule, ReadOptions, SoundSource } from "../audio/index.js";
 import type * as decide from "../decide/index.js";
+import type * as catalog from "../catalog/index.js";
 import type * as drafts from "../drafts/index.js";
 import type { EncodersModule } from "../encoders/index.js";
 import { DeviceError, messageOf } from "../errors.js";
@@ -33,6 +34,11 @@ export async function importExperts(): Promise<ExpertsModule> {
 /** Throws DeviceError if drafts.js cannot be imported. */
 export async function importDrafts(): Promise<typeof drafts> {
   return imported("drafts", import("../drafts/index.js"), "cannot import it, and answers token by token");
+}
+
+/** Throws DeviceError if catalog.js cannot be imported. */
+export async function importCatalog(): Promise<typeof catalog> {
+  return imported("catalog", import("../catalog/index.js"), "cannot import it, and loads by address");
 }
 
 /** Throws DeviceError if tuning.js cannot be imported. */

@@ -1,0 +1,258 @@
+"""Downloads a bundle of a published site. Every byte is checked: the manifest by the catalog's hash, the other files by
+the manifest's. A lost connection, or a later run, continues where it stopped.
+
+The files come into a folder beside the bundle's, `.NAME.pull`, which is renamed at the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from ..bundle.check import parse_manifest
+from ..bundle.file_name import is_plain_name
+from ..bundle.folder import Bundle, ExportBundle, open_any, sha256_of
+from ..bundle.manifest import MANIFEST_FILE
+from ..bundle.new_folder import rename_durably
+from ..bundle.signature import SIGNATURE_FILE, TrustedKey, verify_signature
+from ..runtime.errors import BundleError, OutputError, RequestError, Unavailable, reason_of
+from .bundle_copy import hashes_in, link
+from .catalog import CATALOG_FILE, Catalog, CatalogBundle, read_catalog
+
+ATTEMPTS = 5
+# Before the second attempt; it doubles.
+PAUSE_S = 0.25
+TIMEOUT_S = 60.0
+CHUNK_BYTES = 1 << 20
+MAX_CATALOG_BYTES = 16 << 20
+MAX_MANIFEST_BYTES = 256 << 20
+HUB = "https://huggingface.co"
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """``kept_bytes`` were in the folder before, or came in an earlier run."""
+
+    bundle: Bundle | ExportBundle
+    new_bytes: int
+    kept_bytes: int
+
+
+def catalog_address(place: str) -> str:
+    """The address of a catalog: that of a file or of a web server, or of "hf:OWNER/NAME"."""
+    if place.startswith("hf:"):
+        endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
+        return f"{endpoint}/{place.removeprefix('hf:')}/resolve/main/{CATALOG_FILE}"
+    if place.startswith(("https://", "http://")):
+        return place if place.endswith(".json") else urljoin(f"{place.rstrip('/')}/", CATALOG_FILE)
+    path = Path(place)
+    return (path / CATALOG_FILE if path.is_dir() else path).resolve().as_uri()
+
+
+def fetch_catalog(place: str) -> tuple[Catalog, str]:
+    """The catalog, and its address. Raises BundleError, or Unavailable if it cannot be read."""
+    address = catalog_address(place)
+    return read_catalog(read_all(address, MAX_CATALOG_BYTES), address), address
+
+
+def choose_bundle(catalog: Catalog, name: str, target: str | None, default: str) -> CatalogBundle:
+    """The first bundle for the target: the catalog has the most exact first. Raises RequestError."""
+    model = catalog.model(name)
+    wanted = target or default
+    for bundle in model.bundles:
+        if bundle.target == wanted:
+            return bundle
+    offered = ", ".join(dict.fromkeys(bundle.target for bundle in model.bundles))
+    raise RequestError(f"{name}: the catalog has no bundle for {wanted}; choose one with --target: {offered}")
+
+
+def pull(
+    entry: CatalogBundle,
+    address: str,
+    output: Path,
+    trust: Sequence[TrustedKey] = (),
+    progress: Progress = lambda *_: None,
+) -> Pulled:
+    """Download a bundle into ``output``, which is new or an older version of it, and then has its equal files.
+
+    Raises BundleError for bytes with another hash, OutputError, and Unavailable if the server cannot be reached.
+    """
+    base = urljoin(address, f"{entry.folder}/")
+    former = require_bundle_or_nothing(output)
+    partial = output.with_name(f".{output.name}.pull")
+    with reported(output):
+        partial.mkdir(parents=True, exist_ok=True)
+        data = read_all(urljoin(base, MANIFEST_FILE), MAX_MANIFEST_BYTES)
+        found = hashlib.sha256(data).hexdigest()
+        if found != entry.manifest_sha256:
+            raise BundleError(
+                f"{base}{MANIFEST_FILE}: has SHA-256 {found[:12]}..., but the catalog says "
+                f"{entry.manifest_sha256[:12]}...; the site is being changed, or someone else changed it; try again, "
+                "or ask its owner",
+                file=MANIFEST_FILE,
+            )
+        hashes = hashes_in(json.loads(data))
+        known = {} if former is None else hashes_in(json.loads((former / MANIFEST_FILE).read_bytes()))
+        new_bytes = kept_bytes = 0
+        for file, digest in hashes.items():
+            target = checked_path(partial, file)
+            started = target.stat().st_size if target.is_file() else 0
+            if not started and former is not None and known.get(file) == digest and (former / file).is_file():
+                link(former / file, target)
+            new, kept = fetch(urljoin(base, file), target, digest)
+            new_bytes, kept_bytes = new_bytes + new, kept_bytes + kept
+            progress(new_bytes + kept_bytes, entry.download_bytes)
+        if trust or entry.signed_by is not None:
+            (partial / SIGNATURE_FILE).write_bytes(read_all(urljoin(base, SIGNATURE_FILE), CHUNK_BYTES))
+        if trust:
+            verify_signature(partial, data, trust)
+        parse_manifest(data, partial / MANIFEST_FILE)
+        (partial / MANIFEST_FILE).write_bytes(data)
+        drop_others(partial, hashes)
+        publish(partial, output)
+    return Pulled(open_any(output), new_bytes + len(data), kept_bytes)
+
+
+def require_bundle_or_nothing(output: Path) -> Path | None:
+    """The folder of an older version. Raises OutputError for a folder that is something else."""
+    if (output / MANIFEST_FILE).is_file():
+        return output
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise OutputError(f"{output}: exists and is not a bundle; choose another -o")
+    return None
+
+
+def checked_path(folder: Path, file: str) -> Path:
+    if not is_plain_name(file):
+        raise BundleError(f"the manifest lists the file {file[:80]!r}, which is not a plain name; do not use this site")
+    path = folder / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def fetch(address: str, path: Path, digest: str) -> tuple[int, int]:
+    """Complete a file. Returns the bytes that came, and those that were there. A file with other bytes is fetched once
+    more from its start. Raises BundleError and Unavailable.
+    """
+    kept = path.stat().st_size if path.is_file() else 0
+    if kept and sha256_of(path) == digest:
+        return 0, kept
+    for start in (kept, 0) if kept else (0,):
+        size = continue_file(address, path, start)
+        if sha256_of(path) == digest:
+            return size - start, start
+    path.unlink()
+    raise BundleError(f"{address}: has other bytes than the manifest says; ask the owner of the site", file=path.name)
+
+
+def continue_file(address: str, path: Path, start: int) -> int:
+    """Append the bytes from ``start`` on, with retries. Returns the size."""
+    with path.open("r+b" if path.is_file() else "wb") as file:
+        file.truncate(start)
+        file.seek(start)
+        for attempt in range(ATTEMPTS):
+            pause(attempt)
+            try:
+                with opened(address, file.tell()) as (response, offset):
+                    file.seek(offset)
+                    file.truncate()
+                    shutil.copyfileobj(response, file, CHUNK_BYTES)
+                    expected = response.headers.get("Content-Length")
+                    if expected is None or file.tell() == offset + int(expected):
+                        return file.tell()
+            except (OSError, HTTPException) as error:
+                if isinstance(error, urllib.error.HTTPError) and error.code == 416:
+                    return file.tell()
+                if attempt == ATTEMPTS - 1 or not may_pass(error):
+                    raise Unavailable(f"{address}: cannot be downloaded: {reason_of(error)}; try again") from error
+    raise Unavailable(f"{address}: the connection was lost {ATTEMPTS} times; run the command again, which continues")
+
+
+@contextmanager
+def opened(address: str, offset: int) -> Iterator[tuple[Any, int]]:
+    """The response, and the offset of its first byte: 0 from a server without ranges."""
+    headers = {"Range": f"bytes={offset}-"} if offset else {}
+    if urlsplit(address).scheme not in ("http", "https", "file"):
+        raise RequestError(f"{address}: is not an address of a web server or a file")
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=TIMEOUT_S) as response:
+        yield response, offset if response.status == 206 else 0
+
+
+def read_all(address: str, limit: int) -> bytes:
+    """Raises BundleError for more bytes than the limit, Unavailable if it cannot be read."""
+    for attempt in range(ATTEMPTS):
+        pause(attempt)
+        try:
+            with opened(address, 0) as (response, _):
+                data: bytes = response.read(limit + 1)
+                expected = response.headers.get("Content-Length")
+        except (OSError, HTTPException) as error:
+            if attempt == ATTEMPTS - 1 or not may_pass(error):
+                advice = "check the address and the network"
+                raise Unavailable(f"{address}: cannot be read: {reason_of(error)}; {advice}") from error
+            continue
+        if len(data) > limit:
+            raise BundleError(f"{address}: has more than {limit:,} bytes; this is no such file")
+        if expected is None or len(data) == int(expected):
+            return data
+    raise Unavailable(f"{address}: the connection was lost {ATTEMPTS} times; run the command again")
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether another attempt may succeed: not if the server or the disk refuses."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code >= 500
+    return not (isinstance(error, urllib.error.URLError) and isinstance(error.reason, FileNotFoundError))
+
+
+def pause(attempt: int) -> None:
+    if attempt > 0:
+        time.sleep(PAUSE_S * 2 ** (attempt - 1))
+
+
+def drop_others(folder: Path, hashes: dict[str, str]) -> None:
+    """Remove what an earlier run left of another version."""
+    keep = {folder / file for file in (*hashes, MANIFEST_FILE, SIGNATURE_FILE)}
+    for path in folder.rglob("*"):
+        if path.is_file() and path not in keep:
+            path.unlink()
+
+
+def publish(partial: Path, output: Path) -> None:
+    """Rename the folder to its final path, in place of an older version."""
+    if not output.exists() or not any(output.iterdir()):
+        rename_durably(partial, output)
+        return
+    replaced = output.with_name(f".{output.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    output.rename(replaced)
+    try:
+        rename_durably(partial, output)
+    except OSError:
+        replaced.rename(output)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+@contextmanager
+def reported(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{output}: cannot be written: {reason_of(error)}; free space there or choose another -o"
+        ) from error

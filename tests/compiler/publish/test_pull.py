@@ -1,0 +1,198 @@
+"""`nearfar pull`: what is chosen, checked, continued and kept, from a server that can lose connections."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_thread import serving
+
+from nearfar.compiler.bundle.folder import open_any
+from nearfar.compiler.bundle.signature import new_key
+from nearfar.compiler.cli import main
+from nearfar.compiler.publish import pull as pull_module
+from nearfar.compiler.publish.card import Measured
+from nearfar.compiler.publish.pull import catalog_address, choose_bundle, fetch_catalog, pull
+from nearfar.compiler.publish.site import SiteOptions, Source, write_site
+from nearfar.compiler.runtime.errors import BundleError, OutputError, RequestError, Unavailable
+
+UNMEASURED = Measured(reason="a test")
+
+
+class Web:
+    """``requested``: path and range of each request. The connection is lost after ``limit_bytes`` of a shard, once;
+    ``ranges``: whether the server has them.
+    """
+
+    def __init__(self) -> None:
+        self.requested: list[tuple[str, str | None]] = []
+        self.limit_bytes: int | None = None
+        self.ranges = True
+        self.url = ""
+
+
+@contextmanager
+def web(folder: Path) -> Iterator[Web]:
+    state = Web()
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            wanted = self.headers.get("Range")
+            state.requested.append((self.path, wanted))
+            file = folder / self.path.lstrip("/")
+            if not file.is_file():
+                return self.send_error(404)
+            body = file.read_bytes()
+            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and state.ranges else 0
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(body) - start))
+            self.end_headers()
+            body, limit = body[start:], state.limit_bytes
+            if limit is not None and len(body) > limit and "/weights/" in self.path:
+                state.limit_bytes, body = None, body[:limit]
+            self.wfile.write(body)
+            return None
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with serving(server):
+        yield state
+
+
+@pytest.fixture
+def site(tiny_bundle: Path, tmp_path: Path) -> Path:
+    write_site([Source(open_any(tiny_bundle), UNMEASURED)], tmp_path / "site", SiteOptions("tiny", "test", web=False))
+    return tmp_path / "site"
+
+
+def pulled(url: str, output: Path, **options: Any) -> Any:
+    catalog, address = fetch_catalog(url)
+    return pull(choose_bundle(catalog, "tiny", None, "webgpu"), address, output, **options)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_pulled_bundle_is_the_published_one(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with web(site) as server:
+        arguments = ["pull", "tiny", "--catalog", server.url, "-o", str(tmp_path / "here"), "--target", "webgpu"]
+        assert main([*arguments, "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert content(tmp_path / "here") == content(site / "tiny/webgpu")
+        assert (shown["kept_bytes"], shown["quantization"]) == (0, "q4f16")
+        assert shown["new_bytes"] == sum(map(len, content(site / "tiny/webgpu").values()))
+        # Again: only the catalog and the manifest are fetched.
+        server.requested.clear()
+        assert main(arguments) == 0
+        assert [path for path, _ in server.requested] == ["/catalog.json", "/tiny/webgpu/manifest.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "site"]
+
+
+def test_a_lost_connection_continues(site: Path, tmp_path: Path) -> None:
+    shard = max((site / "tiny/webgpu/weights").iterdir(), key=lambda path: path.stat().st_size)
+    half = shard.stat().st_size // 2
+    with web(site) as server:
+        server.limit_bytes = half
+        pulled(server.url, tmp_path / "here")
+        ranges = [wanted for path, wanted in server.requested if path.endswith(shard.name)]
+        assert ranges == [None, f"bytes={half}-"]
+        # A server without ranges starts again.
+        server.limit_bytes, server.ranges = half, False
+        pulled(server.url, tmp_path / "again")
+    assert content(tmp_path / "here") == content(tmp_path / "again") == content(site / "tiny/webgpu")
+
+
+def test_a_later_run_continues(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = max((site / "tiny/webgpu/weights").iterdir(), key=lambda path: path.stat().st_size)
+    half = shard.stat().st_size // 2
+    with web(site) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(pull_module, "ATTEMPTS", 1)
+            server.limit_bytes = half
+            with pytest.raises(Unavailable, match="run the command again, which continues"):
+                pulled(server.url, tmp_path / "here")
+        assert not (tmp_path / "here").exists()
+        server.requested.clear()
+        done = pulled(server.url, tmp_path / "here")
+        assert [wanted for path, wanted in server.requested if path.endswith(shard.name)] == [f"bytes={half}-"]
+        assert done.kept_bytes >= half
+    assert content(tmp_path / "here") == content(site / "tiny/webgpu")
+
+
+def test_damaged_bytes_of_an_earlier_run_are_fetched_again(site: Path, tmp_path: Path) -> None:
+    shard = max((site / "tiny/webgpu/weights").iterdir(), key=lambda path: path.stat().st_size)
+    partial_file = tmp_path / ".here.pull/weights" / shard.name
+    partial_file.parent.mkdir(parents=True)
+    partial_file.write_bytes(bytes(100))
+    with web(site) as server:
+        pulled(server.url, tmp_path / "here")
+    assert content(tmp_path / "here") == content(site / "tiny/webgpu")
+
+
+def test_another_manifest_than_the_catalogs_is_refused(site: Path, tmp_path: Path) -> None:
+    manifest = site / "tiny/webgpu/manifest.json"
+    manifest.write_bytes(manifest.read_bytes() + b" ")
+    with web(site) as server, pytest.raises(BundleError, match="the catalog says"):
+        pulled(server.url, tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+
+
+def test_other_bytes_than_the_manifests_are_refused(site: Path, tmp_path: Path) -> None:
+    shard = next((site / "tiny/webgpu/weights").iterdir())
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with web(site) as server, pytest.raises(BundleError, match="other bytes than the manifest says"):
+        pulled(server.url, tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_signature_of_a_trusted_key_is_checked(tiny_bundle: Path, tmp_path: Path) -> None:
+    key, other = tmp_path / "key", tmp_path / "other"
+    new_key(key)
+    new_key(other)
+    source = Source(open_any(tiny_bundle), UNMEASURED)
+    write_site([source], tmp_path / "site", SiteOptions("tiny", "test", key=key, web=False))
+    from nearfar.compiler.bundle.signature import read_trusted_keys
+
+    with web(tmp_path / "site") as server:
+        with pytest.raises(BundleError, match="which --trust does not list"):
+            pulled(server.url, tmp_path / "here", trust=read_trusted_keys([other.with_name("other.pub")]))
+        pulled(server.url, tmp_path / "here", trust=read_trusted_keys([key.with_name("key.pub")]))
+    assert (tmp_path / "here/manifest.json.sig").is_file()
+
+
+def test_a_folder_is_a_catalog_too_and_other_folders_stay(site: Path, tmp_path: Path) -> None:
+    pulled(str(site), tmp_path / "here")
+    open_any(tmp_path / "here").verify()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/file").touch()
+    with pytest.raises(OutputError, match="exists and is not a bundle"):
+        pulled(str(site), tmp_path / "mine")
+
+
+def test_what_the_catalog_lacks_is_named(site: Path) -> None:
+    catalog, _ = fetch_catalog(str(site))
+    with pytest.raises(RequestError, match="no bundle for cpu; choose one with --target: webgpu"):
+        choose_bundle(catalog, "tiny", None, "cpu")
+    with pytest.raises(RequestError, match="the catalog has no such model"):
+        choose_bundle(catalog, "large", None, "cpu")
+    shutil.rmtree(site)
+    with pytest.raises(Unavailable, match=r"catalog\.json: cannot be read"):
+        fetch_catalog(str(site / "catalog.json"))
+
+
+def test_addresses_of_catalogs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    assert catalog_address("hf:owner/name") == "https://huggingface.co/owner/name/resolve/main/catalog.json"
+    assert catalog_address("https://models.example/all") == "https://models.example/all/catalog.json"
+    assert catalog_address("https://models.example/my.json") == "https://models.example/my.json"
