@@ -34,7 +34,6 @@ TONES = ("negative", "neutral", "positive")
 QUESTIONS: Mapping[str, Any] = {
     "positive": {"type": "yes_no", "question": "Is this sentence about a film positive?"},
     "tone": {"type": "choice", "question": "What is the tone of this sentence about a film?", "choices": [*TONES]},
-    "stars": {"type": "score", "question": "How many stars does the writer give the film?", "minimum": 1, "maximum": 5},
 }
 FITTED = (20, 50, 200)
 BINS = 10
@@ -47,10 +46,9 @@ class Sentence:
     rating: float
 
     @property
-    def answers(self) -> dict[str, bool | str | int]:
+    def answers(self) -> dict[str, bool | str]:
         tone = 1 + int(np.sign(self.rating) * (abs(self.rating) > 0.5))
-        # From -4 and 4 to 1 and 5 stars.
-        answers: dict[str, bool | str | int] = {"tone": TONES[tone], "stars": round(3 + self.rating / 2)}
+        answers: dict[str, bool | str] = {"tone": TONES[tone]}
         return answers if tone == 1 else {**answers, "positive": tone == 2}
 
 
@@ -113,7 +111,7 @@ def rows_of(
         options = {"calibration": calibration}
         own = SharedScript.of_thread().ask("readDecisions", asked, decided[name]["logprobs"], options)[name]
         truth = sentence.answers[name]
-        key = {True: "Yes", False: "No"}[truth] if isinstance(truth, bool) else str(truth)
+        key = {True: "Yes", False: "No"}[truth] if isinstance(truth, bool) else truth
         rows.append((own["confidence"], own["answer"] == truth, np.log(max(own["probabilities"][key], 1e-12))))
     confidence, right, likely = zip(*rows, strict=True)
     return np.array(confidence), np.array(right, dtype=float), np.array(likely)
@@ -123,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle")
     parser.add_argument("sentences", type=Path)
-    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--count", type=int, default=600)
     given = parser.parse_args()
     sentences = read_sentences(given.sentences, given.count)
     started = time.perf_counter()

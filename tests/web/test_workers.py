@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import ROOT
 from playwright.sync_api import Browser, Page, Route
@@ -19,6 +20,10 @@ from playwright.sync_api import Browser, Page, Route
 from nearfar.compiler.browser import page_server
 from nearfar.compiler.browser.chromium import SWIFTSHADER_FLAGS
 from nearfar.compiler.browser.page_server import PageServer
+from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.demo import CHECKPOINT
+from nearfar.compiler.runtime.generate import score
+from nearfar.compiler.runtime.reference import ReferenceRunner
 
 SCRIPTS = (
     "nearfar.js",
@@ -114,6 +119,38 @@ def test_the_example_of_a_service_worker_runs_as_it_stands_and_two_pages_share_i
     # It is given what is loaded already.
     assert phases == []
     assert answer.startswith("27 + 58 = 85")
+
+
+def test_decisions_of_an_engine_in_a_worker_are_those_of_complete_answers(
+    page: Page, address: str, light_demo: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    context, choices = "dim the kitchen lights", ["kitchen", "kitchen lights", "30"]
+    page.goto(f"{address}index.html")
+    page.wait_for_selector("body[data-state=ready]")
+    logprobs = page.evaluate(
+        """async ([context, choices]) => {
+            const engine = await window.client.connectEngine(window.startWorker(), "./bundle/");
+            const questions = { room: { type: "choice", question: "which room?", choices } };
+            return (await engine.decide(context, questions)).decisions.room.logprobs[0];
+        }""",
+        [context, choices],
+    )
+    lines = ["which room?", "Answer with one of these only:", *(f"- {choice}" for choice in choices)]
+    asked = [{"role": "user", "content": f"{context}\n\n" + "\n".join(lines)}]
+    tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
+    start = len(tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False))
+    runner = ReferenceRunner(open_bundle(light_demo), activation="float32")
+    for choice, found in zip(choices, logprobs, strict=True):
+        chat = [*asked, {"role": "assistant", "content": choice}]
+        ids = tokenizer.apply_chat_template(chat, return_dict=False)
+        rows = np.concatenate(list(score(runner, ids, 32))).astype(np.float64)
+        likely = (
+            rows - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True)) - rows.max(1, keepdims=True)
+        )
+        expected = sum(likely[index - 1, ids[index]] for index in range(start, len(ids)))
+        assert found == pytest.approx(expected, abs=1e-3)
 
 
 def test_the_example_of_near_or_far_runs_as_it_stands(page: Page, address: str) -> None:
