@@ -287,7 +287,11 @@ function asRemembered(note: unknown, { activations }: Manifest, known: ReadonlyS
  * Notes about one bundle on one adapter in one version of the browser. A new driver usually changes one of these, and a
  * new bundle always does.
  */
-export async function noteOf(notes: Notes, manifest: Manifest, adapter: AdapterEntry): Promise<(subject: string) => Note> {
+export async function noteOf(
+  notes: Notes,
+  manifest: Manifest,
+  adapter: AdapterEntry,
+): Promise<(subject: string) => Note> {
   const bundle = await bundleId(manifest);
   const browser = typeof navigator === "undefined" ? "" : navigator.userAgent;
   return (subject) => {
