@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_MS = 30_000
+TIMEOUT_MS = 180_000
 CONTENT_TYPES = {".html": "text/html", ".js": "text/javascript"}
 
 

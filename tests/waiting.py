@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.01
 
 

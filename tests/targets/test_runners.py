@@ -96,6 +96,7 @@ def emulation_for(name: str, request: pytest.FixtureRequest) -> Path | None:
 def cases(
     request: pytest.FixtureRequest,
     compile_tiny: CompileTiny,
+    compile_base: CompileTiny,
     tiny_checkpoints: Mapping[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], Case]:
@@ -110,7 +111,7 @@ def cases(
             bundle = open_bundle(request.getfixturevalue("tiny_bundle"))
             return Case(name, bundle, bundle, "float32", F32, relative_error)
         if name == "cpu":
-            bundle = open_bundle(compile_tiny("qwen3", "q4f16", target="cpu", context=320, activations=("float32",)))
+            bundle = open_bundle(compile_base("qwen3", "q4f16", target="cpu", context=320, activations=("float32",)))
             return Case(name, bundle, bundle, "float32", INT16_MODEL, relative_error)
         if name == "cuda":
             bundle = open_bundle(request.getfixturevalue("cuda_bundle"))

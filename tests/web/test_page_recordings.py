@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from chat_pages import open_page, send
 from hearing_families import make_hearing
-from light_bundle import lighten, one_compilation
+from light_bundle import few_kernels, lighten
 from page_looks import SCREENSHOTS, fact, look, require_accessible
 from page_model import page_bundle
 from page_whisper import page_moonshine
@@ -76,7 +76,7 @@ def chat_page(browser: Browser, bundle: Path, transcriber: Path | None = None) -
     """The page has no problem."""
     problems: list[str] = []
     page = open_page(browser, problems)
-    page.set_default_timeout(25_000)
+    page.set_default_timeout(180_000)
     with PageServer(bundle, transcriber=transcriber) as server:
         page.goto(server.url if transcriber is None else server.chat_url)
         page.wait_for_selector("body[data-near=ready]")
@@ -169,7 +169,7 @@ def test_a_recording_is_refused_if_nothing_hears_it(browser: Browser, model: Pat
 def test_a_model_that_hears_reads_a_recording_itself(browser: Browser, chromium: str, tmp_path: Path) -> None:  # noqa: ARG001
     make_hearing("gemma4_unified", tmp_path / "checkpoint")
     options = CompileOptions(target="webgpu", quantization="f32", context=256, activations=("float32",))
-    with one_compilation():
+    with few_kernels():
         compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options)
     lighten(tmp_path / "bundle", self_test=False)
     with chat_page(browser, tmp_path / "bundle") as page:

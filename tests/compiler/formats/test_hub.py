@@ -44,7 +44,7 @@ def load_from(hub: FakeHub, home: Path, *names: str) -> list[Any]:
     """For each name, the path of a checkpoint and its tokenizer, or the error, from a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *names],
-        capture_output=True, text=True, check=False, env=settings(hub, home), timeout=60,
+        capture_output=True, text=True, check=False, env=settings(hub, home), timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

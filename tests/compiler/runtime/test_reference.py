@@ -47,9 +47,9 @@ def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, 
 
 @pytest.mark.parametrize("quantization", ["q4f16", "q8f16", "f16"])
 def test_f16_activations_stay_close_to_f32_ones(
-    quantization: str, compile_tiny: CompileTiny, prompt_token_ids: list[int]
+    quantization: str, compile_light: CompileTiny, prompt_token_ids: list[int]
 ) -> None:
-    bundle = open_bundle(compile_tiny("qwen3", quantization))
+    bundle = open_bundle(compile_light("qwen3", quantization))
     half, single = (
         chunked_logits(ReferenceRunner(bundle, activation=dtype), prompt_token_ids, 75)
         for dtype in ("float16", "float32")
@@ -58,9 +58,9 @@ def test_f16_activations_stay_close_to_f32_ones(
     assert 0 < error < F16
 
 
-def test_float32_is_the_default_if_the_bundle_offers_it(compile_tiny: CompileTiny) -> None:
-    assert ReferenceRunner(open_bundle(compile_tiny("qwen3", "q4f16"))).activation == "float32"
-    only_half = compile_tiny("qwen3", "q4f16", activations=("float16",))
+def test_float32_is_the_default_if_the_bundle_offers_it(compile_light: CompileTiny) -> None:
+    assert ReferenceRunner(open_bundle(compile_light("qwen3", "q4f16"))).activation == "float32"
+    only_half = compile_light("qwen3", "q4f16", activations=("float16",))
     assert ReferenceRunner(open_bundle(only_half)).activation == "float16"
 
 

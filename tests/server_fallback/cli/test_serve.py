@@ -267,7 +267,7 @@ def test_with_every_replica_gone_it_is_an_error_with_a_hint(replicas: list[Serve
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_an_error(cache: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "nearfar.compiler.cli", "serve", "./nothing", "--port", "0"],
-        capture_output=True, text=True, env={**os.environ, "NEARFAR_CACHE": str(cache)}, timeout=60, check=False,
+        capture_output=True, text=True, env={**os.environ, "NEARFAR_CACHE": str(cache)}, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "error: ./nothing: there is no such folder" in done.stderr

@@ -42,9 +42,7 @@ def write_pair_tokenizer(folder: Path) -> None:
     tokenizer.save(path)
 
 
-def test_models_of_several_kinds_answer_while_others_load_and_unload(
-    compile_tiny: CompileTiny, compile_base: CompileTiny, tmp_path: Path
-) -> None:
+def test_models_of_several_kinds_answer_while_others_load_and_unload(compile_base: CompileTiny, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     theirs = make_encoder("bert", "ForSequenceClassification", checkpoint, num_labels=1)
     write_pair_tokenizer(checkpoint)
@@ -53,7 +51,7 @@ def test_models_of_several_kinds_answer_while_others_load_and_unload(
         bundle = compile_model(str(checkpoint), tmp_path / "bundle", options).path
     # The last one is that of `tests/targets/test_runners.py`.
     embedding = compile_base("embedding", "q4f16", target="cpu", activations=("float32",))
-    chat = compile_tiny("qwen3", "q4f16", target="cpu", context=320, activations=("float32",))
+    chat = compile_base("qwen3", "q4f16", target="cpu", context=320, activations=("float32",))
     texts = ["a passage", "b", "another passage that is longer"]
 
     async def work() -> None:

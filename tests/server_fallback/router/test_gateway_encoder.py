@@ -56,12 +56,10 @@ def body(text: str) -> dict[str, Any]:
     return {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 2}
 
 
-def test_the_command_decides_by_the_vectors_of_its_encoder(
-    compile_tiny: CompileTiny, compile_base: CompileTiny, tmp_path: Path
-) -> None:
+def test_the_command_decides_by_the_vectors_of_its_encoder(compile_base: CompileTiny, tmp_path: Path) -> None:
     # These two bundles are those of `tests/targets/test_runners.py`.
     encoder = compile_base("embedding", "q4f16", target="cpu", activations=("float32",))
-    near = compile_tiny("qwen3", "q4f16", target="cpu", context=320, activations=("float32",))
+    near = compile_base("qwen3", "q4f16", target="cpu", context=320, activations=("float32",))
     texts = ("a first prompt", "something else entirely")
 
     async def vectors() -> FloatArray:

@@ -164,10 +164,10 @@ def test_padding_sequences_touch_no_page_of_the_pool(cuda_bundle: Path, emulated
 
 
 def test_every_sequence_of_a_batch_has_its_own_adapter_in_graphs_too(
-    compile_tiny: CompileTiny, emulated_cuda: Path
+    compile_base: CompileTiny, emulated_cuda: Path
 ) -> None:
     lora = {"lora_rank": 2, "context": 64, "activations": ("float32",), "self_test": False}
-    bundle = open_bundle(compile_tiny("qwen3", "q4f16", target="cuda", **lora))
+    bundle = open_bundle(compile_base("qwen3", "q4f16", target="cuda", **lora))
     limits = Limits(tokens=8, sequences=3, rows=3, pages=6, adapters=2)
     rng = np.random.default_rng(8)
     assert bundle.manifest.lora is not None

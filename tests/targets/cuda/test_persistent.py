@@ -43,9 +43,9 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def wide_bundle(compile_tiny: CompileTiny, nvrtc: None) -> Path:  # noqa: ARG001
+def wide_bundle(compile_base: CompileTiny, nvrtc: None) -> Path:  # noqa: ARG001
     """Its attention is on tensor cores, in one kernel whose workgroups count their arrivals."""
-    return compile_tiny("qwen3_wide", target="cuda", context=300, activations=("float16",), self_test=False)
+    return compile_base("qwen3_wide", target="cuda", context=300, activations=("float16",), self_test=False)
 
 
 @pytest.fixture
@@ -122,10 +122,10 @@ def test_steps_go_on_from_tokens_that_only_the_device_has_seen(opened: Callable[
     [("llama", {}), ("mistral", {}), ("phi3", {}), ("qwen2", {"activations": ("bfloat16",)}), ("qwen3", {"kv": "q8"})],
 )
 def test_other_models_and_formats_have_the_logits_of_their_graphs(
-    compile_tiny: CompileTiny, emulated_cuda: Path, checkpoint: str, options: dict[str, Any]
+    compile_base: CompileTiny, emulated_cuda: Path, checkpoint: str, options: dict[str, Any]
 ) -> None:
     """Windows in pages of their own, fused tensors, biases, and 8-bit keys and values."""
-    bundle = open_bundle(compile_tiny(checkpoint, target="cuda", self_test=False, **options))
+    bundle = open_bundle(compile_base(checkpoint, target="cuda", self_test=False, **options))
     runner = CudaRunner(bundle, limits=LIMITS, driver=EmulatedDriver(emulated_cuda), persistent=OPTIONS)
     kernel = runner.persistent_kernel
     assert kernel is not None, "see the log"

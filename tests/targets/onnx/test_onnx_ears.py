@@ -104,7 +104,7 @@ def transcripts(node: str, folder: Path, sounds: Sequence[FloatArray], tmp_path:
     """What Transformers.js writes."""
     (tmp_path / "samples.json").write_text(json.dumps([samples.tolist() for samples in sounds]))
     command = [node, str(SCRIPT), str(folder), str(tmp_path / "samples.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     texts: list[str] = json.loads(done.stdout)
     return texts

@@ -126,7 +126,7 @@ def test_the_pipelines_of_transformers_js_return_the_same(node: str, tmp_path: P
         write_json(tmp_path / name / "tokenizer_config.json", pad_token="</s>")
         exported(tmp_path / name, tmp_path / f"{name}-onnx")
     folders = [tmp_path / "vectors-onnx", tmp_path / "classes-onnx"]
-    done = subprocess.run([node, SCRIPT, *folders, *texts], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([node, SCRIPT, *folders, *texts], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     vectors, classes = json.loads(done.stdout)
     tokenizer = Tokenizer.from_file(str(tmp_path / "vectors/tokenizer.json"))

@@ -89,7 +89,7 @@ def run_transformers_js(node: str, folder: Path, text: str) -> Mapping[str, obje
 def answers_of_transformers_js(node: str, folders: Sequence[Path], text: str) -> list[Mapping[str, object]]:
     """One process loads all folders."""
     done = subprocess.run(
-        [node, SCRIPT, text, str(COUNT), *folders], capture_output=True, text=True, timeout=60, check=False
+        [node, SCRIPT, text, str(COUNT), *folders], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     answers: list[Mapping[str, object]] = json.loads(done.stdout)
