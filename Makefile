@@ -186,6 +186,11 @@ docs: web/node_modules/.installed
 	cd web && node node_modules/typedoc/bin/typedoc
 	$(PYTHON) tests/links.py build/docs
 
+# Nothing is uploaded without UPLOAD=1, and then only what has a token. SITE: hf:OWNER/NAME or s3://BUCKET/PREFIX.
+.PHONY: release
+release: .venv/.dev web/dist/.built mobile
+	$(BIN)/python .packaging/release.py $(if $(UPLOAD),--upload) $(if $(SITE),--site '$(SITE)')
+
 bench: .venv/.dev web/dist/.built
 	$(BIN)/python tests/bench/bench_compile.py
 

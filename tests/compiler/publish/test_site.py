@@ -183,6 +183,17 @@ def test_a_signed_bundle_stays_as_its_author_signed_it(bundle: Path, tmp_path: P
     assert "immutable" not in (tmp_path / "site/_headers").read_text()
 
 
+def test_names_without_hashes_are_linked_only_if_their_bytes_are_equal(bundle: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    new_key(key)
+    versions = [shutil.copytree(bundle, tmp_path / "first"), changed(bundle, tmp_path / "second")]
+    for version in versions:
+        sign(version, (version / "manifest.json").read_bytes(), key)
+        last = publish(version, tmp_path / "site")
+    open_any(tmp_path / "site/llama-tiny/webgpu").verify()
+    assert last.new_bytes == open_any(bundle).manifest.shards[0].size  # type: ignore[union-attr]
+
+
 def test_a_damaged_bundle_is_not_published(bundle: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(bundle, damaged)
