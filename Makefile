@@ -59,6 +59,7 @@
 # make demo-ears    train the demo model that hears again (about an hour on a busy core)
 # make recall       recall@5 of the demo encoder in the browser's index, on held-out questions
 # make router-eval  fit and evaluate the demo's router policy; FAR is a folder, a bundle or a server's address
+# make bench-router-public FOLDER=...  the router on RouteLLM's public answers to MMLU and GSM8K, beside its figures
 
 # With this variable, every process would compile the product's modules again, and pytest would rewrite every assertion.
 unexport PYTHONDONTWRITEBYTECODE
@@ -86,7 +87,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -349,6 +350,11 @@ router-eval: .venv/.dev
 	$(BIN)/nearfar router fit build/router/fit.jsonl --max-far-share 0.35 -o build/router/policy.json
 	$(ROUTER_EVAL) build/router/eval.jsonl --plot build/router/eval.png
 	$(ROUTER_EVAL) build/router/handwritten.jsonl --plot build/router/handwritten.png
+
+# MiniLM's weights come with a package; see tests/bench/README.md.
+bench-router-public: ENCODERS ?= demo-encoder
+bench-router-public: .venv/.dev
+	$(BIN)/python tests/bench/bench_router_public.py $(FOLDER) --encoder $(ENCODERS) --vectors build/router-vectors
 
 kserve-proto: .venv/.dev
 	cd server_fallback/kserve && $(abspath $(BIN))/python -m grpc_tools.protoc -I . --descriptor_set_out=inference.binpb inference.proto

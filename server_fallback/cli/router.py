@@ -28,7 +28,7 @@ from .announcement import Announcement
 from .options import Encoding, RouterEval, RouterFit, RouterLog
 from .served_models import key_of
 
-# What fits policies needs scikit-learn or SciPy, which nearfar[serve] does not install.
+# What fits policies needs SciPy, which nearfar[serve] does not install.
 if TYPE_CHECKING:
     from ..router.fitting.evaluation import Evaluation, Interval
     from ..router.fitting.fit import FitResult
@@ -127,12 +127,12 @@ async def open_far(options: RouterLog, environment: Mapping[str, str]) -> tuple[
 # --- fit ---
 
 
-def require_scikit_learn(step: str) -> None:
+def require_scipy(step: str) -> None:
     """Raises ToolError."""
     try:
-        import sklearn  # noqa: F401
+        import scipy  # noqa: F401
     except ImportError as error:
-        raise ToolError(f"nearfar router {step} needs scikit-learn: pip install 'nearfar[router]'") from error
+        raise ToolError(f"nearfar router {step} needs SciPy: pip install 'nearfar[router]'") from error
 
 
 def embedded(
@@ -157,9 +157,10 @@ def embedded(
 def run_fit(options: RouterFit) -> None:
     if options.min_quality is not None and options.max_far_share is not None:
         raise RequestError("--min-quality and --max-far-share exclude each other; remove one of the two options")
-    require_scikit_learn("fit")
-    from ..router.fitting.fit import STEPS, fit
+    require_scipy("fit")
+    from ..router.fitting.fit import fit
     from ..router.fitting.pairs import read_pairs
+    from ..router.fitting.penalties import STEPS
 
     pairs, encoder = read_pairs(options.pairs), None
     if "embedding" in options.features:
@@ -193,6 +194,8 @@ def run_fit(options: RouterFit) -> None:
     for side, found in (("near", result.near), ("far", result.far)):
         weights = ", ".join(f"{name} {weight:+.2f}" for name, weight in found.top)
         console.print(f"{side} is right: {weights}", highlight=False, markup=False)
+    read = ", ".join(f"{block} (penalty {penalty:g})" for block, penalty in result.penalties.blocks())
+    console.print(f"what held-out groups bear out: {read}; times {result.penalties.apart:g} for what sides differ in")
     console.print(
         f"fitted on {len(pairs):,} pairs; above {result.threshold:+.3f} the far side answers: "
         f"{result.far_share:.1%} of these prompts, and "
@@ -209,7 +212,7 @@ def fit_table(result: FitResult) -> Table:
         caption="measured on pairs that the regression was not fitted on",
     )
     made.add_column("probability that")
-    for column in ("AUC", "Brier", "calibration error", "right", "penalty"):
+    for column in ("AUC", "Brier", "calibration error", "right"):
         made.add_column(column, justify="right")
     for side, found in (("near", result.near), ("far", result.far)):
         made.add_row(f"{side} is right", *side_cells(found))
@@ -218,7 +221,7 @@ def fit_table(result: FitResult) -> Table:
 
 def side_cells(found: SideReport) -> tuple[str, ...]:
     area = "-" if found.auc is None else f"{found.auc:.3f}"
-    return area, f"{found.brier:.3f}", f"{found.calibration_error:.3f}", f"{found.right:.1%}", f"{found.ridge:g}"
+    return area, f"{found.brier:.3f}", f"{found.calibration_error:.3f}", f"{found.right:.1%}"
 
 
 # --- eval ---
@@ -260,7 +263,7 @@ def run_eval(options: RouterEval) -> None:
 
 def refitted(fitted_on: Sequence[Pair], predictor: Predictor, pairs: Sequence[Pair], count: int) -> Array:
     """As `scores_of_refits`, with its progress."""
-    require_scikit_learn("eval --fitted-on")
+    require_scipy("eval --fitted-on")
     from ..router.fitting.refits import scores_of_refits, steps
 
     with progress_bars(transient=True) as bars:

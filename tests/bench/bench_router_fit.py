@@ -39,12 +39,17 @@ def main() -> None:
             measure(f"eval {count:,}", "eval", str(pairs), "--policy", str(policy), *fitted_on)
 
 
-def rows(folder: Path, count: int) -> list[Row]:
-    found = [
+def read_answers(folder: Path) -> list[Row]:
+    """Each prompt with its subject, and whether near and far were right."""
+    return [
         (record["prompt"], file.stem, record[NEAR] == "True", record[FAR] == "True")
         for file in sorted([folder / "gsm8k_responses.csv", *folder.glob("mmlu/*.csv")])
         for record in csv.DictReader(file.open(encoding="utf-8", newline=""))
     ]
+
+
+def rows(folder: Path, count: int) -> list[Row]:
+    found = read_answers(folder)
     rng = random.Random(0)
     rng.shuffle(found)
     real = len(found)

@@ -1,5 +1,5 @@
-"""The design of a fit: the values that its regressions read from each pair, and the folds that its cross-validation
-holds out.
+"""The design of a fit: the blocks of values that its regressions read from each pair, and the folds that its
+cross-validation holds out.
 
 A fold holds out complete groups, so prompts from one template are never on both sides. Therefore neither the regression
 of a fold nor its list of terms has seen the phrasings on which it is measured.
@@ -7,14 +7,15 @@ of a fold nor its list of terms has seen the phrasings on which it is measured.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from scipy.sparse import csr_array, hstack
+import numpy.typing as npt
+from scipy.sparse import csr_array
 
 from ..decision.predictor import MAX_TERMS
-from .logistic import Fold
 from .pairs import Array
 from .table import Table
 
@@ -24,37 +25,36 @@ MIN_TERM_PAIRS = 3
 MIN_TERM_GROUPS = 2
 MIN_SCALE = 1e-9
 
+Block = Literal["length", "features", "terms", "vectors"]
+# The feature that the block "length" is.
+LENGTH = "characters"
+# (n, d) of each block, dense or sparse.
+Rows = Mapping[Block, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """``mean`` and ``scale`` (F,) of ``features`` (F,), the ``terms`` (T,) that count, and the K principal components
-    of the prompts' vectors, or None.
+    """``mean`` and ``scale`` (F,) of ``features`` (F,), the ``terms`` (T,) that count, and the ``centre`` of the
+    prompts' vectors, or None.
     """
 
     features: tuple[str, ...]
     mean: Array
     scale: Array
     terms: tuple[str, ...]
-    components: PrincipalComponents | None = None
+    centre: Centre | None = None
 
-    @property
-    def names(self) -> list[str]:
-        """Of the inputs of the weights."""
-        count = 0 if self.components is None else len(self.components.rows)
-        components = [f"component {number}" for number in range(1, count + 1)]
-        return [*self.features, *(f'"{term}"' for term in self.terms), *components]
-
-    def rows(self, table: Table) -> Any:
-        """The inputs of the weights, sparse (n, F + T + K), as the predictor computes them."""
+    def rows(self, table: Table) -> Rows:
+        """The inputs of the weights, as the predictor computes them: length (n, 1), features (n, F), terms (n, T), and
+        vectors (n, E) if the design has a centre.
+        """
         columns = [table.features.index(name) for name in self.features]
         standard = np.nan_to_num((table.values[:, columns] - self.mean) / self.scale, nan=0.0)
-        blocks = [csr_array(standard), self._known(table)]
-        if self.components is not None:
+        length = standard[:, [self.features.index(LENGTH)]]
+        rows: dict[Block, Any] = {"length": length, "features": standard, "terms": self._known(table)}
+        if self.centre is not None:
             assert table.vectors is not None
-            blocks.append(csr_array(self.components.of(table.vectors)))
-        rows = hstack(blocks, format="csr")
-        # scikit-learn reads no wider indices, and narrow ones need less memory.
-        rows.indices, rows.indptr = rows.indices.astype(np.int32), rows.indptr.astype(np.int32)
+            rows["vectors"] = self.centre.of(table.vectors)
         return rows
 
     def _known(self, table: Table) -> Any:
@@ -77,8 +77,8 @@ def make_design(table: Table) -> Design:
     # A value that is the same in all pairs shows nothing, so any scale will do.
     scale[scale < MIN_SCALE] = 1.0
     features = tuple(table.features[column] for column in used)
-    components = None if table.vectors is None else principal_components(table.vectors)
-    return Design(features, mean, scale, choose_terms(table), components)
+    centre = None if table.vectors is None else centre_of(table.vectors)
+    return Design(features, mean, scale, choose_terms(table), centre)
 
 
 def choose_terms(table: Table) -> tuple[str, ...]:
@@ -94,42 +94,45 @@ def choose_terms(table: Table) -> tuple[str, ...]:
     return tuple(sorted(table.terms[index] for index in commonest))
 
 
-def make_folds(table: Table) -> list[Fold]:
+@dataclass(frozen=True, slots=True)
+class Centre:
+    """Of prompts' vectors: their ``mean`` (E,), and the ``scale`` by which the mean square of their distances from it
+    is 1, for encoders whose vectors all point the same way.
+    """
+
+    mean: Array
+    scale: float
+
+    def of(self, vectors: Array) -> Array:
+        """(n, E) -> (n, E)."""
+        return (vectors - self.mean) / self.scale
+
+
+def centre_of(vectors: Array) -> Centre:
+    mean = vectors.mean(0)
+    scale = float(np.sqrt(np.mean(np.sum((vectors - mean) ** 2, axis=1))))
+    return Centre(mean, max(scale, MIN_SCALE))
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """``fitted`` and ``asked`` are the rows of the pairs that a fold's fit reads, and of those that it holds out:
+    ``held_out`` (n,). The number of terms differs between folds.
+    """
+
+    fitted: Rows
+    asked: Rows
+    held_out: npt.NDArray[np.bool_]
+
+
+def make_folds(table: Table) -> Sequence[Fold]:
     """Five folds of whole groups. With fewer groups than folds, groups do not count."""
     groups = table.groups
     numbers = groups if groups.max() + 1 >= FOLDS else np.arange(len(table))
     folds = []
     for fold in range(FOLDS):
         held_out = numbers % FOLDS == fold
-        design = make_design(table.take(np.flatnonzero(~held_out)))
-        folds.append(Fold(design.rows(table), held_out))
+        inside, outside = table.take(np.flatnonzero(~held_out)), table.take(np.flatnonzero(held_out))
+        design = make_design(inside)
+        folds.append(Fold(design.rows(inside), design.rows(outside), held_out))
     return folds
-
-
-# Those that were measured; see router/README.md.
-NUM_COMPONENTS = 4
-MIN_VARIANCE = 1e-12
-
-
-@dataclass(frozen=True, slots=True)
-class PrincipalComponents:
-    """Of prompts' vectors, each with the variance 1 (Hotelling 1933). ``mean`` (E,) and ``rows`` (K, E)."""
-
-    mean: Array
-    rows: Array
-
-    def of(self, vectors: Array) -> Array:
-        """(n, E) -> (n, K)."""
-        return (vectors - self.mean) @ self.rows.T
-
-
-def principal_components(vectors: Array, count: int = NUM_COMPONENTS) -> PrincipalComponents:
-    """Of vectors (n, E), at most ``count``: directions in which they do not differ are left out."""
-    mean = vectors.mean(0)
-    _, lengths, directions = np.linalg.svd(vectors - mean, full_matrices=False)
-    deviations = lengths / np.sqrt(len(vectors))
-    kept = min(count, int(np.sum(deviations**2 > MIN_VARIANCE)))
-    # The sign of a component is arbitrary: its largest number is positive, on every machine.
-    directions = directions[:kept]
-    largest = directions[np.arange(kept), np.abs(directions).argmax(1)]
-    return PrincipalComponents(mean, directions * np.sign(largest)[:, None] / deviations[:kept, None])

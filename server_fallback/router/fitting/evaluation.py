@@ -87,10 +87,16 @@ class Evaluation:
 
 
 def evaluate(
-    near_right: Array, far_right: Array, scores: Mapping[str, Array], threshold: float, refits: Array | None = None
+    near_right: Array,
+    far_right: Array,
+    scores: Mapping[str, Array],
+    threshold: float,
+    refits: Array | None = None,
+    groups: npt.NDArray[np.int64] | None = None,
 ) -> Evaluation:
     """near_right, far_right (n,) are 0 or 1; scores (n,) by policy: prompts with higher scores are sent far first.
-    ``threshold`` is the first policy's, and ``refits`` (r, n) are the scores of its refits.
+    ``threshold`` is the first policy's, and ``refits`` (r, n) are the scores of its refits. With ``groups`` (n,), from
+    0 up, resamples draw complete groups, so the intervals say what other groups would change.
 
     Raises RequestError if the far side is not better than the near side.
     """
@@ -104,7 +110,9 @@ def evaluate(
     leader = next(iter(scores))
     sent = scores[leader] > threshold
     share, count = float(sent.mean()), len(gains)
-    weights = resamples(count)
+    weights = resamples(count if groups is None else int(groups.max()) + 1)
+    if groups is not None:
+        weights = weights[:, groups]
     # A resample without a gap has nothing to recover.
     weights = weights[weights @ gains > 0]
     curves = {name: make_curve(near_quality, gains, score) for name, score in scores.items()}
@@ -149,7 +157,7 @@ def make_curve(near_quality: float, gains: Array, scores: Array) -> Curve:
 
 
 def resamples(count: int) -> Counts:
-    """(RESAMPLES, count): how often each resample draws each of ``count`` prompts."""
+    """(RESAMPLES, count): how often each resample draws each of ``count`` prompts or groups."""
     rng, equal = np.random.default_rng(SEED), np.full(count, 1 / count)
     drawn = np.empty((RESAMPLES, count), np.uint16)
     for row in drawn:

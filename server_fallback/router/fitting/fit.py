@@ -1,8 +1,8 @@
 """Fitting: makes a predictor with a threshold, and a report of its quality, from logged pairs.
 
 Each side has one logistic regression of "was it right" on the design of `design`. Cross-validation, which holds out
-groups of prompts, chooses the penalty. Platt's calibration and the threshold are chosen on scores of pairs that the
-regression was not fitted on.
+groups of prompts, chooses what they read and their penalties (`penalties`). Platt's calibration and the threshold are
+chosen on scores of pairs that the regressions were not fitted on.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import numpy as np
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..decision.predictor import Calibration, Components, Fitted, Predictor, Wanted, Weights
-from .design import FOLDS, Design, make_design, make_folds
+from .design import LENGTH, Block, Design, make_design, make_folds
 from .evaluation import far_first
-from .logistic import Array, CrossValidated, Logistic, fit_cross_validated, fit_platt, sigmoid
+from .logistic import Array, Logistic, fit_platt, sigmoid
 from .pairs import Pair, rights
+from .penalties import Penalties, choose_penalties
 from .reliability import SideReport, report
 from .table import read_table
 
 MIN_PAIRS = 20
-# One for each fold of each side.
-STEPS = 2 * FOLDS
 # Browsers load policies, so numbers are short: this many digits are enough.
 DIGITS = 6
 
@@ -35,6 +34,7 @@ class FitResult:
     """``quality`` and ``far_share`` are what the threshold gives on the pairs, out of fold."""
 
     predictor: Predictor
+    penalties: Penalties
     threshold: float
     near: SideReport
     far: SideReport
@@ -53,7 +53,7 @@ def fit(
     """``wanted``: the quality to reach with as few far requests as possible, or the share of requests that may be sent
     far. None: far answers whenever it is likelier to be right. ``signals``: near's signals are features too, so near
     begins every answer that the predictor decides. ``encoder`` is the name of the model that made the pairs' vectors,
-    whose principal components are then features too. ``advance`` is called `STEPS` times.
+    which are then inputs too. ``advance`` is called `penalties.STEPS` times.
 
     Raises RequestError for too few pairs, for a quality that the two sides cannot reach together, and for signals if no
     pair has any.
@@ -63,28 +63,34 @@ def fit(
     if signals and all(pair.near.signals is None for pair in pairs):
         raise RequestError("no pair has near's signals; fit without them, or log a near side that reports them")
     table = read_table(pairs, signals=signals, embedding=encoder is not None)
-    design, folds = make_design(table), make_folds(table)
-    rows = design.rows(table)
-    near_right, far_right = rights(pairs)
-    near, far = (fit_cross_validated(rows, right, folds, advance=advance) for right in (near_right, far_right))
-    near_platt, far_platt = fit_platt(near.out_of_fold, near_right), fit_platt(far.out_of_fold, far_right)
-    near_chance, far_chance = calibrated(near.out_of_fold, near_platt), calibrated(far.out_of_fold, far_platt)
+    both = rights(pairs)
+    found = choose_penalties(make_folds(table), both, table.groups, advance)
+    design = make_design(table)
+    sides = found.penalties.fit(design.rows(table), both)
+    platts = [fit_platt(logits, right) for logits, right in zip(found.logits, both, strict=True)]
+    chances = [calibrated(logits, platt) for logits, platt in zip(found.logits, platts, strict=True)]
+    (near_right, far_right), (near_chance, far_chance) = both, chances
     gains = far_chance - near_chance
     threshold = choose_threshold(gains, near_right, far_right, wanted)
     sent = gains > threshold
     predictor = make_predictor(
         design,
-        near.regression,
-        far.regression,
-        Calibration(near=short(near_platt), far=short(far_platt)),
+        found.penalties,
+        sides,
+        Calibration(near=short(platts[0]), far=short(platts[1])),
         Fitted(pairs=len(pairs), date=datetime.now(UTC).date().isoformat(), wanted=wanted),
         encoder,
     )
+    near, far = (
+        report(weights_by_name(design, found.penalties, side), chance, right)
+        for side, chance, right in zip(sides, chances, both, strict=True)
+    )
     return FitResult(
         predictor=predictor,
+        penalties=found.penalties,
         threshold=threshold,
-        near=side_report(near, near_chance, near_right, design),
-        far=side_report(far, far_chance, far_right, design),
+        near=near,
+        far=far,
         quality=float(np.where(sent, far_right, near_right).mean()),
         far_share=float(sent.mean()),
     )
@@ -92,34 +98,66 @@ def fit(
 
 def make_predictor(
     design: Design,
-    near: Logistic,
-    far: Logistic,
+    penalties: Penalties,
+    sides: Sequence[Logistic],
     calibration: Calibration,
     fitted: Fitted | None = None,
     encoder: str | None = None,
 ) -> Predictor:
-    """``encoder`` is the name of the model whose vectors the design reads, if it reads any."""
-    embedding = None
-    if design.components is not None:
+    """``sides`` are the regressions of near and far on the blocks that have ``penalties``. ``encoder`` is the name of
+    the model whose vectors the design reads, if it reads any.
+
+    A policy contains no terms and no components that no weight reads. Each side's weights of the vector are one
+    component of their own, which only this side reads.
+    """
+    weights = [weights_by_block(design, penalties, side) for side in sides]
+    read = [block for block, _ in penalties.blocks()]
+    features = [design.features.index(LENGTH)] if "length" in read else list(range(len(design.features)))
+    embedding: Components | None = None
+    own: tuple[tuple[float, ...], ...] = ((), ())
+    if "vectors" in read:
         assert encoder is not None
-        rows = tuple(short(row) for row in design.components.rows)
-        embedding = Components(model=encoder, mean=short(design.components.mean), components=rows)
+        assert design.centre is not None
+        rows = tuple(short(side.pop("vectors") / design.centre.scale) for side in weights)
+        embedding = Components(model=encoder, mean=short(design.centre.mean), components=rows)
+        own = ((1.0, 0.0), (0.0, 1.0))
+    near, far = (
+        Weights(weights=(*short(np.concatenate(list(blocks.values()))), *reads), bias=short([side.bias])[0])
+        for blocks, reads, side in zip(weights, own, sides, strict=True)
+    )
     return Predictor(
         version=2,
-        features=design.features,
-        terms=design.terms,
-        mean=short(design.mean),
-        scale=short(design.scale),
-        near=weights_of(near),
-        far=weights_of(far),
+        features=tuple(design.features[index] for index in features),
+        terms=design.terms if "terms" in read else (),
+        mean=short(design.mean[features]),
+        scale=short(design.scale[features]),
+        near=near,
+        far=far,
         calibration=calibration,
         embedding=embedding,
         fitted=fitted,
     )
 
 
-def side_report(chosen: CrossValidated, chances: Array, right: Array, design: Design) -> SideReport:
-    return report(chosen, chances, right, design.names)
+def weights_by_block(design: Design, penalties: Penalties, side: Logistic) -> dict[Block, Array]:
+    sizes: dict[Block, int] = {"length": 1, "features": len(design.features), "terms": len(design.terms)}
+    if design.centre is not None:
+        sizes["vectors"] = len(design.centre.mean)
+    read = [block for block, _ in penalties.blocks()]
+    ends = np.cumsum([sizes[block] for block in read])
+    return dict(zip(read, np.split(side.weights, ends[:-1]), strict=True))
+
+
+def weights_by_name(design: Design, penalties: Penalties, side: Logistic) -> dict[str, float]:
+    """For people. The length of the weights stands for those of a vector, whose numbers have no names."""
+    named = dict[str, float]()
+    for block, weights in weights_by_block(design, penalties, side).items():
+        names = {"length": (LENGTH,), "features": design.features, "terms": [f'"{term}"' for term in design.terms]}
+        if block == "vectors":
+            named["the vector"] = float(np.linalg.norm(weights))
+        else:
+            named |= dict(zip(names[block], weights.tolist(), strict=True))
+    return named
 
 
 def choose_threshold(gains: Array, near_right: Array, far_right: Array, wanted: Wanted | None) -> float:
@@ -151,10 +189,6 @@ def choose_threshold(gains: Array, near_right: Array, far_right: Array, wanted: 
 
 def calibrated(logits: Array, platt: Sequence[float]) -> Array:
     return sigmoid(platt[0] * logits + platt[1])
-
-
-def weights_of(regression: Logistic) -> Weights:
-    return Weights(weights=short(regression.weights), bias=short([regression.bias])[0])
 
 
 def short(values: Iterable[float]) -> tuple[float, ...]:

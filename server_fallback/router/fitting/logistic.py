@@ -1,4 +1,8 @@
-"""Logistic regression with an L2 penalty, by scikit-learn; and Platt's calibration of its scores.
+"""Logistic regressions of both sides at once, with L2 penalties; and Platt's calibration of their scores.
+
+The two regressions share most of what they know: a prompt that is hard for near is mostly hard for far too. So the
+penalty on the difference of their weights may be much larger than the one on their mean. Otherwise the noise of both
+would add up in the gain, which is their difference.
 
 Nothing here is random.
 """
@@ -14,11 +18,11 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-# From the largest down, so that each fit starts near its solution.
-RIDGES = (30.0, 10.0, 3.0, 1.0, 0.3)
-MAX_STEPS = 100
+MAX_STEPS = 300
 # Of the largest component of the mean loss's gradient.
-TOLERANCE = 1e-5
+TOLERANCE = 1e-6
+# Two independent regressions with the penalty r have the penalty 2 r on their mean and r / 2 on their difference.
+INDEPENDENT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +32,10 @@ class Logistic:
     weights: Array
     bias: float
 
-    def logits(self, rows: Any) -> Array:
-        """rows (n, d), dense or sparse -> (n,)."""
-        logits: Array = rows @ self.weights + self.bias
+    def logits(self, rows: Sequence[Any]) -> Array:
+        """rows as in `fit_sides` -> (n,)."""
+        logits: Array = times(rows, self.weights) + self.bias
         return logits
-
-
-@dataclass(frozen=True, slots=True)
-class CrossValidated:
-    """A regression on all rows, the penalty that cross-validation chose for it, and for each row the logit (n,) of a
-    regression on the other folds.
-    """
-
-    regression: Logistic
-    ridge: float
-    out_of_fold: Array
 
 
 def sigmoid(logits: Array) -> Array:
@@ -55,69 +48,80 @@ def log_loss(logits: Array, right: Array) -> float:
     return float(np.mean(np.logaddexp(0.0, logits) - right * logits))
 
 
-def fit_logistic(rows: Any, right: Array, ridge: float, start: Logistic | None = None) -> Logistic:
-    """The weights that minimise sum(cross entropy) + ridge / 2 * |weights|^2; the bias has no penalty. rows (n, d),
-    dense or sparse, right (n,) -> (d,).
+def fit_sides(
+    rows: Sequence[Any],
+    rights: Sequence[Array],
+    penalties: Array,
+    apart: float = INDEPENDENT,
+    start: Sequence[Logistic] | None = None,
+) -> list[Logistic]:
+    """The weights of each side that minimise the sum of all cross entropies and of penalties . (mean^2 + apart x
+    difference^2) / 2, with the mean and the difference of both sides' weights. Biases have no penalty.
 
-    If all rows are right or all are wrong, the weights are 0 and the bias is the logit of (rights + 1) / (n + 2). A
-    ``start`` makes the fit faster and does not change its result.
+    rows: blocks of columns (n, d1), (n, d2), ..., each dense or sparse; rights: one or two of (n,), from 0 to 1;
+    penalties (d,). A side that is always right or always wrong gets weights of 0, and as its bias the logit of (rights
+    + 1) / (n + 2); the other one is then fitted alone. A ``start`` makes the fit faster and does not change its result.
     """
+    constant = [float(right.sum()) in (0.0, float(len(right))) for right in rights]
+    if any(constant):
+        others = [right for right, alike in zip(rights, constant, strict=True) if not alike]
+        fitted = iter(fit_sides(rows, others, penalties / 2 if len(rights) == 2 else penalties) if others else [])
+        return [
+            constant_side(right, len(penalties)) if alike else next(fitted)
+            for right, alike in zip(rights, constant, strict=True)
+        ]
+    size, count = len(penalties), len(rights)
+    # How much of the difference each side has.
+    share = np.array([0.0]) if count == 1 else np.array([-0.5, 0.5])
+    # In units in which every penalty is 1, so that all directions need about equally many steps.
+    units = np.concatenate([1 / np.sqrt(penalties), 1 / np.sqrt(penalties * apart)])
+    transposed = [block.T.tocsr() if hasattr(block, "tocsr") else block.T for block in rows]
+    targets = np.stack(rights)
+
+    def loss(values: Array) -> tuple[float, Array]:
+        mean, difference = np.split(units * values[: 2 * size], 2)
+        logits = times(rows, mean) + np.outer(share, times(rows, difference)) + values[2 * size :, None]
+        wrong = sigmoid(logits) - targets
+        sums = np.sum(np.logaddexp(0.0, logits) - targets * logits) + values[: 2 * size] @ values[: 2 * size] / 2
+        slopes = [np.concatenate([block @ side for block in transposed]) for side in (wrong.sum(0), share @ wrong)]
+        gradient = np.concatenate([units * np.concatenate(slopes) + values[: 2 * size], wrong.sum(1)])
+        return float(sums) / len(targets[0]), gradient / len(targets[0])
+
+    begin = np.zeros(2 * size + count)
+    if start is not None:
+        weights = np.stack([side.weights for side in start])
+        begin[: 2 * size] = np.concatenate([weights.mean(0), weights[-1] - weights[0]]) / units
+        begin[2 * size :] = [side.bias for side in start]
+    values = minimum(loss, begin)
+    mean, difference = np.split(units * values[: 2 * size], 2)
+    return [
+        Logistic(mean + part * difference, float(bias)) for part, bias in zip(share, values[2 * size :], strict=True)
+    ]
+
+
+def constant_side(right: Array, size: int) -> Logistic:
     rights = float(right.sum())
-    if rights in (0.0, float(len(right))):
-        bias = float(np.log((rights + 1) / (len(right) - rights + 1)))
-        return Logistic(np.zeros(rows.shape[1]), bias)
-    return minimum(rows, right > 0.5, ridge, start)
+    return Logistic(np.zeros(size), float(np.log((rights + 1) / (len(right) - rights + 1))))
 
 
-def minimum(
-    rows: Any, right: npt.NDArray[np.bool_], ridge: float, start: Logistic | None = None, weights: Array | None = None
-) -> Logistic:
-    """As `fit_logistic`; ``weights`` (n,) are how often each row counts."""
-    from sklearn.linear_model import LogisticRegression
+def minimum(loss: Callable[[Array], tuple[float, Array]], begin: Array) -> Array:
+    """By the quasi-Newton method of Byrd et al. 1995, which needs only the loss's value and gradient."""
+    from scipy.optimize import minimize
     from threadpoolctl import threadpool_limits
 
-    # Newton's method with conjugate gradients needs only products with the rows, which may be sparse.
-    regression = LogisticRegression(
-        C=1 / ridge, solver="newton-cg", tol=TOLERANCE, max_iter=MAX_STEPS, warm_start=start is not None
-    )
-    if start is not None:
-        regression.coef_, regression.intercept_ = start.weights[None].copy(), np.array([start.bias])
-    # The vectors are short, so more threads would mostly wait for each other.
+    options = {"maxiter": MAX_STEPS, "maxcor": 20, "gtol": TOLERANCE, "ftol": TOLERANCE / 1000}
+    # The vectors are short, so more threads would mostly wait for each other; on a busy machine, for minutes.
     with threadpool_limits(1):
-        regression.fit(rows, right, sample_weight=weights)
-    return Logistic(regression.coef_[0], float(regression.intercept_[0]))
+        found: Array = minimize(loss, begin, jac=True, method="L-BFGS-B", options=options).x
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """``rows`` (n, d) of all pairs, dense or sparse, as they look to a fit on the others; ``held_out`` (n,) are those
-    of the fold. d differs between folds.
-    """
-
-    rows: Any
-    held_out: npt.NDArray[np.bool_]
-
-
-def fit_cross_validated(
-    rows: Any,
-    right: Array,
-    folds: Sequence[Fold],
-    ridges: Sequence[float] = RIDGES,
-    advance: Callable[[], None] = lambda: None,
-) -> CrossValidated:
-    """A regression on all rows (n, d), with the penalty that has the smallest cross entropy on rows that it was not
-    fitted on. Every row is held out by one fold. ``advance`` is called after each fold.
-    """
-    held_out = {ridge: np.zeros(len(right)) for ridge in ridges}
-    for fold in folds:
-        inside, fitted = ~fold.held_out, None
-        rows_inside, rows_outside = fold.rows[inside], fold.rows[fold.held_out]
-        for ridge in ridges:
-            fitted = fit_logistic(rows_inside, right[inside], ridge, fitted)
-            held_out[ridge][fold.held_out] = fitted.logits(rows_outside)
-        advance()
-    best = min(ridges, key=lambda ridge: log_loss(held_out[ridge], right))
-    return CrossValidated(fit_logistic(rows, right, best), best, held_out[best])
+def times(rows: Sequence[Any], weights: Array) -> Array:
+    """The product (n,) of blocks of columns with their weights (d,)."""
+    ends = np.cumsum([block.shape[1] for block in rows])
+    parts = zip(rows, np.split(weights, ends[:-1]), strict=True)
+    product: Array = np.sum([block @ part for block, part in parts], axis=0)
+    return product
 
 
 def fit_platt(logits: Array, right: Array) -> tuple[float, float]:
@@ -132,10 +136,8 @@ def fit_platt(logits: Array, right: Array) -> tuple[float, float]:
     if rights == 0 or wrongs == 0 or np.ptp(logits) == 0:
         return 1.0, 0.0
     targets = np.where(right > 0.5, (rights + 1) / (rights + 2), 1 / (wrongs + 2))
-    # Each row counts as right by its target, and as wrong by the rest. A penalty much smaller than the data keeps the
-    # weights finite if the scores separate the classes perfectly.
-    both = np.repeat([True, False], len(right))
-    fitted = minimum(np.tile(logits, 2)[:, None], both, 1e-6, weights=np.append(targets, 1 - targets))
+    # A penalty much smaller than the data keeps the weights finite if the scores separate the classes perfectly.
+    (fitted,) = fit_sides([logits[:, None]], [targets], np.array([1e-6]))
     if fitted.weights[0] < 0:
         return 0.0, float(np.log(targets.mean() / (1 - targets.mean())))
     return float(fitted.weights[0]), fitted.bias

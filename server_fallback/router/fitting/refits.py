@@ -14,9 +14,9 @@ from nearfar.compiler.runtime.errors import RequestError
 
 from ..decision.predictor import Predictor, feature_names
 from .design import make_design, make_folds
-from .fit import STEPS, calibrated
-from .logistic import fit_cross_validated, fit_logistic
+from .fit import calibrated
 from .pairs import Array, Pair, rights
+from .penalties import STEPS, choose_penalties
 from .table import read_table
 
 SEED = 2025
@@ -50,24 +50,18 @@ def scores_of_refits(
         "embedding": predictor.embedding is not None,
     }
     table, asked = read_table(pairs, **read), read_table(prompts, **read)
-    design, folds = make_design(table), make_folds(table)
-    rows = design.rows(table)
+    both = rights(pairs)
+    penalties = choose_penalties(make_folds(table), both, table.groups, advance).penalties
     calibration = (predictor.calibration.near, predictor.calibration.far)
-    sides = [
-        (right, fit_cross_validated(rows, right, folds, advance=advance).ridge, platt)
-        for right, platt in zip(rights(pairs), calibration, strict=True)
-    ]
     rng = np.random.default_rng(SEED)
     scores = np.zeros((count, len(prompts)))
     for refit in range(count):
         drawn = rng.integers(len(pairs), size=len(pairs))
         drawn_table = table.take(drawn)
         drawn_design = make_design(drawn_table)
-        drawn_rows, asked_rows = drawn_design.rows(drawn_table), drawn_design.rows(asked)
-        near, far = (
-            calibrated(fit_logistic(drawn_rows, right[drawn], ridge).logits(asked_rows), platt)
-            for right, ridge, platt in sides
-        )
+        sides = penalties.fit(drawn_design.rows(drawn_table), [right[drawn] for right in both])
+        asked_rows = penalties.read(drawn_design.rows(asked))
+        near, far = (calibrated(side.logits(asked_rows), platt) for side, platt in zip(sides, calibration, strict=True))
         scores[refit] = far - near
         advance()
     return scores

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from .logistic import Array, CrossValidated
+from .pairs import Array
 
 BINS = 10
 TOP = 8
@@ -20,27 +20,24 @@ class SideReport:
 
     ``auc`` is None if all were right or all wrong. ``brier`` is the mean squared error, ``calibration_error`` the
     expected calibration error in 10 bins of equal width (Naeini et al. 2015). ``top`` are the largest weights with the
-    names of their features; ``ridge`` is the penalty.
+    names of their features.
     """
 
     right: float
     auc: float | None
     brier: float
     calibration_error: float
-    ridge: float
     top: tuple[tuple[str, float], ...]
 
 
-def report(chosen: CrossValidated, chances: Array, right: Array, labels: Sequence[str]) -> SideReport:
-    weights = chosen.regression.weights
-    largest = sorted(range(len(weights)), key=lambda index: -abs(weights[index]))[:TOP]
+def report(weights: Mapping[str, float], chances: Array, right: Array) -> SideReport:
+    """``weights`` by the names of their features; chances, right (n,)."""
     return SideReport(
         right=float(right.mean()),
         auc=area_under_curve(chances, right),
         brier=float(np.mean((chances - right) ** 2)),
         calibration_error=calibration_error(chances, right),
-        ridge=chosen.ridge,
-        top=tuple((labels[index], float(weights[index])) for index in largest),
+        top=tuple(sorted(weights.items(), key=lambda weight: -abs(weight[1]))[:TOP]),
     )
 
 

@@ -1,4 +1,4 @@
-"""The principal components of prompts' vectors as features: their fit, their policy and its evaluation."""
+"""Prompts' vectors in a fit, its policy and its evaluation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nearfar.server_fallback.cli import router as router_cli
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.router.decision.decide import decide
 from nearfar.server_fallback.router.decision.policy import Policy
-from nearfar.server_fallback.router.fitting.design import principal_components
+from nearfar.server_fallback.router.fitting.design import centre_of
 from nearfar.server_fallback.router.fitting.fit import fit
 from nearfar.server_fallback.router.fitting.pairs import Pair
 from nearfar.server_fallback.router.fitting.refits import scores_of_refits
@@ -45,18 +45,15 @@ def embedded_pairs(count: int, seed: int = 0) -> list[Pair]:
 PAIRS, NEW = embedded_pairs(120), embedded_pairs(40, seed=1)
 
 
-def test_components_have_variance_1_and_a_known_sign() -> None:
+def test_vectors_are_centred_and_of_the_same_length_from_every_encoder() -> None:
     vectors = vectors_of(PAIRS)
-    found = principal_components(vectors)
-    values = found.of(vectors)
-    # The vectors differ in only 4 of their 5 dimensions.
-    assert values.shape == (120, 4)
+    centre = centre_of(vectors)
+    values = centre.of(vectors)
     assert values.mean(0) == pytest.approx(0.0, abs=1e-9)
-    assert np.cov(values.T, bias=True) == pytest.approx(np.eye(4), abs=1e-9)
-    for row in found.rows:
-        assert row[np.abs(row).argmax()] > 0
-    assert principal_components(vectors, 2).rows == pytest.approx(found.rows[:2])
-    assert principal_components(np.full((120, 2), 0.5)).rows.shape == (0, 2)
+    assert np.mean(np.sum(values**2, axis=1)) == pytest.approx(1.0)
+    # An encoder whose vectors nearly point the same way.
+    assert centre_of(vectors / 100 + 1.0).of(vectors / 100 + 1.0) == pytest.approx(values)
+    assert not centre_of(np.full((120, 2), 0.5)).of(np.full((1, 2), 0.5)).any()
 
 
 def test_pairs_without_vectors_are_refused() -> None:
@@ -64,13 +61,13 @@ def test_pairs_without_vectors_are_refused() -> None:
         fit([*PAIRS, PAIRS[0].model_copy(update={"embedding": None})], encoder="e")
 
 
-def test_a_policy_with_components_decides_as_eval_says() -> None:
+def test_a_policy_with_vectors_decides_as_eval_says() -> None:
     result = fit(PAIRS, encoder="e")
     dumped = {"predictor": result.predictor.model_dump(mode="json"), "threshold": result.threshold}
     policy = Policy.read(json.loads(json.dumps({"version": 1, "mode": "auto", "quality": dumped})))
     assert policy.quality.predictor == result.predictor
     assert result.predictor.embedding is not None
-    assert (result.predictor.embedding.model, len(result.predictor.embedding.components)) == ("e", 4)
+    assert (result.predictor.embedding.model, len(result.predictor.embedding.components)) == ("e", 2)
     scores = all_scores(NEW, policy)["auto"]
     for pair, score in zip(NEW, scores, strict=True):
         assert pair.embedding is not None

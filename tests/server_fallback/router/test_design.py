@@ -12,29 +12,37 @@ from nearfar.server_fallback.router.fitting import design as designs
 from nearfar.server_fallback.router.fitting.design import make_design, make_folds
 from nearfar.server_fallback.router.fitting.fit import make_predictor
 from nearfar.server_fallback.router.fitting.logistic import Logistic, sigmoid
+from nearfar.server_fallback.router.fitting.penalties import Penalties
 from nearfar.server_fallback.router.fitting.table import read_table
 
 PAIRS = made_pairs(60)
 
 
-def test_a_row_of_the_design_is_what_the_predictor_reads() -> None:
+@pytest.mark.parametrize("penalties", [Penalties(), Penalties(features=1.0), Penalties(features=1.0, terms=1.0)])
+def test_a_row_of_the_design_is_what_the_predictor_reads(penalties: Penalties) -> None:
     design = make_design(read_table(PAIRS, signals=True))
-    line = Logistic(np.random.default_rng(0).normal(size=len(design.features) + len(design.terms)), 0.25)
-    predictor = make_predictor(design, line, line, Calibration(near=(1.0, 0.0), far=(0.5, 1.0)))
     foreign = PAIRS[0].model_copy(update={"prompt": "solve 1, 2 and 30000; then say lamp to nobody!"})
     both = [*PAIRS, foreign]
+    rows = penalties.read(design.rows(read_table(both, signals=True)))
+    line = Logistic(np.random.default_rng(0).normal(size=sum(block.shape[1] for block in rows)), 0.25)
+    predictor = make_predictor(design, penalties, [line, line], Calibration(near=(1.0, 0.0), far=(0.5, 1.0)))
     rights = predictor.rights(*((pair.prompt, pair.near.signals, None) for pair in both))
-    logits = design.rows(read_table(both, signals=True)) @ line.weights + line.bias
+    logits = line.logits(rows)
     # A policy's numbers have 6 digits.
     assert sigmoid(logits) == pytest.approx([each.near for each in rights], abs=1e-4)
     assert sigmoid(0.5 * logits + 1.0) == pytest.approx([each.far for each in rights], abs=1e-4)
+    # A policy contains nothing that it does not read.
+    assert len(predictor.features) == (1 if penalties.features is None else len(design.features))
+    assert predictor.terms == (() if penalties.terms is None else design.terms)
 
 
 def test_terms_of_foreign_words_count_less() -> None:
     design = make_design(read_table(PAIRS))
-    column = len(design.features) + design.terms.index("solve")
+    column = design.terms.index("solve")
     texts = ("solve lamp", "solve quokkas quickly")
-    known, foreign = design.rows(read_table([PAIRS[0].model_copy(update={"prompt": text}) for text in texts])).toarray()
+    known, foreign = design.rows(read_table([PAIRS[0].model_copy(update={"prompt": text}) for text in texts]))[
+        "terms"
+    ].toarray()
     assert known[column] == 1.0
     # Three words and their two bigrams, one of which is known.
     assert foreign[column] == pytest.approx(1 / 5)
@@ -71,8 +79,8 @@ def test_a_policy_has_the_commonest_terms_that_it_can_have(monkeypatch: pytest.M
 def test_no_step_makes_a_dense_matrix_of_terms() -> None:
     table = read_table(PAIRS)
     assert issparse(table.counts)
-    assert issparse(make_design(table).rows(table))
-    assert all(issparse(fold.rows) for fold in make_folds(table))
+    assert issparse(make_design(table).rows(table)["terms"])
+    assert all(issparse(rows["terms"]) for fold in make_folds(table) for rows in (fold.fitted, fold.asked))
 
 
 def test_a_group_is_never_on_both_sides_of_a_fold() -> None:
@@ -94,4 +102,4 @@ def test_a_fold_reads_no_term_of_the_group_that_it_holds_out() -> None:
     inside = [pair for pair, out in zip(grouped, held_out.held_out, strict=True) if not out]
     design = make_design(read_table(inside))
     assert "xyzzy" not in design.terms
-    assert not held_out.rows.toarray()[0, len(design.features) :].any()
+    assert not held_out.asked["terms"].toarray()[0].any()

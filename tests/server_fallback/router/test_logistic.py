@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from nearfar.server_fallback.router.fitting.logistic import (
-    RIDGES,
+    INDEPENDENT,
     Array,
-    Fold,
-    fit_cross_validated,
-    fit_logistic,
+    Logistic,
+    constant_side,
     fit_platt,
+    fit_sides,
     log_loss,
     sigmoid,
 )
@@ -24,8 +25,9 @@ def drawn(count: int, weights: Array, bias: float) -> tuple[Array, Array]:
     return rows, (rng.random(count) < sigmoid(rows @ weights + bias)).astype(np.float64)
 
 
-def folds(rows: Array) -> list[Fold]:
-    return [Fold(rows, np.arange(len(rows)) % 5 == fold) for fold in range(5)]
+def fit_logistic(rows: Array, right: Array, ridge: float) -> Logistic:
+    (found,) = fit_sides([rows], [right], np.full(rows.shape[1], ridge))
+    return found
 
 
 def test_known_weights_are_recovered() -> None:
@@ -41,7 +43,7 @@ def test_known_weights_are_recovered() -> None:
 def test_the_fit_is_a_minimum_in_every_direction(ridge: float) -> None:
     rows, right = drawn(300, np.array([3.0, -1.0, 0.5, 0.0]), -1.0)
     found = fit_logistic(rows, right, ridge)
-    wrong = sigmoid(found.logits(rows)) - right
+    wrong = sigmoid(found.logits([rows])) - right
     assert rows.T @ wrong + ridge * found.weights == pytest.approx(np.zeros(4), abs=1e-2)
     assert wrong.sum() == pytest.approx(0, abs=1e-2)
 
@@ -50,7 +52,7 @@ def test_separable_classes_have_finite_weights() -> None:
     rows = np.array([[-1.0], [-0.5], [0.5], [1.0]])
     found = fit_logistic(rows, np.array([0.0, 0.0, 1.0, 1.0]), 1e-3)
     assert np.isfinite(found.weights).all()
-    assert (found.logits(rows) > 0).tolist() == [False, False, True, True]
+    assert (found.logits([rows]) > 0).tolist() == [False, False, True, True]
 
 
 @pytest.mark.parametrize(("rights", "bias"), [(0, np.log(1 / 9)), (8, np.log(9 / 1))])
@@ -59,21 +61,47 @@ def test_only_a_bias_remains_if_all_rows_are_alike(rights: int, bias: float) -> 
     found = fit_logistic(np.eye(8), right, 1.0)
     assert found.weights.tolist() == [0.0] * 8
     assert found.bias == pytest.approx(bias)
-    assert fit_platt(found.logits(np.eye(8)), right) == (1.0, 0.0)
+    assert fit_platt(found.logits([np.eye(8)]), right) == (1.0, 0.0)
 
 
-def test_noise_gets_the_largest_penalty_and_a_signal_a_small_one() -> None:
-    rows, right = drawn(400, np.array([4.0, 0.0]), 0.0)
-    noise = np.random.default_rng(6).random(400) < 0.5
-    assert fit_cross_validated(rows, right, folds(rows)).ridge == min(RIDGES)
-    assert fit_cross_validated(rows, noise.astype(np.float64), folds(rows)).ridge == max(RIDGES)
+def test_sides_that_are_not_held_together_are_fitted_each_by_itself() -> None:
+    rows, near = drawn(200, np.array([1.0, -2.0]), 0.0)
+    far = drawn(200, np.array([0.5, 1.0]), 1.0)[1]
+    both = fit_sides([rows], [near, far], np.array([4.0, 4.0]), INDEPENDENT)
+    for side, right in zip(both, (near, far), strict=True):
+        # The penalty on the mean of both counts half for each of them.
+        alone = fit_logistic(rows, right, 2.0)
+        assert side.weights == pytest.approx(alone.weights, abs=1e-3)
+        assert side.bias == pytest.approx(alone.bias, abs=1e-3)
 
 
-def test_out_of_fold_logits_come_from_other_rows() -> None:
-    rows, right = drawn(50, np.array([1.0, 1.0]), 0.0)
-    chosen = fit_cross_validated(rows, right, folds(rows), [1.0])
-    others = np.arange(50) % 5 != 3
-    assert chosen.out_of_fold[3::5] == pytest.approx(fit_logistic(rows[others], right[others], 1.0).logits(rows[3::5]))
+def test_sides_that_are_held_together_share_their_weights_and_not_their_biases() -> None:
+    rows, near = drawn(2000, np.array([1.0, -2.0]), -1.0)
+    far = drawn(2000, np.array([1.2, -1.5]), 1.0)[1]
+    loose, tight = (fit_sides([rows], [near, far], np.ones(2), apart) for apart in (1.0, 1e7))
+    assert tight[0].weights == pytest.approx(tight[1].weights, abs=1e-3)
+    assert np.abs(loose[0].weights - loose[1].weights).max() > 0.1
+    assert tight[1].bias - tight[0].bias > 1
+
+
+def test_blocks_of_columns_are_one_matrix_and_a_start_changes_nothing() -> None:
+    rows, near = drawn(300, np.array([1.0, -2.0, 0.5]), 0.0)
+    far = drawn(300, np.array([0.5, 1.0, 0.0]), 1.0)[1]
+    penalties = np.array([1.0, 5.0, 5.0])
+    whole = fit_sides([rows], [near, far], penalties, 3.0)
+    start = fit_sides([rows], [near, far], penalties * 100, 30.0)
+    blocks = fit_sides([rows[:, :1], csr_array(rows[:, 1:])], [near, far], penalties, 3.0, start)
+    for one, other in zip(whole, blocks, strict=True):
+        assert other.weights == pytest.approx(one.weights, abs=1e-3)
+        assert other.logits([rows[:, :1], csr_array(rows[:, 1:])]) == pytest.approx(one.logits([rows]), abs=1e-2)
+
+
+def test_a_side_without_mistakes_leaves_the_other_one_alone() -> None:
+    rows, near = drawn(100, np.array([1.0, 1.0]), 0.0)
+    found = fit_sides([rows], [near, np.ones(100)], np.array([2.0, 2.0]), 1000.0)
+    assert found[1].weights.tolist() == [0.0, 0.0]
+    assert found[1].bias == constant_side(np.ones(100), 2).bias == pytest.approx(np.log(101))
+    assert found[0].weights == pytest.approx(fit_logistic(rows, near, 1.0).weights, abs=1e-4)
 
 
 def test_misleading_scores_are_not_inverted() -> None:

@@ -3,6 +3,9 @@
 // Text features follow ASCII's rules for every script: [0-9] are digits, and ASCII's white space separates words.
 // Counts are log1p values. Terms are words and pairs of adjacent words; a predictor has a weight for each term that it
 // knows.
+//
+// The last five features describe the shape of a text instead of its topic, so that they mean the same in topics that a
+// fit has not seen.
 
 import type { SituationMessage } from "./situation.js";
 
@@ -11,6 +14,7 @@ const WORD = /[^ \t\n\r\f\v]+/g;
 const SENTENCE_END = new RegExp(`[.!?](?=${SPACES}|$)`, "g");
 const CLAUSE_END = new RegExp(`[.!?;](?=${SPACES}|$)`, "g");
 const QUESTION = new RegExp(`\\?${SPACES}*$`);
+const SYMBOL = /[#$%&*+/<=>@[\\\]^_{|}~]/g;
 
 /** The text from which features are computed; empty if there is no user message. */
 export function lastUserText(messages: readonly SituationMessage[]): string {
@@ -19,7 +23,8 @@ export function lastUserText(messages: readonly SituationMessage[]): string {
 
 /**
  * The extras are signs of a task with several steps: numbers beyond two, digits of the longest number beyond three, and
- * sentences, which a semicolon ends too, beyond one.
+ * sentences, which a semicolon ends too, beyond one. A word is [a-z]+ here, in either case; a text without words has 0 of
+ * what words show. ``letters`` are words of one letter that are not English, such as variables.
  */
 export function textFeatures(text: string): Readonly<Record<string, number>> {
   const count = (pattern: RegExp): number => text.match(pattern)?.length ?? 0;
@@ -42,6 +47,11 @@ export function textFeatures(text: string): Readonly<Record<string, number>> {
     extra_numbers: beyond(2, numbers.length),
     extra_digits: beyond(3, longest),
     extra_sentences: beyond(1, count(CLAUSE_END)),
+    longest_line: log(text.split("\n").reduce((most, line) => Math.max(most, line.length), 0)),
+    symbols: log(count(SYMBOL)),
+    letters: log(words.filter((word) => /^[^ai]$/.test(word)).length),
+    word_length: words.reduce((sum, word) => sum + word.length, 0) / Math.max(1, words.length),
+    distinct_words: new Set(words).size / Math.max(1, words.length),
   };
 }
 
