@@ -23,12 +23,20 @@ TIMEOUT_MS = 180_000
 # Makes the page's engine answer with these pieces. At a piece that is null, the answer pauses until `release`.
 SCRIPTED = """(pieces) => {
     const engine = window.nearfar.engine;
+    // A release that comes before the pause ends it at once.
+    let [released, resume] = [0, null];
+    window.release = () => {
+        if (resume === null) released++;
+        else resume();
+        resume = null;
+    };
     window.requests = [];
     engine.generate = async function* (messages, options) {
         window.requests.push(messages);
         for (const piece of pieces) {
             options.signal.throwIfAborted();
-            if (piece === null) await new Promise((resolve) => { window.release = resolve; });
+            if (piece === null && released > 0) released--;
+            else if (piece === null) await new Promise((resolve) => { resume = resolve; });
             else yield { type: "token", text: piece, tokenId: 1 };
         }
         const timings = { promptTokens: 1, cachedTokens: 0, completionTokens: 1, timeToFirstTokenMs: 1,

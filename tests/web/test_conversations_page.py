@@ -37,6 +37,16 @@ STORED = """() => new Promise((resolve, reject) => {
 })"""
 
 
+# Deletes the kept answers, as a browser does that needs space, so that a page cannot go on with them.
+FORGET = """async () => {
+    const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("nearfar-journals");
+    const names = [];
+    for await (const name of folder.keys()) names.push(name);
+    for (const name of names) await folder.removeEntry(name, { recursive: true });
+    return names.length;
+}"""
+
+
 @pytest.fixture(scope="module")
 def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
     with page_server(tmp_path_factory.mktemp("conversations")) as server:
@@ -133,6 +143,7 @@ def test_a_reload_in_mid_answer_loses_neither_question_nor_answer_nor_what_was_t
     chat.set_input_files("#attach-file", tmp_path / "notes.md")
     chat.fill("#prompt", "a draft")
     chat.fill("#system-prompt", "be kind")
+    assert chat.evaluate(FORGET) == 1
     chat.reload()
     wait_until_ready(chat)
     assert chat.locator(".question").all_text_contents() == ["You, privately: what is saved?"]
@@ -149,6 +160,7 @@ def test_a_reload_in_mid_answer_loses_neither_question_nor_answer_nor_what_was_t
     wait_until(lambda: answers(chat, "what is saved?") == ["Half of it and more"])
     assert [message["content"] for message in requests(chat)[0]] == ["be kind", "what is saved?", "Half of it"]
     assert not chat.is_visible(".answer .cut-off")
+    assert chat.evaluate(FORGET) == 1
     chat.reload()
     wait_until_ready(chat)
     assert markdown(chat) == "Half of it and more"
@@ -160,6 +172,27 @@ def test_a_reload_in_mid_answer_loses_neither_question_nor_answer_nor_what_was_t
     assert chat.input_value("#prompt") == "a draft"
     wait_until(lambda: answers(chat, "what is saved?") == ["All of it."])
     assert ["unfinished" in turn for turn in stored(chat, "what is saved?")[0]["turns"]] == [False]
+
+
+def test_a_page_that_is_loaded_again_in_mid_answer_goes_on_with_it(chat: Page) -> None:
+    chat.fill("#max-tokens", "100")
+    chat.fill("#temperature", "1")
+    chat.fill("#seed", "7")
+    ask(chat, "and then?")
+    whole = markdown(chat)
+    new_chat(chat)
+    send(chat, "and then?")
+    wait_until(lambda: len(markdown(chat)) > 2)
+    chat.reload()
+    wait_until_ready(chat)
+    # A stored answer that had ended does not say how fast it was.
+    chat.wait_for_selector(".answer .foot span:text-matches('first token')")
+    assert markdown(chat) == whole
+    assert not chat.is_visible(".answer .cut-off")
+    wait_until(
+        lambda: [each["turns"][0]["answer"] for each in stored(chat, "and then?")] == [whole, whole],
+    )
+    wait_until(lambda: chat.evaluate(FORGET) == 0)
 
 
 def test_two_tabs_on_one_conversation_keep_both_texts_and_say_so(chat: Page) -> None:

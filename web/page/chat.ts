@@ -16,7 +16,9 @@ import { hostOf } from "./far_address.js";
 import { FarForm } from "./far_form.js";
 import { withoutOldest } from "./fit_messages.js";
 import { History } from "./history.js";
-import type { AnswerEnd, Answerer, EngineInfo, Model, Settings } from "./model.js";
+import type { Kept } from "./kept_answer.js";
+import { forget, keptAnew, keptBefore } from "./kept_answer.js";
+import type { AnswerEnd, EngineInfo, KeepingAnswerer, Model, Settings } from "./model.js";
 import type { Near, NearNotice } from "./near_notice.js";
 import { Network } from "./network.js";
 import { isContextFull } from "./problem_words.js";
@@ -79,6 +81,8 @@ export class Chat {
   /** Null if no server is connected. */
   #far: Far | null = null;
   #running = new AbortController();
+  /** Whether the page shows what the last page of this tab showed. */
+  #isRestored = false;
   #answered = Promise.resolve();
 
   /** ``facts`` resolves to null if the bundle's manifest cannot be read. */
@@ -218,6 +222,7 @@ export class Chat {
     this.#form.moveTo("far-details");
     this.#controls.near(this.#near.state);
     this.notice.show(this.#near, far?.host ?? null);
+    void this.goOn();
     if (far === null) return;
     this.#controls.appear(far.sides.locks);
     this.#form.showState(this.farWords(far));
@@ -290,15 +295,36 @@ export class Chat {
     for (const { view } of this.#turns.removeFrom(index)) this.#view.remove(view);
   }
 
-  /** Answer the last question, after ``prepare`` has emptied its answer or left its text to be continued. */
-  private again(prepare: (view: AnswerView) => void): void {
+  /**
+   * Answer the last question, after ``prepare`` has emptied its answer or left its text to be continued. ``kept``: what an
+   * earlier page has begun.
+   */
+  private again(prepare: (view: AnswerView) => void, kept: Kept | null = null): void {
     const turn = this.#turns.last;
     const settings = this.#settings.read();
     if (turn === undefined || settings === null) return;
     this.edit(null);
     prepare(turn.view);
     this.#view.begin(turn.view);
-    this.#answered = this.answer(turn, settings);
+    this.#answered = this.answer(turn, settings, kept);
+  }
+
+  /** Go on with the answer in whose middle the last page of this tab was loaded again. */
+  private async goOn(): Promise<void> {
+    const turn = this.#turns.last;
+    if (!this.#isRestored || !this.answerable || turn === undefined || !this.isInterrupted(turn)) return;
+    const kept = await keptBefore(this.answerer.journals, this.#saved.id, this.#far === null ? "generate" : "chat");
+    // The user may have begun something else meanwhile.
+    if (kept === null || !this.isInterrupted(turn)) return;
+    this.#isRestored = false;
+    this.again((view) => {
+      view.start();
+      view.append(kept.begun);
+    }, kept);
+  }
+
+  private isInterrupted(turn: Turn): boolean {
+    return this.#answering === null && turn === this.#turns.last && turn.view.isInterrupted;
   }
 
   private async clear(): Promise<void> {
@@ -355,6 +381,7 @@ export class Chat {
     if (draft === null) return;
     const stored = await this.#history.find(draft.id).catch(() => undefined);
     if (stored !== undefined) await this.open(stored);
+    this.#isRestored = stored !== undefined;
     this.#system.value = draft.system;
     this.#view.type(draft.text);
     this.#tray.set(draft.attachments);
@@ -374,7 +401,7 @@ export class Chat {
     };
   }
 
-  private async answer(turn: Turn, settings: Settings): Promise<void> {
+  private async answer(turn: Turn, settings: Settings, resumed: Kept | null = null): Promise<void> {
     this.#running = new AbortController();
     const { signal } = this.#running;
     this.#answering = turn;
@@ -383,10 +410,14 @@ export class Chat {
     this.#view.forget(null, 0);
     const before = this.#model?.engine.counts.pictures ?? null;
     const written = this.transcriber?.written.length ?? 0;
+    const { journals } = this.answerer;
+    const kept = resumed ?? (await keptAnew(journals, this.#saved.id));
+    let isOver = true;
     try {
-      const end = await this.follow(turn, settings, signal);
+      const end = await this.follow(turn, settings, signal, kept);
       turn.view.finish(end, settings, this.info, this.picturesSince(before), this.soundsSince(written));
     } catch (error) {
+      isOver = signal.aborted;
       if (signal.aborted) turn.view.stopped();
       else turn.view.fail(error);
     }
@@ -394,16 +425,17 @@ export class Chat {
     this.showCarried();
     this.#view.end();
     await this.#saved.now();
+    if (isOver && kept !== null) await forget(journals, kept);
   }
 
   /** Show an answer as it arrives. If a side reports that the conversation is too long, drop the oldest turns. */
-  private async follow(turn: Turn, settings: Settings, signal: AbortSignal): Promise<AnswerEnd> {
+  private async follow(turn: Turn, settings: Settings, signal: AbortSignal, kept: Kept | null): Promise<AnswerEnd> {
     const all = this.#turns.messages(this.#system.value.trim());
     const begun = turn.view.written;
     for (let dropped = 0; ; dropped++) {
       const messages = withoutOldest(all, dropped) ?? all;
       if (dropped > 0) this.forget(dropped);
-      const pieces = this.answerer.answer(messages, settings, signal);
+      const pieces = this.answerer.answer(messages, settings, signal, kept);
       try {
         for (;;) {
           const { done, value } = await pieces.next();
@@ -440,7 +472,7 @@ export class Chat {
     return { sounds: this.#turns.media.sounds, written: written.slice(before), transcriber };
   }
 
-  private get answerer(): Answerer {
+  private get answerer(): KeepingAnswerer {
     const answerer = this.#far?.sides ?? this.#model;
     if (answerer === null) throw new Error("a message was sent before any side could answer");
     return answerer;

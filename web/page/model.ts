@@ -2,9 +2,12 @@
 // model.
 
 import type { MessageContent } from "./attachments.js";
-import type { EngineInfo, LoadOptions, LoadProgress, Source } from "../src/index.js";
+import type { EngineInfo, GenerationEvent, LoadOptions, LoadProgress, Source } from "../src/index.js";
+import type { Journals } from "../src/journal/index.js";
+import { journalled } from "../src/journal/index.js";
 import type { Route } from "../src/router/index.js";
 import { BundleError, Engine, RequestError, httpSource } from "../src/index.js";
+import type { Kept } from "./kept_answer.js";
 import { answerRoom, continues, fitMessages, plain, promptTokens, remainingTokens, textOf } from "./fit_messages.js";
 
 export type { Route } from "../src/router/index.js";
@@ -59,17 +62,22 @@ export interface AnswerEnd {
 export interface Answerer {
   /**
    * Yields text as it arrives, and routes if there are two sides. If the last message is the assistant's, the answer
-   * continues it. Throws RequestError, DeviceError, or the signal's
-   * reason.
+   * continues it. With ``kept``, a later page can go on with it. Throws RequestError, DeviceError, or the signal's reason.
    */
   answer(
     messages: readonly ChatMessage[],
     settings: Settings,
     signal: AbortSignal,
+    kept?: Kept | null,
   ): AsyncGenerator<Piece, AnswerEnd, undefined>;
 }
 
-export interface Model extends Answerer {
+/** Its answers with ``kept`` are among the journals. */
+export interface KeepingAnswerer extends Answerer {
+  readonly journals: Journals;
+}
+
+export interface Model extends KeepingAnswerer {
   readonly engine: Engine;
   readonly info: EngineInfo;
   /** Continues token ids greedily. Yields new ids: fewer than ``maxTokens`` if the model ends its answer. */
@@ -92,13 +100,20 @@ export const PHASES: Readonly<Record<LoadProgress["phase"], string>> = {
 /** Throws BundleError, DeviceError, or the signal's reason. */
 export async function openModel(bundle: string | Source, options: LoadOptions = {}): Promise<Model> {
   const engine = await Engine.load(bundle, options);
+  // Conversations with private messages are stored on this device as well.
+  const answering = journalled(engine, { keepPrivate: true });
   return {
     engine,
+    journals: answering.journals,
     get info() {
       return engine.info;
     },
-    async *answer(messages, { temperature, maxTokens: longest, seed }, signal) {
+    async *answer(messages, { temperature, maxTokens: longest, seed }, signal, kept = null) {
       const start = performance.now();
+      if (kept?.resumes === true) {
+        const resumed = await answering.journals.resume(kept.id, { signal });
+        if (resumed.api === "generate") return yield* pieces(resumed.answer, start);
+      }
       const { context } = engine.info;
       const countTokens = promptTokens(engine);
       const maxTokens = await remainingTokens(messages, longest, countTokens);
@@ -123,12 +138,8 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
           tokens: count,
           context,
         });
-      for await (const event of engine.generate(plain(fitted), { temperature, ...limits, signal })) {
-        yield { type: "text", text: event.text };
-        if (event.type === "done")
-          return { finishReason: event.finishReason, totalMs: performance.now() - start, ...event.timings };
-      }
-      throw new Error("an answer ended without its last event");
+      const rest = { temperature, ...limits, signal, ...(kept && { id: kept.id }) };
+      return yield* pieces(answering.generate(plain(fitted), rest), start);
     },
     async *continueTokens(promptIds, maxTokens, signal) {
       for await (const { tokenId } of engine.generateTokens({ promptIds, maxTokens, signal })) yield tokenId;
@@ -137,6 +148,22 @@ export async function openModel(bundle: string | Source, options: LoadOptions = 
       engine.destroy();
     },
   };
+}
+
+/** ``start`` in milliseconds: when the answer was requested. */
+async function* pieces(
+  events: AsyncIterable<GenerationEvent>,
+  start: number,
+): AsyncGenerator<Piece, AnswerEnd, undefined> {
+  let end: AnswerEnd | null = null;
+  // The last event is read to the end, after which the answer is kept as complete.
+  for await (const event of events) {
+    yield { type: "text", text: event.text };
+    if (event.type === "done")
+      end = { finishReason: event.finishReason, totalMs: performance.now() - start, ...event.timings };
+  }
+  if (end === null) throw new Error("an answer ended without its last event");
+  return end;
 }
 
 /** The tokens of the system prompt and of the template around it, at most half of the context. */

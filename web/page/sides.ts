@@ -4,16 +4,17 @@ import type { HybridOptions } from "../src/router/index.js";
 import { Hybrid } from "../src/router/index.js";
 import { platformDevice } from "../src/router/device_hints.js";
 import type { Engine } from "../src/index.js";
+import { journalled } from "../src/journal/index.js";
 import type { Policy } from "../src/shared/decision/policy.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import type { FarAddress } from "./far_address.js";
-import type { Answerer, Side } from "./model.js";
+import type { KeepingAnswerer, Side } from "./model.js";
 import type { Network } from "./network.js";
 import type { ChatTranscriber } from "./transcriber.js";
 import { fittedPolicy, givenPolicy, lockLabel, ownPolicy, policyWords, privacyWords, withLock } from "./policy.js";
 import { answerFromSides } from "./sides_answer.js";
 
-export interface Sides extends Answerer {
+export interface Sides extends KeepingAnswerer {
   readonly policy: Policy;
   /** The server's name for its model; null if the server has not been reached yet. */
   readonly farModel: string | null;
@@ -63,14 +64,17 @@ export async function connectSides(
     hybrid.close();
     hybrid = await Hybrid.create({ ...options, policy });
   }
+  // Conversations with private messages are stored on this device as well.
+  const answering = journalled(hybrid, { keepPrivate: true });
   return {
     policy,
+    journals: answering.journals,
     get farModel() {
       return hybrid.far?.id ?? null;
     },
     words: (hasNear) => `${policyWords(policy, hasNear)} ${privacyWords(policy, given === null)}`.trim(),
     locks: lockLabel(policy) !== null,
-    answer: (messages, settings, signal) =>
-      answerFromSides({ hybrid, policy, near, messages, settings, pin: pin(), signal }),
+    answer: (messages, settings, signal, kept = null) =>
+      answerFromSides({ hybrid: answering, policy, near, messages, settings, pin: pin(), signal, kept }),
   };
 }

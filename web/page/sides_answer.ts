@@ -6,7 +6,8 @@ import type { ChatCompletionChunk } from "../src/api/types.js";
 import type { Policy } from "../src/shared/decision/policy.js";
 import { unlessAborted } from "../src/runtime/abort.js";
 import { PrivateCheck } from "../src/shared/decision/privacy.js";
-import type { Hybrid } from "../src/router/index.js";
+import type { JournalledHybrid, Journals } from "../src/journal/index.js";
+import type { Kept } from "./kept_answer.js";
 import { answerRoom, continues, fitMessages, promptTokens, remainingTokens, textOf } from "./fit_messages.js";
 import type { AnswerEnd, ChatMessage, Piece, Settings, Side } from "./model.js";
 import { labelsOf } from "./policy.js";
@@ -16,7 +17,7 @@ type NearEngine = Pick<Engine, "countTokens"> & { readonly info: Pick<Engine["in
 type Usage = NonNullable<ChatCompletionChunk["usage"]>;
 
 export interface SidesAnswerOptions {
-  readonly hybrid: { readonly chat: Pick<Hybrid["chat"], "completions"> };
+  readonly hybrid: Pick<JournalledHybrid, "chat"> & { readonly journals?: Pick<Journals, "resume"> };
   readonly policy: Policy;
   /** Resolves to this device's engine, or to null if its model did not load. */
   readonly near: Promise<NearEngine | null>;
@@ -25,6 +26,8 @@ export interface SidesAnswerOptions {
   /** The side that the user chose; null leaves the choice to the policy. */
   readonly pin: Side | null;
   readonly signal: AbortSignal;
+  /** Its first request is kept for a later page. */
+  readonly kept?: Kept | null;
 }
 
 /** Yields the pieces of an answer. Throws what the router throws, or the signal's reason. */
@@ -36,6 +39,7 @@ export async function* answerFromSides({
   settings: { temperature, maxTokens: longest, seed },
   pin,
   signal,
+  kept = null,
 }: SidesAnswerOptions): AsyncGenerator<Piece, AnswerEnd, undefined> {
   const start = performance.now();
   let first: number | null = null;
@@ -60,23 +64,27 @@ export async function* answerFromSides({
     if (dropped > 0) yield { type: "dropped", turns: dropped };
   }
   for (let isRest = false; ; isRest = true) {
-    const stream: AsyncIterable<ChatCompletionChunk> = await hybrid.chat.completions.create(
-      {
-        messages: messages.map(({ role, content, private: secret }) => ({
-          role,
-          content,
-          labels: labelsOf(policy, secret),
-        })),
-        stream: true,
-        stream_options: { include_usage: true },
-        temperature,
-        max_tokens: maxTokens === null ? null : maxTokens - (count ?? 0),
-        seed,
-        ...(continues(messages) ? { continue_final_message: true } : {}),
-        pin: isRest ? "near" : pin,
-      },
-      { signal },
-    );
+    const keptNow = isRest ? null : kept;
+    const create = (): Promise<AsyncIterable<ChatCompletionChunk>> =>
+      hybrid.chat.completions.create(
+        {
+          messages: messages.map(({ role, content, private: secret }) => ({
+            role,
+            content,
+            labels: labelsOf(policy, secret),
+          })),
+          stream: true,
+          stream_options: { include_usage: true },
+          temperature,
+          max_tokens: maxTokens === null ? null : maxTokens - (count ?? 0),
+          seed,
+          ...(continues(messages) ? { continue_final_message: true } : {}),
+          pin: isRest ? "near" : pin,
+        },
+        { signal, ...(keptNow && { id: keptNow.id }) },
+      );
+    const resumed = keptNow?.resumes === true ? await hybrid.journals?.resume(keptNow.id, { signal }) : undefined;
+    const stream = resumed?.api === "chat" ? resumed.answer : await create();
     for await (const { choices, route, usage: reported } of stream) {
       if (route !== undefined && (!isRest || route.side !== side)) {
         const startsOver = route.side !== side && route.switched_at === 0;

@@ -62,6 +62,12 @@ export class JournalStore {
     });
   }
 
+  /** Whether a tab, a worker or this page holds it. */
+  async isHeld(id: string): Promise<boolean> {
+    const { held = [] } = await this.locks.query();
+    return held.some(({ name }) => name === lockOf(id));
+  }
+
   /** Null if there is none. Throws StorageError for one of another version, or that is damaged. */
   async read(id: string): Promise<StoredJournal | null> {
     const files = (await filesOf(this.root, folderOf(id))) ?? new Map<string, File>();

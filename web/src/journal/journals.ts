@@ -57,6 +57,8 @@ export interface JournalInfo {
   readonly tokens: number;
   /** Whether the answer is complete. */
   readonly done: boolean;
+  /** Whether a tab or a worker writes it now. */
+  readonly running: boolean;
   /** The arguments of the request: parameters, or a prompt and options. */
   readonly args: readonly unknown[];
 }
@@ -108,7 +110,7 @@ export class Journals {
     const { choices, done } = contentsOf(stored.all);
     const tokens = choices.reduce((sum, choice) => sum + choice.tokens.length, 0);
     const [created, updated] = [new Date(createdMs), new Date(updatedMs)];
-    return { id, api, created, updated, bytes, tokens, done, args: readArgs(args) };
+    return { id, api, created, updated, bytes, tokens, done, running: await store.isHeld(id), args: readArgs(args) };
   }
 
   /**

@@ -47,7 +47,9 @@ test("only one tab writes an answer, and the next one goes on when that has ende
     details: { code: "in_use", id: "x" },
   });
   await expect(second.kept.journals.delete("x")).rejects.toBeInstanceOf(StorageError);
+  expect(await second.kept.journals.find("x")).toMatchObject({ running: true, done: false });
   const whole = textOf(await read(stream));
+  expect(await second.kept.journals.find("x")).toMatchObject({ running: false, done: true });
   const again = await resumed(second.kept);
   expect(textOf(again)).toBe(whole);
   expect(new Set(again.map(({ id }) => id))).toEqual(new Set(["x"]));

@@ -160,7 +160,7 @@ function twoSides(side: Side, seen: string[]) {
     yield { type: "text", text: "an answer" };
     return undefined as never;
   };
-  return { answer, policy: POLICY, farModel: "far", words: () => "", locks: true };
+  return { answer, policy: POLICY, farModel: "far", words: () => "", locks: true, journals: undefined as never };
 }
 
 async function ask(side: Side, hasNear = true): Promise<{ seen: string[]; events: AnswerEvent[] }> {

@@ -129,5 +129,7 @@ export function memoryLocks(): LockManager {
       for (const wake of woken) wake();
     }
   };
-  return { request } as unknown as LockManager;
+  const query = (): Promise<LockManagerSnapshot> =>
+    Promise.resolve({ held: [...held.keys()].map((name) => ({ name })) });
+  return { request, query } as unknown as LockManager;
 }
