@@ -7,6 +7,7 @@ process is killed, the next process sees that its folder is unlocked, and remove
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -64,9 +65,20 @@ def _require_free(path: Path, *, force: bool, marker: str) -> None:
         return
     if not force:
         raise OutputError(f"{path}: exists already; choose another -o, or replace it with --force")
-    if not (path / marker).is_file():
+    if not (path / marker).is_file() or (marker == MANIFEST_FILE and not is_bundle(path)):
         kind = "a bundle" if marker == MANIFEST_FILE else f"a folder with {marker}"
         raise OutputError(f"{path}: exists and is not {kind}, so --force does not replace it; choose another -o")
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a folder's manifest is one of a bundle, of any release and perhaps damaged: web applications and browser
+    extensions have a manifest.json, too.
+    """
+    try:
+        data = json.loads((path / MANIFEST_FILE).read_bytes())
+    except (ValueError, RecursionError):
+        return True
+    return isinstance(data, dict) and "format_version" in data
 
 
 def _publish(partial: Path, path: Path, *, force: bool, marker: str) -> None:

@@ -66,7 +66,7 @@ def copy_bundle(
             kept_bytes += size
             continue
         if move:
-            bundle.file(file).replace(target)
+            shutil.move(bundle.file(file), target)  # Temporary files may be on another file system.
         else:
             shutil.copyfile(bundle.file(file), target)
         new_bytes += size
@@ -109,7 +109,7 @@ def hashes_at(folder: Path) -> dict[str, str]:
     """The hashes of the files of a bundle, by its manifest; empty if there is none that can be read."""
     try:
         return hashes_in(json.loads((folder / MANIFEST_FILE).read_bytes()))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

@@ -7,10 +7,11 @@ and checks for the page.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
-from pydantic import ValidationError
+from pydantic import ValidationError, field_validator
 
 from ..bundle.entries import ActivationEntry, Entry, FileName, Sha256
 from ..bundle.folder import Bundle, ExportBundle
@@ -24,6 +25,8 @@ from .licenses import license_of, stated
 
 CATALOG_FILE = "catalog.json"
 CATALOG_VERSION = 1
+# A name is a folder, a key of the catalog and a part of addresses.
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 
 
 class CatalogLicense(Entry):
@@ -76,6 +79,14 @@ class Catalog(Entry):
     generator: str
     models: dict[str, CatalogModel]
 
+    @field_validator("models")
+    @classmethod
+    def _have_names(cls, models: dict[str, CatalogModel]) -> dict[str, CatalogModel]:
+        for name in models:
+            if not is_model_name(name):
+                raise ValueError(f"{name[:80]!r} is not a name of a model")
+        return models
+
     def model(self, name: str) -> CatalogModel:
         """Raises RequestError for a name that it does not have."""
         if name not in self.models:
@@ -87,6 +98,10 @@ class Catalog(Entry):
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def is_model_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
 
 
 def read_catalog(data: bytes, where: str) -> Catalog:
@@ -104,7 +119,7 @@ def read_catalog(data: bytes, where: str) -> Catalog:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise BundleError(f"{where}: {place}: {first['msg']}; publish the site again") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{where}: is not a catalog ({error}); give the address of a catalog.json") from error
 
 

@@ -25,10 +25,10 @@ from ..bundle.check import parse_manifest
 from ..bundle.file_name import is_plain_name
 from ..bundle.folder import Bundle, ExportBundle, open_any, sha256_of
 from ..bundle.manifest import MANIFEST_FILE
-from ..bundle.new_folder import rename_durably
+from ..bundle.new_folder import is_bundle, rename_durably
 from ..bundle.signature import SIGNATURE_FILE, TrustedKey, verify_signature
 from ..runtime.errors import BundleError, OutputError, RequestError, Unavailable, reason_of
-from .bundle_copy import hashes_in, link
+from .bundle_copy import hashes_at, hashes_in, link
 from .catalog import CATALOG_FILE, Catalog, CatalogBundle, read_catalog
 
 ATTEMPTS = 5
@@ -92,8 +92,8 @@ def pull(
     Raises BundleError for bytes with another hash, OutputError, and Unavailable if the server cannot be reached.
     """
     base = urljoin(address, f"{entry.folder}/")
+    partial = beside(output, "pull")
     former = require_bundle_or_nothing(output)
-    partial = output.with_name(f".{output.name}.pull")
     with reported(output):
         partial.mkdir(parents=True, exist_ok=True)
         data = read_all(urljoin(base, MANIFEST_FILE), MAX_MANIFEST_BYTES)
@@ -105,13 +105,15 @@ def pull(
                 "or ask its owner",
                 file=MANIFEST_FILE,
             )
-        hashes = hashes_in(json.loads(data))
-        known = {} if former is None else hashes_in(json.loads((former / MANIFEST_FILE).read_bytes()))
+        hashes = hashes_of(data, f"{base}{MANIFEST_FILE}")
+        known = {} if former is None else hashes_at(former)
         new_bytes = kept_bytes = 0
         for file, digest in hashes.items():
             target = checked_path(partial, file)
             started = target.stat().st_size if target.is_file() else 0
-            if not started and former is not None and known.get(file) == digest and (former / file).is_file():
+            # A damaged file is not linked: it would be mended in place, where a program may be reading it.
+            if not started and former is not None and known.get(file) == digest and has_hash(former / file, digest):
+                target.unlink(missing_ok=True)
                 link(former / file, target)
             new, kept = fetch(urljoin(base, file), target, digest)
             new_bytes, kept_bytes = new_bytes + new, kept_bytes + kept
@@ -128,12 +130,28 @@ def pull(
 
 
 def require_bundle_or_nothing(output: Path) -> Path | None:
-    """The folder of an older version. Raises OutputError for a folder that is something else."""
-    if (output / MANIFEST_FILE).is_file():
+    """The folder of an older version. Raises OutputError for a folder that is something else: web applications and
+    extensions have a manifest.json, too.
+    """
+    if (output / MANIFEST_FILE).is_file() and is_bundle(output):
         return output
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise OutputError(f"{output}: exists and is not a bundle; choose another -o")
     return None
+
+
+def beside(output: Path, kind: str) -> Path:
+    """A path beside a folder. Raises OutputError for one that has no name, such as "."."""
+    if output.name in ("", ".."):
+        raise OutputError(f"{output}: has no name of its own; give -o the folder's name")
+    return output.with_name(f".{output.name}.{kind}")
+
+
+def hashes_of(manifest: bytes, address: str) -> dict[str, str]:
+    try:
+        return hashes_in(json.loads(manifest))
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{address}: is not JSON ({error}); ask the owner of the site", file=MANIFEST_FILE) from error
 
 
 def checked_path(folder: Path, file: str) -> Path:
@@ -142,6 +160,10 @@ def checked_path(folder: Path, file: str) -> Path:
     path = folder / file
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def has_hash(path: Path, digest: str) -> bool:
+    return path.is_file() and sha256_of(path) == digest
 
 
 def fetch(address: str, path: Path, digest: str) -> tuple[int, int]:
@@ -237,7 +259,7 @@ def publish(partial: Path, output: Path) -> None:
     if not output.exists() or not any(output.iterdir()):
         rename_durably(partial, output)
         return
-    replaced = output.with_name(f".{output.name}.replaced")
+    replaced = beside(output, "replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     output.rename(replaced)
     try:

@@ -94,9 +94,14 @@ def upload_site(folder: Path, remote: Remote) -> Uploaded:
 
 
 def site_files(folder: Path) -> list[SiteFile]:
-    """All files of a site, in the order in which they may appear."""
+    """All files of a site, in the order in which they may appear. Hidden files (.git, .env) are not the site's."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    files = [SiteFile(path.relative_to(folder).as_posix(), path) for path in paths]
+    names = [path.relative_to(folder) for path in paths]
+    files = [
+        SiteFile(name.as_posix(), path)
+        for name, path in zip(names, paths, strict=True)
+        if not any(part.startswith(".") for part in name.parts)
+    ]
     return sorted(files, key=lambda file: order_of(file.path.name))
 
 

@@ -8,7 +8,8 @@ nearfar/, chat/          the web library and the chat page, if a bundle runs in 
 _headers, ...            settings of common hosts, which no host needs
 
 The folder is written under a temporary name and renamed at the end, so it is complete or as before. Models that are not
-published again, and files that a former version has, are links to the files of the former folder.
+published again, files that a former version has, and all that others have put there (.git, CNAME, robots.txt) are links
+to the files of the former folder.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.new_folder import new_folder
-from ..runtime.errors import RequestError
+from ..runtime.errors import OutputError, RequestError
 from .bundle_copy import CopiedBundle, copy_bundle, link
 from .card import STYLE, Card, Measured, markdown, page
 from .catalog import (
@@ -30,6 +31,7 @@ from .catalog import (
     Catalog,
     CatalogBundle,
     bundle_entry,
+    is_model_name,
     model_entry,
     read_catalog,
     with_model,
@@ -38,9 +40,8 @@ from .hosts import host_files
 from .library import CHAT_FOLDER, LIBRARY_FOLDER, copy_chat, copy_library, snippet
 from .licenses import license_of
 
-# A name is a folder, a key of the catalog and a part of addresses.
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
-RESERVED = (LIBRARY_FOLDER, CHAT_FOLDER)
+# What a site has beside the folders of its models.
+RESERVED = (LIBRARY_FOLDER, CHAT_FOLDER, CATALOG_FILE, "README.md", "index.html", *host_files([]))
 # Targets that run in a browser.
 IN_PAGES = ("webgpu", "onnx")
 
@@ -86,7 +87,8 @@ def site_name(model: str) -> str:
 
 def require_name(name: str, sources: Sequence[Source]) -> None:
     """Raises RequestError for a name that no folder can have, or that the license does not allow."""
-    if _NAME.fullmatch(name) is None or name in RESERVED:
+    # File systems without upper case have one file of both names.
+    if not is_model_name(name) or name in (reserved.lower() for reserved in RESERVED):
         raise RequestError(
             f"--name {name}: must be lower-case letters, digits, '.', '_' or '-', and not {' or '.join(RESERVED)}"
         )
@@ -124,6 +126,10 @@ def write_site(
         source.bundle.verify()
     own = output / CATALOG_FILE
     before = read_catalog(own.read_bytes(), str(own)) if own.is_file() else None
+    if before is not None and options.name not in before.models and (output / options.name).exists():
+        raise OutputError(
+            f"{output / options.name}: exists, and is not a model of the catalog; choose another --name, or move it"
+        )
     if former is not None:
         before = former if before is None else replace_models(former, before)
     with new_folder(output, force=True, marker=CATALOG_FILE) as site:
@@ -131,7 +137,7 @@ def write_site(
         entries = [entry_of(each, site, source.measured) for each, source in zip(copied, sources, strict=True)]
         model = model_entry([each.bundle for each in copied], entries)
         catalog = with_model(before, options.name, model)
-        keep_others(site, output, catalog, options.name)
+        keep_others(site, output, options.name)
         write_pages(sources, copied, site, catalog, options)
         (site / CATALOG_FILE).write_bytes(catalog.to_bytes())
     return Published(
@@ -177,12 +183,18 @@ def entry_of(copied: CopiedBundle, site: Path, measured: Measured) -> CatalogBun
     )
 
 
-def keep_others(site: Path, output: Path, catalog: Catalog, name: str) -> None:
-    """Link the folders of other models. Those that only a remote site has are not here."""
-    for other in catalog.models:
-        folder = output / other
-        if other != name and folder.is_dir():
-            shutil.copytree(folder, site / other, copy_function=lambda a, b: link(Path(a), Path(b)))
+def keep_others(site: Path, output: Path, name: str) -> None:
+    """Link the folders of other models, and what others have put into the site."""
+    for path in sorted(output.iterdir()) if output.is_dir() else []:
+        kept = site / path.name
+        if path.name == name or path.name in RESERVED:
+            continue
+        if path.is_symlink():
+            kept.symlink_to(path.readlink())
+        elif path.is_dir():
+            shutil.copytree(path, kept, symlinks=True, copy_function=lambda a, b: link(Path(a), Path(b)))
+        else:
+            link(path, kept)
 
 
 def write_pages(
@@ -190,7 +202,8 @@ def write_pages(
 ) -> None:
     name, model = options.name, catalog.models[options.name]
     origin = sources[0].bundle.manifest.origin
-    in_pages = any(bundle.target in IN_PAGES for bundle in model.bundles)
+    in_pages = [key for key, each in catalog.models.items() if any(e.target in IN_PAGES for e in each.bundles)]
+    # The pages of other models need it, too.
     hashes: Mapping[str, str] = copy_library(site) if options.web and in_pages else {}
     chats = chat_bundles(catalog)
     if options.web and chats:
@@ -209,7 +222,7 @@ def write_pages(
         command=options.command,
         generators=list(dict.fromkeys(source.bundle.manifest.generator for source in sources)),
         license_files=files,
-        snippet=snippet(name, model.task, hashes, options.base or "./") if hashes else None,
+        snippet=snippet(name, model.task, hashes, options.base or "./") if hashes and name in in_pages else None,
         chat=f"{CHAT_FOLDER}/?bundle=../{first}/" if options.web and first is not None else None,
     )
     inner = replace(card, chat=None if card.chat is None else f"../{card.chat}")

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from hashlib import sha256
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from server_thread import serving
 
 from nearfar.compiler.bundle.folder import open_any
+from nearfar.compiler.bundle.new_folder import new_folder
 from nearfar.compiler.bundle.signature import new_key
 from nearfar.compiler.cli import main
 from nearfar.compiler.publish import pull as pull_module
@@ -178,6 +180,45 @@ def test_a_folder_is_a_catalog_too_and_other_folders_stay(site: Path, tmp_path: 
     (tmp_path / "mine/file").touch()
     with pytest.raises(OutputError, match="exists and is not a bundle"):
         pulled(str(site), tmp_path / "mine")
+
+
+def test_web_applications_are_no_bundles_and_stay(site: Path, tmp_path: Path) -> None:
+    """They have a manifest.json, too."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "manifest.json").write_text('{"manifest_version": 3, "name": "My extension"}')
+    (mine / "background.js").write_text("years of work")
+    with pytest.raises(OutputError, match="exists and is not a bundle"):
+        pulled(str(site), mine)
+    with pytest.raises(OutputError, match="not a bundle, so --force does not replace it"), new_folder(mine, force=True):
+        raise AssertionError
+    assert (mine / "background.js").read_text() == "years of work"
+    with pytest.raises(OutputError, match="has no name of its own"):
+        pulled(str(site), Path())
+
+
+def test_a_damaged_older_version_is_downloaded_and_not_changed_in_place(site: Path, tmp_path: Path) -> None:
+    pulled(str(site), tmp_path / "here")
+    shard = next((tmp_path / "here/weights").iterdir())
+    damaged = bytes(shard.stat().st_size)
+    shard.write_bytes(damaged)
+    # A program that has opened the file reads the same bytes as before.
+    with shard.open("rb") as opened:
+        pulled(str(site), tmp_path / "here")
+        assert opened.read() == damaged
+    assert content(tmp_path / "here") == content(site / "tiny/webgpu")
+    (tmp_path / "here/manifest.json").write_text("{")
+    pulled(str(site), tmp_path / "here")
+    assert content(tmp_path / "here") == content(site / "tiny/webgpu")
+
+
+def test_a_manifest_that_is_no_json_is_refused(site: Path, tmp_path: Path) -> None:
+    (site / "tiny/webgpu/manifest.json").write_bytes(b"<html>")
+    catalog = json.loads((site / "catalog.json").read_text())
+    catalog["models"]["tiny"]["bundles"][0]["manifest_sha256"] = sha256(b"<html>").hexdigest()
+    (site / "catalog.json").write_text(json.dumps(catalog))
+    with pytest.raises(BundleError, match="is not JSON"):
+        pulled(str(site), tmp_path / "here")
 
 
 def test_what_the_catalog_lacks_is_named(site: Path) -> None:

@@ -185,3 +185,10 @@ def test_gits_id_of_a_file_is_gits(tmp_path: Path) -> None:
     )
     assert SiteFile("a", tmp_path / "a").git_id == git.stdout.strip()
     assert [file.name for file in site_files(tmp_path)] == ["a"]
+
+
+def test_hidden_files_are_not_uploaded(site: Path) -> None:
+    for name in (".git/config", ".env", "m/.DS_Store"):
+        (site / name).parent.mkdir(exist_ok=True)
+        (site / name).write_text("secret")
+    assert {file.name for file in site_files(site)} == set(FILES)

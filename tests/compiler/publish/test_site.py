@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -25,7 +27,7 @@ from nearfar.compiler.publish.card import Measured
 from nearfar.compiler.publish.catalog import Catalog, read_catalog
 from nearfar.compiler.publish.library import LIBRARY_FOLDER, library_files
 from nearfar.compiler.publish.site import Published, SiteOptions, Source, site_name, write_site
-from nearfar.compiler.runtime.errors import OutputError, RequestError
+from nearfar.compiler.runtime.errors import BundleError, OutputError, RequestError
 
 OPTIONS = SiteOptions(name="llama-tiny", command="nearfar publish Llama-tiny", web=False)
 CARD = "---\nlicense: llama3.2\nbase_model: meta-llama/Llama-3.2-1B\n---\n"
@@ -160,6 +162,55 @@ def test_a_folder_that_is_no_site_is_not_replaced(bundle: Path, tmp_path: Path) 
     assert (tmp_path / "mine/thesis.tex").read_text() == "years of work"
 
 
+def test_what_others_put_into_a_site_stays(bundle: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    publish(bundle, site)
+    (site / ".git/objects").mkdir(parents=True)
+    (site / ".git/objects/1").write_text("history")
+    (site / "CNAME").write_text("models.example")
+    (site / "latest").symlink_to("llama-tiny")
+    publish(bundle, site, name="llama-other")
+    publish(bundle, site)
+    assert (site / ".git/objects/1").read_text() == "history"
+    assert (site / "CNAME").read_text() == "models.example"
+    assert (site / "latest").readlink() == Path("llama-tiny")
+    (site / "llama-mine").mkdir()
+    with pytest.raises(OutputError, match="llama-mine: exists, and is not a model of the catalog"):
+        publish(bundle, site, name="llama-mine")
+
+
+def test_names_in_a_catalog_lead_nowhere_else(bundle: Path, tmp_path: Path) -> None:
+    publish(bundle, tmp_path / "site")
+    catalog = tmp_path / "site/catalog.json"
+    data = json.loads(catalog.read_text())
+    for name in ("../mine", "/mine", "..", "<script>", ""):
+        catalog.write_text(json.dumps({**data, "models": {name: data["models"]["llama-tiny"]}}))
+        with pytest.raises(BundleError, match="is not a name of a model"):
+            publish(bundle, tmp_path / "site")
+    with pytest.raises(BundleError, match="is not a catalog"):
+        read_catalog(b"[" * 200_000, "catalog.json")
+
+
+def test_temporary_bundles_may_be_on_another_file_system(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    shutil.copytree(bundle, scratch)
+
+    def other_device(rename: Any) -> Any:
+        def renamed(source: Any, target: Any, **options: Any) -> None:
+            if scratch in Path(source).parents:
+                raise OSError(errno.EXDEV, "Invalid cross-device link")
+            rename(source, target, **options)
+
+        return renamed
+
+    monkeypatch.setattr(os, "rename", other_device(os.rename))
+    monkeypatch.setattr(os, "replace", other_device(os.replace))
+    write_site([Source(open_any(scratch), MEASURED, move=True)], tmp_path / "site", OPTIONS)
+    open_any(tmp_path / "site/llama-tiny/webgpu").verify()
+
+
 def test_a_key_signs_the_published_manifest(bundle: Path, tmp_path: Path) -> None:
     key = tmp_path / "key.pem"
     key_id = new_key(key)
@@ -217,7 +268,7 @@ def test_a_second_model_is_added(bundle: Path, tmp_path: Path) -> None:
 def test_the_license_decides_how_the_name_begins(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="begins with 'Llama'"):
         publish(bundle, tmp_path / "site", name="my-model")
-    for name in ("chat", "Ll", "a/b", "..", ""):
+    for name in ("chat", "catalog.json", "readme.md", "Ll", "a/b", "..", ""):
         with pytest.raises(RequestError, match="--name"):
             publish(bundle, tmp_path / "site", name=name)
     assert site_name("Qwen3-0.6B (mine)") == "qwen3-0.6b-mine"
