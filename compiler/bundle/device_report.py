@@ -4,12 +4,19 @@ reads a folder of such files; `schema.py` writes the types for the page, which m
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from ..ir.expr import Count, Natural, Positive
 from .entries import Activation, AdapterEntry, Entry, Sha256
 
 REPORT_FORMAT = "nearfar-probe-1"
+
+
+def require_between(low: float, value: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{value:g} is not between {low:g} and {high:g}")
 
 
 class PredictedFirstToken(Entry):
@@ -20,6 +27,11 @@ class PredictedFirstToken(Entry):
     low: Positive
     high: Positive
 
+    @model_validator(mode="after")
+    def _is_between(self) -> Self:
+        require_between(self.low, self.seconds, self.high)
+        return self
+
 
 class PredictedDecode(Entry):
     """The tokens per second of an answer behind ``context`` tokens, between ``low`` and ``high``."""
@@ -28,6 +40,11 @@ class PredictedDecode(Entry):
     tokens_per_second: Positive
     low: Positive
     high: Positive
+
+    @model_validator(mode="after")
+    def _is_between(self) -> Self:
+        require_between(self.low, self.tokens_per_second, self.high)
+        return self
 
 
 class ReportDevice(Entry):

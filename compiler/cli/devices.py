@@ -88,7 +88,12 @@ def device_name(report: DeviceReport) -> str:
     adapter = report.device.adapter
     parts = [adapter.description] if adapter.description else [adapter.vendor, adapter.architecture, adapter.device]
     name = " ".join(part for part in parts if part)
-    return name or ", ".join(report.device.platforms) or "unnamed"
+    return visible(name or ", ".join(report.device.platforms)) or "unnamed"
+
+
+def visible(text: str) -> str:
+    """Without the characters by which a report from elsewhere could command a terminal, and that no XML may have."""
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -99,7 +104,7 @@ def table(rows: Sequence[Row]) -> Table:
     for index, row in enumerate(rows):
         report = row.report
         if index == 0 or rows[index - 1].report.model != report.model:
-            shown.add_row(f"[bold]{escape(report.model)}")
+            shown.add_row(f"[bold]{escape(visible(report.model))}")
         shown.add_row(f"  {escape(row.device)}", *cells(row))
     return shown
 
@@ -140,8 +145,8 @@ def plot(rows: Sequence[Row]) -> str:
     first, last = math.floor(math.log10(min(bounds))), math.ceil(math.log10(max(bounds)))
     last = max(last, first + 1)
 
-    def x(value: float) -> float:
-        return LABELS + (WIDTH - LABELS - MARGIN) * (math.log10(value) - first) / (last - first)
+    def x(power: float) -> float:
+        return LABELS + (WIDTH - LABELS - MARGIN) * (power - first) / (last - first)
 
     height = MARGIN + ROW * max(1, len(predicted)) + MARGIN
     parts = [
@@ -151,15 +156,16 @@ def plot(rows: Sequence[Row]) -> str:
         f'<text x="{LABELS}" y="20">tokens per second, predicted</text>',
     ]
     for power in range(first, last + 1):
-        at = f"{x(10**power):.1f}"
+        at = f"{x(power):.1f}"
+        shown = f"{10**power:g}" if abs(power) < 10 else f"1e{power}"
         parts += [
             f'<line x1="{at}" x2="{at}" y1="{MARGIN - 10}" y2="{height - MARGIN}" stroke="#ccc"/>',
-            f'<text x="{at}" y="{height - MARGIN + 18}" text-anchor="middle">{10**power:g}</text>',
+            f'<text x="{at}" y="{height - MARGIN + 18}" text-anchor="middle">{shown}</text>',
         ]
     for index, (row, decode) in enumerate(predicted):
         y = MARGIN + ROW * index
-        name = xml(f"{row.report.model}, {row.device}"[:LETTERS])
-        left, right, middle = x(decode.low), x(decode.high), x(decode.tokens_per_second)
+        name = xml(f"{visible(row.report.model)}, {row.device}"[:LETTERS])
+        left, right, middle = (x(math.log10(each)) for each in (decode.low, decode.high, decode.tokens_per_second))
         parts += [
             f'<text x="{LABELS - 12}" y="{y + BAR}" text-anchor="end">{name}</text>',
             f'<rect x="{left:.1f}" y="{y}" width="{max(1.0, right - left):.1f}" height="{BAR}" fill="#9cc3f5"/>',

@@ -12,6 +12,7 @@ import pytest
 from nearfar.compiler.bundle.device_report import DeviceReport
 from nearfar.compiler.cli import main
 from nearfar.compiler.cli.devices import plot, read_reports
+from nearfar.compiler.runtime.errors import RequestError
 
 
 def report(model: str, adapter: str, tokens_per_second: float | None, **changes: Any) -> dict[str, Any]:
@@ -124,3 +125,21 @@ def test_a_folder_without_reports_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "has no .json files" in " ".join(capsys.readouterr().err.split())
     assert main(["devices", str(tmp_path / "none")]) == 2
     assert "is not a folder" in " ".join(capsys.readouterr().err.split())
+
+
+def test_reports_of_strangers_command_no_terminal_and_break_no_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = report("m", "wide", 1.0)
+    wide["decode"][0] |= {"low": 5e-324, "high": 1.7e308}
+    named = report("m\x1b[31m\0\n", "\x1b]0;title\x07\uffff<script>", 3.0)
+    for name, each in {"wide": wide, "fast": report("m", "fast", 1e308), "named": named}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(each))
+    rows = read_reports(tmp_path)
+    ElementTree.fromstring(plot(rows))
+    assert main(["devices", str(tmp_path)]) == 0
+    assert not set(capsys.readouterr().out) & set("\x1b\x07\0")
+    wide["decode"][0] |= {"low": 3.0, "high": 2.0}
+    (tmp_path / "wide.json").write_text(json.dumps(wide))
+    with pytest.raises(RequestError, match="1 is not between 3 and 2"):
+        read_reports(tmp_path)
