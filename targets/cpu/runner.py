@@ -8,6 +8,7 @@ releases Python's lock.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -75,6 +76,7 @@ class CpuRunner(PlanRunner):
         self._open: list[Callable[..., Any]] = []
         self._turn = Lock()
         self._caller: int | None = None
+        self._process = os.getpid()
         self._library.start_threads(self.threads)
 
     @property
@@ -83,7 +85,16 @@ class CpuRunner(PlanRunner):
         level = next((name for name in names if name in self._features), "")
         return f"{self.manifest.arch} with {level}, {self.threads} threads ({self.activation})"
 
+    def _require_own_threads(self) -> None:
+        """A fork has none of its parent's threads, so kernels would wait for them forever."""
+        if os.getpid() != self._process:
+            raise DeviceError(
+                "the runner was opened before this process was forked, and has no threads in it; open it afterwards, "
+                "or start processes with the method spawn"
+            )
+
     def _in_order(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        self._require_own_threads()
         if self._caller == get_ident():
             return done(function(*arguments))
 
@@ -99,6 +110,7 @@ class CpuRunner(PlanRunner):
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
+        self._require_own_threads()
         # Waking the worker and then the caller takes 0.1 ms, if the weights have passed through the caches meanwhile.
         if self._open:
             yield

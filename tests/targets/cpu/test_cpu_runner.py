@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -208,6 +209,30 @@ def test_each_runner_has_its_own_threads_until_it_is_closed(bundle: Bundle) -> N
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_fork_is_refused_instead_of_waiting_for_threads_that_it_lacks(bundle: Bundle) -> None:
+    runner = CpuRunner(bundle, limits=ALL_ROWS, threads=2)
+    batch = make_batch([Chunk([1, 2, 3], 0, [0], [2])], 16)
+    runner.forward(batch)
+    process = os.fork()
+    if process == 0:
+        refused = 0
+        for call in (runner.forward, runner.submit):
+            try:
+                call(batch)
+            except DeviceError as error:
+                refused += "before this process was forked" in error.message
+        os._exit(refused)
+    stop = time.monotonic() + 60
+    while (ended := os.waitpid(process, os.WNOHANG))[0] == 0 and time.monotonic() < stop:
+        time.sleep(0.01)
+    if ended[0] == 0:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    runner.forward(batch)
+    runner.close()
+    assert (ended[0], os.waitstatus_to_exitcode(ended[1])) == (process, 2)
 
 
 def test_kernels_run_on_all_threads_of_a_runner(bundle: Bundle) -> None:
