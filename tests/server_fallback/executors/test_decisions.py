@@ -264,6 +264,18 @@ def test_a_calibration_is_the_least_of_its_loss() -> None:
         ),
         ({"abstain_below": None, "messages": [{"role": "user", "content": "x"}]}, "context", None),
         ({"context": "pear " * 600}, "context", "context_length_exceeded"),
+        ({"questions": {"\ud800": QUESTIONS["lit"]}}, "questions", "invalid_text"),
+        (
+            {
+                "questions": {"lit": QUESTIONS["lit"]},
+                "calibration": {
+                    "version": 1,
+                    "questions": {"lit": {"temperature": 1e-308, "bias": {"Yes": 0.0, "No": 0.0}}},
+                },
+            },
+            "calibration",
+            "calibration_differs",
+        ),
     ],
 )
 def test_what_has_no_decision_is_an_error_that_names_it(

@@ -62,6 +62,9 @@ function scalingOf(calibration: DecisionCalibration | null | undefined, key: str
   return calibration != null && Object.hasOwn(calibration.questions, key) ? (calibration.questions[key] ?? null) : null;
 }
 
+/** Beyond these, the scores of answers would be no numbers. */
+const TEMPERATURES = [1e-6, 1e6] as const;
+
 /** The factor of a log-probability, and what is added for each answer. */
 export interface Factors {
   readonly factor: number;
@@ -69,8 +72,9 @@ export interface Factors {
 }
 
 function factorsOf({ temperature, bias }: Scaling, answers: readonly string[], where = "calibration"): Factors {
-  if (!(Number.isFinite(temperature) && temperature > 0))
-    throw unfit(where, `has the temperature ${shown(temperature)}, which must be above 0`);
+  const [least, most] = TEMPERATURES;
+  if (!(Number.isFinite(temperature) && temperature >= least && temperature <= most))
+    throw unfit(where, `has the temperature ${shown(temperature)}, which must be from ${least} to ${most}`);
   const numbers = answers.map((answer) => (isObject(bias) && Object.hasOwn(bias, answer) ? bias[answer] : undefined));
   const lacking = answers[numbers.findIndex((number) => !Number.isFinite(number))];
   if (lacking !== undefined) throw unfit(where, `has no bias of the answer ${shown(lacking)}`);

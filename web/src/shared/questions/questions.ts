@@ -61,6 +61,7 @@ export function levelsOf({ minimum, maximum, scale }: ScoreQuestion): readonly s
 }
 
 function asksOf(name: string, question: Question): readonly Asked[] {
+  requireUnicode(name, "questions");
   const where = `questions.${name}`;
   checkFields(question, where);
   const one = (lines: readonly string[], answers: readonly string[], param: (index: number) => string): Asked => ({
