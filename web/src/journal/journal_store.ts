@@ -5,7 +5,7 @@ import { StorageError } from "../errors.js";
 import type { Folder } from "../store/opfs.js";
 import { filesOf, openFolder, remove, writeFile } from "../store/opfs.js";
 import type { Head, Part } from "./record.js";
-import { FORMAT, merged } from "./record.js";
+import { FORMAT, contentsOf, merged } from "./record.js";
 
 const ROOT = "nearfar-journals";
 const REQUEST = "request";
@@ -87,7 +87,9 @@ export class JournalStore {
         if (file === undefined || file.size === 0) break;
         parts.push(JSON.parse(await file.text()) as Part);
       }
-      return { head: { ...head, format: FORMAT }, all: merged(parts), next: { generation, part: parts.length } };
+      const all = merged(parts);
+      contentsOf(all);
+      return { head: { ...head, format: FORMAT }, all, next: { generation, part: parts.length } };
     } catch (error) {
       throw new StorageError(
         `The answer '${id}' that is kept here cannot be read; delete it, and request it again`,
@@ -137,7 +139,7 @@ export class JournalStore {
 
 /** Whether a text can be the id of an answer. */
 export function isId(id: unknown): id is string {
-  return typeof id === "string" && id !== "" && folderOf(id).length <= MOST_NAME;
+  return typeof id === "string" && id !== "" && !/\p{Surrogate}/u.test(id) && folderOf(id).length <= MOST_NAME;
 }
 
 /** A prefix, because "." is no name of a folder. */

@@ -88,23 +88,28 @@ export class Journals {
       flushMs: 500,
       keepPrivate: false,
       onError: (error) => {
-        console.warn("nearfar: the rest of an answer is not kept:", error);
+        console.warn("nearfar: an answer is not kept, or its rest:", error);
       },
       ...options,
     };
   }
 
-  /** The answers that are kept, the latest first. Throws StorageError. */
+  /** The answers that are kept, the latest first. ``onError`` receives those that cannot be read. Throws StorageError. */
   async list(): Promise<readonly JournalInfo[]> {
     const ids = await (await this.#opened()).ids();
-    const known = (await Promise.all(ids.map((id) => this.find(id)))).filter((info) => info !== null);
+    const readable = (id: string): Promise<JournalInfo | null> =>
+      this.find(id).catch((error: unknown) => {
+        this.#options.onError(error);
+        return null;
+      });
+    const known = (await Promise.all(ids.map(readable))).filter((info) => info !== null);
     return known.sort((one, other) => other.updated.getTime() - one.updated.getTime());
   }
 
   /** One of them; null if there is none of this id. Throws StorageError. */
   async find(id: string): Promise<JournalInfo | null> {
     const store = await this.#opened();
-    const [stored, { bytes, updatedMs }] = await Promise.all([store.read(id), store.size(id)]);
+    const [stored, { bytes, updatedMs }] = await Promise.all([store.read(requireId(id)), store.size(id)]);
     if (stored === null) return null;
     const { api, createdMs, args } = stored.head;
     const { choices, done } = contentsOf(stored.all);
@@ -119,7 +124,7 @@ export class Journals {
    */
   async delete(id: string): Promise<void> {
     const store = await this.#opened();
-    const release = await store.hold(id);
+    const release = await store.hold(requireId(id));
     try {
       await store.delete(id);
     } finally {
@@ -343,7 +348,7 @@ async function* withHead<C extends object>(
 
 function requireId(id: string): string {
   if (isId(id)) return id;
-  throw new RequestError("The id of an answer is a text of 1 to 240 characters, fewer if they are not ASCII", {
+  throw new RequestError("The id of an answer is a Unicode text of 1 to 240 characters, fewer if they are not ASCII", {
     param: "id",
   });
 }

@@ -18,7 +18,10 @@ export interface Recording {
   readonly flushMs: number;
   /** Whether answers that a Hybrid's policy calls private are recorded. */
   readonly keepPrivate: boolean;
-  /** Receives the error of a request or a part that cannot be written; the answer goes on, and nothing more of it is recorded. */
+  /**
+   * Receives the error of a request or a part that cannot be written; the answer goes on, and nothing more of it is
+   * recorded. Also that of an answer that `list` cannot read.
+   */
   readonly onError: (error: unknown) => void;
 }
 

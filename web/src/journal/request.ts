@@ -83,8 +83,14 @@ function storedValue(value: unknown, path: string, isTop = false): unknown {
 function readValue(value: unknown): unknown {
   if (Array.isArray(value)) return value.map(readValue);
   if (typeof value !== "object" || value === null) return value;
-  if ("nearfarMap" in value) return new Map((value as StoredMap).nearfarMap);
+  if (isStoredMap(value)) return new Map(value.nearfarMap);
   return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, readValue(part)]));
+}
+
+/** Parameters may have the key as a name of their own, such as that of a tool's argument. */
+function isStoredMap(value: object): value is StoredMap {
+  const { nearfarMap, ...others } = value as Partial<StoredMap>;
+  return Array.isArray(nearfarMap) && Object.keys(others).length === 0;
 }
 
 function isPlain(value: object): boolean {

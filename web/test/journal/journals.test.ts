@@ -184,3 +184,38 @@ test("a request without an id is not kept, and the engine's other methods are it
   expect("journals" in kept).toBe(true);
   expect(disk.files.size).toBe(0);
 });
+
+test("what is damaged is named, and hides no other answer", async () => {
+  const { disk, kept } = page();
+  for (const id of ["good", "torn", "odd"]) await read(await kept.chat.completions.create(CHAT, { id }));
+  const damage = (id: string, text: string): void => {
+    const path = [...disk.files.keys()].find((each) => each.includes(`answer-${id}/`) && !each.endsWith("/request"));
+    disk.files.set(path ?? "", new TextEncoder().encode(text));
+  };
+  damage("torn", '{"generated":[[0,5');
+  damage("odd", '{"generated":[[0,"x"]]}');
+  const errors: unknown[] = [];
+  const next = page(disk, undefined, { onError: (error) => errors.push(error) });
+  expect((await next.kept.journals.list()).map(({ id }) => id)).toEqual(["good"]);
+  expect(new Set(errors.map((error) => (error as StorageError).details.id))).toEqual(new Set(["odd", "torn"]));
+  for (const id of ["odd", "torn"]) {
+    await expect(next.kept.journals.resume(id)).rejects.toMatchObject({ details: { code: "damaged", id } });
+    await next.kept.journals.delete(id);
+  }
+  expect(await next.kept.journals.list()).toHaveLength(1);
+  for (const id of ["", "\ud800"]) {
+    await expect(next.kept.chat.completions.create(CHAT, { id })).rejects.toBeInstanceOf(RequestError);
+    await expect(next.kept.journals.find(id)).rejects.toBeInstanceOf(RequestError);
+    await expect(next.kept.journals.delete(id)).rejects.toBeInstanceOf(RequestError);
+  }
+});
+
+test("a tool may have an argument of any name", async () => {
+  const { disk, kept } = page();
+  const parameters = { type: "object", properties: { nearfarMap: { type: "string" } } };
+  const tools = [{ type: "function" as const, function: { name: "f", parameters } }];
+  await read(await kept.chat.completions.create({ ...CHAT, tools }, { id: "x" }));
+  const next = page(disk);
+  expect((await next.kept.journals.list())[0]?.args).toEqual([{ ...CHAT, tools }]);
+  expect(await resumed(next.kept)).not.toHaveLength(0);
+});
