@@ -95,9 +95,9 @@ async def _ask(sides: Sides, side: Side, request: DecideRequest, call: Call) -> 
 
 
 def calibrated(request: DecideRequest, model: str) -> DecideRequest:
-    """The request with its calibration only if that is the model's."""
+    """The request with the calibration of its questions, only if that is the model's."""
     given = None if request.calibration is None else request.calibration.model_dump()
-    kept = SharedScript.of_thread().ask("calibrationFor", given, model)
+    kept = SharedScript.of_thread().ask("calibrationFor", given, model, questions_of(request))
     calibration = None if kept is None else DecisionCalibration.model_validate(kept)
     return request.model_copy(update={"calibration": calibration})
 

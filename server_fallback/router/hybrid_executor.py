@@ -108,7 +108,8 @@ class HybridExecutor:
                 "the messages have media, and two sides decide about texts only; send their texts, or ask one side",
                 param="messages",
             )
-        situation = situation_of(request, messages, texts, ())
+        # Far reads the names, too.
+        situation = situation_of(request, messages, (*texts, *request.questions), ())
         answer = await decide(self.sides, unlabelled_decisions(request), chat, situation, call)
         return answer.model_copy(update={"model": self._name})
 

@@ -127,6 +127,25 @@ def test_a_side_decides_all_if_the_other_may_not_or_fails() -> None:
         decide(DecidingNear(error=DeviceError("lost")), far, policy(), labels=["private"])
 
 
+def test_the_names_of_questions_are_texts_that_would_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(QUESTIONS):
+        monkeypatch.delitem(QUESTIONS, name)
+    monkeypatch.setitem(QUESTIONS, "Ann Smith", {"type": "yes_no", "question": "Does she owe money?"})
+    for pattern, side in (("ann jones", "far"), ("ann smith", "near")):
+        near, far = DecidingNear(), deciding_far(Reply(status=500))
+        near.rows["Ann Smith"] = UNSURE
+        decide(near, far, policy(**OVER, private={"patterns": [pattern]}), abstain_below=0.9)
+        assert bool(asked(far)) == (side == "far")
+
+
+def test_far_gets_no_calibration_of_questions_that_it_is_not_asked() -> None:
+    near, far = DecidingNear(), deciding_far()
+    scaling = {"temperature": 1.0, "bias": {"art": 0.0, "sport": 0.0}}
+    questions = {"topic": scaling, "Does Ann Smith owe money?": {"temperature": 1.0, "bias": {"Yes": 0.0, "No": 0.0}}}
+    decide(near, far, policy(**OVER), abstain_below=0.9, calibration={"version": 1, "questions": questions})
+    assert asked(far)[0]["calibration"]["questions"] == {"topic": scaling}
+
+
 def test_a_calibration_goes_to_its_own_model() -> None:
     questions = DecideRequest.model_validate({"model": "m", "questions": QUESTIONS, "context": "x"})
     example = {"decisions": answer_of(questions, "m", {"spam": SURE, "topic": SURE}).model_dump()["decisions"]}

@@ -63,7 +63,8 @@ export async function decideOverSides(
   const signal = anySignal(given);
   signal.throwIfAborted();
   const prompts = checkReading(questions, options);
-  const text = prompts.map((prompt) => [prompt.text, ...prompt.answers].join("\n")).join("\n\n");
+  // Far reads the names, too.
+  const text = prompts.map((prompt) => [prompt.text, ...prompt.answers, prompt.name].join("\n")).join("\n\n");
   const request = readRequest({ messages: asking(messagesOf(context), text), labels, pin, language });
   if (request.properties.media.length > 0)
     throw new RequestError(
@@ -114,7 +115,10 @@ async function ask(
   { context, questions, options }: Asked,
   signal: AbortSignal,
 ): Promise<DecideResponse> {
-  const own = (model: string | null) => ({ ...options, calibration: calibrationFor(options.calibration, model) });
+  const own = (model: string | null) => ({
+    ...options,
+    calibration: calibrationFor(options.calibration, model, questions),
+  });
   if (side === "near") {
     const engine = near.ready;
     return engine.decide(context, questions, { ...own(engine.info.model), signal });

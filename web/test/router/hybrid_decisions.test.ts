@@ -89,6 +89,8 @@ describe("Hybrid.decide", () => {
     [OVER, { labels: ["private"] }],
     [{ ...OVER, private: { patterns: ["a note"] } }, {}],
     [{ ...OVER, private: { patterns: ["note\\.\\n\\nis it"] } }, {}],
+    // The name of a question is sent with it.
+    [{ ...OVER, private: { patterns: ["no\\nspam"] } }, {}],
     [{ ...OVER, budget: { far_requests_per_day: 0 } }, {}],
   ] as const)("nothing leaves with %j and %j", async (policy, options) => {
     const { nf, bodies } = await setUp(policy);
@@ -120,7 +122,12 @@ describe("Hybrid.decide", () => {
       await nf.decide("A", QUESTIONS, { abstain_below: 0.99, calibration: { version: 1, model, questions } });
       expect([decide.mock.calls[0]?.[2].calibration != null, bodies[0]?.calibration != null]).toEqual(kept);
     }
-    const { nf } = await setUp(OVER);
+    const { nf, bodies } = await setUp(OVER);
+    const topic = { temperature: 1, bias: { art: 0, sport: 0 } };
+    const private_ = { temperature: 1, bias: { Yes: 0, No: 0 } };
+    const calibration = { version: 1 as const, questions: { topic, "Does Ann Smith owe money?": private_ } };
+    await nf.decide("A", QUESTIONS, { abstain_below: 0.9, calibration });
+    expect(bodies[0]?.calibration?.questions).toEqual({ topic });
     const picture = { role: "user", content: [{ type: "image_url", image_url: { url: "data:," } }] } as const;
     await expect(nf.decide([picture], QUESTIONS)).rejects.toThrow("texts only");
     const vllm = await setUp({ mode: "far-only" }, "answers", { far: { baseURL: FAR, dialect: "vllm", model: "big" } });

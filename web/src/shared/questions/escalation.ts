@@ -5,6 +5,7 @@ import type { Side } from "../decision/decision.js";
 import type { Escalation } from "../decision/policy_schema.js";
 import type { Decisions } from "./answers.js";
 import type { Questions } from "./questions.js";
+import { askedOf } from "./questions.js";
 import type { DecisionCalibration } from "./schema.js";
 
 /** The decisions of both sides, and which side made each. */
@@ -34,10 +35,17 @@ export function merged(side: Side, first: Decisions, far: Decisions): SharedDeci
   return { decisions: { ...first, ...far }, sides: Object.fromEntries(sides) };
 }
 
-/** The calibration for a model: none if it was fitted to another one, because the sides differ. */
+/**
+ * The calibration of these questions for a model: none if it was fitted to another one, because the sides differ. Other
+ * questions of it may be private.
+ */
 export function calibrationFor(
   calibration: DecisionCalibration | null | undefined,
   model: string | null,
+  questions: Questions,
 ): DecisionCalibration | null {
-  return calibration?.model == null || calibration.model === model ? (calibration ?? null) : null;
+  if (calibration == null || (calibration.model != null && calibration.model !== model)) return null;
+  const keys = new Set(askedOf(questions).map(({ key }) => key));
+  const own = Object.entries(calibration.questions).filter(([key]) => keys.has(key));
+  return { ...calibration, questions: Object.fromEntries(own) };
 }
