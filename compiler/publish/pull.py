@@ -53,11 +53,15 @@ class Pulled:
 
 
 def catalog_address(place: str) -> str:
-    """The address of a catalog: that of a file or of a web server, or of "hf:OWNER/NAME"."""
+    """The address of a catalog: that of a file or of a web server, or of "hf:OWNER/NAME". Raises RequestError."""
     if place.startswith("hf:"):
         endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
         return f"{endpoint}/{place.removeprefix('hf:')}/resolve/main/{CATALOG_FILE}"
     if place.startswith(("https://", "http://")):
+        try:
+            urlsplit(place)
+        except ValueError as error:
+            raise RequestError(f"{place}: is not an address ({error})") from error
         return place if place.endswith(".json") else urljoin(f"{place.rstrip('/')}/", CATALOG_FILE)
     path = Path(place)
     return (path / CATALOG_FILE if path.is_dir() else path).resolve().as_uri()
@@ -193,8 +197,8 @@ def continue_file(address: str, path: Path, start: int) -> int:
                     file.seek(offset)
                     file.truncate()
                     shutil.copyfileobj(response, file, CHUNK_BYTES)
-                    expected = response.headers.get("Content-Length")
-                    if expected is None or file.tell() == offset + int(expected):
+                    expected = length_of(response)
+                    if expected is None or file.tell() == offset + expected:
                         return file.tell()
             except (OSError, HTTPException) as error:
                 if isinstance(error, urllib.error.HTTPError) and error.code == 416:
@@ -214,6 +218,12 @@ def opened(address: str, offset: int) -> Iterator[tuple[Any, int]]:
         yield response, offset if response.status == 206 else 0
 
 
+def length_of(response: Any) -> int | None:
+    """None if the server does not say it, or says something else. The hashes decide in any case."""
+    stated = response.headers.get("Content-Length") or ""
+    return int(stated) if stated.isdecimal() else None
+
+
 def read_all(address: str, limit: int) -> bytes:
     """Raises BundleError for more bytes than the limit, Unavailable if it cannot be read."""
     for attempt in range(ATTEMPTS):
@@ -221,7 +231,7 @@ def read_all(address: str, limit: int) -> bytes:
         try:
             with opened(address, 0) as (response, _):
                 data: bytes = response.read(limit + 1)
-                expected = response.headers.get("Content-Length")
+                expected = length_of(response)
         except (OSError, HTTPException) as error:
             if attempt == ATTEMPTS - 1 or not may_pass(error):
                 advice = "check the address and the network"
@@ -229,7 +239,7 @@ def read_all(address: str, limit: int) -> bytes:
             continue
         if len(data) > limit:
             raise BundleError(f"{address}: has more than {limit:,} bytes; this is no such file")
-        if expected is None or len(data) == int(expected):
+        if expected is None or len(data) == expected:
             return data
     raise Unavailable(f"{address}: the connection was lost {ATTEMPTS} times; run the command again")
 

@@ -237,3 +237,17 @@ def test_addresses_of_catalogs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert catalog_address("hf:owner/name") == "https://huggingface.co/owner/name/resolve/main/catalog.json"
     assert catalog_address("https://models.example/all") == "https://models.example/all/catalog.json"
     assert catalog_address("https://models.example/my.json") == "https://models.example/my.json"
+    with pytest.raises(RequestError, match="is not an address"):
+        catalog_address("http://[models")
+
+
+def test_a_length_that_is_no_number_says_nothing(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = SimpleHTTPRequestHandler.send_header
+    monkeypatch.setattr(
+        SimpleHTTPRequestHandler,
+        "send_header",
+        lambda self, key, value: send(self, key, "many" if key == "Content-Length" else value),
+    )
+    with web(site) as server:
+        pulled(server.url, tmp_path / "here")
+    assert content(tmp_path / "here") == content(site / "tiny/webgpu")
