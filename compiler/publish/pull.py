@@ -96,6 +96,7 @@ def pull(
     Raises BundleError for bytes with another hash, OutputError, and Unavailable if the server cannot be reached.
     """
     base = urljoin(address, f"{entry.folder}/")
+    output = Path(os.path.realpath(output))  # If it is a link, the folder that it points to is replaced.
     partial = beside(output, "pull")
     former = require_bundle_or_nothing(output)
     with reported(output):
@@ -145,8 +146,8 @@ def require_bundle_or_nothing(output: Path) -> Path | None:
 
 
 def beside(output: Path, kind: str) -> Path:
-    """A path beside a folder. Raises OutputError for one that has no name, such as "."."""
-    if output.name in ("", ".."):
+    """A path beside a folder. Raises OutputError for one that has no name: "/"."""
+    if output.name == "":
         raise OutputError(f"{output}: has no name of its own; give -o the folder's name")
     return output.with_name(f".{output.name}.{kind}")
 

@@ -194,7 +194,7 @@ def test_web_applications_are_no_bundles_and_stay(site: Path, tmp_path: Path) ->
         raise AssertionError
     assert (mine / "background.js").read_text() == "years of work"
     with pytest.raises(OutputError, match="has no name of its own"):
-        pulled(str(site), Path())
+        pulled(str(site), Path("/"))
 
 
 def test_a_damaged_older_version_is_downloaded_and_not_changed_in_place(site: Path, tmp_path: Path) -> None:
@@ -210,6 +210,16 @@ def test_a_damaged_older_version_is_downloaded_and_not_changed_in_place(site: Pa
     (tmp_path / "here/manifest.json").write_text("{")
     pulled(str(site), tmp_path / "here")
     assert content(tmp_path / "here") == content(site / "tiny/webgpu")
+
+
+def test_the_folder_behind_a_link_is_written_and_the_link_stays(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "here").symlink_to(tmp_path / "disk")
+    for _ in range(2):
+        pulled(str(site), tmp_path / "here")
+        assert (tmp_path / "here").is_symlink()
+        assert content(tmp_path / "disk") == content(site / "tiny/webgpu")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "here", "site"]
 
 
 def test_a_manifest_that_is_no_json_is_refused(site: Path, tmp_path: Path) -> None:
