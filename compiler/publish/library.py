@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from hashlib import sha384
+from hashlib import sha256, sha384
 from pathlib import Path
 
 from ..browser.page_server import PAGE
@@ -45,16 +45,21 @@ def library_files() -> list[Path]:
 
 
 def copy_library(site: Path) -> Mapping[str, str]:
-    """Copy the library. Returns the integrity of each file (W3C, Subresource Integrity), by its path in the site."""
-    folder = site / LIBRARY_FOLDER
-    folder.mkdir()
-    hashes = {}
-    for path in library_files():
-        shutil.copyfile(path, folder / path.name)
-        digest = base64.b64encode(sha384(path.read_bytes()).digest()).decode()
-        hashes[f"{LIBRARY_FOLDER}/{path.name}"] = f"sha384-{digest}"
-    shutil.copyfile(DIST / NOTICES, folder / NOTICES)
-    return hashes
+    """Copy the library into a folder of its own version: pages with the hashes of an earlier one still load that.
+    Returns the integrity of each file (W3C, Subresource Integrity), by its path in the site.
+    """
+    files = {path.name: path.read_bytes() for path in (*library_files(), DIST / NOTICES)}
+    version = sha256(b"".join(name.encode() + sha256(data).digest() for name, data in sorted(files.items())))
+    folder = f"{LIBRARY_FOLDER}/{version.hexdigest()[:12]}"
+    if not (site / folder).exists():
+        (site / folder).mkdir(parents=True)
+        for name, data in files.items():
+            (site / folder / name).write_bytes(data)
+    return {
+        f"{folder}/{name}": f"sha384-{base64.b64encode(sha384(data).digest()).decode()}"
+        for name, data in files.items()
+        if name != NOTICES
+    }
 
 
 def copy_chat(site: Path, bundles: Sequence[tuple[str, str]]) -> None:
@@ -84,7 +89,7 @@ def snippet(name: str, task: Task, hashes: Mapping[str, str], base: str) -> str:
     "./" for a page in the site.
     """
     where = {f"{base}{path}": digest for path, digest in hashes.items()}
-    library = f"{base}{LIBRARY_FOLDER}/{LIBRARY}"
+    library = next(address for address in where if address.endswith(f"/{LIBRARY}"))
     mapped = json.dumps({"imports": {"@nearfar/web": library}, "integrity": where}, indent=2)
     return f"""<script type="importmap">
 {mapped}

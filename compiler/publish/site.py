@@ -4,7 +4,7 @@ catalog.json             the models by name; what `nearfar pull` and `Engine.loa
 README.md, index.html    the card of the model, or the list of the models
 NAME/README.md, ...      the card of a model, its license, and snippet.html for web pages
 NAME/TARGET/             a bundle
-nearfar/, chat/          the web library and the chat page, if a bundle runs in browsers
+nearfar/VERSION/, chat/  the web library and the chat page, if a bundle runs in browsers
 _headers, ...            settings of common hosts, which no host needs
 
 The folder is written under a temporary name and renamed at the end, so it is complete or as before. Models that are not
@@ -40,8 +40,10 @@ from .hosts import host_files
 from .library import CHAT_FOLDER, LIBRARY_FOLDER, copy_chat, copy_library, snippet
 from .licenses import license_of
 
+# What is written again beside the folders of models.
+WRITTEN = (CHAT_FOLDER, CATALOG_FILE, "README.md", "index.html", *host_files([]))
 # What a site has beside the folders of its models.
-RESERVED = (LIBRARY_FOLDER, CHAT_FOLDER, CATALOG_FILE, "README.md", "index.html", *host_files([]))
+RESERVED = (LIBRARY_FOLDER, *WRITTEN)
 # Targets that run in a browser.
 IN_PAGES = ("webgpu", "onnx")
 
@@ -184,10 +186,10 @@ def entry_of(copied: CopiedBundle, site: Path, measured: Measured) -> CatalogBun
 
 
 def keep_others(site: Path, output: Path, name: str) -> None:
-    """Link the folders of other models, and what others have put into the site."""
+    """Link the folders of other models, versions of the library, and what others have put into the site."""
     for path in sorted(output.iterdir()) if output.is_dir() else []:
         kept = site / path.name
-        if path.name == name or path.name in RESERVED:
+        if path.name == name or path.name in WRITTEN:
             continue
         if path.is_symlink():
             kept.symlink_to(path.readlink())

@@ -25,7 +25,7 @@ from nearfar.compiler.pipeline.options import CompileOptions
 from nearfar.compiler.publish import site as site_module
 from nearfar.compiler.publish.card import Measured
 from nearfar.compiler.publish.catalog import Catalog, read_catalog
-from nearfar.compiler.publish.library import LIBRARY_FOLDER, library_files
+from nearfar.compiler.publish.library import DIST, LIBRARY_FOLDER, NOTICES, library_files
 from nearfar.compiler.publish.site import Published, SiteOptions, Source, site_name, write_site
 from nearfar.compiler.runtime.errors import BundleError, OutputError, RequestError
 
@@ -284,14 +284,34 @@ def test_the_snippet_pins_every_file_of_the_library(bundle: Path, tmp_path: Path
     publish(bundle, tmp_path / "site", web=True, base="https://models.example/")
     snippet = (tmp_path / "site/llama-tiny/snippet.html").read_text()
     mapped = json.loads(re.findall(r'<script type="importmap">(.*?)</script>', snippet, re.DOTALL)[0])
-    assert mapped["imports"]["@nearfar/web"] == f"https://models.example/{LIBRARY_FOLDER}/nearfar.js"
-    there = sorted((tmp_path / "site" / LIBRARY_FOLDER).glob("*.js"))
+    (version,) = (tmp_path / "site" / LIBRARY_FOLDER).iterdir()
+    address = f"https://models.example/{LIBRARY_FOLDER}/{version.name}"
+    assert mapped["imports"]["@nearfar/web"] == f"{address}/nearfar.js"
+    there = sorted(version.glob("*.js"))
     assert len(there) == len(library_files()) > 10
     for path in there:
         digest = base64.b64encode(sha384(path.read_bytes()).digest()).decode()
-        assert mapped["integrity"][f"https://models.example/{LIBRARY_FOLDER}/{path.name}"] == f"sha384-{digest}"
+        assert mapped["integrity"][f"{address}/{path.name}"] == f"sha384-{digest}"
     assert 'Engine.load("llama-tiny", { catalog: "https://models.example/catalog.json" })' in snippet
     chat = (tmp_path / "site/chat/index.html").read_text()
     assert '<meta name="bundle" content="../llama-tiny/webgpu/" />' in chat
     listed = json.loads((tmp_path / "site/chat/bundles.json").read_text())
     assert listed == [{"name": "llama-tiny", "bundle": "../llama-tiny/webgpu/"}]
+
+
+def test_a_newer_library_leaves_the_one_whose_hashes_pages_have(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site"
+    publish(bundle, site, web=True)
+    before = {path: path.read_bytes() for path in (site / LIBRARY_FOLDER).rglob("*.js")}
+    publish(bundle, site, web=True)
+    assert {path: path.read_bytes() for path in (site / LIBRARY_FOLDER).rglob("*.js")} == before
+    newer = tmp_path / "dist"
+    newer.mkdir()
+    for path in (*library_files(), DIST / NOTICES):
+        (newer / path.name).write_bytes(path.read_bytes() + b"\n")
+    monkeypatch.setattr("nearfar.compiler.publish.library.DIST", newer)
+    publish(bundle, site, web=True)
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(list((site / LIBRARY_FOLDER).iterdir())) == 2
