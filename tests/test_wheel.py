@@ -24,6 +24,8 @@ from openai import OpenAI
 from served_demo import WITH_FEW_KERNELS, Served, start
 from xgrammar_library import LIBRARY_SUFFIXES, pin
 
+from nearfar.compiler.publish.library import DIST, NOTICES, library_files
+
 QUESTION, ANSWER = "what is 27 + 58?", "27 + 58 = 85"
 SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
 # The extras that the commands below need.
@@ -126,10 +128,11 @@ def test_the_wheel_contains_the_page_and_the_library_with_their_licenses_and_not
     assert [name for name in names if name.endswith("dist-info/licenses/LICENSE")] != []
     ends = {name.rpartition("/")[2].rpartition(".")[2] for name in names}
     assert ends.isdisjoint({"map", "built", "ts", "pyc"}), ends
-    # The page's sources, and the package for npm, are not ours to install.
-    assert {name for name in names if name.startswith("nearfar/web/")} == {
-        name for name in names if name.startswith(page)
-    }
+    # The page's sources, and what only the package for npm has, are not ours to install.
+    dist = {f"nearfar/web/dist/{path.name}" for path in (*library_files(), DIST / NOTICES)}
+    inside = {name for name in names if name.startswith("nearfar/web/") and not name.startswith(page)}
+    assert dist <= inside
+    assert {name for name in inside - dist if not name.endswith(".js")} == set()
 
 
 def test_an_editable_install_without_a_network_fails_with_the_file_that_it_needs(clone: Path) -> None:

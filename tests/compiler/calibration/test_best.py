@@ -169,7 +169,7 @@ def test_a_bundle_computes_with_the_fitted_weights_and_records_how_they_were_mad
 
     monkeypatch.setattr(best, "quantize_best", quantize)
     output = tmp_path / "bundle"
-    bundle = compile_model(str(folder), output, options)
+    bundle = compile_model(str(folder), output, replace(options, target="webgpu"))
     fitted = CheckpointReference(found[0].checkpoint(load(str(folder))), 128)
     (rows,) = fitted.hidden([prompt_token_ids])
     on_numpy = chunked_logits(ReferenceRunner(bundle, limits=LIMITS), prompt_token_ids, 75)
@@ -194,7 +194,7 @@ def test_a_quantized_checkpoint_is_fitted_again_on_request(
     source = quantized.checkpoint(checkpoint)
     monkeypatch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())
     monkeypatch.setattr("nearfar.compiler.pipeline.compile.load", lambda *_, **__: source)
-    bundle = compile_model("model", tmp_path / "bundle", replace(options, requantize=True, bits=8.25))
+    bundle = compile_model("model", tmp_path / "bundle", replace(options, target="webgpu", requantize=True, bits=8.25))
     record = read_record(bundle)
     assert record is not None
     # The source has 4.46 bits, so formats that hold its codes fit the budget.

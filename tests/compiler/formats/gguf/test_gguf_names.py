@@ -14,6 +14,7 @@ from gguf_files import make_gguf
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.gguf.names import choose_files, label_of
 from nearfar.compiler.formats.hub import hub_model
+from nearfar.compiler.publish.licenses import LICENSE_FILES
 from nearfar.compiler.runtime.errors import CheckpointError
 
 PARTS = [f"Q8_0/big-Q8_0-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
@@ -87,14 +88,15 @@ def test_a_repository_gives_only_the_files_of_the_choice(tmp_path: Path, monkeyp
 
     def download(repository: str, *, allow_patterns: list[str], ignore_patterns: Any = None) -> str:  # noqa: ARG001
         asked.append(allow_patterns)
-        if allow_patterns == ["m-Q4_K_M.gguf"]:
+        if "m-Q4_K_M.gguf" in allow_patterns:
             shutil.copy(path, snapshot / "m-Q4_K_M.gguf")
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda _: FILES)
     assert load("owner/name:Q4_K_M").path == snapshot / "m-Q4_K_M.gguf"
-    assert asked == [["m-Q4_K_M.gguf"]]
+    # With the files that may state its license.
+    assert asked == [["m-Q4_K_M.gguf", "README.md", *LICENSE_FILES]]
     # Without a choice, the repository may have a folder of safetensors.
     with pytest.raises(CheckpointError, match="owner/name: has several GGUF files; choose one: IQ2_XXS"):
         load("owner/name")
