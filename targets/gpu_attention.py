@@ -61,7 +61,8 @@ class AttentionNumbers:
     ``min_tile_rows``: the rows per sequence from which tiles suit heads that cannot be split. ``tensor_core_bytes``:
     the workgroup memory of kernels for CUDA's tensor cores, 0 on targets without them. Decode attention on tensor cores
     is split until it occupies all ``multiprocessors``. A thread of decode attention has one key of a tile, or several
-    if these have at most ``max_key_bytes``.
+    if these have at most ``max_key_bytes``; beyond about ``max_numbers`` numbers in a thread's registers, results are
+    added for each tile if they fit then.
     """
 
     max_shared_bytes: int
@@ -73,6 +74,7 @@ class AttentionNumbers:
     tensor_core_bytes: int = 0
     multiprocessors: int = 0
     max_key_bytes: int = 1 << 20
+    max_numbers: int = 1 << 20
 
 
 def attention_variants(step: Step, context: Context, numbers: AttentionNumbers) -> tuple[Variant, ...]:
@@ -150,7 +152,7 @@ def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -
             if tile > threads and options.key_bytes(heads) > numbers.max_key_bytes:
                 continue
             if options.supports(heads) and options.shared_bytes(heads) <= numbers.max_shared_bytes:
-                return options
+                return replace(options, each_tile=options.fits_with_each_tile(heads, numbers.max_numbers))
     return None
 
 

@@ -8,8 +8,8 @@ The workgroup whose range has the new token writes its key and value to the page
 Keys are processed in tiles with a running softmax (Milakov & Gimelshein 2018; split: Dao et al. 2023, Flash-Decoding).
 Sums are float32.
 One thread: all elements of every nth key of a tile, with the scores and weights of all heads, so that threads need not
-combine scores and a query vector is loaded once for several keys; then a block of 16 bytes, or a part of one, of four
-consecutive values at a time.
+combine scores and a query vector is loaded once for several keys; then a block of 16 bytes, or a part of one, of two or
+four consecutive values at a time.
 Needs: S == B, or sampled rows; ``tile`` a multiple of the page and of the threads, ``split`` of the tile.
 Measured on lavapipe (a CPU adapter), one layer of 14 query heads and 2 kv heads of 64, 8,192 keys in ranges of 256: 5
 ms of one core, in float16 and in 8-bit integers; 26 ms before, when several threads shared a key.

@@ -15,7 +15,7 @@ from .scores import first_page_key, longest_reach
 
 # The maximum number of result vectors that a thread holds in registers.
 MAX_RESULTS = 16
-# The values that a thread loads before it uses the first, so that it waits for memory only once.
+# The most values that a thread loads before it uses the first.
 VALUES_AT_ONCE = 4
 # The threads that search for a tile's largest score of the same heads.
 FOLD_LANES = 8
@@ -27,13 +27,16 @@ MOST_RANGES, LEAST_RANGES = 64, 4
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
     """``heads`` query heads per workgroup, a divisor of the number per kv head. ``split``: a range has this many keys,
-    or a multiple of it in long contexts; None if one workgroup reads all keys.
+    or a multiple of it in long contexts; None if one workgroup reads all keys. ``each_tile``: the threads' results of a
+    tile are added in workgroup memory before the next tile is scored, so that a thread has only its part of the
+    workgroup's sums in registers meanwhile.
     """
 
     heads: int
     threads: int = 64
     tile: int = 256
     split: int | None = None
+    each_tile: bool = False
 
     @property
     def score_vectors(self) -> int:
@@ -74,6 +77,29 @@ class DecodeOptions:
     def key_bytes(self, facts: Heads) -> int:
         """The bytes of a thread's keys of a tile, whose blocks have 16 bytes."""
         return self.tile // self.threads * 16 * facts.vectors // facts.block_vectors
+
+    def fits_with_each_tile(self, facts: Heads, most: int) -> bool:
+        """Whether a thread has at most about ``most`` numbers in registers with ``each_tile``, and more without it.
+        Never over pages of integers, for which that was not measured.
+        """
+        if facts.form is not None:
+            return False
+        results = facts.lanes * self.heads * self.value_vectors(facts)
+        sums, totals = facts.lanes * self.sum_vectors(facts), 4 * self.score_vectors
+        # Scores, unpacked vectors and packed words of each key.
+        a_key = self.heads + min(facts.block_vectors, 2) * facts.lanes + (4 if facts.block_vectors > 1 else 0)
+        scoring = self.tile // self.threads * a_key + totals
+        adding = results + 2 * facts.lanes + totals
+        return max(scoring, adding) + sums <= most < scoring + results
+
+    def sum_vectors(self, facts: Heads) -> int:
+        """A thread's vectors of the workgroup's result."""
+        return -(-self.heads * facts.vectors // self.threads)
+
+    @property
+    def values_at_once(self) -> int:
+        """The values that a thread loads before it uses the first, so that it waits for memory less often."""
+        return VALUES_AT_ONCE // 2 if self.each_tile else VALUES_AT_ONCE
 
     def shared_bytes(self, facts: Heads) -> int:
         """Bytes of workgroup memory: new heads, weights, folds, the softmax of each head, and the new key's scores."""

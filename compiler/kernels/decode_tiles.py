@@ -10,7 +10,7 @@ from ..ir.heads import Scores
 from .builder import Array, Scalar, all_of, cast, maximum, minimum, number, select
 from .decode_new_token import NewToken
 from .decode_queries import StoredRange
-from .decode_range import VALUES_AT_ONCE, NewTokenRange
+from .decode_range import NewTokenRange
 from .head_fold import HeadFold
 from .linear_vector import power_of_two
 from .scores import LOWEST, capped, weight
@@ -19,7 +19,8 @@ from .vectors import as_four, first_lanes, lane_at, lane_of, part_of, splat, vec
 
 class CachedTiles:
     """A thread scores every nth key of a tile, all elements for all heads; then it sums a block, or a part of one, of
-    every nth value.
+    every nth value. The results of all threads are added in workgroup memory at the end, or for each tile
+    (`DecodeOptions.each_tile`).
 
     ``queries`` are the workgroup's scaled queries in workgroup memory. ``new`` is the new token if it is not on its
     page yet, or None. ``shared`` holds the tile's weights, ``largest`` and ``correction`` the running softmax, a vector
@@ -40,9 +41,10 @@ class CachedTiles:
         self.folds = HeadFold(work)
         self.blocks, self.value_vectors = heads.vectors // heads.block_vectors, options.value_vectors(heads)
         self.keys_a_thread = options.tile // options.threads
+        self.each_tile, self.values_at_once = options.each_tile, options.values_at_once
         # A power of two, so that the iterations cover the tile exactly.
         parts = options.parts(heads)
-        self.value_groups = min(power_of_two(options.threads // parts + 1) // 2, options.tile // VALUES_AT_ONCE)
+        self.value_groups = min(power_of_two(options.threads // parts + 1) // 2, options.tile // self.values_at_once)
 
     def clear(self) -> None:
         """Start the softmax. Ends without a barrier."""
@@ -56,8 +58,12 @@ class CachedTiles:
         self.scores = kernel.local("scores", self.keys_a_thread * heads, "float32")
         self.totals = kernel.local("totals", work.options.score_vectors, "float32x4", fill=0)
         self.key_blocks = kernel.local("key_blocks", self.keys_a_thread, work.pages.block_dtype)
-        self.value_blocks = kernel.local("value_blocks", VALUES_AT_ONCE, work.pages.block_dtype)
-        self.result = kernel.local("result", heads * self.value_vectors, work.facts.vector_dtype, fill=0)
+        self.value_blocks = kernel.local("value_blocks", self.values_at_once, work.pages.block_dtype)
+        self.result = kernel.local(
+            "result", heads * self.value_vectors, work.facts.vector_dtype, fill=None if self.each_tile else 0
+        )
+        if self.each_tile:
+            self.sums = kernel.local("sums", work.options.sum_vectors(work.facts), "float32x4", fill=0)
         self.value_group, self.part = (
             kernel.let("value_group", work.thread // parts),
             kernel.let("part", work.thread % parts),
@@ -143,37 +149,33 @@ class CachedTiles:
             self.totals[v] = self.totals[v] * by
             for u in range(self.keys_a_thread):
                 self._store_weights(u, v, kernel.let("weights", weight(mine[u][v], best)))
-            for h in range(v * 4, min(v * 4 + 4, heads)):
+            for h in range(v * 4, v * 4 if self.each_tile else min(v * 4 + 4, heads)):
                 for i in range(self.value_vectors):
                     at = h * self.value_vectors + i
                     self.result[at] = self.result[at] * splat(lane_of(by, h % 4), work.facts.lanes)
         kernel.barrier()
 
     def add_values(self) -> None:
-        """Add the tile's weighted values, a few consecutive keys at a time, and finally the new token's."""
-        work, kernel, facts, vectors = self.work, self.work.kernel, self.work.facts, self.work.options.score_vectors
+        """Add the tile's weighted values, and finally the new token's."""
+        work, kernel, size = self.work, self.work.kernel, self.work.options.heads * self.work.facts.vectors
         with kernel.when(self.has_values):
-            turn_keys = self.value_groups * VALUES_AT_ONCE
-            with kernel.loop("turn", (self.cached + turn_keys - 1) // turn_keys) as turn:
-                first = kernel.let("first", turn * turn_keys + self.value_group * VALUES_AT_ONCE)
-                # Keys beyond the last have weight 0; the last value is read for them.
-                keys = [
-                    kernel.let("value_key", self.start + minimum(first + i, self.cached - 1))
-                    for i in range(VALUES_AT_ONCE)
-                ]
-                page = kernel.let("value_page", work.page_of(keys[0]))
-                block = self.part * self.value_vectors // facts.block_vectors
-                for i, key in enumerate(keys):
-                    self.value_blocks[i] = work.pages.block(page, 1, work.kv_head, key % facts.page_size, block)
-                for i in range(VALUES_AT_ONCE):
-                    value = part_of(work.pages.vectors_of(self.value_blocks[i]), self.part, self.value_vectors)
-                    self._add_value(self.shared, (first + i) * vectors, value)
-            if self.new is None:
-                return
-            with kernel.when(all_of(self.value_group == 0, self.cached < self.count)):
-                row = work.options.heads + 1
-                value = [self.new.rows[row, self.part * self.value_vectors + i] for i in range(self.value_vectors)]
-                self._add_value(self.new_weights, 0, value)
+            if self.each_tile:
+                for i in range(work.options.heads * self.value_vectors):
+                    self.result[i] = 0
+            self._add_cached_values()
+            if self.new is not None:
+                with kernel.when(all_of(self.value_group == 0, self.cached < self.count)):
+                    row = work.options.heads + 1
+                    value = [self.new.rows[row, self.part * self.value_vectors + i] for i in range(self.value_vectors)]
+                    self._add_value(self.new_weights, 0, value)
+        if not self.each_tile:
+            return
+        kernel.barrier()
+        kept = self._gather_results()
+        for i, item, guard in self._items():
+            with kernel.when(guard):
+                correction = self._of_head(self.correction, item // work.facts.vectors)
+                self.sums[i] = self.sums[i] * splat(correction) + self.folds.sum(kept, size, self.shared, item)
 
     def store(self) -> None:
         """Sum weights and results over threads. Store the weighted mean, or for a range the sums and the largest
@@ -182,26 +184,56 @@ class CachedTiles:
         work, kernel, split = self.work, self.work.kernel, self.work.options.split
         heads, vectors, lanes = work.options.heads, work.facts.vectors, work.facts.lanes
         self._sum_weights()
-        kept = self._gather_results()
+        if self.each_tile:
+            kernel.barrier()
+        else:
+            kept = self._gather_results()
         row = work.result_row()
-        size = heads * vectors
-        for start in range(0, size, work.options.threads):
-            item = kernel.let("item", work.thread + start)
-            with kernel.when(item < size):
-                sum_ = self.folds.sum(kept, size, self.shared, item)
+        for i, item, guard in self._items():
+            with kernel.when(guard):
+                sum_ = self.sums[i] if self.each_tile else self.folds.sum(kept, heads * vectors, self.shared, item)
                 head, index = kernel.let("head", item // vectors), kernel.let("index", item % vectors)
                 if split:
                     work.results[row, work.first_head + head, index] = first_lanes(sum_, lanes)
                 else:
-                    total = lane_at(kernel.let("of_heads", self.correction[head // 4]), head % 4)
-                    mean = first_lanes(sum_, lanes) / splat(total, lanes)
+                    mean = first_lanes(sum_, lanes) / splat(self._of_head(self.correction, head), lanes)
                     work.results[row, work.first_head + head, index] = cast(mean, work.facts.stored_dtype)
         if split:
             with kernel.when(work.thread < heads):
-                softmax = (self.largest, self.correction)
-                kept_of = [lane_at(kernel.let("of_heads", each[work.thread // 4]), work.thread % 4) for each in softmax]
+                kept_of = [self._of_head(each, work.thread) for each in (self.largest, self.correction)]
                 zeros = [number(0, "float32")] * (lanes - 2)
                 work.results[row, work.first_head + work.thread, vectors] = vector(*kept_of, *zeros)
+
+    def _items(self) -> Iterator[tuple[int, Scalar, Scalar]]:
+        """The thread's vectors of the workgroup's result: the number of each one, its place among those of all heads,
+        and whether it exists.
+        """
+        work, size = self.work, self.work.options.heads * self.work.facts.vectors
+        for i in range(work.options.sum_vectors(work.facts)):
+            item = work.kernel.let("item", work.thread + i * work.options.threads)
+            yield i, item, item < size
+
+    def _of_head(self, of_heads: Array, head: Scalar) -> Scalar:
+        return lane_at(self.work.kernel.let("of_heads", of_heads[head // 4]), head % 4)
+
+    def _add_cached_values(self) -> None:
+        """A few consecutive keys at a time."""
+        work, kernel, facts, vectors = self.work, self.work.kernel, self.work.facts, self.work.options.score_vectors
+        turn_keys = self.value_groups * self.values_at_once
+        with kernel.loop("turn", (self.cached + turn_keys - 1) // turn_keys) as turn:
+            first = kernel.let("first", turn * turn_keys + self.value_group * self.values_at_once)
+            # Keys beyond the last have weight 0; the last value is read for them.
+            keys = [
+                kernel.let("value_key", self.start + minimum(first + i, self.cached - 1))
+                for i in range(self.values_at_once)
+            ]
+            page = kernel.let("value_page", work.page_of(keys[0]))
+            block = self.part * self.value_vectors // facts.block_vectors
+            for i, key in enumerate(keys):
+                self.value_blocks[i] = work.pages.block(page, 1, work.kv_head, key % facts.page_size, block)
+            for i in range(self.values_at_once):
+                value = part_of(work.pages.vectors_of(self.value_blocks[i]), self.part, self.value_vectors)
+                self._add_value(self.shared, (first + i) * vectors, value)
 
     def _key(self, u: int) -> Scalar:
         """The u-th of the thread's keys, counted from the tile's first."""
@@ -254,8 +286,8 @@ class CachedTiles:
             self.correction[work.thread] = self.folds.folded(add)
 
     def _gather_results(self) -> int:
-        """Store the results of all groups of threads in ``shared``, in several rounds if there are too many. Returns
-        the number of results still to be added.
+        """Sum the results of the groups of threads in ``shared``, in several rounds if there are too many. Returns the
+        number of sums still to be added.
         """
         work, kernel, vectors, lanes = self.work, self.work.kernel, self.work.facts.vectors, self.work.facts.lanes
         size, kept = work.options.heads * vectors, self.value_groups
@@ -263,20 +295,13 @@ class CachedTiles:
             kept = -(-kept // 2)
         own = [(h, i) for h in range(work.options.heads) for i in range(self.value_vectors)]
         indices = [(h * self.value_vectors + i, h * vectors + self.part * self.value_vectors + i) for h, i in own]
-        for turn in range(-(-self.value_groups // kept) - 1, -1, -1):
-            first = turn * kept
-            inside = min(kept, self.value_groups - first)
-            with kernel.when(all_of(self.value_group >= first, self.value_group < first + inside)):
+        for first in range(0, self.value_groups, kept):
+            last = min(first + kept, self.value_groups)
+            with kernel.when(all_of(self.value_group >= first, self.value_group < last)):
                 for mine, other in indices:
-                    self.shared[(self.value_group - first) * size + other] = as_four(self.result[mine], lanes)
+                    at, own_sum = (self.value_group - first) * size + other, as_four(self.result[mine], lanes)
+                    self.shared[at] = self.shared[at] + own_sum if first else own_sum
             kernel.barrier()
-            if turn:
-                with kernel.when(self.value_group < inside):
-                    for mine, other in indices:
-                        self.result[mine] = self.result[mine] + first_lanes(
-                            self.shared[self.value_group * size + other], lanes
-                        )
-                kernel.barrier()
         return kept
 
 

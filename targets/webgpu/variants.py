@@ -54,6 +54,9 @@ ATTENTION = AttentionNumbers(
     # Adreno's compiler unrolls the loop over a key's blocks and loads all of them first: with 2,048 bytes, four keys of
     # 128 float32, it spilled 118 registers, with 1,024 none (`make gpu-static`).
     max_key_bytes=1024,
+    # With four heads of 64 float16 and four keys a thread, 100 numbers, Intel's compiler spilled 11 to 104 registers,
+    # with three heads, 88, none (`make gpu-static`).
+    max_numbers=90,
     # With fewer new tokens per sequence, most rows of a tile would belong to other sequences.
     min_tile_rows=8,
 )

@@ -126,6 +126,21 @@ def test_a_thread_has_few_bytes_of_keys_on_webgpu(head_dim: int, activation: str
     assert (options.threads, options.tile) == (64, tile)
 
 
+@pytest.mark.parametrize(
+    ("heads", "expected"),
+    [((32, 8, 64), True), ((32, 8, 128), True), ((24, 8, 128), False), ((14, 2, 64), False), ((32, 4, 128), False)],
+)
+def test_results_are_added_for_each_tile_if_only_then_numbers_fit_into_registers(
+    heads: tuple[int, int, int], expected: bool
+) -> None:
+    """With four heads a key, Intel's compiler spilled in float16; with seven or eight, it spills in both ways."""
+    for activation, numbers in (("float16", WEBGPU), ("float32", WEBGPU), ("float16", CUDA)):
+        options = decode_options(Heads(*heads, 16, activation), 256, numbers)
+        assert options is not None
+        assert options.each_tile == (expected and activation == "float16" and numbers is WEBGPU)
+        assert options.values_at_once == (2 if options.each_tile else 4)
+
+
 APPEND, FEW = ["rope_append"], ["attention_few_rows", "attention_merge"]
 # The kernels after the append, for the new tokens of each sequence and the longest context.
 MIXES: tuple[tuple[tuple[int, ...], int, list[str]], ...] = (

@@ -21,7 +21,7 @@ TINT_SECONDS = 60
 # The words of the SPIR-V specification.
 FIRST_WORD, LOOP_MERGE, DONT_UNROLL = 5, 246, 2
 # The values of facts that labels leave out.
-USUAL = {"products": "float32", "thread_outputs": 4}
+USUAL = {"products": "float32", "thread_outputs": 4, "each_tile": False}
 
 
 @dataclass(frozen=True, slots=True)

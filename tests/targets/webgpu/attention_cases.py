@@ -46,7 +46,7 @@ SPECIAL = (
         Facts(
             Heads(7, 1, 24, 16, "float16"), Preparation(MAX_POSITIONS, 8, EPS, norm_after=True), Scores(0.2, window=16)
         ),
-        DecodeOptions(7, 32, 32),
+        DecodeOptions(7, 32, 32, each_tile=True),
     ),
     (
         Facts(
@@ -75,7 +75,7 @@ SPECIAL = (
     ),
     (
         Facts(Heads(4, 2, 24, 16, "float32"), Preparation(MAX_POSITIONS, 24, EPS), Scores(0.2, reach=True)),
-        DecodeOptions(2, 32, 32),
+        DecodeOptions(2, 32, 32, each_tile=True),
     ),
 )
 WIDE = Facts(Heads(4, 2, 128, 16, "float32"), Preparation(MAX_POSITIONS, 128, EPS), Scores(0.1))
