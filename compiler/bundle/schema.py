@@ -90,11 +90,15 @@ def outputs() -> dict[Path, str]:
 def probe_types() -> str:
     """The interfaces of a probe and of its report. What a probe has of a manifest is checked as a part of one."""
     own = [probe.ProbeFile]
-    own += [each for each in vars(device_report).values() if getattr(each, "__module__", "") == device_report.__name__]
+    own += [each for each in vars(device_report).values() if is_entry_of(device_report.__name__, each)]
     text = "".join(interface(entry) for entry in own)
     imported = sorted(name for name in vars(entries) if name[0].isupper() and re.search(rf"\b{name}\b(?!:)", text))
     names = ", ".join(name for name in imported if f"interface {name} " in typescript())
     return f'{PROBE_HEADER}\nimport type {{ {names} }} from "../runtime/manifest.js";\n{text}'
+
+
+def is_entry_of(module: str, value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, entries.Entry) and value.__module__ == module
 
 
 def typescript() -> str:
