@@ -28,7 +28,7 @@ def new_folder(output: Path, *, force: bool, marker: str = MANIFEST_FILE) -> Ite
     if ``output`` exists (without ``force``, or if it is not a bundle), if another process writes to it, if it cannot be
     written, or if the disk is full.
     """
-    try:
+    with reported(output):
         path = _resolved(output)
         _require_free(path, force=force, marker=marker)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,6 +37,13 @@ def new_folder(output: Path, *, force: bool, marker: str = MANIFEST_FILE) -> Ite
             _require_free(path, force=force, marker=marker)
             yield partial
             _publish(partial, path, force=force, marker=marker)
+
+
+@contextmanager
+def reported(output: Path) -> Iterator[None]:
+    """Raises OutputError for errors of the file system."""
+    try:
+        yield
     except OSError as error:
         raise OutputError(
             f"{output}: cannot be written: {reason_of(error)}; free space there or choose another -o"
@@ -88,14 +95,7 @@ def _publish(partial: Path, path: Path, *, force: bool, marker: str) -> None:
     meantime.
     """
     if force and (path / marker).is_file():
-        replaced = _beside(path, "replaced")
-        path.rename(replaced)
-        try:
-            rename_durably(partial, path)
-        except OSError:
-            replaced.rename(path)
-            raise
-        shutil.rmtree(replaced, ignore_errors=True)
+        replace_folder(partial, path)
         return
     try:
         rename_durably(partial, path)
@@ -103,6 +103,18 @@ def _publish(partial: Path, path: Path, *, force: bool, marker: str) -> None:
         if path.exists():
             raise OutputError(f"{path}: was created by another program in the meantime; choose another -o") from error
         raise
+
+
+def replace_folder(partial: Path, path: Path) -> None:
+    """Rename ``partial`` to ``path``, whose folder is removed at the end, or is there again after an error."""
+    replaced = _beside(path, "replaced")
+    path.rename(replaced)
+    try:
+        rename_durably(partial, path)
+    except OSError:
+        replaced.rename(path)
+        raise
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _restore_replaced(path: Path) -> None:

@@ -20,7 +20,7 @@ PROBE_VERSION = 1
 PERIOD = 262_139
 # Each plane starts this many words behind the one before it.
 STRIDE = 7919
-# The values of a plane that is no plane of integers. A word's highest four bits choose one of them.
+# The values of a plane that holds numbers instead of codes. A word's highest four bits choose one of them.
 VALUES = 16
 
 

@@ -59,7 +59,7 @@ def run(options: Devices) -> None:
 
 def read_reports(folder: Path) -> list[Row]:
     """The reports of a folder's JSON files: by model, the fastest first. Raises RequestError for a folder without
-    reports, and for a file that is none.
+    reports, and for a file that is not a report.
     """
     if not folder.is_dir():
         raise RequestError(f"{folder}: is not a folder; give one with the reports that probe() returns")

@@ -77,7 +77,7 @@ def license_files(folder: Path) -> list[Path]:
 
 
 def card_header(path: Path) -> Mapping[str, Any]:
-    """The YAML at the start of a model card; empty if there is none that can be read."""
+    """The YAML at the start of a model card; empty without a header that can be read."""
     import yaml
 
     try:

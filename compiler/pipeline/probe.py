@@ -31,7 +31,7 @@ from .weights import lay_out_weights, shard_sizes
 FOLDER = "probe"
 # Below this size, the caches of a device hold all of a layer, and a second one is measured too.
 SMALL_LAYER_BYTES = 8 << 20
-# A probe that takes more is none.
+# A bundle whose probe would have more weights gets none.
 MOST_BYTES = 1 << 30
 TOKENS = 8
 # The rows whose values a plane's 16 are the quantiles of.

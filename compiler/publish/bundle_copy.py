@@ -106,7 +106,7 @@ def renamed(manifest: bytes, names: Mapping[str, str]) -> bytes:
 
 
 def hashes_at(folder: Path) -> dict[str, str]:
-    """The hashes of the files of a bundle, by its manifest; empty if there is none that can be read."""
+    """The hashes of the files of a bundle, by its manifest; empty without a manifest that can be read."""
     try:
         return hashes_in(json.loads((folder / MANIFEST_FILE).read_bytes()))
     except (OSError, ValueError, RecursionError):

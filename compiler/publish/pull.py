@@ -25,7 +25,7 @@ from ..bundle.check import parse_manifest
 from ..bundle.file_name import is_plain_name
 from ..bundle.folder import Bundle, ExportBundle, open_any, sha256_of
 from ..bundle.manifest import MANIFEST_FILE
-from ..bundle.new_folder import is_bundle, rename_durably
+from ..bundle.new_folder import is_bundle, rename_durably, replace_folder, reported
 from ..bundle.signature import SIGNATURE_FILE, TrustedKey, verify_signature
 from ..runtime.errors import BundleError, OutputError, RequestError, Unavailable, reason_of
 from .bundle_copy import hashes_at, hashes_in, link
@@ -270,22 +270,6 @@ def publish(partial: Path, output: Path) -> None:
     if not output.exists() or not any(output.iterdir()):
         rename_durably(partial, output)
         return
-    replaced = beside(output, "replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
-    output.rename(replaced)
-    try:
-        rename_durably(partial, output)
-    except OSError:
-        replaced.rename(output)
-        raise
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-@contextmanager
-def reported(output: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(
-            f"{output}: cannot be written: {reason_of(error)}; free space there or choose another -o"
-        ) from error
+    # What a pull that was killed left there.
+    shutil.rmtree(beside(output, "replaced"), ignore_errors=True)
+    replace_folder(partial, output)

@@ -66,7 +66,7 @@ class Remote(Protocol):
         """Where pages find the site; None if that is not known."""
 
     def read(self, name: str) -> bytes | None:
-        """A file; None if there is none."""
+        """A file; None if it does not exist."""
 
     def lacks(self, files: Sequence[SiteFile]) -> list[SiteFile]:
         """The files that are not there with these bytes."""

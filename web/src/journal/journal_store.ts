@@ -68,7 +68,7 @@ export class JournalStore {
     return held.some(({ name }) => name === lockOf(id));
   }
 
-  /** Null if there is none. Throws StorageError for one of another version, or that is damaged. */
+  /** Null without a journal. Throws StorageError for one of another version, or that is damaged. */
   async read(id: string): Promise<StoredJournal | null> {
     const files = (await filesOf(this.root, folderOf(id))) ?? new Map<string, File>();
     const request = files.get(REQUEST);
@@ -113,7 +113,7 @@ export class JournalStore {
     return { ...place, part: place.part + 1 };
   }
 
-  /** Does nothing if there is none. */
+  /** Does nothing without a journal. */
   async delete(id: string): Promise<void> {
     await remove(this.root, folderOf(id));
   }
