@@ -68,6 +68,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "pull": Command(NEAR, "download a bundle of a published site"),
         "serve": Command(FAR, "answer OpenAI requests for models on this machine or others", SERVER),
         "index": Command(FAR, "embed the documents of a folder into a store"),
+        "decide": Command(FAR, "answer typed questions about a text, with probabilities"),
         "node": Command(FAR, "run a part of a vLLM that nearfar serve starts on several machines", SERVER),
         "gateway": Command(FAR, "answer OpenAI requests near or far, as a policy decides", SERVER),
         "router": Command(

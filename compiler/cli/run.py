@@ -190,16 +190,20 @@ def read_prompt(options: Run) -> str | None:
         return str(options.prompt)
     if options.prompt is None and sys.stdin.isatty():
         return "" if options.audio else None
+    text = piped_text()
+    if not text and not options.audio:
+        raise RequestError("the prompt on standard input is empty; pass a prompt as an argument or through a pipe")
+    return text
+
+
+def piped_text() -> str:
+    """Standard input without the newline that `echo` adds. Raises RequestError if it is not UTF-8."""
     try:
-        # `echo` adds the newline; it is not part of the prompt.
-        text = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise RequestError(
             f"standard input is not UTF-8 (byte {error.start}); convert it, for example with iconv"
         ) from error
-    if not text and not options.audio:
-        raise RequestError("the prompt on standard input is empty; pass a prompt as an argument or through a pipe")
-    return text
 
 
 def answer_json(answer: Answer, prompt: list[int], device: str, recordings: Sequence[Recording] = ()) -> dict[str, Any]:

@@ -155,6 +155,28 @@ class Index:
 
 
 @options
+class Decide:
+    """example: nearfar decide demo 'dim the lights' --questions questions.json"""
+
+    model: Annotated[ModelName, Flag(place=True)]
+    """a model that generates text: a bundle; a Hugging Face folder or name; or demo"""
+    context: Annotated[str | None, Flag(metavar="TEXT", place=True)] = None
+    """what the questions are about; - or a pipe reads standard input"""
+    questions: File
+    """JSON: {"urgent": {"type": "yes_no", "question": "Is it urgent?"}}; the types are choice, yes_no, score, labels"""
+    fit: Annotated[File | None, Flag(metavar="EXAMPLES")] = None
+    """instead of TEXT: JSON lines {"context", "answers": {"urgent": true}}, to which -o fits a calibration"""
+    output: Annotated[File | None, Output] = None
+    """for --fit: the calibration, which /v1/decide and engine.decide take too"""
+    calibration: File | None = None
+    """the output of an earlier --fit"""
+    abstain_below: Annotated[ShareOrNone | None, Flag(metavar="P")] = None
+    """leave a question open whose answer's probability is lower"""
+    json: Json = False
+    trust: Trust = ()
+
+
+@options
 class RouterLog:
     """example: nearfar router log --near demo --far http://127.0.0.1:8000 --prompts prompts.jsonl -o pairs.jsonl"""
 
