@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Any
 
+from waiting import WAIT_SECONDS
+
 MODEL = "there"
 
 
@@ -24,7 +26,7 @@ class Received:
 @dataclass
 class Reply:
     """A reply is ``status`` with a JSON ``value``, or ``chunks`` as events that break off after ``breaks_after`` of
-    them. With ``hangs``, nothing is sent.
+    them. With ``hangs``, nothing is sent; ``hangs_at``: nothing more from the event with this number on.
     """
 
     status: int = 200
@@ -33,6 +35,7 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
     breaks_after: int | None = None
     hangs: bool = False
+    hangs_at: int | None = None
     seconds_between: float = 0.0
 
 
@@ -135,6 +138,8 @@ async def send(writer: asyncio.StreamWriter, reply: Reply) -> bool:
         if index == reply.breaks_after:
             await writer.drain()
             return False
+        if index == reply.hangs_at:
+            await asyncio.sleep(3600)
         event = f"data: {value if isinstance(value, str) else json.dumps(value)}\n\n".encode()
         writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
         await writer.drain()
@@ -167,10 +172,10 @@ def in_a_thread(server: FakeOpenAI) -> Iterator[str]:
 
     thread = Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
-    assert ready.wait(5)
+    assert ready.wait(WAIT_SECONDS)
     try:
         yield server.url
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(5)
+        thread.join(WAIT_SECONDS)
         loop.close()

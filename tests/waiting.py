@@ -25,3 +25,12 @@ async def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < give_up, f"did not happen within {WAIT_SECONDS:g} s"
         await asyncio.sleep(POLL_SECONDS)
+
+
+def pass_seconds(seconds: float) -> None:
+    """Let the timers of the running loop, one of asyncio's, be due ``seconds`` earlier. A time limit that a test sets
+    then ends after the step that the test has seen, however long that took.
+    """
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    loop.time = lambda: now() + seconds  # type: ignore[method-assign]

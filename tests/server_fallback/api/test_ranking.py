@@ -64,11 +64,14 @@ def test_openai_s_client_embeds(url: str) -> None:
 def test_langchain_s_client_embeds(url: str) -> None:
     from langchain_openai import OpenAIEmbeddings
 
-    client = OpenAIEmbeddings(
-        model="embed", base_url=f"{url}/v1", api_key=KEY, check_embedding_ctx_length=False, max_retries=0
-    )
-    assert client.embed_documents(["a", "b"]) == [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
-    assert client.embed_query("c") == [0.0, 0.0, 1.0]
+    # It never closes connections of its own.
+    with httpx.Client() as connections:
+        client = OpenAIEmbeddings(
+            model="embed", base_url=f"{url}/v1", api_key=KEY, check_embedding_ctx_length=False, max_retries=0,
+            http_client=connections, http_async_client=httpx.AsyncClient(),
+        )  # fmt: skip
+        assert client.embed_documents(["a", "b"]) == [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+        assert client.embed_query("c") == [0.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("model", ["rank", "embed"])

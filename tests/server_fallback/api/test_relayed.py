@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -12,6 +11,7 @@ from asgi import HI, Held, ask_app, run
 from fake_models import FakeModels
 from fake_openai import USAGE, FakeOpenAI, Reply, chunk, running, text_chunks
 from fastapi import FastAPI
+from waiting import pass_seconds, until
 
 from nearfar.server_fallback.api import sse
 from nearfar.server_fallback.api.app import create_app
@@ -22,21 +22,21 @@ STREAM: dict[str, Any] = {**HI, "stream": True}
 
 
 def with_app(
-    test: Callable[[FastAPI, UpstreamExecutor], Awaitable[None]], reply: Reply, config: ApiConfig | None = None
-) -> FakeOpenAI:
-    server = FakeOpenAI(lambda _: reply)
+    test: Callable[[FastAPI, UpstreamExecutor], Awaitable[None]], reply: Reply, server: FakeOpenAI | None = None
+) -> None:
+    server = server or FakeOpenAI()
+    server.reply = lambda _: reply
 
     async def work() -> None:
         async with running(server):
             executor = await open_upstream(UpstreamOptions(urls=(server.url,), name="fake"))
             models: Any = FakeModels(executor)  # type: ignore[arg-type]
             try:
-                await test(create_app(models, config or ApiConfig()), executor)
+                await test(create_app(models, ApiConfig()), executor)
             finally:
                 await executor.close()
 
     run(work())
-    return server
 
 
 def data_of(body: str) -> list[Any]:
@@ -118,11 +118,11 @@ def test_a_client_that_leaves_ends_the_upstreams_answer() -> None:
         held.go()
         await held.task
         assert executor.state().running == 0
-        await asyncio.sleep(0.1)
         assert await metric(app, "vllm:request_success_total") == 1
+        await until(lambda: server.hung_up == 1)
 
-    server = with_app(check, Reply(chunks=text_chunks(*"abcdefgh" * 9), seconds_between=0.02))
-    assert server.hung_up == 1
+    server = FakeOpenAI()
+    with_app(check, Reply(chunks=text_chunks(*"abcdefgh" * 9), seconds_between=0.02), server=server)
 
 
 def test_a_deadline_ends_the_stream_with_an_error_and_comments_fill_the_silence(
@@ -131,8 +131,14 @@ def test_a_deadline_ends_the_stream_with_an_error_and_comments_fill_the_silence(
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.02)
 
     async def check(app: FastAPI, _: UpstreamExecutor) -> None:
-        response = await ask_app(app, "POST", "/v1/chat/completions", STREAM, x_request_timeout_ms="300")
-        assert response.text.count(": keep-alive\n\n") >= 2
-        assert json.loads(response.text.split("\n\n")[-2][6:])["error"]["code"] == "deadline_exceeded"
+        held = Held(app, "/v1/chat/completions", STREAM, {"x-request-timeout-ms": "60000"})
+        sent = b""
+        while b'"a"' not in sent or not sent.endswith(b": keep-alive\n\n" * 2):
+            sent += (await held.sent.get()).get("body", b"")
+        pass_seconds(60)
+        await held.task
+        while not held.sent.empty():
+            sent += held.sent.get_nowait()["body"]
+        assert json.loads(sent.split(b"\n\n")[-2][6:])["error"]["code"] == "deadline_exceeded"
 
-    with_app(check, Reply(chunks=text_chunks("a", "b"), seconds_between=0.2))
+    with_app(check, Reply(chunks=text_chunks("a", "b"), hangs_at=2))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -139,31 +139,31 @@ def test_openai_s_client_reads_transcripts_of_the_main_process_window_by_window(
     sound = wav(np.random.default_rng(1).normal(0, 0.1, 64000).astype("<f4").tobytes(), 3, 32)
     long = wav(np.random.default_rng(1).integers(-9000, 9000, 16000 * 700).astype("<i2").tobytes(), 1, 16)
 
-    def stream(sound: bytes) -> openai.Stream[Any]:
+    @contextmanager
+    def stream(sound: bytes) -> Iterator[openai.Stream[Any]]:
         # On a new connection, so that either front end may answer.
-        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="the-admins-key", max_retries=0)
-        found: openai.Stream[Any] = client.audio.transcriptions.create(
-            model="whisper", file=("a.wav", sound), stream=True
-        )
-        return found
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="the-admins-key", max_retries=0) as client:
+            yield client.audio.transcriptions.create(model="whisper", file=("a.wav", sound), stream=True)
 
     first = len(server.lines("request"))
 
     def both_have_answered() -> bool:
-        *deltas, done = stream(sound)
+        with stream(sound) as received:
+            *deltas, done = received
         assert len(deltas) > 1
         assert "".join(each.delta for each in deltas) == done.text != ""
         return len({line["pid"] for line in server.lines("request")[first:]}) == 2
 
     wait_until(both_have_answered)
     # A client that hangs up ends the transcript in the main process, which then makes the next one.
-    left = stream(long)
-    assert next(left).type == "transcript.text.delta"
-    left.close()
+    with stream(long) as left:
+        assert next(left).type == "transcript.text.delta"
+        left.close()
     wait_until(lambda: any(line.get("finish_reason") == "abort" for line in server.lines("request")[first:]))
-    assert list(stream(sound))[-1].type == "transcript.text.done"
-    with pytest.raises(openai.BadRequestError, match=re.escape("a.wav")):
-        stream(sound[:20])
+    with stream(sound) as received:
+        assert list(received)[-1].type == "transcript.text.done"
+    with pytest.raises(openai.BadRequestError, match=re.escape("a.wav")), stream(sound[:20]):
+        pass
 
 
 @pytest.mark.skipif(not SPEAKS, reason="pip install 'nearfar[espeak]'")
