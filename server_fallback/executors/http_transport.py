@@ -283,7 +283,8 @@ class Connection(asyncio.Protocol):
     def _check_time(self) -> None:
         """End the wait if it has taken too long, or check again at the next time at which it may have."""
         now = monotonic()
-        since = self._waits_since if self._waiter is not None else now
+        # A reader whose part has arrived does not wait any more, even if the event loop has not run it yet.
+        since = self._waits_since if self._waiter is not None and not self._waiter.done() else now
         times = [] if self._read_timeout is None else [since + self._read_timeout]
         if times and times[0] <= now:
             self._timer = None

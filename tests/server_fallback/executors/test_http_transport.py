@@ -39,9 +39,11 @@ async def scripted(
 
     server = await asyncio.start_server(connection, "127.0.0.1", 0)
     timeout = httpx.Timeout(WAIT_SECONDS, read=read_seconds)
-    async with httpx.AsyncClient(transport=Transport(trust_env=False), timeout=timeout) as client:
-        yield client, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connections
-    server.close()
+    try:
+        async with httpx.AsyncClient(transport=Transport(trust_env=False), timeout=timeout) as client:
+            yield client, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", connections
+    finally:
+        server.close()
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -111,20 +113,14 @@ def test_a_request_is_sent_as_httpx_built_it(run: Any) -> None:
 
 def test_a_connection_is_used_again_unless_its_server_or_its_reader_is_done_with_it(run: Any) -> None:
     async def check() -> None:
-        ended: list[int] = []
         twice = answering(OK, OK)
-
-        async def then_ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await twice(reader, writer)
-            writer.transport.abort()
-            ended.append(1)
-
-        async with scripted(then_ends) as (client, url, connections):
+        async with scripted(twice) as (client, url, connections):
             assert [(await client.get(url)).content for _ in range(2)] == [b"ok"] * 2
             assert len(connections) == 1
-            # The server has closed it, which is not an error of the next request.
-            await until(lambda: ended == [1])
-            await asyncio.sleep(0.02)
+            # The server closes it, which is not an error of the next request.
+            transport = client._transport
+            assert isinstance(transport, Transport)
+            await until(lambda: not transport._all)
             with pytest.raises(httpx.RemoteProtocolError):
                 await client.get(url)
             assert len(connections) == 2
@@ -180,25 +176,68 @@ def test_silence_is_a_timeout_before_and_in_the_answer(run: Any) -> None:
     run(check())
 
 
-def test_slow_answers_are_not_silent_ones(run: Any) -> None:
-    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(CHUNKED)
-        for _ in range(8):
-            await asyncio.sleep(0.2)
-            writer.write(b"1\r\nx\r\n")
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
+class Clock:
+    """The time of the transport, which passes when a test says so."""
 
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0.0
+        monkeypatch.setattr(http_transport, "monotonic", lambda: self.seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_slow_answers_are_not_silent_ones(run: Any, clock: Clock) -> None:
     async def check() -> None:
-        # Less than all pauses together, and much more than one.
-        async with scripted(slow, read_seconds=1.5) as (client, url, _):
-            assert (await client.get(url)).content == b"xxxxxxxx"
+        received, bodies = 0, list[Body]()
+
+        def waits(sent: int) -> bool:
+            return received == sent and any(body._connection._waiter is not None for body in bodies)
+
+        async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(CHUNKED)
+            for sent in range(8):
+                await until(lambda sent=sent: waits(sent))  # type: ignore[misc]
+                # Less than the limit, which all pauses together exceed.
+                clock.seconds += 0.4 * WAIT_SECONDS
+                bodies[0]._connection._check_time()
+                writer.write(b"1\r\nx\r\n")
+            writer.write(b"0\r\n\r\n")
+            await writer.drain()
+
+        async with scripted(slow) as (client, url, _), client.stream("GET", url) as response:
+            bodies.append(response.extensions[BODY])
+            async for part in response.aiter_raw():
+                received += len(part)
+        assert received == 8
 
     run(check())
 
 
-def test_a_deadline_ends_a_read_although_the_server_writes(run: Any) -> None:
+def test_a_part_that_has_arrived_is_not_late_if_the_loop_is(run: Any, clock: Clock) -> None:
+    async def check() -> None:
+        async with (
+            scripted(answering(CHUNKED + b"1\r\nx\r\n", b"")) as (client, url, _),
+            client.stream("GET", url) as response,
+        ):
+            body = response.extensions[BODY]
+            assert await body.read(None) == b"x"
+            for part in (b"y", b"z"):
+                reading = asyncio.create_task(body.read(None))
+                await asyncio.sleep(0)
+                body._connection.data_received(b"1\r\n" + part + b"\r\n")
+                # Before the reader runs again, the limit passes.
+                clock.seconds += 2 * WAIT_SECONDS
+                body._connection._check_time()
+                assert await reading == part
+
+    run(check())
+
+
+def test_a_deadline_ends_a_read_although_the_server_writes(run: Any, clock: Clock) -> None:
     async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(CHUNKED)
@@ -211,18 +250,35 @@ def test_a_deadline_ends_a_read_although_the_server_writes(run: Any) -> None:
         async with scripted(endless) as (client, url, _), client.stream("GET", url) as response:
             body = response.extensions[BODY]
             assert isinstance(body, Body)
-            deadline, received = monotonic() + 0.2, b""
+            received = b""
 
             async def read_on() -> None:
                 nonlocal received
                 while True:
-                    received += await body.read(deadline)
+                    received += await body.read(10.0)
+                    clock.seconds += 1.0
 
             async with asyncio.timeout(WAIT_SECONDS) as limit:
                 with pytest.raises(TimeoutError):
                     await read_on()
             assert not limit.expired()
-            assert len(received) > 2
+            assert len(received) >= 10
+
+    run(check())
+
+
+def test_a_deadline_ends_a_read_while_nothing_arrives(run: Any) -> None:
+    async def check() -> None:
+        async with (
+            scripted(answering(CHUNKED + b"1\r\nx\r\n", b"")) as (client, url, _),
+            client.stream("GET", url) as response,
+        ):
+            body = response.extensions[BODY]
+            assert await body.read(None) == b"x"
+            async with asyncio.timeout(WAIT_SECONDS) as limit:
+                with pytest.raises(TimeoutError):
+                    await body.read(monotonic() + 0.05)
+            assert not limit.expired()
 
     run(check())
 
