@@ -23,9 +23,11 @@ from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.server import bind, run_server
 
-# Prints its port, then logs to standard error.
+# Prints its port, then logs to standard error. The first piece of an answer is followed by the others when a line is
+# written to it.
 PROGRAM = """
 import sys
+import asyncio
 from fake_models import FakeExecutor, FakeModels
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
@@ -33,13 +35,22 @@ from nearfar.server_fallback.api.log import configure_logs
 from nearfar.server_fallback.api.server import bind, run_server
 
 configure_logs(sys.stderr)
-models = FakeModels(FakeExecutor(pieces=["a"] * 40, delay_seconds=0.05))
+
+class Held(FakeExecutor):
+    async def _said(self, request, call):
+        async for piece in super()._said(request, call):
+            yield piece
+            if self.requests:
+                self.requests.clear()
+                await asyncio.to_thread(sys.stdin.readline)
+
+models = FakeModels(Held(pieces=["a"] * 40))
 listener = bind("127.0.0.1", 0)
 
 async def started():
     print(listener.getsockname()[1], flush=True)
 
-run_server(create_app(models, ApiConfig(drain_seconds=10)), listener, started)
+run_server(create_app(models, ApiConfig(drain_seconds=100)), listener, started)
 print("closed" if models.closed_after is not None else "left open", flush=True)
 """
 
@@ -75,7 +86,12 @@ server.run_server(create_app(FakeModels(), ApiConfig(drain_seconds=0)), listener
 def process(program: str = PROGRAM) -> Iterator[tuple[subprocess.Popen[str], int]]:
     command = [sys.executable, "-c", program]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parent
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
     ) as running:
         try:
             assert running.stdout is not None
@@ -104,21 +120,24 @@ def ask(port: int) -> socket.socket:
 def test_sigterm_turns_new_requests_away_finishes_the_old_and_ends_with_0() -> None:
     with process() as (running, port), ask(port) as sock:
         url = f"http://127.0.0.1:{port}"
-        assert httpx.get(f"{url}/health/ready").status_code == 200
+        assert httpx.get(f"{url}/health/ready", timeout=WAIT_SECONDS).status_code == 200
         running.send_signal(signal.SIGTERM)
-        ready = httpx.get(f"{url}/health/ready")
+        ready = httpx.get(f"{url}/health/ready", timeout=WAIT_SECONDS)
         assert (ready.status_code, ready.json()["status"]) == (503, "shutting down")
-        assert httpx.get(f"{url}/health/live").status_code == 200
-        turned_away = httpx.post(f"{url}/v1/chat/completions", json=HI)
+        assert httpx.get(f"{url}/health/live", timeout=WAIT_SECONDS).status_code == 200
+        turned_away = httpx.post(f"{url}/v1/chat/completions", json=HI, timeout=WAIT_SECONDS)
         assert turned_away.status_code == 503
         assert "retry-after" in turned_away.headers
+        assert running.stdin is not None
+        running.stdin.write("\n")
+        running.stdin.flush()
         text = "".join(lines_of(sock))
         assert text.count('"content":"a"') == 40
         assert "[DONE]" in text
         out, log = running.communicate(timeout=WAIT_SECONDS)
         assert (running.returncode, out) == (0, "closed\n")
         lines = [json.loads(line) for line in log.splitlines()]
-        assert {"event": "draining", "signal": "SIGTERM", "seconds": 10}.items() <= lines[0].items()
+        assert {"event": "draining", "signal": "SIGTERM", "seconds": 100}.items() <= lines[0].items()
         streamed = next(line for line in lines if line.get("completion_tokens"))
         assert (streamed["route"], streamed["status"], streamed["finish_reason"]) == (
             "/v1/chat/completions",
@@ -153,7 +172,8 @@ def test_a_second_signal_does_not_wait() -> None:
     models = FakeModels(FakeExecutor(pieces=["a"] * 1000, delay_seconds=0.02))
     with live_server(models, ApiConfig(drain_seconds=60)) as live, ask(live.port) as sock:
         live.signal()
-        wait_until(lambda: httpx.get(f"http://127.0.0.1:{live.port}/health/ready").status_code == 503)
+        url = f"http://127.0.0.1:{live.port}/health/ready"
+        wait_until(lambda: httpx.get(url, timeout=WAIT_SECONDS).status_code == 503)
         assert models.fake.open == 1
         live.signal()
         assert "shutting down" in "".join(lines_of(sock))

@@ -68,7 +68,7 @@ def test_a_client_receives_all_events_in_their_order_and_they_are_counted(port: 
     assert done == "data: [DONE]"
     # The stream itself sends the first event, with the headers.
     assert (counting.awaited, counting.written) == (1, 199)
-    metrics = httpx.get(f"{url}/metrics").text
+    metrics = httpx.get(f"{url}/metrics", timeout=WAIT_SECONDS).text
     assert 'vllm:inter_token_latency_seconds_count{model_name="fake"} 199.0' in metrics
     assert 'vllm:request_success_total{finished_reason="stop",model_name="fake"} 1.0' in metrics
 

@@ -198,7 +198,8 @@ def test_what_streams_do_not_have_is_refused(
     served: Served, path: str, fields: dict[str, str], param: str | None, message: str
 ) -> None:
     data = {"model": "whisper", "stream": "true", **fields}
-    answer = httpx.post(f"{served.url}/audio/{path}", data=data, files={"file": ("a.wav", noise(1))})
+    files = {"file": ("a.wav", noise(1))}
+    answer = httpx.post(f"{served.url}/audio/{path}", data=data, files=files, timeout=WAIT_SECONDS)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert message in error["message"]
@@ -206,8 +207,8 @@ def test_what_streams_do_not_have_is_refused(
 
 
 def test_events_are_those_of_openai_s_api(served: Served) -> None:
-    files = {"file": ("a.wav", noise(2))}
-    answer = httpx.post(f"{served.url}/audio/transcriptions", data={"model": "whisper", "stream": "true"}, files=files)
+    files, data = {"file": ("a.wav", noise(2))}, {"model": "whisper", "stream": "true"}
+    answer = httpx.post(f"{served.url}/audio/transcriptions", data=data, files=files, timeout=WAIT_SECONDS)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.text.startswith('data: {"type":"transcript.text.delta","delta":"')
     last = answer.text.rstrip("\n").split("\n\n")[-1]

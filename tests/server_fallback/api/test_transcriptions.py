@@ -23,6 +23,7 @@ from sounds import wav
 from tiny_moonshine import make_moonshine
 from tiny_parakeet import make_parakeet
 from tiny_whisper import CONTEXT, make_whisper
+from waiting import until
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.runtime.audio.transcribe import LIMITS
@@ -289,8 +290,7 @@ def test_a_caller_that_leaves_ends_its_transcript_and_the_next_one_begins(bundle
             return asyncio.create_task(executor.transcribe(Recording(data, "a"), request, call))
 
         running, waiting = transcribe(hour), transcribe(NOISE)
-        await asyncio.sleep(0.05)
-        assert (executor.state().running, executor.state().waiting) == (1, 1)
+        await until(lambda: (executor.state().running, executor.state().waiting) == (1, 1))
         with pytest.raises(QueueFull, match="1 requests are waiting"):
             await transcribe(NOISE)
         running.cancel()
@@ -301,7 +301,7 @@ def test_a_caller_that_leaves_ends_its_transcript_and_the_next_one_begins(bundle
         with pytest.raises(RequestError, match="a: is empty"):
             await transcribe(b"")
         last = transcribe(hour)
-        await asyncio.sleep(0.05)
+        await until(lambda: executor.state().running == 1)
         await executor.close()
         with pytest.raises(Unavailable, match="was unloaded"):
             await last

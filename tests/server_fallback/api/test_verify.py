@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 from collections.abc import Sequence
+from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from waiting import WAIT_SECONDS, until, wait_until
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
+from nearfar.server_fallback.api import drain
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import ApiKey, Keys, read_keys
 
@@ -243,17 +246,24 @@ def test_a_client_that_disconnects_ends_its_round_and_a_silent_one_is_disconnect
     run(work())
 
 
-def test_a_deadline_ends_a_stream() -> None:
+def test_a_deadline_ends_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed_seconds = 0.0
+    monkeypatch.setattr(drain, "time", SimpleNamespace(monotonic=lambda: monotonic() + passed_seconds))
+
     async def work() -> None:
-        # The round takes three steps, longer than the deadline.
-        executor = VerifyingExecutor(step_seconds=0.5)
-        headers = {"X-Request-Timeout-Ms": "1000"}
-        async with served(executor) as server, asking(server, additional_headers=headers) as socket:
-            await send_json(socket, opening(prompt=PROMPT * 6))
-            assert (await received(socket))["type"] == "opened"
-            await send_json(socket, draft([]))
-            assert (await received(socket))["error"]["code"] == "deadline_exceeded"
-            assert await closed(socket) == 4503
+        nonlocal passed_seconds
+        executor = VerifyingExecutor(hold=(gate := Gate()))
+        headers = {"X-Request-Timeout-Ms": "60000"}
+        async with served(executor) as server:
+            async with asking(server, additional_headers=headers) as socket:
+                await send_json(socket, opening(prompt=PROMPT * 6))
+                assert (await received(socket))["type"] == "opened"
+                # The round, which is held, has almost no time left.
+                passed_seconds = 59.9
+                await send_json(socket, draft([]))
+                assert (await received(socket))["error"]["code"] == "deadline_exceeded"
+                assert await closed(socket) == 4503
+            gate.open()
 
     run(work())
 

@@ -23,6 +23,7 @@ from emulated import libcuda, library_of
 from serving_process import Process, nearfar_serve
 from tiny_adapters import SELF_ATTENTION, make_adapter
 from tolerances import F32
+from waiting import WAIT_SECONDS
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.sampling import Sampler
@@ -47,7 +48,7 @@ class Served:
     fault: Path
 
     def post(self, path: str, **body: Any) -> httpx.Response:
-        return httpx.post(self.process.url + path, json=body, headers=KEY, timeout=60)
+        return httpx.post(self.process.url + path, json=body, headers=KEY, timeout=WAIT_SECONDS)
 
     def complete(self, prompt: list[int], model: str = "base", **more: Any) -> httpx.Response:
         body = {"model": model, "prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "logprobs": 0, **more}
@@ -157,13 +158,13 @@ def test_an_engine_whose_gpu_has_failed_gets_another_process(served: Served) -> 
         answers = [served.complete([5, 6, 7], model) for _ in range(6)]
         assert {answer.status_code for answer in answers} <= {500, 503}
         assert "CUDA_ERROR_ILLEGAL_ADDRESS" in answers[0].text
-    assert httpx.get(f"{served.process.url}/health/live").status_code == 200
+    assert httpx.get(f"{served.process.url}/health/live", timeout=WAIT_SECONDS).status_code == 200
     served.fault.unlink()
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + WAIT_SECONDS
     for model, logprobs in before.items():
         while served.complete([5, 6, 7], model).status_code != 200:
             assert time.monotonic() < give_up
             time.sleep(0.1)
         assert served.logprobs([5, 6, 7], model) == pytest.approx(logprobs, abs=F32)
     served.process.process.terminate()
-    assert served.process.process.wait(20) == 0
+    assert served.process.process.wait(WAIT_SECONDS) == 0
