@@ -20,13 +20,15 @@ const files = readdirSync("test", { recursive: true, encoding: "utf8" })
 const alone = files.filter((file) => CHANGES_GLOBALS.test(readFileSync(file, "utf8")));
 const together = files.filter((file) => !alone.includes(file));
 
-// SwiftShader takes its time over a pipeline, so tests on a device get more than the default five seconds.
+// SwiftShader takes its time over a pipeline, and a busy machine over anything: limits only end what hangs.
 export default defineConfig({
   plugins: [xgrammarVite],
   // The snippets of test/webllm import the package by its name.
   resolve: { alias: { ...alias, "@nearfar/web/webllm": `${import.meta.dirname}/src/webllm/index.ts` } },
   test: {
     testTimeout: 60_000,
+    hookTimeout: 60_000,
+    expect: { poll: { timeout: 50_000 } },
     projects: [
       { extends: true, test: { name: "together", include: together, isolate: false } },
       { extends: true, test: { name: "alone", include: alone } },

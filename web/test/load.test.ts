@@ -14,6 +14,7 @@ import type { Source } from "../src/runtime/source.js";
 import { CreateMLCEngine } from "../src/webllm/index.js";
 import { dawn } from "../tools/dawn.js";
 import { bytesOf, lettersBundle, memorySource } from "./letters_bundle.js";
+import { waitFor } from "./wait_for.js";
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
@@ -193,7 +194,7 @@ test.runIf(hasAdapter)("an abort during the self-test frees the device at once",
   await expect(
     Engine.load(memorySource(files), { gpu, adapter: watched, signal: controller.signal, onProgress }),
   ).rejects.toMatchObject(ABORTED);
-  await vi.waitFor(() => {
+  await waitFor(() => {
     expect(destroyed).toHaveBeenCalledOnce();
   });
 });

@@ -20,7 +20,7 @@ export const SUPPORTED: SupportScope = {
 export const pause = (ms = 5): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** Waits until the check succeeds, because messages may take long on a busy machine. */
-export const until = (check: () => void): Promise<void> => vi.waitFor(check, { timeout: 10_000, interval: 2 });
+export const until = (check: () => void): Promise<void> => vi.waitFor(check, { timeout: 50_000, interval: 2 });
 
 /** Counts of all fake engines of a host. */
 export interface Log {

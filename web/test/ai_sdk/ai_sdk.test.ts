@@ -26,6 +26,7 @@ import {
 import { FakeSource } from "../api/fake_model.js";
 import { setUp } from "../router/hybrid_set_up.js";
 import { fakeWorker } from "../worker/fake_worker.js";
+import { waitFor } from "../wait_for.js";
 
 // The tests check the warnings, so they are not printed.
 globalThis.AI_SDK_LOG_WARNINGS = false;
@@ -140,7 +141,7 @@ test("an abort ends the engine's work, streamed and complete", async () => {
     if (part.type === "text-delta") streamed.abort();
   }
   expect(kinds).toContain("abort");
-  await vi.waitFor(() => {
+  await waitFor(() => {
     expect(source.running).toBe(0);
   });
   expect(source.tokens).toBeLessThan(400);
@@ -154,7 +155,7 @@ test("a reader that cancels the stream ends the engine's work", async () => {
   const reader = stream.getReader();
   for (let i = 0; i < 5; i++) await reader.read();
   await reader.cancel();
-  await vi.waitFor(() => {
+  await waitFor(() => {
     expect(source.running).toBe(0);
   });
   expect(source.tokens).toBeLessThan(100);

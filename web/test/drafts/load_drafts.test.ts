@@ -1,6 +1,6 @@
 // Loading a model with a draft, on Dawn in Node: what is refused, and what the usage counts.
 
-import { describe, expect, test, vi } from "vitest";
+import { describe, expect, test } from "vitest";
 
 import { headsOf, requireSameTokens } from "../../src/drafts/index.js";
 import { RequestError } from "../../src/errors.js";
@@ -13,6 +13,7 @@ import { FakeRunner } from "../engine/fake_runner.js";
 import { bytesOf, lettersBundle, memorySource } from "../letters_bundle.js";
 import { seeingBundle } from "../seeing_letters.js";
 import { vectorLetters } from "../vector_letters.js";
+import { waitFor } from "../wait_for.js";
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
@@ -142,7 +143,7 @@ describe.skipIf(!hasAdapter)("on a device", () => {
       if (pays) expect(perPass).toBeGreaterThan(1.5);
       else expect(perPass).toBeUndefined();
     };
-    await vi.waitFor(isRight, { timeout: 30_000 });
+    await waitFor(isRight);
     engine.destroy();
   });
 

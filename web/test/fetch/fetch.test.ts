@@ -1,7 +1,7 @@
 // Tests createFetch with the `openai` package.
 
 import OpenAI from "openai";
-import { expect, test, vi } from "vitest";
+import { expect, test } from "vitest";
 
 import type { ChatSource } from "../../src/api/chat_source.js";
 import { DeviceError, Unavailable } from "../../src/errors.js";
@@ -10,6 +10,7 @@ import type { AdapterEngine } from "../api/adapter_engine.js";
 import { adapterEngine, adapterEngineOver, hermesCall } from "../api/adapter_engine.js";
 import { FakeSource } from "../api/fake_model.js";
 import { setUp } from "../router/hybrid_set_up.js";
+import { waitFor } from "../wait_for.js";
 
 const messages = [{ role: "user", content: "hi" }] satisfies OpenAI.Chat.ChatCompletionMessageParam[];
 const BASE = "https://on.device/v1";
@@ -124,7 +125,7 @@ test("an abort ends the engine's work, and so does leaving the loop", async () =
   await expect(asking).rejects.toBeInstanceOf(OpenAI.APIUserAbortError);
   const stream = await openai.chat.completions.create({ model: "fake", messages, stream: true });
   for await (const chunk of stream) if (chunk.choices.length > 0) break;
-  await vi.waitFor(() => {
+  await waitFor(() => {
     expect(source.running).toBe(0);
   });
   expect([source.requests.length, source.tokens < 400]).toEqual([2, true]);

@@ -22,6 +22,7 @@ import {
 } from "../api/adapter_engine.js";
 import { FakeSource } from "../api/fake_model.js";
 import { setUp } from "../router/hybrid_set_up.js";
+import { waitFor } from "../wait_for.js";
 
 const weather = tool(({ city }: { city: string }) => `21 degrees in ${city}`, {
   name: "weather",
@@ -154,7 +155,7 @@ test("an abort ends the engine's work", async () => {
   }, 10);
   await expect(asking).rejects.toThrow(/abort/i);
   for await (const chunk of await model.stream("hi")) if (chunk.text !== "") break;
-  await vi.waitFor(() => {
+  await waitFor(() => {
     expect(source.running).toBe(0);
   });
   expect(source.tokens).toBeLessThan(400);

@@ -1,6 +1,6 @@
 import { StrictMode, createElement } from "react";
 import type { FC } from "react";
-import { expect, test, vi } from "vitest";
+import { expect, test } from "vitest";
 
 import type { ChatSource } from "../../src/api/chat_source.js";
 import { DeviceError } from "../../src/errors.js";
@@ -12,6 +12,7 @@ import { journalled } from "../../src/journal/index.js";
 import { eachToken, pageStore, slowEngine } from "../journal/pages.js";
 import { memoryDisk } from "../store/memory_folder.js";
 import { doing, root, settle } from "./dom.js";
+import { waitFor } from "../wait_for.js";
 
 /** A mounted component with the hook, and every state that it rendered. */
 async function mounted(options: UseChatOptions, strict = false) {
@@ -38,13 +39,10 @@ async function mounted(options: UseChatOptions, strict = false) {
 }
 
 const until = async (condition: () => boolean): Promise<void> => {
-  await vi.waitFor(
-    async () => {
-      await settle(1);
-      expect(condition(), String(condition)).toBe(true);
-    },
-    { timeout: 5000 },
-  );
+  await waitFor(async () => {
+    await settle(1);
+    expect(condition(), String(condition)).toBe(true);
+  });
 };
 
 test.each([false, true])("an answer is streamed without tearing, StrictMode %s", async (strict) => {

@@ -211,13 +211,10 @@ test("an address loads with Engine.load, and its errors are reported", async () 
     root().render(createElement(Component));
   });
   await expect
-    .poll(
-      async () => {
-        await settle(1);
-        return states.at(-1)?.status;
-      },
-      { timeout: 20_000 },
-    )
+    .poll(async () => {
+      await settle(1);
+      return states.at(-1)?.status;
+    })
     .toBe("error");
   expect(states.at(-1)?.error).toMatchObject({ code: "bundle_error" });
 });

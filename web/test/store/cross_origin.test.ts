@@ -7,6 +7,7 @@ import type { CrossOriginStorage } from "../../src/store/cross_origin.js";
 import { crossOriginSource } from "../../src/store/cross_origin.js";
 import { bytesOf, memorySource } from "../letters_bundle.js";
 import { lettersOnnx, stubRuntime } from "../onnx/letters_onnx.js";
+import { waitFor } from "../wait_for.js";
 
 const BYTES = bytesOf("a shard of weights");
 const EXPECTED = { file: "shard", size: BYTES.length, sha256: await sha256(BYTES) };
@@ -84,7 +85,7 @@ async function read(
 
 test("a file is stored after its download, and read from there the next time", async () => {
   expect(await read(true)).toEqual({ bytes: BYTES, network: BYTES.length, store: 0 });
-  await vi.waitFor(() => {
+  await waitFor(() => {
     expect(storage.entries.get(EXPECTED.sha256)).toEqual(BYTES);
   });
   expect(await read(true)).toEqual({ bytes: BYTES, network: 0, store: BYTES.length });
@@ -154,7 +155,7 @@ test("an engine reads weights and tokenizer from it; for a custom source it must
   await load({});
   expect([opened.length > 1, storage.requests.length]).toEqual([true, 0]);
   await load({ crossOriginStorage: true });
-  await vi.waitFor(() => {
+  await waitFor(() => {
     expect(storage.entries.size).toBe(opened.length - 1);
   });
   await load({ crossOriginStorage: true });

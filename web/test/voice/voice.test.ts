@@ -1,12 +1,13 @@
 // Conversations with a transcriber, a model and a speaker that do what the tests say.
 
-import { describe, expect, test, vi } from "vitest";
+import { describe, expect, test } from "vitest";
 
 import type { ChatCompletionChunk } from "../../src/api/types.js";
 import { RequestError } from "../../src/errors.js";
 import type { Speaker } from "../../src/voice/speaker.js";
 import type { VoiceEvent, VoiceOptions, VoiceState } from "../../src/voice/voice.js";
 import { createVoice } from "../../src/voice/voice.js";
+import { waitFor } from "../wait_for.js";
 
 const RATE = 16_000;
 const BLOCK = 320;
@@ -161,25 +162,25 @@ describe("a conversation by voice", () => {
     await microphone.rest(600);
     await microphone.speak(800);
     await microphone.rest(800);
-    await vi.waitFor(() => {
+    await waitFor(() => {
       expect(speaker.spoken).toEqual(["The sky is blue."]);
     });
     // The next one is made meanwhile, and no more.
-    await vi.waitFor(() => {
+    await waitFor(() => {
       expect(speaker.prepared).toHaveLength(2);
     });
     await new Promise((resolve) => setTimeout(resolve, 20));
     expect(speaker.prepared).toEqual(["The sky is blue.", "It scatters light."]);
     speaker.finish();
-    await vi.waitFor(() => {
+    await waitFor(() => {
       expect(speaker.spoken).toHaveLength(2);
     });
     speaker.finish();
-    await vi.waitFor(() => {
+    await waitFor(() => {
       expect(speaker.spoken).toHaveLength(3);
     });
     speaker.finish();
-    await vi.waitFor(() => {
+    await waitFor(() => {
       expect(voice.state).toBe("listening");
     });
     expect(states).toEqual(["listening", "hearing", "thinking", "speaking", "listening"]);
@@ -211,7 +212,7 @@ describe("a conversation by voice", () => {
     await microphone.rest(600);
     await microphone.speak(500);
     await microphone.rest(800);
-    await vi.waitFor(() => {
+    await waitFor(() => {
       expect(voice.state).toBe("speaking");
     });
     // A short sound is none.
@@ -222,7 +223,7 @@ describe("a conversation by voice", () => {
     expect(voice.state).toBe("hearing");
     expect(speaker.stopped).toEqual(["One."]);
     await microphone.rest(800);
-    await vi.waitFor(() => {
+    await waitFor(() => {
       expect(speaker.spoken).toEqual(["One.", "Good."]);
     });
     expect(of(events, "turn").map(({ interrupted }) => interrupted)).toEqual([true]);
@@ -260,7 +261,7 @@ describe("a conversation by voice", () => {
     expect(voice.state).toBe("hearing");
     release();
     await microphone.rest(800);
-    await vi.waitFor(() => {
+    await waitFor(() => {
       expect(speaker.spoken).toEqual(["Paris."]);
     });
     expect(lengths).toHaveLength(2);
@@ -277,7 +278,7 @@ describe("a conversation by voice", () => {
     for (const count of [0, 1]) {
       await microphone.speak(400);
       await microphone.rest(800);
-      await vi.waitFor(() => {
+      await waitFor(() => {
         expect(voice.state).toBe("listening");
       });
       expect(requests).toHaveLength(count);
@@ -296,11 +297,11 @@ describe("a conversation by voice", () => {
     await microphone.rest(600);
     await microphone.speak(400);
     await microphone.rest(800);
-    await vi.waitFor(() => {
+    await waitFor(() => {
       expect(speaker.spoken.at(-1)).toBe("Surely.");
     });
     speaker.finish();
-    await vi.waitFor(() => {
+    await waitFor(() => {
       expect(of(events, "turn")).toHaveLength(1);
     });
     expect(of(events, "answer").at(-1)?.text).toBe("Surely. ");

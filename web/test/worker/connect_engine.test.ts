@@ -18,6 +18,7 @@ import { connectEngine } from "../../src/worker/connect_engine.js";
 import type { LoadEngine } from "../../src/worker/shared_engines.js";
 import { FakeSource, fakeEngine, fakeModel, modelOf } from "../api/fake_model.js";
 import { fakeWorker } from "./fake_worker.js";
+import { waitFor } from "../wait_for.js";
 
 const BUNDLE = "https://example.org/bundle/";
 const messages = [{ role: "user", content: "hi" }] as const;
@@ -194,7 +195,7 @@ test("a worker generates token ids, with the completion, log-probabilities of th
   await aborted.next();
   controller.abort();
   await expect(aborted.next()).rejects.toMatchObject({ name: "AbortError" });
-  await vi.waitFor(() => {
+  await waitFor(() => {
     expect(source.running).toBe(0);
   });
   for (const option of ["constraint", "logitProcessor"]) {

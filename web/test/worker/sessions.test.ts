@@ -11,6 +11,7 @@ import { fakeEngine, fakeModel } from "../api/fake_model.js";
 import { lettersBundle, memorySource } from "../letters_bundle.js";
 import { memoryDisk } from "../store/memory_folder.js";
 import { fakeWorker } from "./fake_worker.js";
+import { waitFor } from "../wait_for.js";
 
 const gpu = dawn();
 const hasAdapter = (await gpu.requestAdapter()) !== null;
@@ -128,11 +129,11 @@ test("a page that leaves closes its sessions, and an engine without sessions thr
   first.createSession();
   second.createSession();
   second.createSession().close();
-  await vi.waitFor(() => {
+  await waitFor(() => {
     expect(closed).toEqual([2]);
   });
   first.destroy();
-  await vi.waitFor(() => {
+  await waitFor(() => {
     expect(closed).toEqual([2, 0]);
   });
   second.destroy();
