@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from time import monotonic
+from time import thread_time
 from typing import Self
 
 import regex
@@ -25,8 +25,8 @@ from nearfar.compiler.shared.script import SharedScript
 from .readings import BOUNDARY, readings
 from .situation import Situation
 
-# If the searches of a request take longer, they end, and the request is private. A pattern without backtracking
-# searches 4 MB in 0.1 s. The browser's router does not need this limit for patterns that backtrack, because its engine
+# If the searches of a request need more processor time, they end, and the request is private. Time in which the machine
+# is busy with something else does not count. A pattern without backtracking searches 4 MB in 0.1 s. The browser's router does not need this limit for patterns that backtrack, because its engine
 # takes linear time.
 SEARCH_SECONDS = 1.0
 
@@ -52,7 +52,7 @@ class PrivateCheck:
     def is_private(self, situation: Situation) -> bool:
         """Whether the request or one of its messages has a private label, or one of its texts matches a pattern.
 
-        It takes at most `SEARCH_SECONDS`, so call it in a thread if the situation comes from a client; the interpreter
+        It takes at most `SEARCH_SECONDS` of the thread's time, so call it in a thread if the situation comes from a client; the interpreter
         stays free meanwhile.
         """
         labels = [*situation.labels, *(label for message in situation.messages for label in message.labels)]
@@ -72,7 +72,7 @@ class PrivateCheck:
         """Each of ``groups`` are the parts of a text; ``met`` are the texts of several messages."""
         if not self.patterns:
             return False
-        deadline = monotonic() + SEARCH_SECONDS
+        deadline = thread_time() + SEARCH_SECONDS
         try:
             return any(
                 self._matches_reading(text, patterns, deadline)
@@ -95,7 +95,7 @@ class PrivateCheck:
     def _matches_reading(self, text: str, patterns: tuple[regex.Pattern[str], ...], deadline: float) -> bool:
         for reading in readings(text, ignore_case=self.ignore_case):
             for pattern in patterns:
-                remaining = deadline - monotonic()
+                remaining = deadline - thread_time()
                 if remaining <= 0:
                     raise TimeoutError
                 if pattern.search(reading, concurrent=True, timeout=remaining):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -124,6 +126,18 @@ def test_a_search_ends_in_time_and_blocks_no_other_thread(monkeypatch: pytest.Mo
         beats += 1
     assert answers == [True]
     assert beats > 5
+
+
+def test_a_machine_that_is_busy_with_something_else_does_not_make_a_text_private(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def late(*arguments: Any, **options: Any) -> Iterator[str]:
+        time.sleep(0.06)
+        yield from readings.readings(*arguments, **options)
+
+    monkeypatch.setattr(privacy, "readings", late)
+    monkeypatch.setattr(privacy, "SEARCH_SECONDS", 0.05)
+    assert not PrivateCheck.of((), ("secret",), ignore_case=False).matches("public")
 
 
 @pytest.mark.parametrize(
