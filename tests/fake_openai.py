@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import Any
 
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, hang
 
 MODEL = "there"
 
@@ -26,7 +26,8 @@ class Received:
 @dataclass
 class Reply:
     """A reply is ``status`` with a JSON ``value``, or ``chunks`` as events that break off after ``breaks_after`` of
-    them. With ``hangs``, nothing is sent; ``hangs_at``: nothing more from the event with this number on.
+    them. With ``hangs``, nothing is sent; ``hangs_at``: nothing more from the event with this number on, while the time
+    limits of its reader pass (`hang`).
     """
 
     status: int = 200
@@ -139,7 +140,7 @@ async def send(writer: asyncio.StreamWriter, reply: Reply) -> bool:
             await writer.drain()
             return False
         if index == reply.hangs_at:
-            await asyncio.sleep(3600)
+            await hang(quickly=True)
         event = f"data: {value if isinstance(value, str) else json.dumps(value)}\n\n".encode()
         writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
         await writer.drain()

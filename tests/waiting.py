@@ -34,3 +34,14 @@ def pass_seconds(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     now = loop.time
     loop.time = lambda: now() + seconds  # type: ignore[method-assign]
+
+
+async def hang(*, quickly: bool = False) -> None:
+    """Do not return. ``quickly``: meanwhile forty seconds of the loop's timers pass at once, step by step, so that a
+    limit of twenty is over and one of `WAIT_SECONDS` is not.
+    """
+    for _ in range(20 if quickly else 0):
+        # What was sent before is read meanwhile, and what is due begins.
+        await asyncio.sleep(POLL_SECONDS)
+        pass_seconds(2)
+    await asyncio.sleep(3600)

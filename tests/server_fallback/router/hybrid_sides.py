@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from answers import Generating
 from fake_openai import FakeOpenAI, Received, Reply, running, text_chunks
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, hang
 
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
 from nearfar.server_fallback.executors.executor import Abilities, Call, ExecutorState
@@ -47,8 +47,8 @@ FAR_USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 @dataclass
 class FakeNear(Generating):
     """Generates ``text``, one token per character, or continues with the part that is not in the request yet. It hangs
-    before token ``hangs_at``, and raises ``error`` before token ``error_at``. ``calls``: it generates one tool call
-    instead. Its first ``reasons`` characters are reasoning.
+    before token ``hangs_at``, ``quickly`` as in `hang`, and raises ``error`` before token ``error_at``. ``calls``: it
+    generates one tool call instead. Its first ``reasons`` characters are reasoning.
 
     ``logprobs`` are those of the first tokens, -0.1 for the rest. ``prompt_logprobs`` are the prompt's, and
     ``prompt_reports`` counts how often they were requested. ``requests`` are all requests, ``closed_early`` counts the
@@ -59,6 +59,7 @@ class FakeNear(Generating):
     error: NearfarError | None = None
     error_at: int = 0
     hangs_at: int | None = None
+    quickly: bool = False
     calls: bool = False
     reasons: int = 0
     logprobs: tuple[float, ...] = ()
@@ -163,7 +164,7 @@ class FakeNear(Generating):
         try:
             for index, character in list(enumerate(self.text))[start:]:
                 if self.hangs_at == index:
-                    await asyncio.sleep(3600)
+                    await hang(quickly=self.quickly)
                 if self.error is not None and self.error_at == index:
                     raise self.error
                 if call.observe_token is not None:

@@ -155,16 +155,14 @@ def test_the_prompt_s_log_probability_decides_if_the_predictor_reads_it() -> Non
 @pytest.mark.parametrize(
     ("near", "expected"),
     [
-        (FakeNear(hangs_at=0), ("far", "far", "near_timeout", None)),
-        (FakeNear(hangs_at=2), ("nefar", "far", "near_timeout", 2)),
+        (FakeNear(hangs_at=0, quickly=True), ("far", "far", "near_timeout", None)),
+        (FakeNear(hangs_at=2, quickly=True), ("nefar", "far", "near_timeout", 2)),
     ],
 )
 def test_the_decision_waits_for_near_no_longer_than_its_first_token_may_take(
     near: FakeNear, expected: tuple[object, ...]
 ) -> None:
-    rules = policy(
-        "auto", quality={"predictor": PREDICTOR}, timeouts={"near_first_token_ms": 500, "between_tokens_ms": 1000}
-    )
+    rules = policy("auto", quality={"predictor": PREDICTOR})
     far = FakeFar(
         lambda received: Reply(
             chunks=completion("far") if "prompt" in (received.body or {}) else text_chunks("far", usage=FAR_USAGE)

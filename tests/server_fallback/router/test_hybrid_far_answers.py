@@ -40,11 +40,9 @@ def test_near_does_not_continue_a_filtered_text(reply: Reply) -> None:
 
 @pytest.mark.parametrize("texts", [(), ("one ",)])
 def test_a_server_that_hangs_after_the_finish_reason_has_answered(texts: tuple[str, ...]) -> None:
-    near, far = (
-        FakeNear("one two"),
-        FakeFar(lambda _: Reply(chunks=[*filtered(*texts), *[chunk()] * 20], seconds_between=0.05)),
-    )
-    answer = ask(near, far, policy("prefer-far", timeouts={"far_first_token_ms": 600, "between_tokens_ms": 600}))
+    sent = filtered(*texts)
+    near, far = FakeNear("one two"), FakeFar(lambda _: Reply(chunks=[*sent, chunk(), chunk()], hangs_at=len(sent) + 1))
+    answer = ask(near, far, policy("prefer-far"))
     assert (answer.choices[0].finish_reason, near.requests) == ("content_filter", [])
 
 

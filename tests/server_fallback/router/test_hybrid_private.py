@@ -27,7 +27,6 @@ EAGER = policy(
     "prefer-far",
     private={"labels": ["private"], "patterns": [r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b"]},
     escalation={"then": "restart", "warm": "always", "min_mean_logprob": 0.0, "window_tokens": 1},
-    timeouts={"near_first_token_ms": 300},
     retries=3,
 )
 IN_PARTS = [{"type": "text", "text": text} for text in ("Summarize", "123-4", "5-6789", "now")]
@@ -137,11 +136,8 @@ def test_a_private_request_is_answered_near_and_nothing_is_sent(parameters: dict
     ],
 )
 def test_a_private_answer_never_leaves_however_near_fails(near: FakeNear, hedge: int | None) -> None:
-    rules = (
-        EAGER
-        if hedge is None
-        else {**EAGER, "mode": "prefer-near", "timeouts": {"hedge_after_ms": hedge, "near_first_token_ms": 300}}
-    )
+    timeouts = {"hedge_after_ms": hedge, "near_first_token_ms": 300}
+    rules = {**EAGER, "timeouts": timeouts, **({} if hedge is None else {"mode": "prefer-near"})}
 
     async def work() -> None:
         async with recorded(near, rules) as (opened, _):

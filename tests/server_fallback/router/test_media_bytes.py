@@ -24,7 +24,7 @@ MARK = VECTORS["mark"].encode()
 KEEPING: list[dict[str, Any]] = [{"patterns": ["[0-9]{9}"]}, {"media": "near"}, {"media": "describe"}]
 EAGER: dict[str, Any] = {
     "escalation": {"then": "restart", "warm": "always", "min_mean_logprob": 0.0, "window_tokens": 1},
-    "timeouts": {"near_first_token_ms": 300, "hedge_after_ms": None},
+    "timeouts": {"hedge_after_ms": None},
     "breaker": {"failures": 1},
 }
 NEARS = [
