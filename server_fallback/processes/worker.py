@@ -23,8 +23,13 @@ from typing import Any, TypeVar
 from .frames import Call, Returned, read_frame, write_frame
 from .worker_loop import STARTED
 
-# The time until a process is ready for requests. A busy machine may take long.
+# The time until a process is ready for requests.
 START_SECONDS = 60.0
+# Limits of time count a process's processor time. A busy machine may let it wait for a processor, all in all this many
+# times as long as the limit; a process that sleeps is ended then.
+LONGEST_WAIT = 10
+# At least the time between two checks of a limit.
+CHECK_SECONDS = 0.01
 # A request whose sender left may still end in this time, which is about the cost of starting another process.
 ABANDONED_SECONDS = 0.5
 # Signals of a process that ends through its own fault: the C library's abort, also after a failed allocation, and bad
@@ -58,9 +63,9 @@ class WorkerEnded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """A call takes at most ``most_seconds``, even if this process is killed meanwhile. The worker ends after a call
-    that leaves it with more than ``keeps_bytes``, and another one starts. ``niceness`` is how far it yields the
-    processor to the models, up to 19.
+    """The limit of a call's time may be up to ``most_seconds``, for the case that this process is killed meanwhile. The
+    worker ends after a call that leaves it with more than ``keeps_bytes``, and another one starts. ``niceness`` is how
+    far it yields the processor to the models, up to 19.
     """
 
     memory_bytes: int
@@ -83,7 +88,7 @@ class WorkerProcess:
             sys.executable,
             "-c",
             f"from {module} import main; main()",
-            *map(str, (given.memory_bytes, given.keeps_bytes, given.most_seconds, given.niceness)),
+            *map(str, (given.memory_bytes, given.keeps_bytes, LONGEST_WAIT * given.most_seconds, given.niceness)),
         ]
         # Libraries write warnings about what a client sent.
         self._log = None if limits is None else subprocess.DEVNULL
@@ -104,7 +109,8 @@ class WorkerProcess:
         return None if self._process is None else self._process.pid
 
     async def call(self, message: object, seconds: float, on_message: Callable[[Any], None] = lambda _: None) -> Any:
-        """The result of a call. ``on_message`` gets what the process sends before it. Cancelled, it ends the process
+        """The result of a call, which may take ``seconds`` of processor time, or of time if the system does not report
+        it. ``on_message`` gets what the process sends before it. Cancelled, it ends the process
         unless that is about to reply. Raises WorkerEnded, and the error that the process returns.
         """
         await self.start()
@@ -165,12 +171,18 @@ class WorkerProcess:
             # Closed while the process started.
             raise WorkerEnded
         loop = asyncio.get_running_loop()
-        timed_out = False
+        started, before, timed_out = loop.time(), self._processor_seconds(), False
 
         def end() -> None:
-            nonlocal timed_out
-            timed_out = True
-            self.end()
+            nonlocal timed_out, timer
+            now, left = self._processor_seconds(), 0.0
+            if before is not None and now is not None:
+                left = min(seconds - (now - before), LONGEST_WAIT * seconds - (loop.time() - started))
+            if left > 0:
+                timer = loop.call_later(max(left, CHECK_SECONDS), end)
+            else:
+                timed_out = True
+                self.end()
 
         timer = loop.call_later(seconds, end)
         running = loop.run_in_executor(self._thread, _or_ended, work, process)
