@@ -172,6 +172,7 @@ class WorkerProcess:
             raise WorkerEnded
         loop = asyncio.get_running_loop()
         started, before, timed_out = loop.time(), self._processor_seconds(), False
+        timer: asyncio.TimerHandle
 
         def end() -> None:
             nonlocal timed_out, timer
