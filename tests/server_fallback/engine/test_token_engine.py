@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from engine_requests import (
@@ -28,6 +29,7 @@ from waiting import WAIT_SECONDS, until
 from nearfar.compiler.ir.sampling import IN_PROMPT, Sampling
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, QueueFull, Unavailable
 from nearfar.compiler.runtime.runner import Limits
+from nearfar.server_fallback.engine import engine_loop
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
@@ -49,7 +51,11 @@ def test_an_answer_is_the_models_and_ends_at_max_tokens() -> None:
     run(work())
 
 
-def test_a_slow_reader_gets_several_tokens_at_once_and_the_error_after_them() -> None:
+def test_a_slow_reader_gets_several_tokens_at_once_and_the_error_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = 0.0
+    clock = SimpleNamespace(perf_counter=time.perf_counter, monotonic=lambda: time.monotonic() + passed)
+    monkeypatch.setattr(engine_loop, "time", clock)
+
     async def work() -> None:
         async with engine_on(HashRunner(LIMITS, threaded=True, step_seconds=0.01)) as engine:
             batches = engine.batches(TokenRequest(PROMPT, 6))
@@ -62,18 +68,20 @@ def test_a_slow_reader_gets_several_tokens_at_once_and_the_error_after_them() ->
             assert len(rest) > 2
 
         async with engine_on(HashRunner(LIMITS, threaded=True, step_seconds=0.01)) as engine:
-            batches = engine.batches(TokenRequest(PROMPT, 1000, ignore_eos=True, deadline=time.monotonic() + 0.1))
+            batches = engine.batches(TokenRequest(PROMPT, 1000, ignore_eos=True, deadline=time.monotonic() + 1000))
             read = list[object]()
 
             async def read_slowly() -> None:
+                nonlocal passed
                 async for batch in batches:
                     read.extend(batch)
-                    # Longer than the time until the deadline. Its error follows all tokens.
-                    await asyncio.sleep(0.3)
+                    # Its error follows all tokens.
+                    passed = 2000.0
+                    await settle(engine)
 
-            with pytest.raises(DeadlineExceeded) as passed:
+            with pytest.raises(DeadlineExceeded) as raised:
                 await read_slowly()
-            assert f"after {len(read)} tokens" in passed.value.message
+            assert f"after {len(read)} tokens" in raised.value.message
 
     run(work())
 
@@ -184,11 +192,14 @@ def test_an_event_loop_that_closes_in_the_middle_ends_its_answers() -> None:
 
 def test_closing_the_generator_frees_pages_at_the_next_step() -> None:
     async def work() -> None:
-        runner = HashRunner(LIMITS, threaded=True, step_seconds=0.003)
+        gate = Gate()
+        # A few tokens come before the gate.
+        runner = HashRunner(LIMITS, threaded=True, hold=lambda step: None if step < 8 else gate(step))
         async with engine_on(runner) as engine:
             answer = engine.generate(TokenRequest(PROMPT, max_tokens=40))
             await anext(answer)
             await answer.aclose()
+            gate.open()
             await settle(engine)
             require_no_page_held(engine)
             assert engine.stats().generated_tokens < 40

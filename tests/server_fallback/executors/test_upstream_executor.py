@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from time import monotonic
 from uuid import UUID, uuid4
 
@@ -178,8 +179,12 @@ def test_a_server_that_is_silent_while_it_works_does_not_count_as_dead(monkeypat
 
     async def check(executor: UpstreamExecutor) -> None:
         server.lists.clear()
-        assert text_of(await ask(executor)) == "abcdefgh" * 2
-        assert executor.state().ready
+        received = []
+        async with aclosing(chunks_of(executor, QUESTION, Call("r"))) as chunks:
+            async for each in chunks:
+                received.append(each)
+                assert executor.state().ready
+        assert text_of(received) == "abcdefgh" * 2
         await until(lambda: not executor.state().ready)
         server.lists.set()
         await until(lambda: executor.state().ready)
