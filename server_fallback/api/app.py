@@ -29,6 +29,7 @@ from .exchange import TIMEOUT_HEADER, exchange_of
 from .gate import Gate
 from .generation import CHAT, COMPLETION, generation_router
 from .health import health_router
+from .kept_answers import KeptAnswers
 from .lenient import IGNORED_HEADER
 from .limiter import Limiter, Limits, OwnLimits
 from .log import log_failure
@@ -84,8 +85,9 @@ def create_app(
         limits = OwnLimits(limiter_of(config))
     if speaker is None and config.speaker is not None:
         speaker = open_speaker(config.speaker, config.speaker_api_key_env, os.environ)
-    drain = Drain(lambda: limits.running > 0)
-    service = Service(models, config, limits, Metrics(models), QueueWaits(), drain, traces, ERROR_FORMS, speaker)
+    kept = KeptAnswers(config.keep_seconds)
+    drain = Drain(lambda: limits.running > 0, kept.close)
+    service = Service(models, config, limits, Metrics(models), QueueWaits(), drain, traces, kept, ERROR_FORMS, speaker)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:  # noqa: ARG001

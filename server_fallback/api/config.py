@@ -49,6 +49,8 @@ class ApiConfig:
     """the largest form with a file of sound (default: 25MiB)"""
     drain_seconds: Seconds = 30.0
     """time for requests to finish after SIGTERM or SIGHUP"""
+    keep_seconds: Seconds = 300.0
+    """how long a stream with an Idempotency-Key goes on, and is kept, after its last reader has left"""
     hang_seconds: Seconds = HANG_SECONDS
     """an engine, front end or vLLM that does not respond for this time is started again"""
     speaker: Annotated[str | None, Flag(metavar="espeak|URL")] = None

@@ -24,12 +24,12 @@ class ClientGone(Exception):
 
 class Drain:
     """``started``: no new request is accepted. ``busy`` returns whether any request is in progress, including one whose
-    body is still being read.
+    body is still being read. ``begin`` ends what no client waits for.
     """
 
-    def __init__(self, busy: Callable[[], bool]) -> None:
+    def __init__(self, busy: Callable[[], bool], begin: Callable[[], None] = lambda: None) -> None:
         self.started = False
-        self._busy = busy
+        self._busy, self._begin = busy, begin
         self._give_up = float("inf")
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -41,7 +41,7 @@ class Drain:
         Raises the errors of the work, ClientGone, DeadlineExceeded or Unavailable.
         """
         task = asyncio.create_task(work)
-        gone = asyncio.create_task(_disconnect(receive))
+        gone = asyncio.create_task(disconnected(receive))
         self._running.add(task)
         try:
             left = max(0.0, deadline - time.monotonic())
@@ -64,6 +64,7 @@ class Drain:
     async def finish(self, seconds: float) -> None:
         """Return when no request is in progress. After ``seconds``, end those that still generate."""
         self.started = True
+        self._begin()
         self._give_up = min(self._give_up, time.monotonic() + seconds)
         while self._busy() and time.monotonic() < self._give_up:
             await asyncio.sleep(POLL_SECONDS)
@@ -77,6 +78,7 @@ class Drain:
         self._give_up = 0.0
 
 
-async def _disconnect(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Returns when the connection, whose body has been read, is closed."""
     while (await receive())["type"] != "http.disconnect":
         pass

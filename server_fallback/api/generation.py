@@ -30,7 +30,7 @@ from .exchange import Exchange, exchange_of
 from .json_body import printable
 from .lenient import IGNORED_HEADER
 from .recordings import heard
-from .route import WITH_BODY, keyed_router, post, with_events
+from .route import EVERYWHERE, WITH_BODY, keyed_router, post, with_events
 from .service import Service
 from .sse import OPENAI_EVENTS, EventForm, EventStream, data_event
 from .texts import num_texts
@@ -72,11 +72,22 @@ def generation_router(kinds: Sequence[Kind[Any, Any, Any]], service: Service, *,
     router = keyed_router()
     for kind in kinds:
         kind.add_route(router, service, routed=routed)
+
+    @router.post("/v1/cancel", responses=EVERYWHERE)
+    async def cancel(request: Request) -> Response:
+        """End the streamed answer whose request had the same Idempotency-Key."""
+        if not service.kept.cancel(request.headers, exchange_of(request)):
+            raise ApiError(404, "no answer is kept under this Idempotency-Key", "answer_not_kept")
+        return Response(status_code=204)
+
     return router
 
 
 async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: BodyT, request: Request) -> Response:
     exchange, asked = exchange_of(request), kind.read(body)
+    rest = service.kept.find(request.headers, exchange, body) if asked.stream else None
+    if rest is not None:
+        return rest
     executor = await _begin(service, asked, exchange)
     record = AnswerRecord(service.metrics, asked.model, exchange)
 
@@ -95,7 +106,8 @@ async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: B
 
     if asked.stream:
         encode, drain = kind.encode(body), service.drain
-        return EventStream(answering, encode, record, exchange, drain, report_queue, kind.events, alike=kind.alike)
+        stream = EventStream(answering, encode, record, exchange, drain, report_queue, kind.events, alike=kind.alike)
+        return service.kept.keep(request.headers, exchange, body, stream, kind.events)
     work = _folded(answering, kind.fold(), record)
     answer = await service.drain.run(work, request.receive, exchange.deadline)
     report_queue()

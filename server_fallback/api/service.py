@@ -18,6 +18,7 @@ from .config import ApiConfig
 from .drain import Drain
 from .errors import WriteError, openai_error
 from .exchange import Exchange
+from .kept_answers import KeptAnswers
 from .limiter import Limits
 from .metrics import Metrics
 from .queue_waits import QueueWaits
@@ -41,6 +42,7 @@ class Service:
     queue_waits: QueueWaits
     drain: Drain
     traces: Traces | None
+    kept: KeptAnswers
     error_forms: Sequence[tuple[str, WriteError]] = ()
     speaker: Speaker | None = None
     parsing: FairTurns = field(default_factory=FairTurns)

@@ -50,9 +50,10 @@ def run(options: Decide) -> None:
     if options.fit is None or options.output is None:
         if options.fit is not options.output:
             raise RequestError("--fit and -o belong together: --fit examples.jsonl -o calibration.json")
-        calibration = options.calibration and read_json(
-            options.calibration, TypeAdapter(DecisionCalibration), "a calibration of nearfar decide --fit"
-        )
+        calibration = None
+        if options.calibration is not None:
+            what = "a calibration of nearfar decide --fit"
+            calibration = read_json(options.calibration, TypeAdapter(DecisionCalibration), what)
         asked = DecideRequest(
             model=options.model,
             questions=questions,
@@ -138,7 +139,7 @@ def words_of(decision: DecidedAnswer) -> str:
 # --- fit ---
 
 
-def write_fit(options: Decide, output: Path, questions: Mapping[str, Question], examples: Sequence[Example]) -> None:
+def write_fit(options: Decide, output: Path, questions: dict[str, Question], examples: Sequence[Example]) -> None:
     requests = [
         DecideRequest(model=options.model, questions=questions, context=example.context) for example in examples
     ]

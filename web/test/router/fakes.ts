@@ -65,6 +65,8 @@ export type FarScript =
       readonly usage?: object;
       readonly finish?: string;
       readonly data?: readonly string[];
+      /** The number of the first event; by default, events have none. */
+      readonly first?: number;
     }
   | { readonly status: number; readonly error?: object; readonly headers?: Readonly<Record<string, string>> }
   | "refused"
@@ -162,6 +164,7 @@ function stream(
     usage,
     finish = "stop",
     data,
+    first,
   }: Exclude<FarScript, string | { status: number }>,
   plain: boolean,
   signal: AbortSignal,
@@ -178,10 +181,9 @@ function stream(
     ...deltas.map((delta) => choice(delta)),
     ...(then === "end" ? [choice({}, finish), { ...head, choices: [], usage: counted }] : []),
   ];
-  const events = [
-    ...(data ?? values.map((value) => JSON.stringify(value))).map((value) => `data: ${value}\n\n`),
-    ...(then === "end" ? ["data: [DONE]\n\n"] : []),
-  ];
+  const events = [...(data ?? values.map((value) => JSON.stringify(value))), ...(then === "end" ? ["[DONE]"] : [])].map(
+    (value, index) => `${first === undefined ? "" : `id: ${first + index}\n`}data: ${value}\n\n`,
+  );
   return new ReadableStream({
     start(controller) {
       signal.addEventListener("abort", () => {

@@ -53,6 +53,51 @@ test.each<[Dialect, Partial<PlainParams>, object]>([
   );
 });
 
+const chunk = (content: string): string =>
+  JSON.stringify({ choices: [{ index: 0, delta: { content }, finish_reason: null }] });
+const textOf = (
+  chunks: readonly { readonly choices: readonly { readonly delta: { readonly content?: string | null } }[] }[],
+) => chunks.map(({ choices }) => choices[0]?.delta.content ?? "").join("");
+
+test("after a broken connection, our server sends the rest of the same answer", async () => {
+  const { chunks, requests } = await exchange("nearfar", {}, [
+    { data: ["a", "b"].map(chunk), first: 1, then: "break" },
+    { data: ["c"].map(chunk), first: 3, then: "break" },
+    { data: ["d"].map(chunk), first: 4 },
+  ]);
+  expect(textOf(chunks)).toBe("abcd");
+  const asked = requests.slice(1);
+  expect(asked.map(({ headers }) => headers["Last-Event-ID"])).toEqual([undefined, "2", "3"]);
+  expect(new Set(asked.map(({ headers, body }) => `${String(headers["Idempotency-Key"])} ${body}`)).size).toBe(1);
+});
+
+test.each<[string, FarScript[], Dialect]>([
+  [
+    "nothing more arrives",
+    [
+      { data: [chunk("a")], first: 1, then: "break" },
+      { data: [], then: "break" },
+    ],
+    "nearfar",
+  ],
+  ["the answer is not kept", [{ data: [chunk("a")], first: 1, then: "break" }, { status: 409 }], "nearfar"],
+  ["the server is gone", [{ data: [chunk("a")], first: 1, then: "break" }, "refused"], "nearfar"],
+  ["events have no number", [{ data: [chunk("a")], then: "break" }], "nearfar"],
+  ["the server is another's", [{ data: [chunk("a")], first: 1, then: "break" }], "openai"],
+])("a connection that broke is an error if %s", async (_, scripts, dialect) => {
+  await expect(exchange(dialect, {}, scripts)).rejects.toMatchObject({ code: "unavailable" });
+});
+
+test("an answer that is left ends at our server too", async () => {
+  const far = new FakeFar([{ data: ["a", "b"].map(chunk), first: 1, then: "hang" }]);
+  const side = new FarSide({ baseURL: FAR }, far.fetch, new FakeClock());
+  for await (const _ of side.answer({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL }))
+    break;
+  const [, chat, cancel] = far.requests;
+  expect(cancel?.url).toBe("http://far.test/v1/cancel");
+  expect(cancel?.headers["Idempotency-Key"]).toBe(chat?.headers["Idempotency-Key"]);
+});
+
 test("a redirect is not followed: nothing reaches its target", async () => {
   const reached: string[] = [];
   const listening = async (answer: (url: string, response: ServerResponse) => void): Promise<Server> => {
@@ -164,7 +209,7 @@ test.each([
 
 test("events are complete however their bytes are cut, and an event cut off by the end is left out", async () => {
   const bytes = new TextEncoder().encode(
-    ": hi\r\ndata: ä\u2028b\r\n\r\n: keep-alive\n\nevent: x\ndata:1\ndata: 2\n\ndata: cut",
+    ": hi\r\nid: 7\r\ndata: ä\u2028b\r\n\r\n: keep-alive\n\nevent: x\ndata:1\ndata: 2\n\nid: 9\ndata: cut",
   );
   for (const size of [1, 2, 7, bytes.length]) {
     const parts = Array.from({ length: Math.ceil(bytes.length / size) }, (_, index) =>
@@ -178,7 +223,10 @@ test("events are complete however their bytes are cut, and an event cut off by t
       },
     });
     const found = [];
-    for await (const data of events(body)) found.push(data);
-    expect(found).toEqual(["ä\u2028b", "1\n2"]);
+    for await (const event of events(body)) found.push(event);
+    expect(found).toEqual([
+      { id: 7, data: "ä\u2028b" },
+      { id: null, data: "1\n2" },
+    ]);
   }
 });

@@ -130,7 +130,11 @@ test("labels, pins and cookies are never sent", async () => {
     { model: "big", stream: true, stream_options: { include_usage: true }, user: "u1", messages: MESSAGES },
   ]);
   expect(far.sent).not.toMatch(/labels|pin|work/);
-  expect(far.chats[0]?.headers).toEqual({ "Content-Type": "application/json", Authorization: "Bearer secret" });
+  expect(far.chats[0]?.headers).toEqual({
+    "Content-Type": "application/json",
+    Authorization: "Bearer secret",
+    "Idempotency-Key": expect.stringMatching(/^[\d-]+$/) as string,
+  });
 });
 
 test("a private request pinned to far is an error, and so is an unknown label", async () => {

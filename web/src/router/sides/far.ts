@@ -81,6 +81,10 @@ export class FarSide implements Side {
     this.#sound = sound;
   }
 
+  get #isOurs(): boolean {
+    return this.dialect === "nearfar";
+  }
+
   get vision(): boolean {
     return this.#vision || this.#model?.vision === true;
   }
@@ -115,7 +119,7 @@ export class FarSide implements Side {
   async reach(signal: AbortSignal): Promise<FarModel> {
     if (this.#model !== null) return this.#model;
     const requestedAt = this.clock.now();
-    const model = this.dialect === "nearfar" ? await this.#about(signal) : await this.#listed(signal);
+    const model = this.#isOurs ? await this.#about(signal) : await this.#listed(signal);
     this.#roundTripSeconds = (this.clock.now() - requestedAt) / 1000;
     this.#model = model;
     return model;
@@ -136,7 +140,7 @@ export class FarSide implements Side {
     const { id } = await this.reach(signal);
     if (
       request.from?.tokenIds != null &&
-      this.dialect === "nearfar" &&
+      this.#isOurs &&
       logprobs === null &&
       continuesAsTokens(request.params) &&
       !setsTemplateVariables(request.params)
@@ -145,7 +149,8 @@ export class FarSide implements Side {
       return;
     }
     const body = chatBody(await withSentPictures(sideParams(request)), id, this.dialect);
-    for await (const value of this.#http.stream("/v1/chat/completions", body, signal)) yield chunkOf(value, id);
+    for await (const value of this.#http.stream("/v1/chat/completions", body, signal, this.#isOurs))
+      yield chunkOf(value, id);
   }
 
   /** The answer of one of the server's routes for its model. Throws as `answer`. */
@@ -172,7 +177,7 @@ export class FarSide implements Side {
     const { params, signal } = request;
     const promptIds = await this.tokenize(params.messages, signal);
     const body = { ...tokensBody(params, model, [...promptIds, ...tokenIds]), ...remainingLimit(request) };
-    for await (const value of this.#http.stream("/v1/completions", body, signal)) {
+    for await (const value of this.#http.stream("/v1/completions", body, signal, this.#isOurs)) {
       const choices = Array.isArray(value.choices)
         ? (value.choices as readonly { readonly text?: string; readonly finish_reason?: string | null }[])
         : [];

@@ -55,30 +55,61 @@ export class FarHttp {
     return this.#object(await this.#textOf(await this.#checked(await this.#send(route, this.#posting(body, signal)))));
   }
 
-  /** The objects of a streamed answer, up to "[DONE]". Leaving the loop closes the connection. */
-  async *stream(route: string, body: JsonObject, signal: AbortSignal): AsyncGenerator<JsonObject, void, undefined> {
+  /**
+   * The objects of a streamed answer, up to "[DONE]". Leaving the loop closes the connection, and ends the answer. A
+   * server that ``isOurs`` keeps the answer while the connection is broken, so that the rest of it comes by another one.
+   */
+  async *stream(
+    route: string,
+    body: JsonObject,
+    signal: AbortSignal,
+    isOurs = false,
+  ): AsyncGenerator<JsonObject, void, undefined> {
     const finished = new AbortController();
     const either = AbortSignal.any([signal, finished.signal]);
+    // Pages over http have no crypto.randomUUID.
+    const key = isOurs ? { "Idempotency-Key": crypto.getRandomValues(new Uint32Array(4)).join("-") } : {};
+    // The number of the last event that arrived.
+    let last = 0;
+    let isDone = false;
     try {
-      const response = await this.#checked(await this.#send(route, this.#posting(body, either)));
-      if (response.body === null) throw this.#broken("its answer has no body");
-      for await (const data of events(response.body)) {
-        if (data === "[DONE]") return;
-        const value = this.#object(data);
-        if (typeof value.error === "object" && value.error !== null) throw this.#streamError(value.error as JsonObject);
-        yield value;
+      for (let begun = -1; !isDone;) {
+        if (last === begun) throw this.#broken("its answer stopped before the end");
+        begun = last;
+        try {
+          const after = last > 0 ? { "Last-Event-ID": String(last) } : {};
+          const response = await this.#send(route, this.#posting(body, either, { ...key, ...after }))
+            .then((answered) => this.#checked(answered))
+            .catch((error: unknown) => {
+              // What the server says about the rest is no answer to the request.
+              throw last > 0 ? this.#broken("its answer stopped before the end", error) : error;
+            });
+          if (response.body === null) throw this.#broken("its answer has no body");
+          for await (const { id, data } of events(response.body)) {
+            isDone = data === "[DONE]";
+            if (isDone) break;
+            const value = this.#object(data);
+            if (typeof value.error === "object" && value.error !== null)
+              throw this.#streamError(value.error as JsonObject);
+            last = id ?? last;
+            yield value;
+          }
+        } catch (error) {
+          signal.throwIfAborted();
+          if (error instanceof NearfarError) throw error;
+          if (last === begun) throw this.#broken(`the connection broke (${messageOf(error)})`, error);
+        }
       }
-      throw this.#broken("its answer stopped before the end");
-    } catch (error) {
-      signal.throwIfAborted();
-      throw error instanceof NearfarError ? error : this.#broken(`the connection broke (${messageOf(error)})`, error);
     } finally {
       finished.abort();
+      if (last > 0 && !isDone)
+        void this.#send("/v1/cancel", { method: "POST", headers: key, keepalive: true }).catch(() => null);
     }
   }
 
-  #posting(body: JsonObject, signal: AbortSignal): RequestInit {
-    return { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
+  #posting(body: JsonObject, signal: AbortSignal, headers: Readonly<Record<string, string>> = {}): RequestInit {
+    const type = { "Content-Type": "application/json" };
+    return { method: "POST", headers: { ...type, ...headers }, body: JSON.stringify(body), signal };
   }
 
   async #send(route: string, init: RequestInit): Promise<Response> {
@@ -207,22 +238,29 @@ function retryAfterMs(header: string | null): number | null {
   return Number.isFinite(seconds) ? Math.max(0, seconds * 1000) : null;
 }
 
-// Server-sent events: yields the data of each event from the bytes of a connection. The format is that of the HTML
-// standard (section 9.2.6) with lines that end in \n or \r\n; only the field ``data`` matters here.
+// Server-sent events from the bytes of a connection. The format is that of the HTML standard (section 9.2.6) with lines
+// that end in \n or \r\n; only the fields ``data`` and ``id`` matter here.
 
 /** A server that never ends its line must not fill the memory. */
 const MAX_EVENT_CHARACTERS = 8 << 20;
 
+/** ``id``: the event's number, null if it has none. */
+interface SentEvent {
+  readonly id: number | null;
+  readonly data: string;
+}
+
 /**
- * The data of each event. An event that is cut off by the end of the connection is left out, as the standard says.
+ * All events. One that is cut off by the end of the connection is left out, as the standard says.
  * Leaving the loop closes the connection.
  */
-export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<string, void, undefined> {
+export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<SentEvent, void, undefined> {
   // Not every browser iterates a stream.
   const reader = body.getReader();
   const decoder = new TextDecoder();
   let pending = "";
   let data: string[] = [];
+  let id: number | null = null;
   let size = 0;
   try {
     for (;;) {
@@ -235,9 +273,10 @@ export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<
       for (const ended of lines) {
         const line = ended.endsWith("\r") ? ended.slice(0, -1) : ended;
         if (line.startsWith("data:")) data.push(line.slice("data:".length).replace(/^ /, ""));
+        else if (/^id: \d{1,9}$/.test(line)) id = Number(line.slice(3));
         else if (line === "" && data.length > 0) {
-          yield data.join("\n");
-          data = [];
+          yield { id, data: data.join("\n") };
+          [data, id] = [[], null];
           size = pending.length;
         }
       }

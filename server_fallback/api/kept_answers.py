@@ -1,0 +1,275 @@
+"""KeptAnswers: streams that go on while nobody reads them, so that a client whose connection broke reads the rest.
+
+A client names a streamed request by the header Idempotency-Key. Its events are numbered then (``id``, as in the HTML
+standard), and the same request with the same key and the number of the last event that arrived (Last-Event-ID) receives
+the events after that one, instead of another answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from .drain import ClientGone, disconnected
+from .errors import ApiError, is_panic
+from .exchange import Exchange
+from .sse import EXTENSION, EventForm
+
+KEY_HEADER, LAST_HEADER = "Idempotency-Key", "Last-Event-ID"
+KEY = re.compile(r"[\x21-\x7e]{1,256}")
+NUMBER = re.compile(r"\d{1,9}")
+END_OF_EVENT = b"\n\n"
+# Of all answers. An event of OpenAI's API has about 250 bytes.
+MAX_BYTES = 64 << 20
+# What an answer takes beside its events.
+OVERHEAD_BYTES = 4 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A key counts for one client, so that no other one reads the answer."""
+
+    client: str
+    key: str
+
+
+@dataclass(eq=False, slots=True)
+class KeptAnswer:
+    """``digest`` is that of the request. ``parts`` are events and comments, ``places`` where those after each event
+    begin. ``is_read``: a reader has received its status. ``abandoned`` ends the answer as if its client had left;
+    ``changed`` is set, and replaced, at each change.
+    """
+
+    name: Name
+    digest: bytes
+    form: EventForm
+    parts: list[bytes] = field(default_factory=list)
+    places: list[int] = field(default_factory=lambda: [0])
+    size: int = OVERHEAD_BYTES
+    head: Message | None = None
+    ended: bool = False
+    error: BaseException | None = None
+    readers: int = 0
+    is_read: bool = False
+    abandoned: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.ended and bool(self.parts) and self.parts[-1].endswith(self.form.done)
+
+    def add(self, body: bytes) -> int:
+        """Whole events and comments. Returns their size."""
+        before = self.size
+        for event in body.split(END_OF_EVENT)[:-1]:
+            event += END_OF_EVENT
+            is_comment = event == self.form.comment
+            part = event if is_comment else b"id: %d\n%b" % (len(self.places), event)
+            self.parts.append(part)
+            self.size += len(part)
+            if not is_comment:
+                self.places.append(len(self.parts))
+        return self.size - before
+
+    def change(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def leave(self) -> Message:
+        """What the answer receives: a disconnection once it is abandoned."""
+        await self.abandoned.wait()
+        return {"type": "http.disconnect"}
+
+
+class KeptAnswers:
+    """``seconds``: how long an answer goes on, and is kept, after its last reader has left. ``max_bytes``: answers that
+    have ended are forgotten, the oldest first, to have room for others.
+    """
+
+    def __init__(self, seconds: float, max_bytes: int = MAX_BYTES) -> None:
+        self._seconds, self._max_bytes = seconds, max_bytes
+        self._answers: dict[Name, KeptAnswer] = {}
+        self._size = 0
+
+    def find(self, headers: Headers, exchange: Exchange, body: BaseModel) -> Response | None:
+        """The rest of an answer that is kept; None for a request without a key, or one whose answer begins now.
+
+        Raises ApiError for wrong headers, the key of another request, and an answer that is not kept any more.
+        """
+        key, last = headers.get(KEY_HEADER), headers.get(LAST_HEADER, "0")
+        if key is None:
+            return None
+        if KEY.fullmatch(key) is None:
+            raise ApiError(400, f"{KEY_HEADER} must have 1 to 256 visible ASCII characters", "invalid_header")
+        if NUMBER.fullmatch(last) is None:
+            raise ApiError(400, f"{LAST_HEADER} must be the number of an event", "invalid_header")
+        after, answer = int(last), self._answers.get(Name(exchange.client, key))
+        if answer is None:
+            if after > 0:
+                message = "this answer is not kept here any more; send the request again with another key"
+                raise ApiError(409, message, "answer_not_kept")
+            return None
+        if answer.digest != digest_of(body):
+            message = f"this {KEY_HEADER} names another request; use a new key for each request"
+            raise ApiError(409, message, "idempotency_key_reused")
+        if after >= len(answer.places):
+            message = f"{LAST_HEADER} is {after}, and this answer has {len(answer.places) - 1} events so far"
+            raise ApiError(400, message, "invalid_header")
+        return Following(self, answer, answer.places[after])
+
+    def keep(
+        self, headers: Headers, exchange: Exchange, body: BaseModel, stream: Response, form: EventForm
+    ) -> Response:
+        """The response to a streamed request: ``stream`` itself if the request has no key."""
+        key = headers.get(KEY_HEADER)
+        # Another request with this key may have begun meanwhile.
+        begun = self.find(headers, exchange, body)
+        if key is None or begun is not None:
+            return begun or stream
+        name = Name(exchange.client, key)
+        answer = self._answers[name] = KeptAnswer(name, digest_of(body), form)
+        self._size += answer.size
+        return Following(self, answer, 0, Beginning(stream, exchange))
+
+    async def run(self, answer: KeptAnswer, stream: Response, scope: Scope, held: AsyncExitStack) -> None:
+        """Generate the answer, whoever reads it. ``held`` is what its request holds until then, such as its place
+        among its client's requests.
+        """
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                answer.head = message
+            else:
+                added = answer.add(message.get("body", b""))
+                if self._has(answer):
+                    self._size += added
+                    self._make_room()
+            answer.change()
+
+        # Without the extension, the stream does not write to the connection of the first reader.
+        extensions = {name: value for name, value in scope.get("extensions", {}).items() if name != EXTENSION}
+        try:
+            async with held:
+                await stream({**scope, "extensions": extensions}, answer.leave, send)
+        except ClientGone:
+            pass
+        except BaseException as error:
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
+            # The status is not sent yet: the readers raise the error.
+            answer.error = error
+        finally:
+            answer.ended = True
+            if not answer.is_complete:
+                # The same request computes another answer.
+                self.forget(answer)
+            answer.change()
+
+    def left(self, answer: KeptAnswer) -> None:
+        """The last reader has left. A client that has received nothing does not continue, but asks again."""
+        if not answer.is_read:
+            self.forget(answer)
+        elif self._has(answer):
+            answer.timer = asyncio.get_running_loop().call_later(self._seconds, self.forget, answer)
+
+    def cancel(self, headers: Headers, exchange: Exchange) -> bool:
+        """End the answer of a key; False if it is not kept."""
+        answer = self._answers.get(Name(exchange.client, headers.get(KEY_HEADER, "")))
+        if answer is not None:
+            self.forget(answer)
+        return answer is not None
+
+    def close(self) -> None:
+        """End the answers that nobody reads, before the server stops."""
+        for answer in [each for each in self._answers.values() if each.readers == 0]:
+            self.forget(answer)
+
+    def forget(self, answer: KeptAnswer) -> None:
+        if self._has(answer):
+            del self._answers[answer.name]
+            self._size -= answer.size
+        if answer.timer is not None:
+            answer.timer.cancel()
+        answer.abandoned.set()
+
+    def _has(self, answer: KeptAnswer) -> bool:
+        return self._answers.get(answer.name) is answer
+
+    def _make_room(self) -> None:
+        """Forget complete answers that nobody reads, and if that is not enough, end the others."""
+        for answer in sorted(self._answers.values(), key=lambda each: not (each.ended and each.readers == 0)):
+            if self._size <= self._max_bytes:
+                return
+            self.forget(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """An answer's own stream, and the exchange whose request it answers."""
+
+    stream: Response
+    exchange: Exchange
+
+
+class Following(Response):
+    """The parts of an answer from ``place`` on, and those that it still generates. With ``beginning``, it begins."""
+
+    def __init__(self, kept: KeptAnswers, answer: KeptAnswer, place: int, beginning: Beginning | None = None) -> None:
+        super().__init__()
+        self._kept, self._answer, self._place, self._beginning = kept, answer, place, beginning
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._answer
+        answer.readers += 1
+        if answer.timer is not None:
+            answer.timer.cancel()
+        if self._beginning is not None:
+            stream, held = self._beginning.stream, self._beginning.exchange.held.pop_all()
+            answer.task = asyncio.create_task(self._kept.run(answer, stream, scope, held))
+        gone = asyncio.create_task(disconnected(receive))
+        try:
+            await self._follow(gone, send)
+        finally:
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+            answer.readers -= 1
+            if answer.readers == 0:
+                self._kept.left(answer)
+
+    async def _follow(self, gone: asyncio.Task[None], send: Send) -> None:
+        answer, place, started = self._answer, self._place, False
+        while True:
+            changed, ended = answer.changed, answer.ended
+            if answer.head is not None and not started:
+                await send(answer.head)
+                started = answer.is_read = True
+            if place < len(answer.parts):
+                body, place = b"".join(answer.parts[place:]), len(answer.parts)
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            elif ended:
+                break
+            else:
+                waiting = asyncio.create_task(changed.wait())
+                await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+            if gone.done():
+                raise ClientGone
+        if answer.error is not None:
+            raise answer.error
+        if not answer.is_complete and not started:
+            raise ClientGone
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def digest_of(body: BaseModel) -> bytes:
+    return hashlib.sha256(f"{type(body).__name__} {body.model_dump_json()}".encode()).digest()
