@@ -26,8 +26,8 @@ from .readings import BOUNDARY, readings
 from .situation import Situation
 
 # If the searches of a request need more processor time, they end, and the request is private. Time in which the machine
-# is busy with something else does not count. A pattern without backtracking searches 4 MB in 0.1 s. The browser's router does not need this limit for patterns that backtrack, because its engine
-# takes linear time.
+# is busy with something else does not count. A pattern without backtracking searches 4 MB in 0.1 s. The browser's
+# router does not need this limit for patterns that backtrack, because its engine takes linear time.
 SEARCH_SECONDS = 1.0
 
 
@@ -52,8 +52,8 @@ class PrivateCheck:
     def is_private(self, situation: Situation) -> bool:
         """Whether the request or one of its messages has a private label, or one of its texts matches a pattern.
 
-        It takes at most `SEARCH_SECONDS` of the thread's time, so call it in a thread if the situation comes from a client; the interpreter
-        stays free meanwhile.
+        It takes at most `SEARCH_SECONDS` of the thread's time, so call it in a thread if the situation comes from a
+        client; the interpreter stays free meanwhile.
         """
         labels = [*situation.labels, *(label for message in situation.messages for label in message.labels)]
         if not self.labels.isdisjoint(labels):
