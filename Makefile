@@ -10,7 +10,7 @@
 # make install-size  the megabytes that each extra adds, in a fresh environment with packages of PyPI, for make figures
 # make web    the TypeScript runtime and its page
 # make mobile the files for an app's web view, and the package for React Native
-# make docs   a site of the READMEs and of the web package's types, in build/docs; a broken link is an error
+# make docs   a site with search of the guides, the READMEs and both APIs, in build/docs; a broken link is an error
 # make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
 # make bench-kernels     the projection kernels on this machine's GPU
 # make bench-engine      the Python engine's own time per step
@@ -183,9 +183,11 @@ install-size: .venv/.dev web/node_modules/.installed
 	build/install-size/bin/python tests/install_size.py $$($(BIN)/python tests/install_size.py --extras | tr , ' ') \
 		| tee tests/bench/results/install-size.json
 
-docs: web/node_modules/.installed
+docs: .venv/.dev web/node_modules/.installed
+	rm -rf build/docs-pages
+	$(BIN)/python docs/pages.py build/docs-pages
 	cd web && node node_modules/typedoc/bin/typedoc
-	$(PYTHON) tests/links.py build/docs
+	$(BIN)/python tests/links.py build/docs
 
 # Nothing is uploaded without UPLOAD=1, and then only what has a token. SITE: hf:OWNER/NAME or s3://BUCKET/PREFIX.
 .PHONY: release

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,11 @@ def test_broken_links_of_a_site_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_docs_are_built_without_a_broken_link(node: str, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "docs/pages.py", "build/docs-pages"], cwd=ROOT, check=True)
     subprocess.run([node, "node_modules/typedoc/bin/typedoc", "--out", str(tmp_path)], cwd=ROOT / "web", check=True)
+    assert (tmp_path / "documents/A_plain_page.html").is_file()
+    assert "fit_calibration" in (tmp_path / "documents/Calibrated_decisions.html").read_text()
+    assert "NVIDIA H200" in (tmp_path / "documents/Measured_devices.html").read_text()
     assert "useChat" in (tmp_path / "modules/_nearfar_web_react.html").read_text()
     assert (tmp_path / "documents/Contributing.html").is_file()
     assert broken_in_site(tmp_path) == []

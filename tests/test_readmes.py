@@ -25,11 +25,13 @@ SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 FIRST_CELL = re.compile(r"^\| *([^|\n]*)\|", flags=re.MULTILINE)
 # A line of a block that calls nearfar, without its comment.
 CALL = re.compile(r"^ *(?:[A-Z_]+=\S+ +)*(?:\.venv/bin/)?nearfar (.+?)(?: +#.*)?$", flags=re.MULTILINE)
+# The first line of a block that is a file.
+GIVEN = re.compile(r"^```\w+ (\S+)$", flags=re.MULTILINE)
 MAKE = re.compile(r"\bmake ([a-z][a-z0-9-]+)")
 
 # The readers' and other projects' files, and options of vLLM, mlx-lm, esbuild, and this repository's scripts.
 OTHERS = {
-    *("bundle/", "whisper/", "./transcriber/", "ort-wasm-simd-threaded.mjs", "ort.wasm.min.mjs"),
+    *("public/", "static/", "bundle/", "whisper/", "./transcriber/", "ort-wasm-simd-threaded.mjs", "ort.wasm.min.mjs"),
     *("--distributed-executor-backend", "--enable-auto-tool-choice", "--enable-prompt-tokens-details", "--nnodes"),
     *("--tool-call-parser", "--kv-bits", "--splitting", "--examples", "--resume", "--source-maps", "--llama-bench"),
 }
@@ -69,6 +71,7 @@ def test_the_commands_in_readmes_are_accepted() -> None:
         ("`test_chats.py` and `compiler/clis/`", ["test_chats.py", "compiler/clis/"]),
         ("`nearfar compile A --kv\nq8` and `--front-ends 4`", []),
         ("`nearfar compile A --front-ends 4` and `--front-end 4`", ["--front-ends", "--front-end"]),
+        ("`src/main.ts` and `src/other.ts`\n\n```ts src/main.ts\n```\n", ["src/other.ts"]),
         ("`nearfar compiles A`", ["nearfar compiles A"]),
         ("`make demo`\n\n```\nmake demos\n```\n", ["make demos"]),
     ],
@@ -80,6 +83,8 @@ def test_unknown_names_are_found(text: str, found: Sequence[str]) -> None:
 def unknown_names(text: str, folder: Path) -> Iterator[str]:
     """The names in a README of ``folder`` that do not exist."""
     yield from (f"make {name}" for name in MAKE.findall("\n".join(code_of(text))) if name not in targets_of_make())
+    # What the document itself gives as a file belongs to the reader.
+    given = {*OTHERS, *GIVEN.findall(text)}
     prose = CODE.sub("", text)
     cells = " ".join(FIRST_CELL.findall(prose))
     yield from (span for span in SPAN.findall(cells) if SOURCE.fullmatch(span) and not exists(span, folder))
@@ -92,7 +97,7 @@ def unknown_names(text: str, folder: Path) -> Iterator[str]:
         yield from (option for option in OPTION.findall(span) if option not in known | OTHERS)
         for word in span.split():
             is_path = SOURCE.fullmatch(word) or FOLDER.fullmatch(word)
-            if is_path and word not in OTHERS and not (exists(word, ROOT) or exists(word, folder)):
+            if is_path and word not in given and not (exists(word, ROOT) or exists(word, folder)):
                 yield word
 
 

@@ -51,6 +51,8 @@ class ModelOptions:
 
 @options
 class CompileOptions(ModelOptions):
+    """What `nearfar compile` accepts besides the model and the output."""
+
     target: Annotated[str, Flag(choices=(*TARGETS, *EXPORTS))] = "webgpu"
     """the device or framework"""
     task: Task | None = None

@@ -38,46 +38,68 @@ class NearfarError(Exception):
 
 
 class CheckpointError(NearfarError):
+    """A checkpoint is missing, incomplete or damaged."""
+
     code = "checkpoint_error"
 
 
 class UnsupportedModel(CheckpointError):
+    """A model, or a part of its configuration, does not compile."""
+
     code = "unsupported_model"
 
 
 class QuantizationError(NearfarError):
+    """A quantization does not fit a model's weights."""
+
     code = "quantization_error"
 
 
 class BundleError(NearfarError):
+    """A bundle is incomplete, damaged, or of another format."""
+
     code = "bundle_error"
 
 
 class OutputError(NearfarError):
+    """A file or folder cannot be written."""
+
     code = "output_error"
 
 
 class DeviceError(NearfarError):
+    """A device, its driver or a library is missing, too small, or has failed."""
+
     code = "device_error"
 
 
 class RequestError(NearfarError):
+    """A request is wrong, and is refused again if it is repeated."""
+
     code = "request_error"
 
 
 class Unavailable(NearfarError):
+    """Nobody can answer now; a later attempt may succeed."""
+
     code = "unavailable"
 
 
 class QueueFull(Unavailable):
+    """Too many requests wait."""
+
     code = "queue_full"
 
 
 class DeadlineExceeded(Unavailable):
+    """The answer was not complete in time."""
+
     code = "deadline_exceeded"
 
 
 class ToolError(NearfarError):
+    """A tool has failed."""
+
     code = "tool_error"
 
 

@@ -128,6 +128,8 @@ class Chat:
 
 
 class Completions:
+    """OpenAI's chat completions, of which each has its ``route``: the side that answered, and why."""
+
     def __init__(self, executor: HybridExecutor, name: str) -> None:
         self._executor, self._name = executor, name
 

@@ -11,13 +11,17 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, lacks
-from packed_web import SOURCES, answers, copy_app, pack, run, unpack, write_page
-from playwright.sync_api import Browser, Page
+from fake_openai import MODEL, FakeOpenAI, in_a_thread
+from guides import write_guide
+from packed_web import ANSWER_MS, SOURCES, answers, copy_app, pack, run, unpack, write_page
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 from static_site import serve
 
 from nearfar.compiler.browser.chromium import FLAGS, find_chromium
@@ -26,7 +30,15 @@ INSTALLED = ROOT / "build/bundlers"
 INSTALL_SECONDS = 600
 # npm's output without a network.
 OFFLINE = ("EAI_AGAIN", "ECONNREFUSED", "ENETUNREACH", "ENOTFOUND", "ETIMEDOUT")
-APP = ("ask.js", "main.js", "worker_main.js", "engine_worker.js", "service_worker.js", "service_worker_main.js")
+APP = (
+    "miniflare.mjs",
+    "ask.js",
+    "main.js",
+    "worker_main.js",
+    "engine_worker.js",
+    "service_worker.js",
+    "service_worker_main.js",
+)
 
 pytestmark = pytest.mark.exhaustive
 
@@ -146,30 +158,113 @@ def test_next_builds_a_page_of_its_app_router(page: Page, app: App, light_demo: 
     assert len(found.scripts_for_json) == 1
 
 
+# Frameworks, how each checks the types of its guide, and how it builds.
+GUIDES: Mapping[str, Sequence[Sequence[str]]] = {
+    "next": [("next", "build")],
+    "vue": [("vue-tsc", "--noEmit"), ("vite", "build", "--outDir=out", "--emptyOutDir=false")],
+    "svelte": [
+        ("svelte-check", "--fail-on-warnings"),
+        ("vite", "build", "--outDir=out", "--emptyOutDir=false"),
+    ],
+    "angular": [("ng", "build")],
+}
+
+
+@pytest.mark.parametrize("framework", list(GUIDES))
+def test_the_guide_of_a_framework_is_an_application_that_answers(
+    page: Page, tools: Path, light_demo: Path, framework: str
+) -> None:
+    app = App(tools / f"guide_{framework}")
+    shutil.rmtree(app.folder, ignore_errors=True)
+    shutil.copytree(SOURCES / framework, app.folder)
+    (app.folder / "app/page.js").unlink(missing_ok=True)
+    (app.folder / "package.json").write_text('{ "type": "module" }')
+    write_guide(framework, app.folder)
+    for command in GUIDES[framework]:
+        app.tool(*command)
+    (app.out / "bundle").symlink_to(light_demo)
+    with serve(app.out) as url:
+        page.goto(url)
+        page.get_by_role("button", name="Ask").click(timeout=ANSWER_MS)
+        expect(page.get_by_text("27 + 58 = 85")).to_be_visible(timeout=ANSWER_MS)
+
+
+def test_the_guide_of_the_relay_is_a_worker_behind_which_a_page_is_answered(page: Page, app: App, node: str) -> None:
+    write_guide("relay", app.folder)
+    far = FakeOpenAI()
+    with serve(app.out) as url, in_a_thread(far) as address, miniflare(app, node, address, url.rstrip("/")) as relay:
+        replaced = {
+            "https://far.your-name.workers.dev": relay.rstrip("/"),
+            "the server's name of a model": MODEL,
+            # It never loads, so that far answers however slow this machine is.
+            '"/bundle/"': "new Promise(() => {})",
+        }
+        write_guide("relay", app.folder, replaced)
+        write_page(app.folder, "main")
+        app.tool("vite", "build", "--base=./", "--outDir=out", "--emptyOutDir=false")
+        page.goto(url)
+        expect(page.get_by_text("hi (far: ")).to_be_visible(timeout=ANSWER_MS)
+    assert {request.headers["authorization"] for request in far.received} == {"Bearer secret"}
+
+
+@contextmanager
+def miniflare(app: App, node: str, far: str, origin: str) -> Iterator[str]:
+    """The address of the application's relay, on Cloudflare's own runtime."""
+    with subprocess.Popen(
+        [node, "miniflare.mjs", far, origin], cwd=app.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as relay:
+        assert relay.stdout is not None
+        address = relay.stdout.readline().strip()
+        assert address.startswith("http"), address
+        yield address
+        # Its end ends the relay.
+        relay.communicate()
+
+
 def test_an_extension_answers_in_its_page_and_in_its_service_worker(browser: Browser, app: App) -> None:
     inputs = ["main.js", "service_worker.js", "service_worker_main.js"]
     app.tool(
         "rollup", *inputs, "--dir=out", "--format=es", "--plugin=@rollup/plugin-node-resolve", "--failAfterWarnings"
     )
     shutil.copy(SOURCES / "extension/manifest.json", app.out)
+    with extension(browser, app.out) as (context, address):
+        for entry in ("main", "service_worker_main"):
+            write_page(app.out, entry, name=entry)
+            answers(context.new_page(), f"{address}{entry}.html").check()
+
+
+@contextmanager
+def extension(browser: Browser, folder: Path) -> Iterator[tuple[BrowserContext, str]]:
+    """A browser with the folder as an unpacked extension, and the address of its pages."""
     # Chromium makes the id of an extension without a key from its folder.
     id = (
-        hashlib.sha256(str(app.out).encode())
+        hashlib.sha256(str(folder).encode())
         .hexdigest()[:32]
         .translate(str.maketrans("0123456789abcdef", "abcdefghijklmnop"))
     )
     context = browser.browser_type.launch_persistent_context(
         "",
         executable_path=find_chromium(),
-        args=[*FLAGS, f"--disable-extensions-except={app.out}", f"--load-extension={app.out}"],
+        args=[*FLAGS, f"--disable-extensions-except={folder}", f"--load-extension={folder}"],
         ignore_default_args=["--disable-extensions"],
     )
     try:
-        for entry in ("main", "service_worker_main"):
-            write_page(app.out, entry, name=entry)
-            answers(context.new_page(), f"chrome-extension://{id}/{entry}.html").check()
+        yield context, f"chrome-extension://{id}/"
     finally:
         context.close()
+
+
+def test_the_guide_of_the_extension_is_one_that_answers(browser: Browser, light_demo: Path, tmp_path: Path) -> None:
+    # Chromium follows no links out of an extension.
+    for script in ROOT.glob("web/dist/*.js"):
+        shutil.copy(script, tmp_path)
+    shutil.copytree(light_demo, tmp_path / "bundle")
+    write_guide("extension", tmp_path)
+    with extension(browser, tmp_path) as (context, address):
+        page = context.new_page()
+        page.goto(f"{address}popup.html")
+        page.get_by_role("button", name="Ask").click(timeout=ANSWER_MS)
+        expect(page.locator("#answer")).to_have_text("27 + 58 = 85", timeout=ANSWER_MS)
 
 
 def test_publint_finds_nothing(app: App) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 import openai
 import pytest
 from answers import whole
+from guides import guide_commands, write_guide
 from served_demo import Served, start
 from waiting import WAIT_SECONDS
 
@@ -93,6 +95,37 @@ def test_openais_client_is_answered(replicas: list[Served]) -> None:
         with pytest.raises(openai.BadRequestError, match="this model reads texts only") as refused:
             client.chat.completions.create(model="demo", messages=WITH_IMAGE)
         assert refused.value.param == "messages[0].content[1]"
+
+
+def test_the_curl_line_and_the_client_of_the_guide_are_answered(
+    replicas: list[Served], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = [line for block in guide_commands("server") for line in block.splitlines() if "curl" in line]
+    assert "http://127.0.0.1:8000" in line
+    line = line.replace("http://127.0.0.1:8000", replicas[0].url)
+    answer = json.loads(subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout)
+    assert answer["choices"][0]["message"]["content"] == ANSWER
+    (script,) = write_guide("server", tmp_path, {"http://127.0.0.1:8000": replicas[0].url})
+    runpy.run_path(str(script))["client"].close()
+    assert capsys.readouterr().out == f"{ANSWER}\n"
+
+
+def test_the_scripts_of_the_guide_for_python_answer_on_both_sides(
+    replicas: list[Served],
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("NEARFAR_CACHE", str(cache))
+    scripts = write_guide("python", tmp_path, {"http://127.0.0.1:8000": replicas[0].url})
+    assert [script.name for script in scripts] == ["ask.py", "both.py"]
+    for script in scripts:
+        runpy.run_path(str(script))
+    first, streamed, far, near = capsys.readouterr().out.splitlines()
+    assert (first, streamed) == (ANSWER, ANSWER)
+    assert far.startswith("far ")
+    assert near.startswith("near ")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
