@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..api.validation import validation_error
-from ..executors.executor import Call, Executor, Transcribes
+from ..executors.executor import Call, Executor, Ranks, Transcribes
 from ..executors.registry import default_name
 from ..schema.chat import ChatCompletion, ChatCompletionChunk
 from ..schema.fold import ChatFold
@@ -32,6 +32,7 @@ from .hybrid_executor import HybridExecutor
 from .opening import open_hybrid
 from .sides.embedder import Embedder
 from .sides.far import Far
+from .sides.masker import Confirm
 from .sides.sides import DeviceHints
 from .sides.wire_speculation import WireCounts
 
@@ -59,13 +60,17 @@ class Hybrid:
         hints: Callable[[], DeviceHints] = DeviceHints,
         embedder: Embedder | None = None,
         transcriber: Transcribes | None = None,
+        finder: Ranks | None = None,
+        confirm: Confirm | None = None,
     ) -> Hybrid:
         """``near``: a bundle, a Hugging Face folder or name, "demo", or an executor, which `close` closes too.
 
         ``ledger`` None: a file in the cache folder, one for each far server, counts what the policy's budget allows.
         ``hints`` returns this machine's battery and temperature before each decision. ``embedder`` is required by a
         policy whose predictor reads embeddings. ``transcriber`` writes down sound on this machine, so that near answers
-        about recordings, and for far, as the policy's ``private.media`` says; it stays the caller's to close. Raises
+        about recordings, and for far, as the policy's ``private.media`` says; it stays the caller's to close.
+        ``finder`` finds the entities of ``private.masks`` on this machine: an executor of a classifier of tokens, which
+        stays the caller's to close too. ``confirm`` is asked what may leave if ``private.masks.then`` is "ask". Raises
         RequestError with the code "bad_policy", "api_version", "wrong_key" or "unknown_model", and the errors of
         opening the near model. An offline far side is not an error if near may answer.
         """
@@ -83,7 +88,9 @@ class Hybrid:
             return await opening.open()
 
         opened_near = None if near is None else open_near
-        executor = await open_hybrid(name, opened_near, far, Policy.read(policy), ledger, hints, embedder, transcriber)
+        executor = await open_hybrid(
+            name, opened_near, far, Policy.read(policy), ledger, hints, embedder, transcriber, finder, confirm
+        )
         return cls(executor, name)
 
     @property

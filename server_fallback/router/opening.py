@@ -11,13 +11,15 @@ from nearfar.compiler.pipeline.kernel_cache import cache_folder
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.shared.script import SharedScript
 
-from ..executors.executor import Executor, Opener, Opening, Transcribes
+from ..executors.encoder_executor import EncoderExecutor
+from ..executors.executor import Executor, Opener, Opening, Ranks, Transcribes
 from .decision.budget import FileLedger, Ledger
 from .decision.policy import Policy
 from .hybrid_executor import HybridExecutor
 from .sides.embedder import Embedder
 from .sides.far import Far, FarSide
 from .sides.local_embedder import LocalEmbedder
+from .sides.masker import Confirm
 from .sides.near import NearSide
 from .sides.sides import DeviceHints, Sides
 
@@ -65,17 +67,25 @@ async def open_hybrid(
     hints: Callable[[], DeviceHints] = DeviceHints,
     embedder: Embedder | None = None,
     transcriber: Transcribes | None = None,
+    finder: Ranks | None = None,
+    confirm: Confirm | None = None,
 ) -> HybridExecutor:
     """As `Hybrid.create`; ``near`` opens the near model. If anything fails, nothing stays open."""
     require_sides(policy, near=near is not None, far=far)
     require_embedder(policy, embedder)
+    require_masks(policy, finder, confirm)
     async with AsyncExitStack() as opened:
-        far_side = FarSide(far) if far is not None else None
+        far_side = (
+            FarSide(far, hides_ids=bool(policy.private_check.patterns or policy.private.masks))
+            if far is not None
+            else None
+        )
         if far_side is not None:
             opened.push_async_callback(far_side.close)
         if far is not None and ledger is None and has_budget(policy):
             ledger = FileLedger(ledger_path(far))
         sides = Sides(None, far_side, policy, ledger, hints, embedder)
+        sides.open_masker(finder, confirm)
         # Errors of the far side are reported before the near model spends time on loading.
         await sides.check(near_may_answer=near is not None)
         if near is not None:
@@ -90,6 +100,24 @@ def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:
     """
     rules = {"mode": policy.mode, "escalation": {"then": policy.escalation.then}}
     SharedScript.of_thread().ask("checkSides", rules, near, None if far is None else far.dialect)
+
+
+def require_masks(policy: Policy, finder: Ranks | None, confirm: Confirm | None) -> None:
+    """Raises RequestError with the code "bad_policy" for masks that nothing finds or nobody confirms."""
+    rules = {"private": policy.private.model_dump()}
+    SharedScript.of_thread().ask("checkMasks", rules, finder is not None, confirm is not None)
+    masks, classifier = policy.private.masks, finder.model.classifier if isinstance(finder, EncoderExecutor) else None
+    if masks is None or not isinstance(finder, EncoderExecutor):
+        return
+    labels = {label.partition("-")[2] or label for label in (classifier.labels if classifier else ())}
+    for index, entity in enumerate(masks.entities):
+        if entity.label not in labels:
+            known = ", ".join(sorted(labels)) or "nothing"
+            raise RequestError(
+                f"the policy masks {entity.label!r}, but {finder.model.name} finds {known}",
+                code="bad_policy",
+                param=f"private.masks.entities[{index}].label",
+            )
 
 
 def require_embedder(policy: Policy, embedder: Embedder | None) -> None:

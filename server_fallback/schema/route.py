@@ -19,6 +19,15 @@ class Description(Reply):
     text: str
 
 
+class MaskedText(Reply):
+    """A text with placeholders such as [PERSON_1] in place of private texts. ``path`` is that of the request's own
+    text, such as "messages[0].content"; that of near's text is "answer.text" or "answer.reasoning".
+    """
+
+    path: str
+    text: str
+
+
 class Route(Reply):
     """``side`` wrote the end of the answer, for ``reason``. ``scores`` are the values that the decision compared, null
     if unknown.
@@ -33,3 +42,5 @@ class Route(Reply):
     switched_at: int | None = None
     described: LeftOut[list[Description]] = None
     """What far receives of the request's media, word for word, if the policy lets only such texts leave."""
+    masked: LeftOut[list[MaskedText]] = None
+    """What was sent to far in place of texts with something private, word for word, if the policy masks them."""

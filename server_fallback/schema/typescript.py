@@ -67,7 +67,7 @@ from .decide import (
 )
 from .encoding import EncodingUsage
 from .rerank import RerankResponse, RerankResult
-from .route import Description, Route
+from .route import Description, MaskedText, Route
 from .score import Classification, ClassifyResponse, ScoreResponse, SpanClass, TokenClass
 from .verify import VerifyAccepted, VerifyError, VerifyOpened
 
@@ -100,6 +100,7 @@ REPLIES: dict[type[BaseModel], str] = {
     TokenLogprob: "ChatCompletionTokenLogprob",
     ChatLogprobs: "ChatCompletionLogprobs",
     Description: "Description",
+    MaskedText: "MaskedText",
     Route: "Route",
     AnswerToolCall: "ChatCompletionMessageToolCall",
     AnswerMessage: "ChatCompletionMessage",

@@ -35,10 +35,16 @@ export function routeFacts(route: Route, host: string): readonly (readonly [stri
     ["Answered", route.side === "near" ? "on this device" : `by ${host}`],
     ["Why", reasonWords(route)],
     ["Changed sides", changed(route)],
+    ["Sent in place of private texts", masked(route)],
     ["Expected to be right", both(near, far, (share) => `${(100 * share).toFixed(0)}%`)],
     ["Expected time", both(nearSeconds, farSeconds, (seconds) => formatMs(1000 * seconds))],
     ["Expected price", usd === null || usd === undefined || usd === 0 ? null : `$${usd.toPrecision(2)}`],
   ];
+}
+
+/** Word for word. */
+function masked({ masked: texts = [] }: Route): string | null {
+  return texts.length === 0 ? null : texts.map(({ text }) => `“${text}”`).join(" ");
 }
 
 function changed({ switched_at: switchedAt }: Route): string | null {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError
@@ -16,7 +16,7 @@ from ..decision.decide import Choice, choose_described
 from ..decision.situation import Media, Situation
 from ..sides.describer import with_descriptions
 from ..sides.sides import Sides
-from ..sides.texts import texts_of
+from ..sides.texts import with_texts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,11 @@ async def choose_with_descriptions(
     request: ChatCompletionRequest | CompletionRequest,
     situation: Situation,
     media: Sequence[Media],
+    is_private: Callable[[ChatCompletionRequest, Situation], Awaitable[bool]],
     call: Call,
 ) -> Described:
-    """``situation`` is that of a choice that describes ``media``. If near cannot describe them, it answers itself,
-    if the policy's `fallback.near_continues` allows it.
+    """``situation`` is that of a choice that describes ``media``. ``is_private``: whether a request must stay here. If
+    near cannot describe them, it answers itself, if the policy's `fallback.near_continues` allows it.
 
     Raises RequestError or Unavailable if near may not do that either, and the errors of `Sides.choose`.
     """
@@ -49,17 +50,13 @@ async def choose_with_descriptions(
         raise
     except NearfarError:
         situation = replace(situation, near=replace(situation.near, describes=()))
-        choice = await sides.choose(situation, private=await sides.is_private(situation))
+        choice = await sides.choose(situation, private=await is_private(request, situation))
         if not sides.policy.fallback.near_continues or choice.decision.side is None:
             raise
         return Described(request, situation, choice)
     written = with_descriptions(request, descriptions)
-    messages, texts, left = await asyncio.to_thread(texts_of, written)
-    labelled = tuple(
-        replace(message, labels=before.labels) for message, before in zip(messages, situation.messages, strict=True)
-    )
-    again = await sides.situation(replace(situation, messages=labelled, texts=texts, media=left), written)
-    private = await sides.is_private(again)
+    again = await sides.situation(await asyncio.to_thread(with_texts_of, situation, written), written)
+    private = await is_private(written, again)
     choice, reads_media = choose_described(sides.policy, situation, again, private=private)
     if reads_media:
         return Described(request, situation, choice)

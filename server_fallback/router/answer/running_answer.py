@@ -22,14 +22,15 @@ from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest, SoundTranscript
 from ...schema.common import TokenLogprob
 from ...schema.completions import CompletionRequest
-from ...schema.route import Description, Route, Side
+from ...schema.route import Description, MaskedText, Route, Side
 from ..decision.decide import Choice
 from ..decision.policy import Escalation
 from ..decision.situation import Message, Situation
 from ..sides.answer_piece import AnswerPiece, Chunk, Form
 from ..sides.continued import continued, limits, request_facts
+from ..sides.masker import MaskedChat, restored
 from ..sides.sides import Sides
-from ..sides.texts import conversation_of
+from ..sides.texts import conversation_of, with_texts_of
 from .answer_machine import AnswerMachine, Effect, Event, WatchedToken
 from .attempt import Attempt
 from .continuation import far_continuation
@@ -77,6 +78,8 @@ class RunningAnswer:
         self._waits: dict[Side, float] = {}
         self._shown = Shown()
         self._heard = Heard(sides.near, call)
+        # What far receives in place of the request; None: the request itself, or nothing.
+        self._masked: MaskedChat | None = None
         # What the request has in place of media.
         self._descriptions: Sequence[Description] = ()
         self._over = False
@@ -105,11 +108,18 @@ class RunningAnswer:
         """If near's own view of the prompt matters, near begins to answer, and continues from there if it is chosen."""
         sides = self._sides
         situation = self._situation = await sides.situation(self._situation, self._request)
-        choice = await sides.choose(situation, private=await sides.is_private(situation))
+        choice = await sides.choose(situation, private=await self._is_private(self._request, situation))
         if choice.describes:
-            described = await choose_with_descriptions(sides, self._request, situation, choice.describes, self._call)
+            described = await choose_with_descriptions(
+                sides, self._request, situation, choice.describes, self._is_private, self._call
+            )
             self._request, self._descriptions, choice = described.request, described.descriptions, described.choice
             situation = self._situation = described.situation
+        may_leave = choice.decision.side == "far" or choice.standby
+        masked, masker = self._masked, sides.masker
+        if masked is not None and masker is not None and may_leave and not await masker.may_leave(masked):
+            self._masked = None
+            choice = await sides.choose(situation, private=True)
         if choice.wants_signals:
             near = self._start_attempt("near", 0, None)
             self._early_failure = await self._hold_first_tokens()
@@ -122,6 +132,18 @@ class RunningAnswer:
         if choice.decision.side is None:
             raise sides.refusal(choice.decision, situation)
         return choice
+
+    async def _is_private(self, request: ChatCompletionRequest | CompletionRequest, situation: Situation) -> bool:
+        """Whether a request must stay here. A chat that is masked need not."""
+        masker, sides = self._sides.masker, self._sides
+        if masker is None or not isinstance(request, ChatCompletionRequest):
+            return await sides.is_private(situation)
+
+        async def situated(masked: ChatCompletionRequest) -> Situation:
+            return await asyncio.to_thread(with_texts_of, situation, masked)
+
+        self._masked = await masker.mask(request, situation, situated, self._call)
+        return self._masked is None
 
     @property
     def _running(self) -> AnswerMachine:
@@ -260,7 +282,10 @@ class RunningAnswer:
                 self._ask(side, continue_from, number)
             case {"type": "warm"}:
                 assert not self._choice.decision.private, "a private request does not leave"
-                self._warm_up = WarmUp(self._sides, self._request, self._call, self._conversation())
+                request = self._request
+                if self._masked is not None and self._masked.masks and isinstance(request, ChatCompletionRequest):
+                    request = self._masked.sent(request)
+                self._warm_up = WarmUp(self._sides, request, self._call, self._conversation())
             case {"type": "cancel", "side": side}:
                 self._current.pop(side).stop()
             case {"type": "withdraw"}:
@@ -335,12 +360,42 @@ class RunningAnswer:
             return sides.near.answer(request, observed, self._logprobs(attempt))
         assert sides.far is not None
         assert not self._choice.decision.private, "a private request does not leave"
+        masked = self._masked
+        if masked is not None and (masked.masks or continue_from is not None):
+            return await self._masked_stream(attempt, masked, continue_from)
         if continue_from is not None:
             request = await far_continuation(sides, request, call, continue_from, self._shown)
         if not await sides.reserve_request():
             raise side_fault("budgetSpent", "far")
         attempt.sent = True
         return sides.far_answer(request, call, speculate=self._near_guesses())
+
+    async def _masked_stream(
+        self, attempt: Attempt, masked: MaskedChat, continue_from: str | None
+    ) -> AsyncGenerator[AnswerPiece, None]:
+        """Far's answer to the masked chat, with the private texts. Near knows them, so it does not guess."""
+        sides, call, shown = self._sides, self._call, self._shown
+        assert sides.masker is not None
+        assert isinstance(self._request, ChatCompletionRequest)
+        request: ChatCompletionRequest | CompletionRequest = self._request
+        masks, more = masked.masks, list[MaskedText]()
+        answer = None
+        if continue_from is not None:
+            answer = await sides.masker.continuation(masked, continue_from, shown.reasoning, call)
+            if answer is None:
+                raise side_fault("privateText", "near")
+            masks, more = answer.masks, answer.changed
+        if not masks and continue_from is not None:
+            request = await far_continuation(sides, self._request, call, continue_from, shown)
+        if not await sides.reserve_request():
+            raise side_fault("budgetSpent", "far")
+        attempt.sent = True
+        if not masks:
+            return sides.far_answer(request, call, speculate=False)
+        request = masked.sent(self._request, more)
+        if answer is not None:
+            request = continued(request, answer.text, shown.num_tokens, answer.reasoning)
+        return restored(masks, self._request, sides.far_answer(request, call, speculate=False))
 
     def _near_guesses(self) -> bool:
         """Whether near guesses for far: it may, did not fail and has not been asked for this answer before."""
@@ -399,6 +454,7 @@ class RunningAnswer:
             scores=scores,
             switched_at=machine.switched_at,
             described=list(self._descriptions) or None,
+            masked=None if self._masked is None else list(self._masked.left) or None,
         )
 
     def _conversation(self) -> tuple[Message, ...]:

@@ -32,14 +32,44 @@ Labels = Annotated[tuple[Label, ...], Field(max_length=100)]
 # The first part of a BCP 47 tag, such as "en".
 Language = Annotated[str, Field(min_length=2, max_length=3)]
 Languages = Annotated[tuple[Language, ...], Field(max_length=200)]
+Kind = Annotated[str, Field(min_length=1, max_length=20)]
 Usd = Annotated[float, Field(ge=0, le=1e9)]
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
 Tokens = Annotated[int, Field(ge=1, le=1000)]
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
 
 
+class MaskPattern(PolicyPart):
+    """A pattern of private texts, and their ``kind`` in placeholders, of A to Z, such as "EMAIL"."""
+
+    kind: Kind
+    pattern: str
+
+
+class MaskEntity(PolicyPart):
+    """A ``label`` of the model that finds private texts, such as "private_person", and their kind as in MaskPattern."""
+
+    label: Label
+    kind: Kind
+
+
+class MaskRules(PolicyPart):
+    """Private texts that far may have placeholders for: those that match ``patterns``, and the ``entities`` that a
+    model on the device finds.
+
+    ``then``: with "mask" far receives placeholders, with "ask" after the application has agreed to what would leave,
+    and with "near" the request stays on the device.
+    """
+
+    patterns: Annotated[tuple[MaskPattern, ...], Field(max_length=100)] = ()
+    entities: Annotated[tuple[MaskEntity, ...], Field(max_length=100)] = ()
+    then: Literal["mask", "ask", "near"] = "mask"
+
+
 class PrivateRules(PolicyPart):
     """The rules that make a request private. ``patterns`` are searched in all its texts; see `privacy`.
+
+    ``masks`` are private texts that chats may leave without.
 
     ``media``: where pictures, recordings and files may go. "near" keeps a request with one on the device, and None one
     whose medium is not text, so that no pattern can be searched in it. "describe" lets a text that near makes of such a
@@ -50,6 +80,7 @@ class PrivateRules(PolicyPart):
     patterns: Annotated[tuple[str, ...], Field(max_length=100)] = ()
     ignore_case: bool = True
     media: Media | None = None
+    masks: MaskRules | None = None
 
 
 class Budget(PolicyPart):
@@ -233,7 +264,9 @@ class Policy(PolicyPart):
 
     @cached_property
     def private_check(self) -> PrivateCheck:
-        return PrivateCheck.of(self.private.labels, self.private.patterns, ignore_case=self.private.ignore_case)
+        masks = self.private.masks
+        patterns = (*self.private.patterns, *(each.pattern for each in (masks.patterns if masks else ())))
+        return PrivateCheck.of(self.private.labels, patterns, ignore_case=self.private.ignore_case)
 
 
 def bad_policy(message: str, param: str = "") -> RequestError:

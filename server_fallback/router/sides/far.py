@@ -7,11 +7,13 @@ at all.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
+from uuid import uuid4
 
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
 
@@ -34,6 +36,8 @@ from .answer_piece import AnswerPiece, piece_of
 REPORT_SECONDS = 30.0
 # Longer than any queue in milliseconds, and within the precision of a number.
 MAX_DIGITS = 12
+# The identifiers of a trace (W3C Trace Context), which have no room for a text.
+TRACE_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,11 @@ class FarModel:
 class FarSide:
     """``model`` is None until the server has answered once."""
 
-    def __init__(self, far: Far) -> None:
-        """Raises RequestError for an invalid URL."""
-        self.far = far
+    def __init__(self, far: Far, *, hides_ids: bool = False) -> None:
+        """``hides_ids``: the server gets none of the clients' request ids and trace states, in which nothing private is
+        searched. Raises RequestError for an invalid URL.
+        """
+        self.far, self._hides_ids = far, hides_ids
         self.model: FarModel | None = None
         self._upstream: Upstream = make_upstream(far.base_url, far.api_key, any_request_id=far.dialect != "openai")
         self._queue = FarQueue()
@@ -115,7 +121,7 @@ class FarSide:
         """
         async with self._opening:
             if self.model is None:
-                call = call or Call("about")
+                call = self._sent(call or Call("about"))
                 requested_at = monotonic()
                 path = "/v1/nearfar/about" if self.far.dialect == "nearfar" else "/v1/models"
                 try:
@@ -134,7 +140,7 @@ class FarSide:
 
         async def send(output: Output[Any]) -> None:
             relay = Relay(kind, model.id, bounds_of(request, dialect), output, self._upstream.event_object)
-            await self._upstream.answer(path, body, call, relay)
+            await self._upstream.answer(path, body, self._sent(call), relay)
 
         async with aclosing(streamed(send)) as chunks:
             async for chunk in chunks:
@@ -143,22 +149,34 @@ class FarSide:
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
         model = await self.reach(call)
         body = request.model_dump(mode="json", exclude_none=True) | {"model": model.id}
-        return checked(EmbeddingResponse, await self._upstream.request("POST", "/v1/embeddings", body, call), model.id)
+        answer = await self._upstream.request("POST", "/v1/embeddings", body, self._sent(call))
+        return checked(EmbeddingResponse, answer, model.id)
 
     async def decide(self, request: DecideRequest, call: Call) -> DecideResponse:
         """Only servers of the dialect "nearfar" have this route."""
         model = await self.reach(call)
         body = request.model_dump(mode="json", exclude_none=True) | {"model": model.id}
-        return checked(DecideResponse, await self._upstream.request("POST", "/v1/decide", body, call), model.id)
+        return checked(
+            DecideResponse, await self._upstream.request("POST", "/v1/decide", body, self._sent(call)), model.id
+        )
 
     async def tokenize(self, request: TokenizeRequest, call: Call) -> TokenizeResponse:
         """Only servers of the dialect "nearfar" have this route."""
         model = await self.reach(call)
         body = request.model_dump(mode="json", exclude_none=True) | {"model": model.id}
-        return checked(TokenizeResponse, await self._upstream.request("POST", "/tokenize", body, call), model.id)
+        return checked(
+            TokenizeResponse, await self._upstream.request("POST", "/tokenize", body, self._sent(call)), model.id
+        )
 
     async def close(self) -> None:
         await self._upstream.close()
+
+    def _sent(self, call: Call) -> Call:
+        """The call as the server gets it."""
+        if not self._hides_ids:
+            return call
+        trace = {name: value for name, value in call.headers.items() if TRACE_PARENT.fullmatch(value)}
+        return replace(call, request_id=str(uuid4()), headers=trace)
 
     def _about(self, response: Mapping[str, Any]) -> list[FarModel]:
         if response.get("api_version") != API_VERSION:

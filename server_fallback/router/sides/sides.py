@@ -15,7 +15,7 @@ from nearfar.compiler.runtime.errors import NearfarError, RequestError, Unavaila
 from nearfar.compiler.shared.script import SharedScript
 
 from ...executors.circuit import Circuit
-from ...executors.executor import Call
+from ...executors.executor import Call, Ranks
 from ...schema.chat import ChatCompletionRequest, Message
 from ...schema.common import Usage
 from ...schema.completions import CompletionRequest
@@ -31,6 +31,7 @@ from .answer_piece import AnswerPiece
 from .describer import Describer
 from .embedder import Embedder
 from .far import FarSide
+from .masker import Confirm, Masker
 from .near import NearSide
 from .speculated_far import SpeculatedFar
 from .texts import conversation_of
@@ -72,6 +73,8 @@ class Sides:
         self.near, self.far, self.policy = near, far, policy
         self._ledger, self._hints, self.embedder = ledger, hints, embedder
         self.describer: Describer | None = None
+        # None for a policy that masks nothing.
+        self.masker: Masker | None = None
         # Requests whose vector the embedder failed to make.
         self.missing_vectors = 0
         wait = policy.breaker.open_ms / 1000
@@ -90,13 +93,18 @@ class Sides:
         self._same_tokens: bool | None = None
         self._speculated: SpeculatedFar | None = None
 
+    def open_masker(self, finder: Ranks | None, confirm: Confirm | None) -> None:
+        """Set what masks chats, if the policy has masks."""
+        if self.policy.private.masks is not None:
+            self.masker = Masker(self.policy, self.matches_rules, self.matches_private, finder, confirm)
+
     def open_near(self, near: NearSide) -> None:
         """Set the near side, which opens after the far side has reported what it serves."""
         self.near, speculation, timeouts = near, self.policy.speculation, self.policy.timeouts
         seconds = (timeouts.near_first_token_ms + timeouts.between_tokens_ms) / 1000
         self.describer = Describer(near, self.circuits["near"], max_seconds=seconds)
         if speculation is not None and self.far is not None and self.far.far.dialect == "nearfar":
-            is_private = self.matches_private if self.policy.private.patterns else None
+            is_private = self.matches_private if self.policy.private_check.patterns else None
             self._speculated = SpeculatedFar(near, self.far, self.same_tokens, is_private, speculation.draft_tokens)
 
     @property
@@ -153,10 +161,16 @@ class Sides:
         self._speeds["far"]["round_trip_seconds"] = model.round_trip_seconds
 
     async def is_private(self, situation: Situation) -> bool:
-        """Whether the policy forbids that the request leaves the device.
+        """Whether the policy forbids that the request leaves the device. Only `masker` searches for entities, so all
+        other requests are private under a policy that has any.
 
         Runs in a thread, because long texts take up to seconds.
         """
+        masks = self.policy.private.masks
+        return bool(masks and masks.entities) or await self.matches_rules(situation)
+
+    async def matches_rules(self, situation: Situation) -> bool:
+        """Whether a request has a private label or a text that matches a pattern, in a thread as `is_private`."""
         check = self.policy.private_check
         return await self._search(lambda: check.is_private(situation))
 
@@ -300,7 +314,7 @@ class Sides:
             await self.near.close()
 
     async def _search(self, search: Callable[[], bool]) -> bool:
-        if not self.policy.private.patterns:
+        if not self.policy.private_check.patterns:
             return search()
         async with self._searches:
             return await asyncio.to_thread(search)

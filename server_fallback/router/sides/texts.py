@@ -18,7 +18,7 @@ from ...schema.chat import AnswerToolCall, ChatCompletionRequest, FilePart
 from ...schema.common import GenerationRequest
 from ...schema.functions import ToolCall
 from ...text.attachments import with_files
-from ..decision.situation import Media, Message
+from ..decision.situation import Media, Message, Situation
 
 ChatT = TypeVar("ChatT", bound=ChatCompletionRequest)
 
@@ -55,6 +55,16 @@ def texts_of(request: BaseModel) -> tuple[tuple[Message, ...], tuple[str, ...], 
         for each, own in zip(messages, parts, strict=True)
     )
     return written, tuple(texts), tuple(Media(**each) for each in media)
+
+
+def with_texts_of(situation: Situation, request: BaseModel) -> Situation:
+    """A situation with the texts and media of a request whose messages are in the places of its own. It may take long,
+    so call it in a thread.
+    """
+    messages, texts, media = texts_of(request)
+    pairs = zip(messages, situation.messages, strict=True)
+    labelled = tuple(replace(message, labels=before.labels) for message, before in pairs)
+    return replace(situation, messages=labelled, texts=texts, media=media)
 
 
 class RequestTexts(NamedTuple):

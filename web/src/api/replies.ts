@@ -42,6 +42,12 @@ export interface Description {
   text: string;
 }
 
+/** A text with placeholders such as [PERSON_1] in place of private texts. ``path`` is that of the request's own text, such as "messages[0].content"; that of near's text is "answer.text" or "answer.reasoning". */
+export interface MaskedText {
+  path: string;
+  text: string;
+}
+
 /** ``side`` wrote the end of the answer, for ``reason``. ``scores`` are the values that the decision compared, null if unknown. ``switched_at`` is null, or the number of characters (code points) of the answer before the last switch: 0 if the earlier text is withdrawn. In a stream the first chunk has a route, the first after a switch, and the last. */
 export interface Route {
   side: "near" | "far";
@@ -50,6 +56,8 @@ export interface Route {
   switched_at: number | null;
   /** What far receives of the request's media, word for word, if the policy lets only such texts leave. */
   described?: Description[];
+  /** What was sent to far in place of texts with something private, word for word, if the policy masks them. */
+  masked?: MaskedText[];
 }
 
 export interface ChatCompletionMessageToolCall {

@@ -51,6 +51,7 @@ export class Describer {
     request: HybridRequest,
     first: SituatedChoice,
     situate: (request: HybridRequest) => Promise<Situation>,
+    isPrivate: (request: HybridRequest, situation: Situation) => Promise<boolean>,
     signal: AbortSignal,
   ): Promise<DescribedRequest> {
     const { policy } = this.routing.wiring;
@@ -61,7 +62,7 @@ export class Describer {
       signal.throwIfAborted();
       const { near } = first.situation;
       const situation = { ...first.situation, near: { ...near, describes: [] } };
-      const choice = choose(policy, situation, this.routing.privacy.isPrivate(situation));
+      const choice = choose(policy, situation, await isPrivate(request, situation));
       if (!policy.fallback.near_continues || choice.decision.side === null) throw error;
       return { request, choice: { ...choice, situation }, descriptions: [] };
     }
@@ -77,8 +78,8 @@ export class Describer {
     }));
     const described = withMessages(request, messages);
     const situation = await situate(described);
-    const isPrivate = this.routing.privacy.isPrivate(situation);
-    const { reads_media: readsMedia, ...choice } = chooseDescribed(policy, first.situation, situation, isPrivate);
+    const staysNear = await isPrivate(described, situation);
+    const { reads_media: readsMedia, ...choice } = chooseDescribed(policy, first.situation, situation, staysNear);
     if (choice.decision.side === null) throw this.routing.refusal(choice.decision, situation);
     return readsMedia
       ? { request, choice: { ...choice, situation: first.situation }, descriptions: [] }

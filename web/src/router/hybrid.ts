@@ -17,6 +17,7 @@ import { FarSide } from "./sides/far.js";
 import type { Fetch } from "./sides/far_http.js";
 import type { SoundTranscriber } from "./describer.js";
 import type { Embedder } from "./hybrid_completions.js";
+import type { Confirm, EntityFinder } from "./masks.js";
 import { HybridCompletions } from "./hybrid_completions.js";
 import type {
   HybridEmbeddingParams,
@@ -32,7 +33,7 @@ import type { LoadNear, NearOption } from "./sides/near.js";
 import { NearSide } from "./sides/near.js";
 import type { Policy } from "../shared/decision/policy.js";
 import { parsePolicy } from "../shared/decision/policy.js";
-import { checkSides } from "../shared/decision/contradictions.js";
+import { checkMasks, checkSides } from "../shared/decision/contradictions.js";
 import { badPolicy } from "../shared/decision/schema_check.js";
 import type { Questions } from "../shared/questions/questions.js";
 import { Routing } from "./routing.js";
@@ -70,6 +71,13 @@ export interface HybridOptions {
    * for a far side that does not hear, if media may leave.
    */
   readonly transcriber?: SoundTranscriber | undefined;
+  /**
+   * Finds the entities of a policy's `private.masks` on this device, such as an engine with a classifier of tokens. The
+   * texts are private.
+   */
+  readonly finder?: EntityFinder | undefined;
+  /** For a policy whose `private.masks.then` is "ask": whether far may receive these texts. */
+  readonly confirm?: Confirm | undefined;
 }
 
 export class Hybrid {
@@ -131,8 +139,9 @@ export class Hybrid {
       });
       if (!isReached) routing.records.far.circuit.failed(true);
       const speculating = far === null ? null : await speculatingFar(far, routing, options);
-      const { embedder = null } = options;
-      const completions = new HybridCompletions({ routing, speculating, embedder, transcriber });
+      const { embedder = null, finder = null, confirm = null } = options;
+      const maskOptions = { finder, confirm };
+      const completions = new HybridCompletions({ routing, speculating, embedder, transcriber, maskOptions });
       return new Hybrid(routing, speculating, completions);
     } catch (error) {
       near.close();
@@ -189,12 +198,13 @@ export class Hybrid {
 const loadEngine: LoadNear = async (bundle, options): Promise<Engine> =>
   (await import("../index.js")).Engine.load(bundle, options);
 
-function checkOptions(policy: Policy, { near, far, embedder }: HybridOptions): void {
+function checkOptions(policy: Policy, { near, far, embedder, finder, confirm }: HybridOptions): void {
   if (far !== null) readParams(far, FAR_OPTIONS);
   checkSides(policy, near !== null, far === null ? null : (far.dialect ?? "nearfar"));
   const read = policy.quality.predictor?.embedding?.model;
   if (read && read !== embedder?.model)
     throw badPolicy("quality.predictor", `it reads embeddings of ${read}; set embedder to that model's`);
+  checkMasks(policy, finder != null, confirm != null);
 }
 
 /** The code is loaded only if the policy has `speculation`. */

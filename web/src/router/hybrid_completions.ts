@@ -25,6 +25,7 @@ import type { AnswerItem, AnswerJob } from "./answer/running_answer.js";
 import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
 import { remainingLimit, textOf } from "./sides/sides.js";
 import type { Situation } from "../shared/decision/situation.js";
+import type { MaskOptions, MaskedRequest, Masker } from "./masks.js";
 import { warmUp } from "./answer/warm_up.js";
 import { privateText } from "../shared/router/failures.js";
 import { Watch } from "../shared/router/watch.js";
@@ -35,6 +36,7 @@ export interface ChatWiring {
   readonly speculating: AnsweringSide | null;
   readonly embedder: Embedder | null;
   readonly transcriber: SoundTranscriber | null;
+  readonly maskOptions: MaskOptions;
 }
 
 export interface HybridRequestOptions extends Pick<RequestOptions, "signal"> {
@@ -61,6 +63,9 @@ const BYTES_PER_TOKEN = 4;
 export class HybridCompletions {
   readonly #routing: Routing;
   #describer: Describer | null = null;
+  #masker: Masker | null = null;
+  /** What far receives in place of each request; null if it must stay on the device. */
+  readonly #masked = new WeakMap<HybridRequest, MaskedRequest | null>();
 
   constructor(private readonly wiring: ChatWiring) {
     this.#routing = wiring.routing;
@@ -95,7 +100,10 @@ export class HybridCompletions {
   ): Promise<(until: AbortSignal) => AsyncIterable<AnswerItem>> {
     const { begun } = journal ?? {};
     if (begun?.done === true) return () => shownBefore(begun);
-    const answered = await this.#described(request, await this.#choose(request, signal), signal);
+    const answered = await this.#confirmed(
+      await this.#described(request, await this.#choose(request, signal), signal),
+      signal,
+    );
     await journal?.decided(answered.choice.decision.private);
     return (until) => this.#run(answered, until, journal);
   }
@@ -138,10 +146,11 @@ export class HybridCompletions {
         ? { choice: first, held: null, earlyFailure: null }
         : await this.#chooseAgain(first, begun, signal);
     const { decision, standby } = choice;
+    const masked = this.#masked.get(request) ?? null;
     const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
     const sides = {
       near: held === null ? near : heldFirst(held, near),
-      far: this.#guarded(this.#farOf(choice, earlyFailure === null)),
+      far: this.#guarded(this.#farOf(choice, earlyFailure === null, masked), masked),
     };
     // The time of a held answer is not the time of its generation, nor is that of tokens of an earlier page.
     const learns = (side: Side): boolean => side === "far" || (held === null && tokens === undefined);
@@ -152,8 +161,9 @@ export class HybridCompletions {
       begun: shown,
       earlyFailure,
       descriptions,
+      masked: () => masked?.left ?? [],
       sides,
-      warm: (until) => this.#warm(request, until),
+      warm: (until) => this.#warm(request, masked, until),
       watch: isWatched
         ? new Watch({ ...policy.escalation, max_tokens: remainingLimit({ params, from: null }).max_tokens ?? null })
         : null,
@@ -199,12 +209,41 @@ export class HybridCompletions {
     if (choice.describes.length === 0) return { request, choice, descriptions: [] };
     const { Describer } = await import("./describer.js");
     this.#describer ??= new Describer(this.#routing, this.wiring.transcriber);
-    return this.#describer.decide(request, choice, (described) => this.#situation(described, signal), signal);
+    const situate = (described: HybridRequest): Promise<Situation> => this.#situation(described, signal);
+    const isPrivate = (described: HybridRequest, situation: Situation): Promise<boolean> =>
+      this.#isPrivate(described, situation, signal);
+    return this.#describer.decide(request, choice, situate, isPrivate, signal);
   }
 
-  #choose(request: HybridRequest, signal: AbortSignal): Promise<SituatedChoice> {
+  async #choose(request: HybridRequest, signal: AbortSignal): Promise<SituatedChoice> {
     const routing = this.#routing;
-    return routing.choose(routing.wiring.policy, () => this.#situation(request, signal), null, signal);
+    const { policy } = routing.wiring;
+    const isPrivate = policy.private.masks === null ? null : await this.#isPrivate(request, null, signal);
+    return routing.choose(policy, () => this.#situation(request, signal), isPrivate, signal);
+  }
+
+  /** Whether a request must stay on the device; one that is masked need not. ``situation``: for a policy without masks. */
+  async #isPrivate(request: HybridRequest, situation: Situation | null, signal: AbortSignal): Promise<boolean> {
+    const { wiring, privacy } = this.#routing;
+    if (wiring.policy.private.masks === null) return situation !== null && privacy.isPrivate(situation);
+    if (this.#masker === null) {
+      const { Masker } = await import("./masks.js");
+      this.#masker ??= new Masker(wiring.policy, privacy, this.wiring.maskOptions);
+    }
+    if (!this.#masked.has(request)) this.#masked.set(request, await this.#masker.mask(request, signal));
+    return this.#masked.get(request) === null;
+  }
+
+  /** The request stays on the device if the application does not agree to what would leave. */
+  async #confirmed(answered: DescribedRequest, signal: AbortSignal): Promise<DescribedRequest> {
+    const { request, choice } = answered;
+    const masked = this.#masked.get(request) ?? null;
+    if (masked === null || (choice.decision.side === "near" && !choice.standby)) return answered;
+    if (await this.#masker?.mayLeave(masked, signal)) return answered;
+    this.#masked.set(request, null);
+    const { policy } = this.#routing.wiring;
+    const situate = (): Promise<Situation> => this.#situation(request, signal);
+    return { ...answered, choice: await this.#routing.choose(policy, situate, true, signal) };
   }
 
   async #situation(request: HybridRequest, signal: AbortSignal): Promise<Situation> {
@@ -298,7 +337,7 @@ export class HybridCompletions {
     return { near: shown === null ? needed : Math.max(shown, needed ?? 0), far: shown };
   }
 
-  async #warm(request: HybridRequest, signal: AbortSignal): Promise<void> {
+  async #warm(request: HybridRequest, masked: MaskedRequest | null, signal: AbortSignal): Promise<void> {
     const { far, ledger, policy } = this.#routing.wiring;
     if (far === null) return;
     const { params } = request;
@@ -306,7 +345,7 @@ export class HybridCompletions {
       {
         params,
         conversation: conversationOf(request),
-        far,
+        far: masked?.over(far) ?? far,
         record: this.#routing.records.far,
         ledger,
         policy,
@@ -323,27 +362,33 @@ export class HybridCompletions {
     return rulesOf(policy, { ...facts, dialect: far?.dialect ?? null });
   }
 
-  /** Near guesses only if it may and is well, and far was chosen, not for a far side that takes over from near. */
-  #farOf(choice: SituatedChoice, nearIsWell: boolean): AnsweringSide | null {
+  /**
+   * Near guesses only if it may and is well, and far was chosen, not for a far side that takes over from near. Near knows
+   * what is masked.
+   */
+  #farOf(choice: SituatedChoice, nearIsWell: boolean, masked: MaskedRequest | null): AnsweringSide | null {
     const { far } = this.#routing.wiring;
+    if (masked !== null && masked.masks.length > 0) return far;
     return choice.decision.side === "far" && choice.may_guess && nearIsWell ? (this.wiring.speculating ?? far) : far;
   }
 
   /** The far side, which never receives near's text if that contains something private. */
-  #guarded(far: AnsweringSide | null): AnsweringSide {
+  #guarded(far: AnsweringSide | null, masked: MaskedRequest | null): AnsweringSide {
     const check = this.#routing.privacy;
+    const side = far === null || masked === null ? far : masked.over(far);
     return {
       answer: (request: SideRequest) => {
-        if (far === null) throw new Unavailable("There is no far side", { retryable: false });
+        if (side === null) throw new Unavailable("There is no far side", { retryable: false });
         const { from } = request;
         if (
+          masked === null &&
           from !== null &&
           // Near's text meets the last message, which it may also continue.
           (check.matches(...request.params.messages.slice(-1).map(textOf), from.text) ||
             check.matches(from.reasoning ?? ""))
         )
           throw privateText();
-        return far.answer({
+        return side.answer({
           ...request,
           from: from && { ...from, tokenIds: this.#sharesTokens() ? from.tokenIds : null },
         });

@@ -21,6 +21,8 @@ export const HYBRID_OPTIONS: Checks = {
   probe: "object",
   embedder: "object",
   transcriber: "any",
+  finder: "any",
+  confirm: "any",
 } satisfies Record<keyof HybridOptions, Check>;
 
 /** The options of `far`; FarSide checks the address and the dialect. */

@@ -21,6 +21,8 @@ export type { SoundTranscriber } from "./describer.js";
 export type { Dialect } from "./sides/dialect.js";
 export type { FarModel, FarOptions } from "./sides/far.js";
 export type { Fetch } from "./sides/far_http.js";
+export type { MaskedText } from "../api/replies.js";
+export type { Confirm, EntityFinder } from "./masks.js";
 export type { Embedder } from "./hybrid_completions.js";
 export type { HybridOptions } from "./hybrid.js";
 export { Hybrid } from "./hybrid.js";

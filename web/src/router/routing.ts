@@ -76,7 +76,9 @@ export class Routing {
   ): Promise<SituatedChoice> {
     const { near } = this.wiring;
     let situation = await situate();
-    const staysNear = isPrivate ?? this.privacy.isPrivate(situation);
+    // Only chats are searched by the model that finds entities.
+    const isUnsearched = (policy.private.masks?.entities.length ?? 0) > 0;
+    const staysNear = isPrivate ?? (isUnsearched || this.privacy.isPrivate(situation));
     let choice = choose(policy, situation, staysNear);
     if (near.state === "loading" && waitsForNear(policy, choice.decision, situation)) {
       await unlessAborted(near.settled, signal);

@@ -5,7 +5,7 @@ import { BundleError, NearfarError, RequestError, Unavailable, messageOf } from 
 import { BOUNDS, fileMarks, openFile, requireFew, transcriptText, unheard } from "./attachments.js";
 import type { TemplateParts } from "./chat.js";
 import { renderChat } from "./chat.js";
-import { checkSides } from "./decision/contradictions.js";
+import { checkMasks, checkSides } from "./decision/contradictions.js";
 import { isSpent, paidUsd, spentOn } from "./decision/costs.js";
 import { refusal } from "./decision/decision.js";
 import { describing, describedText, undescribed } from "./decision/description.js";
@@ -27,6 +27,9 @@ import { imageKeyHead } from "./images/key.js";
 import { unreadablePicture } from "./images/kind.js";
 import { imageLayout } from "./images/layout.js";
 import { soundKeyHead, soundLayout, wrongSounds } from "./sounds.js";
+import { entitiesOf, textWindows } from "./masks/entities.js";
+import { hasMasked, maskMessages, maskText, maskableTexts } from "./masks/mask_request.js";
+import { restore } from "./masks/restorer.js";
 import { axisTaps } from "./images/positions.js";
 import { labelSpans } from "./label_spans.js";
 import { checkReading, readDecisions } from "./questions/answers.js";
@@ -167,6 +170,7 @@ Object.assign(globalThis, {
     undescribed: overJson(failedDescription),
     rulesOf: overJson(rulesBy),
     checkSides: overJson(checkSides),
+    checkMasks: overJson(checkMasks),
     refusal: overJson(refused),
     rights: overJson(rightsOf),
     featureNames: overJson(featureNames),
@@ -180,6 +184,13 @@ Object.assign(globalThis, {
     paidUsd: overJson(paidUsd),
     patternSource: overJson(patternSource),
     privateTexts,
+    maskableTexts: overJson(maskableTexts),
+    maskMessages: overJson(maskMessages),
+    maskText: overJson(maskText),
+    hasMasked: overJson(hasMasked),
+    restore: overJson(restore),
+    textWindows: overJson(textWindows),
+    entitiesOf: overJson(entitiesOf),
     openAnswer: overJson(openAnswer),
     stepAnswer: overJson(stepAnswer),
     watchAnswer: overJson(watchAnswer),

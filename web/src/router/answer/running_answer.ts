@@ -7,6 +7,7 @@ import type {
   ChatFinishReason,
   CompletionUsage,
   Description,
+  MaskedText,
   Route,
   SoundTranscript,
 } from "../../api/types.js";
@@ -60,6 +61,8 @@ export interface AnswerJob {
   readonly begun?: ShownBefore | null;
   /** What the request has in place of media. */
   readonly descriptions?: readonly Description[];
+  /** What far has received in place of private texts. */
+  readonly masked?: () => readonly MaskedText[];
   readonly sides: Readonly<Record<Side, AnsweringSide>>;
   /** Lets far compute the prompt. It never rejects. */
   readonly warm: (signal: AbortSignal) => Promise<void>;
@@ -354,6 +357,7 @@ class RunningAnswer {
 
   #route(): Route {
     const { decision, descriptions = [] } = this.job;
+    const masked = this.job.masked?.() ?? [];
     // What was shown before is shown before the start.
     const { side, reason, switchedAt } = this.#state.side === null ? { ...this.#state, ...decision } : this.#state;
     return {
@@ -362,6 +366,7 @@ class RunningAnswer {
       scores: { ...decision.scores },
       switched_at: switchedAt,
       ...(descriptions.length > 0 && { described: descriptions.map((each) => ({ ...each })) }),
+      ...(masked.length > 0 && { masked: masked.map((each) => ({ ...each })) }),
     };
   }
 

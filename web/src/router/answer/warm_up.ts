@@ -5,16 +5,15 @@
 import type { CompletionUsage } from "../../api/types.js";
 import type { Ledger } from "../budget.js";
 import { isSpent, paidUsd } from "../../shared/decision/costs.js";
-import type { FarSide } from "../sides/far.js";
 import type { Policy } from "../../shared/decision/policy.js";
 import type { PrefixMessage } from "../../shared/decision/prefix_memory.js";
 import type { SideRecord } from "./side_record.js";
-import type { PlainParams } from "../sides/sides.js";
+import type { PlainParams, Side } from "../sides/sides.js";
 
 export interface WarmUp {
   readonly params: PlainParams;
   readonly conversation: readonly PrefixMessage[];
-  readonly far: FarSide;
+  readonly far: Side;
   readonly record: SideRecord;
   readonly ledger: Ledger;
   readonly policy: Policy;

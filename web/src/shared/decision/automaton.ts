@@ -36,7 +36,7 @@ export type Part = (next: State) => State;
  * Reads a character that it accepts, or checks its assertion, or does neither; then it goes on to each state of
  * ``next``.
  */
-class State {
+export class State {
   /** The last step that visited it. */
   visited = 0;
 
@@ -60,7 +60,7 @@ interface StateSet {
 }
 
 /** The context of a position: an end of the text, a boundary between two parts, a word character, or another one. */
-type Kind = "end" | "boundary" | "word" | "other";
+export type Kind = "end" | "boundary" | "word" | "other";
 
 /** The number of visits that remain for the searches of one request. */
 export class Visits {
@@ -115,12 +115,13 @@ export class PartBuilder implements Builder<Part> {
 }
 
 export class Automaton {
-  readonly #match = new State(0, []);
-  readonly #first: State;
-  #step = 0;
+  readonly match = new State(0, []);
+  readonly first: State;
+  /** The steps of all searches, of which each visits a state once. */
+  steps = 0;
 
   constructor(pattern: Part) {
-    this.#first = pattern(this.#match);
+    this.first = pattern(this.match);
   }
 
   /**
@@ -148,8 +149,8 @@ export class Automaton {
 
   /** The states after a character; null if the pattern is found before it. */
   #following({ states, before }: StateSet, point: number, after: Kind, visits: Visits): readonly State[] | null {
-    const step = ++this.#step;
-    const pending = [this.#first, ...states];
+    const step = ++this.steps;
+    const pending = [this.first, ...states];
     const reached: State[] = [];
     for (let state = pending.pop(); state !== undefined; state = pending.pop()) {
       if (state.visited === step) continue;
@@ -160,7 +161,7 @@ export class Automaton {
           for (const next of state.next) pending.push(next);
       } else if (state.accepts(point)) for (const next of state.next) reached.push(next);
     }
-    if (this.#match.visited === step) return null;
+    if (this.match.visited === step) return null;
     if (after === "boundary") return before === "boundary" ? [] : states;
     return reached;
   }
@@ -181,14 +182,14 @@ function remembered(sets: Map<string, StateSet>, states: readonly State[], befor
   return set;
 }
 
-function holds(assertion: Assertion, before: Kind, after: Kind): boolean {
+export function holds(assertion: Assertion, before: Kind, after: Kind): boolean {
   if (before === "boundary" || after === "boundary") return true;
   if (assertion === "^") return before === "end";
   if (assertion === "$") return after === "end";
   return (before === "word") === (after === "word") ? assertion === "\\B" : assertion === "\\b";
 }
 
-function kindOf(point: number, boundaries: boolean): Kind {
+export function kindOf(point: number, boundaries: boolean): Kind {
   if (point < 0) return "end";
   const character = String.fromCodePoint(point);
   if (boundaries && character === BOUNDARY) return "boundary";

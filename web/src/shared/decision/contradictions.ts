@@ -1,6 +1,6 @@
 // Contradictions in a policy whose values are each allowed: yields the path of each and what is wrong there.
 
-import type { Policy } from "./policy_schema.js";
+import type { MaskRules, Policy } from "./policy_schema.js";
 import { badPolicy } from "./schema_check.js";
 
 type Contradictions = Iterable<readonly [path: string, problem: string]>;
@@ -15,6 +15,7 @@ export function* contradictions(policy: Policy): Contradictions {
     if (policy.private.media !== "far")
       yield ["private.media", "in mode far-only a request with media could never be answered"];
   }
+  if (policy.private.masks !== null) yield* ofMasks(policy, policy.private.masks);
   if (policy.mode === "near-only") {
     if (policy.private.media === "describe") yield ["private.media", "in mode near-only nothing is described for far"];
     if (policy.budget.far_usd_per_day !== null)
@@ -43,6 +44,33 @@ export function checkSides(
   if (missing !== null) throw badPolicy("mode", `with ${mode} no other side answers; set ${missing}`);
   if (escalation.then === "continue" && dialect === "openai")
     throw badPolicy("escalation.then", 'a server of dialect openai cannot continue; use "restart"');
+}
+
+/**
+ * Throws RequestError with the code "bad_policy" for masks that need more. ``finds``: there is a model that finds
+ * entities; ``asks``: the application is asked.
+ */
+export function checkMasks({ private: { masks } }: Pick<Policy, "private">, finds: boolean, asks: boolean): void {
+  if (masks !== null && masks.entities.length > 0 && !finds)
+    throw badPolicy("private.masks.entities", "no model finds them; set finder, or remove them");
+  if (masks?.then === "ask" && !asks)
+    throw badPolicy("private.masks.then", 'nobody can be asked; set confirm, or use "mask" or "near"');
+}
+
+function* ofMasks({ mode, speculation }: Policy, { patterns, entities, then }: MaskRules): Contradictions {
+  if (mode === "near-only") yield ["private.masks", "in mode near-only nothing is masked for far"];
+  if (mode === "far-only" && then === "near")
+    yield ["private.masks.then", "in mode far-only a private request could never be answered"];
+  if (patterns.length + entities.length === 0) yield ["private.masks", "there are no patterns and no entities"];
+  if (entities.length > 0 && speculation !== null)
+    yield ["speculation", "no model searches near's guesses for the entities of private.masks"];
+  for (const [name, list] of [
+    ["patterns", patterns],
+    ["entities", entities],
+  ] as const)
+    for (const [index, { kind }] of list.entries())
+      if (!/^[A-Z]+$/.test(kind))
+        yield [`private.masks.${name}[${index}].kind`, `'${kind}' must have letters A to Z only`];
 }
 
 function* ofLabels(policy: Policy): Contradictions {

@@ -18,16 +18,24 @@ export type * from "./policy_schema.js";
 export function parsePolicy(json: unknown): Policy {
   if (isObject(json) && isObject(json.quality)) refuseOldPredictor(json.quality.predictor, "quality.predictor");
   const policy = readValue(POLICY_SCHEMA, withDefaults(json)) as Policy;
-  policy.private.patterns.forEach((pattern, index) => {
-    try {
-      refuseEmptyMatch(pattern, compilePattern(pattern, false));
-    } catch (error) {
-      throw badPolicy(`private.patterns[${index}]`, messageOf(error));
-    }
+  const { patterns, masks } = policy.private;
+  patterns.forEach((pattern, index) => {
+    checkPattern(pattern, `private.patterns[${index}]`);
+  });
+  masks?.patterns.forEach(({ pattern }, index) => {
+    checkPattern(pattern, `private.masks.patterns[${index}].pattern`);
   });
   if (policy.quality.predictor !== null) checkPredictor(policy.quality.predictor, "quality.predictor");
   for (const [path, problem] of contradictions(policy)) throw badPolicy(path, problem);
   return policy;
+}
+
+function checkPattern(pattern: string, path: string): void {
+  try {
+    refuseEmptyMatch(pattern, compilePattern(pattern, false));
+  } catch (error) {
+    throw badPolicy(path, messageOf(error));
+  }
 }
 
 /**
@@ -37,8 +45,8 @@ export function parsePolicy(json: unknown): Policy {
 function withDefaults(json: unknown): unknown {
   if (!isObject(json)) return json;
   const oneSided = json.mode === "near-only" || json.mode === "far-only";
-  const { labels, patterns } = isObject(json.private) ? json.private : {};
-  const isOpen = ![labels, patterns].some((given) => Array.isArray(given) && given.length > 0);
+  const { labels, patterns, masks } = isObject(json.private) ? json.private : {};
+  const isOpen = ![labels, patterns].some((given) => Array.isArray(given) && given.length > 0) && !isObject(masks);
   return {
     ...json,
     ...(oneSided && over(json, "fallback", { near_continues: false, far_takes_over: false })),

@@ -20,8 +20,15 @@ export class PrivateCheck {
     private readonly ignoreCase: boolean,
   ) {}
 
-  static of({ labels, patterns, ignore_case }: Omit<PrivateRules, "media">): PrivateCheck {
-    const compiled = patterns.map((pattern) => compilePattern(pattern, ignore_case));
+  /** The patterns of ``masks`` are private too: what is masked is searched again. */
+  static of({
+    labels,
+    patterns,
+    ignore_case,
+    masks,
+  }: Pick<PrivateRules, "labels" | "patterns" | "ignore_case"> & Partial<PrivateRules>): PrivateCheck {
+    const all = [...patterns, ...(masks?.patterns ?? []).map(({ pattern }) => pattern)];
+    const compiled = all.map((pattern) => compilePattern(pattern, ignore_case));
     return new PrivateCheck(new Set(labels), compiled, ignore_case);
   }
 

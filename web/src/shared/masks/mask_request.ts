@@ -1,0 +1,180 @@
+// The request that far receives in place of one with private texts: its messages with placeholders for what the policy's
+// patterns and the entities of a model find, and for every other occurrence of the same texts. The texts of messages and
+// the strings in the arguments of their calls are masked; names, tools and formats are not. Whoever masks a request
+// searches the masked one again, and if anything private is left, the request stays on the device.
+
+import type { MaskedText } from "../../api/replies.js";
+import { Visits } from "../decision/automaton.js";
+import { compilePattern } from "../decision/pattern.js";
+import type { MaskRules } from "../decision/policy_schema.js";
+import type { CompiledMask, Known } from "./find_spans.js";
+import { findKnown, findSpans, widened } from "./find_spans.js";
+import type { Mask, Span } from "./placeholders.js";
+import { LOOKALIKE, MaskTable, joined } from "./placeholders.js";
+
+/** What a model has found in a text of the request. Indices are UTF-16 units. */
+export interface Entity {
+  readonly label: string;
+  readonly start: number;
+  readonly end: number;
+}
+
+export interface MaskedMessages {
+  readonly messages: readonly unknown[];
+  readonly masks: readonly Mask[];
+  /** The texts that differ from those of the request. */
+  readonly texts: readonly MaskedText[];
+}
+
+type Value = Readonly<Record<string, unknown>>;
+/** Changes a text; ``path`` is its place. */
+type Change = (text: string, path: string) => string;
+
+/** A string of JSON, with its quotation marks. */
+const JSON_STRING = /"(?:[^"\\]|\\[^])*"/g;
+
+/** The texts of messages that are masked, each once, in which a model may find entities. */
+export function maskableTexts(messages: readonly unknown[]): readonly string[] {
+  const texts = new Set<string>();
+  changed(messages, (text) => {
+    if (text.trim() !== "") texts.add(text);
+    return text;
+  });
+  return [...texts];
+}
+
+/**
+ * Masks messages. ``entities`` are those of each text of ``maskableTexts``. ``masks`` are made before, of the same
+ * conversation. Null if nothing is found.
+ */
+export function maskMessages(
+  rules: MaskRules,
+  ignoreCase: boolean,
+  messages: readonly unknown[],
+  entities: readonly (readonly [text: string, entities: readonly Entity[]])[],
+  masks: readonly Mask[] = [],
+): MaskedMessages | null {
+  const compiled = rules.patterns.map(({ kind, pattern }): CompiledMask => {
+    return { kind, pattern: compilePattern(pattern, ignoreCase) };
+  });
+  const visits = new Visits();
+  const kinds = new Map(rules.entities.map(({ label, kind }) => [label, kind]));
+  const spans = new Map<string, readonly Span[]>();
+  const ofEntities = new Map(entities);
+  const known = new Map<string, Known>();
+  for (const text of maskableTexts(messages)) {
+    const named = (ofEntities.get(text) ?? []).flatMap(({ label, start, end }): Span[] => {
+      const kind = kinds.get(label);
+      return kind === undefined ? [] : [widened(text, { start, end, kind })];
+    });
+    const found = joined([...findSpans(text, compiled, visits), ...named]);
+    spans.set(text, found);
+    for (const { start, end, kind } of found) {
+      const part = text.slice(start, end);
+      if (!known.has(part)) known.set(part, { text: part, kind });
+    }
+  }
+  if (known.size === 0 && masks.length === 0) return null;
+  const table = new MaskTable(masks);
+  // Numbers follow the order in which the texts are found, so that a text which a later message shows to be private does
+  // not change the placeholders of earlier ones.
+  for (const [text, found] of spans) table.mask(text, found);
+  const texts: MaskedText[] = [];
+  const all = [...known.values()];
+  const masked = changed(messages, (text, path) => {
+    const now = table.mask(text, [...(spans.get(text) ?? []), ...findKnown(text, all)]);
+    if (now !== text) texts.push({ path, text: now });
+    return now;
+  });
+  return { messages: masked, masks: table.masks, texts };
+}
+
+/**
+ * Whether one of these texts, each given by its parts, still has a text that is masked elsewhere: in a place that is not
+ * masked, or split over parts.
+ */
+export function hasMasked(masks: readonly Mask[], texts: readonly (readonly string[])[]): boolean {
+  const known = masks.flatMap(({ placeholder, text }): Known[] =>
+    placeholder.startsWith(`[${LOOKALIKE}_`) ? [] : [{ text, kind: "" }],
+  );
+  return texts.some((parts) =>
+    (parts.length < 2 ? [""] : ["", " ", "\n"]).some((separator) => findKnown(parts.join(separator), known).length > 0),
+  );
+}
+
+/**
+ * Masks a text that near wrote, with which far continues an answer. ``made`` are the masks of its request. Returns all
+ * masks.
+ */
+export function maskText(
+  rules: MaskRules,
+  ignoreCase: boolean,
+  text: string,
+  entities: readonly Entity[],
+  made: readonly Mask[],
+): { readonly text: string; readonly masks: readonly Mask[] } {
+  const content = [{ role: "assistant", content: text }];
+  const masked = maskMessages(rules, ignoreCase, content, [[text, entities]], made);
+  const [message] = (masked?.messages ?? content) as readonly { readonly content: string }[];
+  return { text: message?.content ?? text, masks: masked?.masks ?? made };
+}
+
+/** The messages with their texts changed. */
+function changed(messages: readonly unknown[], change: Change): readonly unknown[] {
+  return messages.map((message, index) =>
+    isObject(message) ? changedMessage(message, `messages[${index}]`, change) : message,
+  );
+}
+
+function changedMessage(message: Value, path: string, change: Change): Value {
+  const now: Record<string, unknown> = { ...message };
+  const text = (key: string): void => {
+    const value = now[key];
+    if (typeof value === "string") now[key] = change(value, `${path}.${key}`);
+  };
+  // In the order in which chat templates write them.
+  for (const key of ["reasoning_content", "reasoning", "content", "refusal"]) {
+    text(key);
+    const parts = now[key];
+    if (key === "content" && Array.isArray(parts))
+      now.content = parts.map((part: unknown, at) =>
+        isObject(part) ? changedPart(part, `${path}.content[${at}]`, change) : part,
+      );
+  }
+  if (Array.isArray(now.tool_calls))
+    now.tool_calls = now.tool_calls.map((call: unknown, at) =>
+      isObject(call)
+        ? { ...call, function: changedCall(call.function, `${path}.tool_calls[${at}].function`, change) }
+        : call,
+    );
+  if (isObject(now.function_call)) now.function_call = changedCall(now.function_call, `${path}.function_call`, change);
+  return now;
+}
+
+function changedPart(part: Value, path: string, change: Change): Value {
+  const texts = ["text", "refusal"].filter((key) => typeof part[key] === "string");
+  return { ...part, ...Object.fromEntries(texts.map((key) => [key, change(String(part[key]), `${path}.${key}`)])) };
+}
+
+function changedCall(call: unknown, path: string, change: Change): unknown {
+  if (!isObject(call) || typeof call.arguments !== "string") return call;
+  return { ...call, arguments: changedJson(call.arguments, `${path}.arguments`, change) };
+}
+
+/** JSON with its strings changed. A text that is not JSON has no strings that could be escaped rightly, and stays. */
+function changedJson(json: string, path: string, change: Change): string {
+  return json.replace(JSON_STRING, (string) => {
+    let text: unknown;
+    try {
+      text = JSON.parse(string);
+    } catch {
+      return string;
+    }
+    const now = change(String(text), path);
+    return now === text ? string : JSON.stringify(now);
+  });
+}
+
+function isObject(value: unknown): value is Value {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
