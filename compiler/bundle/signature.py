@@ -43,14 +43,14 @@ def read_trusted_keys(files: Sequence[Path]) -> tuple[TrustedKey, ...]:
     """
     if not files:
         return ()
-    _require_library()
+    require_library()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     keys = []
     for file in files:
         try:
-            key = load_pem_public_key(_read_key(file, "--trust"))
+            key = load_pem_public_key(read_key(file, "--trust"))
         except Exception as error:
             raise RequestError(
                 f"--trust {file}: is not a public key in PEM; pass the NAME.pub file of 'nearfar sign --new-key'"
@@ -110,7 +110,7 @@ def sign(folder: Path, manifest: bytes, key_file: Path) -> str:
 
     Raises RequestError for a file that is not a key, and OutputError.
     """
-    key = _read_private_key(key_file)
+    key = read_private_key(key_file, "--key")
     public_id = key_id(key.public_key())
     signature = base64.b64encode(key.sign(manifest)).decode()
     _write(
@@ -125,7 +125,7 @@ def new_key(file: Path) -> str:
 
     Raises OutputError.
     """
-    _require_library()
+    require_library()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -147,24 +147,26 @@ def key_id(key: Ed25519PublicKey) -> str:
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]
 
 
-def _read_private_key(file: Path) -> Ed25519PrivateKey:
-    _require_library()
+def read_private_key(file: Path, option: str) -> Ed25519PrivateKey:
+    """The key that an option names. Raises RequestError, and ToolError if the library is not installed."""
+    require_library(option)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        key = load_pem_private_key(_read_key(file, "--key"), None)
+        key = load_pem_private_key(read_key(file, option), None)
     except Exception as error:
         raise RequestError(
-            f"--key {file}: is not a private key in PEM without a password; "
+            f"{option} {file}: is not a private key in PEM without a password; "
             "create one with 'nearfar sign --new-key NAME'"
         ) from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise RequestError(f"--key {file}: is not an Ed25519 key; create one with 'nearfar sign --new-key NAME'")
+        raise RequestError(f"{option} {file}: is not an Ed25519 key; create one with 'nearfar sign --new-key NAME'")
     return key
 
 
-def _read_key(file: Path, option: str) -> bytes:
+def read_key(file: Path, option: str) -> bytes:
+    """Raises RequestError."""
     try:
         return file.read_bytes()
     except OSError as error:
@@ -180,8 +182,9 @@ def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise OutputError(f"{path}: cannot be written: {reason_of(error)}") from error
 
 
-def _require_library() -> None:
+def require_library(what: str = "signing bundles and --trust") -> None:
+    """Raises ToolError if the library of signatures is not installed. ``what`` needs it."""
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
-        raise ToolError("signing bundles and --trust need cryptography: pip install 'nearfar[sign]'") from error
+        raise ToolError(f"{what}: needs cryptography: pip install 'nearfar[sign]'") from error

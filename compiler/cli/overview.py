@@ -67,6 +67,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "publish": Command(NEAR, "make a site of a model's bundles, with its card and its license"),
         "pull": Command(NEAR, "download a bundle of a published site"),
         "serve": Command(FAR, "answer OpenAI requests for models on this machine or others", SERVER),
+        "verify": Command(FAR, "check an answer's signed receipt, and compute the answer again"),
         "index": Command(FAR, "embed the documents of a folder into a store"),
         "decide": Command(FAR, "answer typed questions about a text, with probabilities"),
         "node": Command(FAR, "run a part of a vLLM that nearfar serve starts on several machines", SERVER),

@@ -90,11 +90,12 @@ async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: B
         return rest
     executor = await _begin(service, asked, exchange)
     record = AnswerRecord(service.metrics, asked.model, exchange)
+    received = await request.json() if asked.receipt else None
 
     async def answering(output: Output[Any]) -> None:
         if isinstance(asked, ChatCompletionRequest) and asked.functions is not None:
             output = Changed(output, with_function_calls)
-        call, request = _call(service, asked, exchange), asked
+        call, request = _call(service, asked, exchange, received), asked
         if isinstance(request, ChatCompletionRequest):
             request, transcripts = await heard(service, executor, request, call)
             output = reporting(output, transcripts) if transcripts else output
@@ -154,7 +155,7 @@ async def _begin(service: Service, body: AnswerRequest, exchange: Exchange) -> E
     return executor
 
 
-def _call(service: Service, body: GenerationRequest, exchange: Exchange) -> Call:
+def _call(service: Service, body: GenerationRequest, exchange: Exchange, received: dict[str, Any] | None) -> Call:
     observe_metric = service.metrics.queue.labels(body.model).observe
 
     def observe_queue(seconds: float) -> None:
@@ -178,6 +179,7 @@ def _call(service: Service, body: GenerationRequest, exchange: Exchange) -> Call
         observe_queue=observe_queue,
         observe_step=observe_step,
         ignore_param=ignore_param if service.config.lenient else None,
+        received=received,
     )
 
 
@@ -206,7 +208,7 @@ def answer_json(answer: ChatCompletion | Completion) -> bytes:
 
 def chunk_json(chunk: ChatCompletionChunk | CompletionChunk, include_usage: bool) -> bytes | None:
     """None if there is nothing to send: the chunk holds only the usage, which was not requested."""
-    if not chunk.choices and not include_usage:
+    if not chunk.choices and not include_usage and chunk.receipts is None:
         return None
     return _json(chunk.model_dump(mode="json", exclude=None if include_usage else {"usage"}))
 

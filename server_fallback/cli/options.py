@@ -7,6 +7,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from nearfar.compiler.names import RUNNERS
 from nearfar.compiler.options import Count, CountOrNone, File, Flag, Json, ModelName, Name, Trust, Url, options
 
 from ..api.config import ApiConfig
@@ -136,6 +137,27 @@ class Node:
     """the first machine, which runs nearfar serve: its --node-address"""
     rank: Count
     """the number of this machine: 1, 2, ...; the first is 0"""
+
+
+@options
+class Verify:
+    """example: nearfar verify answer.json --bundle qwen3-cpu --request request.json
+    --signed-by server.pem.pub"""
+
+    receipt: Annotated[Path, Flag(metavar="RECEIPT", place=True)]
+    """a receipt, or the answer that has it, as JSON"""
+    bundle: Annotated[Path, Flag(metavar="BUNDLE")]
+    """the bundle that gave the answer"""
+    request: File | None = None
+    """the request as it was sent, as JSON, to compute the answer again"""
+    signed_by: Annotated[tuple[Path, ...], Flag(metavar="KEY")] = ()
+    """accept only receipts that this public key has signed, in PEM; may be repeated (default: any key)"""
+    trust: Trust = ()
+    runner: Annotated[str | None, Flag(choices=RUNNERS)] = None
+    """the runner that computes the answer again (default: the bundle's target)"""
+    exact: bool = False
+    """accept no difference within rounding"""
+    json: Json = False
 
 
 @options

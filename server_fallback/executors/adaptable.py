@@ -13,6 +13,7 @@ from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.formats.peft import read_adapter
 from nearfar.compiler.runtime.batch import FloatArray
 
+from ..receipts.issuer import Issuer
 from ..text.text_workers import TextWorkers
 from .executor import Executor
 from .local import Engine, LocalExecutor
@@ -48,8 +49,11 @@ class AdaptableExecutor(ExecutorWithAdapters):
         memory_bytes: int | None = None,
         device: str = "",
         share: LocalShare | None = None,
+        issuer: Issuer | None = None,
     ) -> None:
-        super().__init__(engine, model, workers=workers, memory_bytes=memory_bytes, device=device, share=share)
+        super().__init__(
+            engine, model, workers=workers, memory_bytes=memory_bytes, device=device, share=share, issuer=issuer
+        )
         self._adaptable_engine, self._manifest = engine, manifest
 
     async def load_adapter(self, name: str, path: str) -> None:

@@ -44,8 +44,8 @@ class Call:
     device received its first token, and ``observe_token`` with the id of each of its tokens. Before that, they call
     ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens, at most 32. Other executors call
     none of these. ``ignore_param`` is called with the name of a parameter that the model lacks, which is then ignored;
-    None makes it an error. Pipelines call ``observe_step`` with each step that has ended, and its start
-    (`time.monotonic`).
+    None makes it an error. ``received`` is the body of a request that wants a receipt. Pipelines call ``observe_step``
+    with each step that has ended, and its start (`time.monotonic`).
     """
 
     request_id: str
@@ -58,6 +58,7 @@ class Call:
     observe_prompt_logprobs: Callable[[Sequence[float]], None] | None = None
     observe_step: Callable[[StepTime, float], None] | None = None
     ignore_param: Callable[[str], None] | None = None
+    received: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

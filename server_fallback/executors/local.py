@@ -21,6 +21,7 @@ from ..engine.request import TokenRequest, TokenSource
 from ..engine.stats import EngineStats
 from ..engine.verification import Verification
 from ..images.reader import decodes_video_files
+from ..receipts.issuer import Issuer, Receipted, body_of, request_hash, with_receipt
 from ..schema.completions import AnswerRequest
 from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
@@ -69,8 +70,8 @@ class LocalExecutor:
 
     The priority of the call counts, not that of the request. ``memory_bytes`` is the runner's memory on its device, if
     known; ``device`` is a description of that device. The executor also owns ``workers``; None compiles grammars in a
-    separate process, and renders the chat template in this process. ``share`` lets other processes use the same engine,
-    None if they cannot.
+    separate process, and renders the chat template in this process. ``issuer`` signs receipts. ``share`` lets other
+    processes use the same engine, None if they cannot.
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class LocalExecutor:
         memory_bytes: int | None = None,
         device: str = "",
         share: LocalShare | None = None,
+        issuer: Issuer | None = None,
     ) -> None:
         self.share = share
+        self._issuer = issuer
         self._engine = engine
         self._model = model
         self._adapter = adapter
@@ -100,6 +103,12 @@ class LocalExecutor:
         return self._engine.context
 
     async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
+        if request.receipt:
+            issuer, body = body_of(request, call.received, self._issuer)
+            asked = with_receipt(request)
+            # Refused before anything is computed.
+            await asyncio.to_thread(request_hash, body)
+            request, output = asked, Receipted(issuer, request, asked, body, output)
         await self.answer_from(self._engine, request, call, output)
 
     async def answer_from(self, source: TokenSource, request: AnswerRequest, call: Call, output: Output[Any]) -> None:

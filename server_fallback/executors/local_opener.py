@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
@@ -29,6 +29,8 @@ from ..engine.speculation import Speculation
 from ..engine.token_engine import TokenEngine
 from ..engine_process.remote_engine import RemoteEngine
 from ..processes.child import is_supported
+from ..receipts.issuer import Issuer
+from ..receipts.signing import ReceiptKey
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.text_workers import TextWorkers
 from .adaptable import AdaptableExecutor
@@ -61,13 +63,14 @@ Progress = Callable[[str, str, int, int], None]
 class LocalOpener:
     """Implements `Opener`. ``progress`` is called while a model is compiled.
 
-    Raises RequestError and ToolError for keys to trust that cannot be read.
+    Raises RequestError and ToolError for keys to trust, or a key of receipts, that cannot be read.
     """
 
     def __init__(self, options: LocalOptions, progress: Progress = lambda *_: None) -> None:
         self._options, self._progress = options, progress
         self._trusted = read_trusted_keys(options.trust)
         self._ignored_keys = IgnoredKeys(options.ignore_keys)
+        self._receipt_key = None if options.receipt_key is None else ReceiptKey(options.receipt_key)
         # One process for all models.
         self._compiler = GrammarCompiler()
 
@@ -160,13 +163,13 @@ class LocalOpener:
             opened = await asyncio.to_thread(recipe.open)
             assert isinstance(opened, TokenEngine)
             engine = opened
+        issuer = None
+        if self._receipt_key is not None:
+            issuer = await asyncio.to_thread(Issuer.of, planned.bundle, text.name, engine.device, self._receipt_key)
+        kept: Any = {"workers": workers, "memory_bytes": memory_bytes, "device": engine.device, "share": share}
         if isinstance(manifest, Manifest) and manifest.lora is not None:
-            return AdaptableExecutor(
-                engine, text, manifest, workers=workers, memory_bytes=memory_bytes, device=engine.device, share=share
-            )
-        return LocalExecutor(
-            engine, text, workers=workers, memory_bytes=memory_bytes, device=engine.device, share=share
-        )
+            return AdaptableExecutor(engine, text, manifest, issuer=issuer, **kept)
+        return LocalExecutor(engine, text, issuer=issuer, **kept)
 
     async def _planned(self, model: str, *, is_draft: bool = False) -> Planned:
         """A step checks drafts of each sequence and in addition those of clients. A step of a draft checks none."""

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Annotated
 
 from nearfar.compiler.names import EXPORTS
-from nearfar.compiler.options import Count, CountOrNone, Flag, ModelName, Trust, options
+from nearfar.compiler.options import Count, CountOrNone, File, Flag, ModelName, Trust, options
 from nearfar.compiler.pipeline.options import ModelOptions
 
 from ..engine.batching import Batching
@@ -36,6 +36,8 @@ class LocalOptions(ModelOptions):
     state_snapshots: CountOrNone = 16
     """snapshots of the states of recurrent layers that the prefix cache retains, beside one state for each answer"""
     trust: Trust = ()
+    receipt_key: File | None = None
+    """sign receipts of answers for clients that request them, with this private key (see nearfar sign)"""
     draft: ModelName | None = None
     """speculative decoding: draft tokens with ngram, with the heads of the model, or with a smaller model that has the
     same tokenizer"""

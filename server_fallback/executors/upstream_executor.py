@@ -152,6 +152,12 @@ class UpstreamExecutor:
         """The answer of the first replica that answers."""
         path, kind = answer_kind(request)
         self._require_route(path)
+        if request.receipt:
+            raise RequestError(
+                f"receipt: {self._options.name} runs on another server, which signs what it receives; request the "
+                "receipt there",
+                param="receipt",
+            )
         priority = call.priority if self._options.priorities or self._options.dialect == "nearfar" else None
         body = generation_body(request, self._model, self._options.dialect, priority=priority)
         bounds, prefixes, tried = bounds_of(request, self._options.dialect), prefixes_of(request), list[Upstream]()

@@ -36,6 +36,7 @@ from .functions import (
     as_tools,
 )
 from .pipeline import PipelineTrace
+from .receipt import SignedReceipt
 from .route import Route
 
 # Far above what applications send: without bounds, one body of 4 MB occupies the event loop for hundreds of
@@ -341,6 +342,8 @@ class ChatCompletionChunk(Reply):
     """Extension: the texts that took the places of the prompt's recordings."""
     route: LeftOut[Route] = None
     """Extension, for answers that either of two sides could write."""
+    receipts: LeftOut[list[SignedReceipt]] = None
+    """Extension, if requested: of each side that wrote a part of the answer."""
     nearfar: LeftOut[PipelineTrace] = None
     """Extension: a pipeline's steps."""
 
@@ -391,5 +394,7 @@ class ChatCompletion(Reply):
     """Extension: the texts that took the places of the prompt's recordings."""
     route: LeftOut[Route] = None
     """Extension, for answers that either of two sides could write."""
+    receipts: LeftOut[list[SignedReceipt]] = None
+    """Extension, if requested: of each side that wrote a part of the answer."""
     nearfar: LeftOut[PipelineTrace] = None
     """Extension: a pipeline's steps."""

@@ -186,6 +186,10 @@ class GenerationRequest(SamplingParameters):
     """Extension, as in vLLM: how many alternatives are listed for each token of the prompt."""
     return_token_ids: Annotated[bool | None, EXTENSION_IF_SET] = None
     """Extension, as in vLLM: the ids of prompt and answer, with the token that ended it."""
+    receipt: Annotated[bool | None, EXTENSION_IF_SET] = None
+    """Extension: the last chunk, or the answer, has a signed receipt, which `nearfar verify` checks. It has hashes of
+    the request and of the tokens, and with ``return_token_ids`` the tokens of the answer.
+    """
     skip_special_tokens: Annotated[bool | None, EXTENSION] = None
     include_stop_str_in_output: Annotated[bool | None, EXTENSION_IF_SET] = None
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from .chat import ChatCompletionRequest, ResponseFormat
 from .common import EXTENSION, GenerationRequest, IfRequested, LeftOut, PromptLogprobs, Reply, Texts, Usage
 from .limits import MAX_CHOICES
+from .receipt import SignedReceipt
 from .route import Route
 
 
@@ -83,6 +84,8 @@ class CompletionChunk(Reply):
     usage: IfRequested[Usage | None] = None
     route: LeftOut[Route] = None
     """Extension, for answers that either of two sides could write."""
+    receipts: LeftOut[list[SignedReceipt]] = None
+    """Extension, if requested: of each side that wrote a part of the answer."""
 
 
 class Completion(Reply):
@@ -94,3 +97,5 @@ class Completion(Reply):
     usage: Usage
     route: LeftOut[Route] = None
     """Extension, for answers that either of two sides could write."""
+    receipts: LeftOut[list[SignedReceipt]] = None
+    """Extension, if requested: of each side that wrote a part of the answer."""

@@ -53,7 +53,7 @@ class ChatFold:
             self._trace = PipelineTrace(steps=chunk.nearfar.steps, passages=passages)
         for choice in chunk.choices:
             self._choices.setdefault(choice.index, _ChatParts()).add(choice)
-        self._prompt |= _given(chunk, (*PROMPT_FIELDS, "transcripts"))
+        self._prompt |= _given(chunk, (*PROMPT_FIELDS, "transcripts", "receipts"))
         self._last = chunk
 
     def answer(self) -> ChatCompletion:
@@ -96,7 +96,13 @@ class CompletionFold:
             raise _cut_off()
         folded = [_folded_text(index, parts) for index, parts in sorted(self._choices.items())]
         return Completion(
-            id=last.id, created=last.created, model=last.model, choices=folded, usage=last.usage, route=self._route
+            id=last.id,
+            created=last.created,
+            model=last.model,
+            choices=folded,
+            usage=last.usage,
+            route=self._route,
+            receipts=last.receipts,
         )
 
 

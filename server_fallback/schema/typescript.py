@@ -66,6 +66,7 @@ from .decide import (
     YesNoQuestion,
 )
 from .encoding import EncodingUsage
+from .receipt import Receipt, ReceiptChoice, ReceiptSampling, ReceiptSignature, SignedReceipt
 from .rerank import RerankResponse, RerankResult
 from .route import Description, MaskedText, Route
 from .score import Classification, ClassifyResponse, ScoreResponse, SpanClass, TokenClass
@@ -73,10 +74,11 @@ from .verify import VerifyAccepted, VerifyError, VerifyOpened
 
 WEB = Path(__file__).parents[2] / "web/src"
 HEADER = "// Written by server_fallback/schema/typescript.py from {sources}: edit those files.\n"
-# The page's engine has none of these. How a completion is streamed is part of its type there.
+# The page's engine has none of these; a module of its own issues receipts. How a completion is streamed is part of its
+# type there.
 SERVER_ONLY = {
-    "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "min_tokens", "stop_token_ids",
-    "structured_outputs", "verbosity",
+    "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "min_tokens", "receipt",
+    "stop_token_ids", "structured_outputs", "verbosity",
 }  # fmt: skip
 # Their types are written in api/types.ts, under the names of OpenAI's package, whose types are wider.
 TYPES_OF_OPENAI = {
@@ -102,6 +104,11 @@ REPLIES: dict[type[BaseModel], str] = {
     Description: "Description",
     MaskedText: "MaskedText",
     Route: "Route",
+    ReceiptSampling: "ReceiptSampling",
+    ReceiptChoice: "ReceiptChoice",
+    Receipt: "Receipt",
+    ReceiptSignature: "ReceiptSignature",
+    SignedReceipt: "SignedReceipt",
     AnswerToolCall: "ChatCompletionMessageToolCall",
     AnswerMessage: "ChatCompletionMessage",
     ChatChoice: "ChatCompletionChoice",

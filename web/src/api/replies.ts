@@ -60,6 +60,55 @@ export interface Route {
   masked?: MaskedText[];
 }
 
+/** The sampling parameters of the request with their defaults. A logit bias is a part of the request only. */
+export interface ReceiptSampling {
+  temperature: number;
+  top_k: number;
+  top_p: number;
+  min_p: number;
+  repetition_penalty: number;
+  frequency_penalty: number;
+  presence_penalty: number;
+}
+
+/** One answer. ``prompt`` and ``answer`` are the hashes of their token ids; the answer's include the token that ended it. ``token_ids`` are those of the answer, null unless the request has ``return_token_ids``. ``finish_reason`` is null for an answer that was broken off. */
+export interface ReceiptChoice {
+  index: number;
+  seed: number;
+  prompt: string;
+  prompt_tokens: number;
+  answer: string;
+  answer_tokens: number;
+  finish_reason: string | null;
+  token_ids: number[] | null;
+}
+
+/** ``runtime`` is the program and its version, ``time`` the end of the answer in seconds since 1970, ``bundle`` the id of the bundle (see `bundleText`), and ``request`` the hash of the request without what only says how its answer is delivered. */
+export interface Receipt {
+  version: 1;
+  side: "near" | "far";
+  runtime: string;
+  time: number;
+  model: string;
+  bundle: string;
+  request: string;
+  device: { name: string; target: string; activation: string | null; self_test: { state: "passed" | "passed-with-switched-off" | "untested"; largest_deviation: number | null; switched_off: string[] } };
+  sampling: ReceiptSampling;
+  choices: ReceiptChoice[];
+}
+
+/** ``public_key`` is a SubjectPublicKeyInfo in DER, and ``value`` 64 bytes (RFC 8032, or r and s of FIPS 186), both in base64. */
+export interface ReceiptSignature {
+  algorithm: "ed25519" | "ecdsa-p256";
+  public_key: string;
+  value: string;
+}
+
+export interface SignedReceipt {
+  receipt: Receipt;
+  signature: ReceiptSignature;
+}
+
 export interface ChatCompletionMessageToolCall {
   id: string;
   type: "function";
@@ -109,6 +158,8 @@ export interface ChatCompletion {
   transcripts?: SoundTranscript[];
   /** Extension, for answers that either of two sides could write. */
   route?: Route;
+  /** Extension, if requested: of each side that wrote a part of the answer. */
+  receipts?: SignedReceipt[];
   timings: CompletionTimings;
 }
 
@@ -154,6 +205,8 @@ export interface ChatCompletionChunk {
   transcripts?: SoundTranscript[];
   /** Extension, for answers that either of two sides could write. */
   route?: Route;
+  /** Extension, if requested: of each side that wrote a part of the answer. */
+  receipts?: SignedReceipt[];
   timings?: CompletionTimings;
 }
 
@@ -185,6 +238,8 @@ export interface Completion {
   model: string;
   choices: CompletionChoice[];
   usage: CompletionUsage;
+  /** Extension, if requested: of each side that wrote a part of the answer. */
+  receipts?: SignedReceipt[];
   timings: CompletionTimings;
 }
 
@@ -209,6 +264,8 @@ export interface CompletionChunk {
   model: string;
   choices: CompletionChunkChoice[];
   usage?: CompletionUsage | null;
+  /** Extension, if requested: of each side that wrote a part of the answer. */
+  receipts?: SignedReceipt[];
   timings?: CompletionTimings;
 }
 

@@ -36,6 +36,7 @@ import { checkReading, readDecisions } from "./questions/answers.js";
 import { fitCalibration } from "./questions/calibration.js";
 import { calibrationFor, handedOver, merged } from "./questions/escalation.js";
 import { requireDistinct } from "./questions/questions.js";
+import { bundleText, canonicalJson, requestSampling, requestText, signedText } from "./receipt.js";
 import {
   answerFailure,
   answerTimedSide,
@@ -244,5 +245,10 @@ Object.assign(globalThis, {
     mergedDecisions: overJson(merged),
     calibrationFor: overJson(calibrationFor),
     fitCalibration: overJson(fitCalibration),
+    canonicalJson: overJson(canonicalJson),
+    requestText: overJson(requestText),
+    requestSampling: overJson(requestSampling),
+    signedText: overJson(signedText),
+    bundleText: overJson(bundleText),
   },
 });

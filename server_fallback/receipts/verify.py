@@ -1,0 +1,261 @@
+"""Verifies receipts: their signatures and hashes, and, with the request, the answer itself, which a runner computes
+again by teacher forcing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from nearfar.compiler.bundle.folder import Bundle, ExportBundle
+from nearfar.compiler.ir.sampling import WORD
+from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.runner import Runner
+
+from ..engine.model import TokenModel
+from ..executors.executor import Call
+from ..executors.local import LocalExecutor
+from ..executors.text_model import TextModel
+from ..schema.chat import ChatCompletionRequest
+from ..schema.completions import AnswerRequest, CompletionRequest
+from ..schema.fold import ChatFold, CompletionFold
+from ..schema.receipt import Receipt, ReceiptChoice, SignedReceipt
+from ..text.output import Chunks
+from .issuer import bundle_id, request_hash, request_sampling, tokens_hash
+from .replay import Replay, Replayed, Unlike, check_tokens
+from .signing import is_signed, key_id_of
+
+# What the API checks of a body that is not part of the request itself.
+DELIVERY = ("stream", "stream_options", "receipt", "return_token_ids")
+PART_TYPES = {"image_url": "images", "video_url": "videos", "video": "videos", "input_audio": "recordings"}
+
+
+@dataclass(slots=True)
+class Verified:
+    """What was found of one receipt. ``faults`` say why it is not verified, ``notes`` what was not checked.
+
+    ``trusted``: None if no key was given. ``replayed``: the answers that were computed again, by their choices.
+    """
+
+    receipt: Receipt
+    key: str
+    trusted: bool | None = None
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    replayed: list[Replayed] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The receipts of a file. ``choices`` are those of the answer that has them, None for a receipt alone."""
+
+    receipts: Sequence[dict[str, Any]]
+    choices: Sequence[dict[str, Any]] | None
+
+
+def read_object(file: Path, what: str) -> dict[str, Any]:
+    """Raises RequestError for a file that is not a JSON object."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError(f"{file}: cannot be read: {reason_of(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{file}: is not JSON; pass {what}") from error
+    if not isinstance(value, dict):
+        raise RequestError(f"{file}: is not a JSON object; pass {what}")
+    return value
+
+
+def read_given(file: Path) -> Given:
+    """Raises RequestError for a file without receipts."""
+    value = read_object(file, "a receipt, or an answer with receipts")
+    if "signature" in value:
+        return Given([value], None)
+    receipts, choices = value.get("receipts"), value.get("choices")
+    if not isinstance(receipts, list) or not receipts or not all(isinstance(each, dict) for each in receipts):
+        raise RequestError(f"{file}: has no receipts; request the answer with receipt: true")
+    listed = isinstance(choices, list) and all(isinstance(each, dict) for each in choices)
+    return Given(receipts, choices if listed and choices else None)
+
+
+def verify_statement(value: dict[str, Any], bundle: Bundle | ExportBundle, trusted: Set[str]) -> Verified:
+    """Checks a receipt's form, signature and bundle. Raises RequestError for something that is not a receipt."""
+    try:
+        signed = SignedReceipt.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RequestError(f"the receipt is not one of this version: {where}: {first['msg']}") from error
+    found = Verified(signed.receipt, key_id_of(signed.signature))
+    if not is_signed(value["receipt"], signed.signature):
+        found.faults.append("the signature is not one of this receipt: a field was changed after it was signed")
+    if trusted:
+        found.trusted = signed.signature.public_key in trusted
+        if not found.trusted:
+            found.faults.append(f"the key {found.key} is not one that --signed-by lists")
+    else:
+        found.notes.append(f"whose key {found.key} is was not checked; pass --signed-by KEY")
+    own = bundle_id(bundle)
+    if signed.receipt.bundle != own:
+        found.faults.append(f"the receipt is of bundle {signed.receipt.bundle[:16]}, and {bundle.path} is {own[:16]}")
+    return found
+
+
+def tokens_of(found: Verified, choices: Sequence[dict[str, Any]] | None) -> list[list[int]] | None:
+    """The tokens of the answers, whose hashes are checked; None if the file does not have them all."""
+    answers, by_index = [], {each.get("index"): each for each in choices or ()}
+    for choice in found.receipt.choices:
+        listed = by_index.get(choice.index, {}).get("token_ids")
+        given = choice.token_ids if choice.token_ids is not None else listed
+        if choice.answer_tokens == 0 and given is None:
+            given = []
+        if not isinstance(given, list) or not all(type(each) is int for each in given):
+            return None
+        if tokens_hash(given) != choice.answer or len(given) != choice.answer_tokens:
+            found.faults.append(f"answer {choice.index}: its tokens have another hash than the receipt")
+        if listed is not None and listed != given:
+            found.faults.append(f"answer {choice.index}: its token_ids are not those of the receipt")
+        answers.append(given)
+    return answers
+
+
+async def verify_answer(
+    found: Verified,
+    body: Mapping[str, Any],
+    answers: Sequence[Sequence[int]],
+    choices: Sequence[dict[str, Any]] | None,
+    runner: Runner,
+    bundle: Bundle | ExportBundle,
+) -> None:
+    """Compute the answers again. ``body`` is the request. ``choices``: those of the answer, whose texts are compared.
+
+    Raises RequestError for a request that the model refuses, DeviceError.
+    """
+    receipt, model = found.receipt, TokenModel.of(bundle.manifest)
+    check_tokens(answers, model)
+    replay = Replay(runner, model, receipt, answers)
+    request = read_request(body, receipt)
+    executor = LocalExecutor(replay, TextModel.of(bundle, receipt.model))
+    fold: Any = ChatFold() if isinstance(request, ChatCompletionRequest) else CompletionFold()
+    try:
+        await executor.answer_from(replay, request, Call("verify"), Chunks(fold.add))
+    except Unlike:
+        pass
+    finally:
+        found.replayed = replay.results
+        await executor.close()
+    for choice, result in zip(receipt.choices, replay.results, strict=False):
+        if result.first is not None and not result.first.is_rounding:
+            found.faults.append(f"answer {choice.index}: {result.first.text}")
+        if result.fault is not None:
+            found.faults.append(f"answer {choice.index}: {result.fault}")
+            return
+    if len(replay.results) < sum(choice.answer_tokens > 0 for choice in receipt.choices):
+        found.faults.append("the request asks for fewer answers than the receipt has")
+        return
+    _compare_texts(found, fold.answer().model_dump(mode="json")["choices"], choices)
+
+
+def read_request(body: Mapping[str, Any], receipt: Receipt) -> AnswerRequest:
+    """The request whose answers the receipt has. Raises RequestError."""
+    kind = ChatCompletionRequest if "messages" in body else CompletionRequest
+    given = {key: value for key, value in body.items() if key not in DELIVERY}
+    if given.get("seed") is None:
+        given["seed"] = receipt.choices[0].seed
+    try:
+        return kind.model_validate({**given, "model": receipt.model})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise RequestError(f"--request: {where}: {first['msg']}") from error
+
+
+def check_request_hash(found: Verified, body: dict[str, Any]) -> bool:
+    """Whether the receipt is of this request. Raises RequestError for one that receipts do not cover."""
+    receipt = found.receipt
+    if request_hash(body) != receipt.request:
+        found.faults.append("the receipt is of another request")
+        return False
+    if request_sampling(body) != receipt.sampling:
+        found.faults.append("the receipt's sampling is not that of the request")
+    n = body.get("n") or 1
+    seed = receipt.choices[0].seed if body.get("seed") is None else body["seed"]
+    for position, choice in enumerate(receipt.choices):
+        if choice.index != position:
+            found.faults.append(f"the receipt has answer {choice.index} in place of {position}")
+        elif isinstance(seed, int) and choice.seed != (seed + position % n) & WORD:
+            found.faults.append(f"answer {position}: its seed is {choice.seed}, not that of the request")
+    return True
+
+
+def unverifiable(body: Mapping[str, Any]) -> str | None:
+    """What of a request cannot be computed again here; None if all can."""
+    for message in body.get("messages") or ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind in PART_TYPES:
+                return PART_TYPES[kind]
+    return None
+
+
+def _compare_texts(
+    found: Verified, computed: Sequence[dict[str, Any]], choices: Sequence[dict[str, Any]] | None
+) -> None:
+    """Compares how the answers end, and their texts if the file has them."""
+    by_index = {each.get("index"): each for each in choices or ()}
+    for choice in found.receipt.choices:
+        if choice.finish_reason is None:
+            found.notes.append(f"answer {choice.index} was broken off after {choice.answer_tokens} tokens")
+            continue
+        own = computed[choice.index]
+        if own["finish_reason"] != choice.finish_reason:
+            found.faults.append(
+                f"answer {choice.index}: its tokens end with {own['finish_reason']!r}, and the receipt says "
+                f"{choice.finish_reason!r}"
+            )
+        if choice.index in by_index and _said(by_index[choice.index]) != _said(own):
+            found.faults.append(f"answer {choice.index}: its text is not that of its tokens")
+
+
+def _said(choice: Mapping[str, Any]) -> Sequence[Any]:
+    """The text of a choice, without the random ids of its calls."""
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        return [choice.get("text"), choice.get("finish_reason")]
+    calls = [each.get("function") for each in message.get("tool_calls") or () if isinstance(each, dict)]
+    reasoning = message.get("reasoning_content") or None
+    return [message.get("content") or None, reasoning, calls, choice.get("finish_reason")]
+
+
+def summary(found: Verified) -> dict[str, Any]:
+    """As JSON."""
+
+    def described(choice: ReceiptChoice, result: Replayed | None) -> dict[str, Any]:
+        first = None if result is None else result.first
+        return {
+            "index": choice.index,
+            "tokens": choice.answer_tokens,
+            "computed": 0 if result is None else result.tokens,
+            "differences": 0 if result is None else result.differences,
+            "within_rounding": 0 if result is None else result.ties,
+            "first_difference": None
+            if first is None
+            else {name: getattr(first, name) for name in type(first).__dataclass_fields__},
+        }
+
+    results = [*found.replayed, *[None] * len(found.receipt.choices)]
+    return {
+        "side": found.receipt.side,
+        "model": found.receipt.model,
+        "key": found.key,
+        "trusted": found.trusted,
+        "faults": found.faults,
+        "notes": found.notes,
+        "choices": [described(*pair) for pair in zip(found.receipt.choices, results, strict=False)],
+    }
