@@ -84,6 +84,7 @@ const ENTRIES = {
   "choose-encoder": "src/encoders/choice/index.ts",
   voice: "src/voice/index.ts",
   journal: "src/journal/index.ts",
+  receipts: "src/receipts/index.ts",
   probe: "src/probe/index.ts",
 };
 

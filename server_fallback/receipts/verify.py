@@ -30,8 +30,8 @@ from .issuer import bundle_id, request_hash, request_sampling, tokens_hash
 from .replay import Replay, Replayed, Unlike, check_tokens
 from .signing import is_signed, key_id_of
 
-# What the API checks of a body that is not part of the request itself.
-DELIVERY = ("stream", "stream_options", "receipt", "return_token_ids")
+# What an answer is computed again without.
+DELIVERY = ("stream", "stream_options", "receipt", "return_token_ids", "logprobs", "top_logprobs", "prompt_logprobs")
 PART_TYPES = {"image_url": "images", "video_url": "videos", "video": "videos", "input_audio": "recordings"}
 
 

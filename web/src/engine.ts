@@ -41,6 +41,8 @@ import { toolGrammar } from "./text/tools.js";
 
 export interface EngineInfo extends BackendInfo {
   readonly model: string;
+  /** The bundle's id, the SHA-256 of its manifest, which has the hashes of its files. */
+  readonly bundle: string;
   /** Why this bundle was chosen. */
   readonly reason: string;
   readonly quantization: string;
@@ -194,7 +196,7 @@ export class Engine implements EngineWithSessions {
   }
 
   get info(): EngineInfo {
-    const { manifest, totalBytes, reason } = this.#loaded;
+    const { manifest, totalBytes, reason, id: bundle } = this.#loaded;
     const { model, quantization, files, tokenizer } = manifest;
     const tokenizerSha256 = files.find(({ file }) => file === tokenizer.file)?.sha256 ?? null;
     const tools = this.#tokenizer.toolFormat !== null;
@@ -202,6 +204,7 @@ export class Engine implements EngineWithSessions {
     const { limits, chunk = limits.tokens } = this.#backend.runner;
     return {
       model,
+      bundle,
       reason,
       quantization,
       tools,

@@ -14,6 +14,7 @@ import type {
   CompletionCreateParamsStreaming,
   RequestOptions,
 } from "../api/types.js";
+import { withMethods } from "../api/with_methods.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest } from "../engine/request.js";
 import type { ChatMessage, GenerateOptions, GenerationEvent } from "../generation.js";
 import type { Hybrid } from "../router/hybrid.js";
@@ -109,13 +110,5 @@ export function journalled(engine: Hybrid | EngineApi, options: JournalOptions =
       ),
     }),
   };
-  return new Proxy(engine, {
-    get: (target, name) => {
-      if (typeof name === "string" && Object.hasOwn(own, name)) return own[name];
-      // The methods and getters of a class read its private fields.
-      const value: unknown = Reflect.get(target, name, target);
-      return typeof value === "function" ? (value.bind(target) as unknown) : value;
-    },
-    has: (target, name) => name === "journals" || Reflect.has(target, name),
-  });
+  return withMethods(engine, own);
 }

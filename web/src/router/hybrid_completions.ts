@@ -115,7 +115,8 @@ export class HybridCompletions {
       else chunks.length = 0;
     }
     const route = chunks.findLast((chunk) => chunk.route !== undefined)?.route;
-    return { ...(await foldChat(chunks)), ...(route === undefined ? {} : { route }) };
+    const { receipts } = chunks.at(-1) ?? {};
+    return { ...(await foldChat(chunks)), ...(route && { route }), ...(receipts && { receipts }) };
   }
 
   async *#stream(
@@ -127,7 +128,7 @@ export class HybridCompletions {
       if (item.type === "withdraw") continue;
       const { usage, ...chunk } = request.answered(item.chunk);
       if (request.includeUsage) yield { ...chunk, usage: usage ?? null };
-      else if (chunk.choices.length > 0) yield chunk;
+      else if (chunk.choices.length > 0 || chunk.receipts) yield chunk;
     }
   }
 

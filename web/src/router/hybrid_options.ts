@@ -42,4 +42,5 @@ export const HYBRID_PARAMS: Checks = {
   labels: "string[]",
   pin: "=near|far",
   language: "string",
+  receipt: "boolean",
 };

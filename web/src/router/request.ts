@@ -35,6 +35,11 @@ interface Routing {
   readonly pin?: Side | null | undefined;
   /** The language that the answering model must know, as the first part of a BCP 47 tag ("en"). */
   readonly language?: string | null | undefined;
+  /**
+   * The answer has the receipt of the side that ended it, and of the other one if that has ended too. Near must be
+   * `receipted`, and far nearfar serve with --receipt-key.
+   */
+  readonly receipt?: boolean | null | undefined;
 }
 
 export type HybridParamsNonStreaming = Omit<ChatCompletionCreateParamsNonStreaming, "messages"> & Routing;

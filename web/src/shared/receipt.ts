@@ -6,7 +6,10 @@ import { RequestError } from "../errors.js";
 /** Before the receipt's own text, so that no signature of something else is one of a receipt. */
 const SIGNED_AS = "nearfar receipt 1\n";
 /** They say how an answer is delivered, and the bundle says which model gave it. The rest of a request decides what it is. */
-const DELIVERY: readonly string[] = ["model", "stream", "stream_options", "receipt", "return_token_ids", "signal"];
+const DELIVERY: readonly string[] = [
+  ...["model", "stream", "stream_options", "receipt", "return_token_ids", "signal", "priority"],
+  ...["logprobs", "top_logprobs", "prompt_logprobs"],
+];
 /** OpenAI's defaults, and "off" for the extensions. */
 const SAMPLING = {
   temperature: 1,

@@ -67,6 +67,7 @@ export type FarScript =
       readonly data?: readonly string[];
       /** The number of the first event; by default, events have none. */
       readonly first?: number;
+      readonly receipts?: readonly object[];
     }
   | { readonly status: number; readonly error?: object; readonly headers?: Readonly<Record<string, string>> }
   | "refused"
@@ -165,6 +166,7 @@ function stream(
     finish = "stop",
     data,
     first,
+    receipts,
   }: Exclude<FarScript, string | { status: number }>,
   plain: boolean,
   signal: AbortSignal,
@@ -179,7 +181,7 @@ function stream(
   const values = [
     choice({ role: "assistant", content: "" }),
     ...deltas.map((delta) => choice(delta)),
-    ...(then === "end" ? [choice({}, finish), { ...head, choices: [], usage: counted }] : []),
+    ...(then === "end" ? [choice({}, finish), { ...head, choices: [], usage: counted, receipts }] : []),
   ];
   const events = [...(data ?? values.map((value) => JSON.stringify(value))), ...(then === "end" ? ["[DONE]"] : [])].map(
     (value, index) => `${first === undefined ? "" : `id: ${first + index}\n`}data: ${value}\n\n`,

@@ -23,6 +23,11 @@ export function chatBody(params: PlainParams, model: string, dialect: Dialect): 
     stream_options: { include_usage: true },
   };
   if (dialect === "nearfar") return body;
+  if (body.receipt === true)
+    throw new RequestError("receipt: only nearfar serve signs receipts; leave it out, or pin near", {
+      param: "receipt",
+    });
+  delete body.receipt;
   // All servers know the older name; some ignore the newer one.
   const { max_completion_tokens: limit, ...rest } = body;
   // vLLM has a newer name for reasoning. OpenAI's own messages have none, and DeepSeek rejects its own reasoning.
@@ -36,7 +41,7 @@ export function chatBody(params: PlainParams, model: string, dialect: Dialect): 
 /** The body for our own server's /v1/completions that continues a chat after these tokens. */
 export function tokensBody(params: PlainParams, model: string, promptIds: readonly number[]): JsonObject {
   const entries = Object.entries(chatBody(params, model, "nearfar")).filter(
-    ([name]) => name in common || name === "max_tokens",
+    ([name]) => name in common || name === "max_tokens" || name === "receipt",
   );
   return { ...Object.fromEntries(entries), prompt: promptIds };
 }

@@ -1,7 +1,13 @@
 // The far side: a server with OpenAI's routes, ours or another. It queries what the server serves, and answers chats as
 // chunks.
 
-import type { ChatCompletionChunk, ChatCompletionDelta, ChatFinishReason, SoundTranscript } from "../../api/types.js";
+import type {
+  ChatCompletionChunk,
+  ChatCompletionDelta,
+  ChatFinishReason,
+  SignedReceipt,
+  SoundTranscript,
+} from "../../api/types.js";
 import { RequestError, Unavailable } from "../../errors.js";
 import { boundedAnswer } from "./bounded_answer.js";
 import type { Clock } from "./clock.js";
@@ -293,7 +299,7 @@ async function withSentPictures(params: PlainParams): Promise<PlainParams> {
  * Throws Unavailable for an invalid chunk.
  */
 function chunkOf(value: JsonObject, model: string): ChatCompletionChunk {
-  const { usage, id, created, transcripts } = value;
+  const { usage, id, created, transcripts, receipts } = value;
   const choices = value.choices ?? [];
   if (!Array.isArray(choices)) throw nonsense("choices is not a list");
   return {
@@ -304,6 +310,8 @@ function chunkOf(value: JsonObject, model: string): ChatCompletionChunk {
     choices: choices.map(choiceOf),
     usage: usageOf(usage),
     ...(isTranscripts(transcripts) && { transcripts }),
+    // Whoever reads them checks them.
+    ...(Array.isArray(receipts) && { receipts: receipts as SignedReceipt[] }),
   };
 }
 
