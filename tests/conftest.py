@@ -107,6 +107,16 @@ def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def collected() -> Iterator[None]:
+    """After a file, collect what its tests have left open: the warning about it fails this file instead of the one in
+    which it happens to be collected. What is left is not looked at again.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def logs() -> Iterator[None]:
     """The loggers as they were before the test: commands that serve configure them."""
