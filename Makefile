@@ -39,6 +39,7 @@
 # make bench-web-experts  a mixture of 2 GB in headless Chromium within 0.5 GB of GPU buffers: hit rates and bytes read; needs 8 GB of disk for its checkpoint
 # make bench-drafts  what n-grams, a small model and heads save in both engines, on this machine's CPU; TARGETS=webgpu for the page's alone
 # make bench-web-counts  the browser's GPU calls per decoded token, as one line of JSON
+# make bench-prefixes    the time to the first token with a system message that the page or the bundle keeps, in headless Chromium
 # make bench-probe       what a probe predicts beside what the model then does, on Vulkan drivers for CPUs; BUNDLE=folder
 # make bench-web-gpu     tokens per second and the share of the memory bandwidth, on a GPU through Dawn
 # make bench-decode-context  the time of a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds; TARGET=cpu for this machine's CPU
@@ -87,7 +88,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -296,6 +297,9 @@ bench-web-counts:
 
 bench-probe: .venv/.dev web/dist/.built
 	$(BIN)/python tests/bench/bench_probe.py $(BUNDLE)
+
+bench-prefixes: .venv/.dev web/dist/.built | chromium
+	PYTHONPATH=tests:tests/bench $(BIN)/python tests/bench/bench_prefixes.py
 
 bench-web-gpu: .venv/.dev web/dist/.built
 	$(BIN)/python tests/bench/bench_web_gpu.py $(if $(CHUNKS),--chunks '$(CHUNKS)')

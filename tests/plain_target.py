@@ -49,6 +49,7 @@ def compile_plain(
     kv: KvName = "activation",
     adapter: str | None = None,
     assistant: Path | None = None,
+    prefix: tuple[Path, ...] = (),
 ) -> Bundle:
     options = CompileOptions(
         quantization=quantization,
@@ -58,6 +59,7 @@ def compile_plain(
         kv=kv,
         adapter=adapter,
         assistant=None if assistant is None else str(assistant),
+        prefix=prefix,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())

@@ -36,6 +36,7 @@ const laterFiles = (folder) => [
   outside("encoders-outside", /\/encoders\/index\.js$/, `${folder}/encoders.js`),
   outside("experts-outside", /\/experts\/index\.js$/, `${folder}/experts.js`),
   outside("catalog-outside", /\/catalog\/index\.js$/, `${folder}/catalog.js`),
+  outside("prefixes-outside", /\/prefixes\/index\.js$/, `${folder}/prefixes.js`),
   outside("tuning-outside", /\/tuning\/index\.js$/, `${folder}/tuning.js`),
   outside("adapters-outside", /\/adapters\/index\.js$/, `${folder}/adapters.js`),
   outside("decide-outside", /\/decide\/index\.js$/, `${folder}/decide.js`),
@@ -174,6 +175,7 @@ const built = await Promise.all([
   build({ ...browser, entryPoints: { microphone_worklet: "src/audio/microphone_worklet.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { experts: "src/experts/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { catalog: "src/catalog/index.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { prefixes: "src/prefixes/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { tuning: "src/tuning/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { encoders: "src/encoders/index.ts" }, outdir: "dist" }),
   build({

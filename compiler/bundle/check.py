@@ -26,6 +26,7 @@ from ..names import EXPORTS
 from ..quant.dense import Dense
 from ..quant.layout import stored_shape
 from ..runtime.errors import BundleError, QuantizationError
+from ..runtime.page_groups import group_windows, live_pages, pages_bytes
 from ..shared.script import SharedScript
 from .check_steps import check_steps
 from .check_tests import check_feature_test, check_self_test, check_vector_test
@@ -174,6 +175,21 @@ def check_manifest(manifest: Manifest | ExportManifest) -> None:
         if test is not None:
             check_feature_test(test, manifest, name)
     check_tuning(manifest)
+    check_prefixes(manifest)
+
+
+def check_prefixes(manifest: Manifest) -> None:
+    files = {entry.file: entry.size for entry in manifest.files}
+    offered = {entry.dtype for entry in manifest.activations}
+    require(not manifest.prefixes or manifest.generates, "prefixes", "are of a model that generates no text")
+    for index, prefix in enumerate(manifest.prefixes):
+        where = f"prefixes[{index}]"
+        require(prefix.activation in offered, where, f"is for {prefix.activation}, which the bundle does not offer")
+        fills = prefix.tokens % manifest.page_size == 0 and prefix.tokens < manifest.context
+        require(fills, where, f"has {prefix.tokens} tokens, which must fill pages within the context")
+        pages = live_pages(group_windows(manifest), prefix.tokens, manifest.page_size)
+        size = pages_bytes(manifest.states, pages, prefix.activation)
+        require(files.get(prefix.file) == size, where, f"has a file that is missing, or not of {size} bytes")
 
 
 def check_rope(where: str, rope: RopeSpec, head_dim: int) -> None:

@@ -48,6 +48,21 @@ class FileEntry(Entry):
     sha256: Sha256
 
 
+class PrefixEntry(Entry):
+    """The keys and values, and states, after the start of prompts, in whole pages of ``tokens`` tokens. The compiler's
+    reference has computed them.
+
+    ``file`` is one of the bundle's files: for each page group, the pages that later tokens read, in their order, each
+    with all states of the group in the plan's order; and last a slot of recurrent states. ``tokens_sha256`` is that of
+    the token ids as little-endian int32. ``activation`` is the dtype of the devices that can use it.
+    """
+
+    file: FileName
+    tokens: Count
+    tokens_sha256: Sha256
+    activation: Literal["float32", "float16"]
+
+
 class OriginEntry(Entry):
     """What the checkpoint's own files say about where it comes from and under which license it is. None: they do not
     say.

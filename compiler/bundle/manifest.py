@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from typing_extensions import TypeAliasType
 
 from ..ir.expr import Count, Natural
@@ -34,6 +34,7 @@ from .entries import (
     LoraEntry,
     OriginEntry,
     PlanEntry,
+    PrefixEntry,
     SelfTestEntry,
     TokenizerEntry,
     TuningEntry,
@@ -68,7 +69,8 @@ class Description(Entry):
     ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation",
     as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if
     ``classifier`` is, transcripts of sound if ``speech`` or ``ctc`` is, and otherwise generates text. ``images`` is
-    None if it reads no pictures, ``sounds`` if it does not hear. ``origin`` is None in bundles of earlier releases.
+    None if it reads no pictures, ``sounds`` if it does not hear. ``prefixes`` are starts of prompts that need not be
+    computed. Bundles of earlier releases have none, and ``origin`` is None.
     """
 
     format_version: Natural
@@ -89,6 +91,7 @@ class Description(Entry):
     tokenizer: TokenizerEntry
     files: list[FileEntry]
     origin: OriginEntry | None = None
+    prefixes: list[PrefixEntry] = Field(default_factory=list)
 
     @property
     def plan_names(self) -> tuple[str, ...]:

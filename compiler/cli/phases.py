@@ -26,6 +26,7 @@ PHASES = {
     "kernels": "lowering kernels",
     "weights": "packing weights",
     "self-test": "running reference",
+    "prefixes": "computing prefixes",
 }
 # Waiting is reported if wall time exceeds processor time by this share of the wall time and by these seconds.
 WAITED_SHARE, WAITED_SECONDS = 0.25, 1.0

@@ -46,6 +46,7 @@ from .graphs import FOUR_BITS, PAGE_SIZE, TOWERS, graphs_of, reads_complete_text
 from .options import CompileOptions as CompileOptions
 from .options import Note, Progress
 from .plan_entries import plan_entries, write_kernels
+from .prefixes import plan_prefix, with_prefixes
 from .probe import make_probe
 from .self_test import Reference, make_self_test
 from .store import FolderStore, Store, WeightsJob
@@ -79,6 +80,7 @@ def require_export(options: CompileOptions) -> None:
         "--quality": options.quality,
         "--lora-rank": options.lora_rank,
         "--tuning": options.tuning,
+        "--prefix": options.prefix,
     }
     for flag, value in unsupported.items():
         if value:
@@ -142,6 +144,8 @@ def prepare(model: str, options: CompileOptions, progress: Progress, note: Note)
 
 def check_options(options: CompileOptions) -> None:
     """Raises RequestError for options that no model supports."""
+    if options.prefix and options.target != "webgpu":
+        raise RequestError(f"--prefix: target {options.target} does not support this option; remove it")
     target = load_target(options.target)
     check_quality(options)
     if options.quantization is not None:
@@ -227,6 +231,9 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         graphs = {name: keep_stored_forms(graph, checkpoint) for name, graph in graphs.items()}
     plans = {name: plan_of(job, name, graph) for name, graph in graphs.items()}
     joined = join_plans(plans.values())
+    if options.prefix and GENERATE not in plans:
+        raise RequestError("--prefix: this model generates no text; remove the option")
+    prefixes = [plan_prefix(file, checkpoint, plans[GENERATE], job.context, job.activations) for file in options.prefix]
     progress("graph", 1, 1)
     lowered = target.lower_plan(
         joined, job.quantization, job.activations, options.arch, lambda done, total: progress("kernels", done, total)
@@ -272,11 +279,13 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         hearing_test=None,
         tuning=list(job.tuning.values()),
     )
-    if options.self_test and store.folder is not None:
+    reference: Reference | None = None
+    if (options.self_test or prefixes) and store.folder is not None:
         # A fault of the heads makes wrong guesses, but no wrong answer.
         graph = next(graph for name, graph in graphs.items() if name not in (DRAFT, *TOWERS))
         audio = quantize_kv(graphs[AUDIO], options.kv) if AUDIO in graphs else None
         reference = Reference(Bundle(store.folder, manifest), quantize_kv(graph, options.kv), joined.weights, audio)
+    if options.self_test and reference is not None and store.folder is not None:
         tested = lambda done, total: progress("self-test", done, total)  # noqa: E731
         if GENERATE in graphs:
             manifest = manifest.model_copy(update={"self_test": make_self_test(reference, tested)})
@@ -298,6 +307,9 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
             if probe is not None:
                 entry = store.put(PROBE_FILE, probe.file())
                 manifest = manifest.model_copy(update={"files": [*manifest.files, entry]})
+    if prefixes:
+        computed = lambda done, total: progress("prefixes", done, total)  # noqa: E731
+        manifest = with_prefixes(manifest, prefixes, store, reference, computed)
     store.put(MANIFEST_FILE, manifest_file(manifest))
     return manifest
 

@@ -13,8 +13,8 @@ from ..options import File, Flag, ModelName, options
 
 # Called with a sentence that the user should read.
 Note = Callable[[str], None]
-# Called with a phase ("read", "graph", "kernels", "weights", "self-test"), the finished units and all units of the
-# phase.
+# Called with a phase ("read", "graph", "kernels", "weights", "self-test", "prefixes"), the finished units and all units
+# of the phase.
 Progress = Callable[[str, int, int], None]
 # Also of `nearfar serve`, `run`, `inspect` and `quality`, which compile or read models too.
 IgnoredKeys = Annotated[
@@ -83,6 +83,9 @@ class CompileOptions(ModelOptions):
     """for onnx: the device that the graph is made for: cpu, webgpu, cuda, ... (default: cpu)"""
     tuning: Annotated[tuple[Path, ...], Flag(metavar="FILE", several=True)] = ()
     """include results of engine.exportTuning(), so that those GPUs need not measure again"""
+    prefix: Annotated[tuple[Path, ...], Flag(metavar="FILE", several=True)] = ()
+    """for webgpu: UTF-8 texts of system messages whose keys and values come with the bundle, at most 32 MiB each, so
+    that no page computes them before its first token"""
     self_test: bool = True
     """leave out the test with which runtimes check that a device computes correctly"""
     force: bool = False

@@ -5,11 +5,15 @@ Layers with a window need only the pages within the largest of their windows. Pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..bundle.entries import ITEM_BYTES, BufferEntry
 from ..bundle.manifest import EMBED, Description, Manifest
-from ..ir.pages import WINDOW_PAGES
+from ..ir.expr import evaluate
+from ..ir.pages import PAGE_DIMS, STATES, WINDOW_PAGES
+from ..ir.plan import Buffer
 
 
 class PageGroup(NamedTuple):
@@ -26,9 +30,16 @@ def group_windows(manifest: Description) -> tuple[int | None, ...]:
     context = manifest.context
     if not isinstance(manifest, Manifest) or not manifest.paged or EMBED in manifest.plans:
         return (None,)
-    windows = [window for window in manifest.spec.windows if window is not None and window < context]
     has_two = any(state.shape[0] == WINDOW_PAGES for state in manifest.states.values())
-    is_full = has_two or not windows or len(windows) < len(manifest.spec.windows)
+    return windows_of_groups(manifest.spec.windows, context, has_two=has_two)
+
+
+def windows_of_groups(
+    windows_of_layers: Sequence[int | None], context: int, *, has_two: bool
+) -> tuple[int | None, ...]:
+    """The window of each page group of a model that generates text."""
+    windows = [window for window in windows_of_layers if window is not None and window < context]
+    is_full = has_two or not windows or len(windows) < len(windows_of_layers)
     first = None if is_full else max(windows)
     return (first, max(windows)) if has_two else (first,)
 
@@ -44,6 +55,22 @@ def pages_of_sequence(window: int | None, context: int, page_size: int, max_toke
 def dead_pages(window: int | None, position: int, page_size: int) -> int:
     """The number of pages at the start of a sequence that neither this position nor later ones read."""
     return 0 if window is None else max(0, (position - window + 1) // page_size)
+
+
+def live_pages(windows: Sequence[int | None], tokens: int, page_size: int) -> list[range]:
+    """The pages of each page group that tokens after the first ``tokens`` read, which fill pages."""
+    return [range(dead_pages(window, tokens, page_size), tokens // page_size) for window in windows]
+
+
+def pages_bytes(states: Mapping[str, BufferEntry | Buffer], pages: Sequence[range], activation: str) -> int:
+    """The bytes of these pages of each page group, and of one slot of recurrent states."""
+    counts = {**dict(zip(PAGE_DIMS, map(len, pages), strict=False)), STATES: 1}
+    return sum(
+        math.prod(evaluate(size, counts) for size in state.shape)
+        * ITEM_BYTES[activation if state.dtype == "activation" else state.dtype]
+        for state in states.values()
+        if state.shape[0] in counts
+    )
 
 
 def longest_sequence(groups: Sequence[PageGroup], context: int, page_size: int, max_tokens: int) -> int:

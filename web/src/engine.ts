@@ -2,7 +2,7 @@
 
 import type { AdapterFiles, AdapterOptions } from "./adapters/index.js";
 import { ChatCompletions } from "./api/chat_completions.js";
-import { encodeChat } from "./api/chat_prompt.js";
+import { encodeChat, prefixOf } from "./api/chat_prompt.js";
 import { Completions } from "./api/completions.js";
 import type { Embeddings, EngineApi, EngineWithSessions } from "./api/engine_api.js";
 import type { Model } from "./api/model.js";
@@ -27,7 +27,7 @@ import type { BundleAddress, Loaded, LoadOptions } from "./load.js";
 import { hasPlan, load, plan } from "./load.js";
 import type { TuningEntry } from "./runtime/manifest.js";
 import type { MemoryPlan } from "./runtime/memory_plan.js";
-import { audioFile, importAdapters, importDecide, importVideos } from "./runtime/import_later.js";
+import { audioFile, importAdapters, importDecide, importPrefixes, importVideos } from "./runtime/import_later.js";
 import { sha256 } from "./runtime/read_file.js";
 import type { SessionOptions } from "./session.js";
 import { SESSION_OPTIONS, Session } from "./session.js";
@@ -133,6 +133,15 @@ export class Engine implements EngineWithSessions {
       () => this.#backend.drafting,
     );
     this.#tuned = opened?.engine ?? this.#tokens;
+    if (loaded.prefixes) {
+      const host = { ...loaded, ...loaded.prefixes, tokens: this.#tokens, info: () => this.#backend.info };
+      this.#tokens.prefixes = (request) =>
+        importPrefixes().then(
+          ({ before }) => before(host, request),
+          // A script that cannot import it, such as a service worker, computes prefixes.
+          () => undefined,
+        );
+    }
     this.#tuner = backend.startTuning(this.#tuned);
     const format = tokenizer.toolFormat;
     const model: Model = {
@@ -409,10 +418,11 @@ export class Engine implements EngineWithSessions {
       ) {
         // It checks the roles.
         const checked = prompt as readonly ChatCompletionMessageParam[];
-        const { ids, images } = await encodeChat(this.#model, checked, { continueFinalMessage }, signal);
-        return { ids, images: await images(signal) };
+        const { ids, images, prefix } = await encodeChat(this.#model, checked, { continueFinalMessage }, signal);
+        return { ids, images: await images(signal), prefix };
       }
-      return { ids: this.#tokenizer.encodeChat(prompt as readonly Message[]) };
+      const messages = prompt as readonly Message[];
+      return { ids: this.#tokenizer.encodeChat(messages), prefix: prefixOf(this.#tokenizer, messages) };
     }
     if (continueFinalMessage)
       throw new RequestError("continueFinalMessage: true needs a list of messages, not a text", {

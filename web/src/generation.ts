@@ -23,6 +23,7 @@ export type ChatMessage = Message | ChatCompletionMessageParam;
 export interface Prompt {
   readonly ids: readonly number[];
   readonly images?: readonly PromptImage[];
+  readonly prefix?: TokenRequest["prefix"];
 }
 
 export interface GenerateOptions
@@ -104,8 +105,8 @@ export async function* generationEvents(
 }
 
 /** The options of `generate` as a request to the token engine. Throws RequestError for an unknown option. */
-export function tokenRequest({ ids: promptIds, images }: Prompt, options: GenerateOptions): TokenRequest {
+export function tokenRequest({ ids: promptIds, images, prefix }: Prompt, options: GenerateOptions): TokenRequest {
   const sampling = readParams(options, GENERATE_OPTIONS);
   const { maxTokens, priority, whenFull, signal, adapter, begun, onGenerated } = sampling;
-  return { promptIds, images, maxTokens, priority, whenFull, signal, adapter, begun, onGenerated, sampling };
+  return { promptIds, images, prefix, maxTokens, priority, whenFull, signal, adapter, begun, onGenerated, sampling };
 }

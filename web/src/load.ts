@@ -7,6 +7,7 @@ import type { Backend, Opening } from "./backend.js";
 import { openWebGpu } from "./backend.js";
 import type { EncodersModule } from "./encoders/index.js";
 import type { Planner } from "./drafts/memory.js";
+import type { PrefixHost, PrefixOptions } from "./prefixes/index.js";
 import type { DeviceReport } from "./probe/schema.js";
 import { DeviceError, RequestError } from "./errors.js";
 import type { GrammarModule } from "./grammar/index.js";
@@ -109,6 +110,11 @@ export interface LoadOptions extends TrustOptions, MemoryOptions {
    * model, of which the best bundle that fits this device is loaded. Imports catalog.js.
    */
   readonly catalog?: string | URL | undefined;
+  /**
+   * Whether the keys and values of system messages stay on this device across reloads, and their budget; by default true
+   * if files are stored. Imports prefixes.js for the first chat with one.
+   */
+  readonly prefixes?: boolean | PrefixOptions | undefined;
   /** The ONNX Runtime that runs ONNX bundles. */
   readonly onnx?: OnnxOptions | undefined;
   /** `encoders` of "@nearfar/web/encoders". Needed by scripts that cannot import it later, such as service workers. */
@@ -139,6 +145,7 @@ const LOAD_OPTIONS: Checks = {
   ),
   draftTokens: "integer 1..",
   catalog: check("an address", isAddress),
+  prefixes: "boolean or object",
   onnx: "object",
   encoders: "object",
   grammar: "object",
@@ -178,6 +185,8 @@ export interface Loaded {
   /** Null for a model that transcribes no sound. */
   readonly audio?: AudioModule | null | undefined;
   readonly transcriber?: LoadOptions["transcriber"];
+  /** False if no prefixes are kept. */
+  readonly prefixes?: false | (PrefixOptions & Pick<PrefixHost, "read">) | undefined;
   /** The size of the weights and the tokenizer. */
   readonly totalBytes: number;
   /**
@@ -331,8 +340,10 @@ async function loadCandidate(
       await again?.close().catch(() => undefined);
     }
   };
-  const { grammar, transcriber } = options;
-  return { ...loaded, grammar, transcriber, encoders, images, audio, reason, reopen };
+  const { grammar, transcriber, prefixes = Boolean(options.store ?? isAddress(address)) } = options;
+  const read: PrefixHost["read"] = (file) => readFile(sourceOf(address), file, new AbortController().signal);
+  const kept = prefixes && { ...(prefixes as PrefixOptions), read };
+  return { ...loaded, grammar, transcriber, encoders, images, audio, reason, reopen, prefixes: kept };
 }
 
 /**

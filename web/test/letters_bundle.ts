@@ -71,6 +71,7 @@ export function lettersBundle(
     model: "letters",
     spec: SPEC,
     origin: null,
+    prefixes: [],
     embedding: null,
     classifier: null,
     speech: null,

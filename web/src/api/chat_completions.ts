@@ -85,14 +85,14 @@ export class ChatCompletions {
     const { variables, budget } = readThinking(request, model.text.thinking);
     const until = anySignal(options.signal, request.signal);
     const chat = { tools: calls?.tools, continueFinalMessage: request.continue_final_message, variables };
-    const { ids: promptIds, state, images: placed, report } = await encodeChat(model, messages, chat, until);
+    const { ids: promptIds, prefix, state, images: placed, report } = await encodeChat(model, messages, chat, until);
     const starts = reasoning === null || state === "content" ? undefined : { reasoning, state, budget };
     const constrain = constrainer(model, grammar, starts);
     const logprobs = request.logprobs === true ? (request.top_logprobs ?? 0) : undefined;
     const [first, ...others] = requestsOf(
       promptIds,
       { ...request, max_tokens: maxTokens },
-      { logprobs, logitProcessor: options.logitProcessor, images: await placed(until) },
+      { logprobs, logitProcessor: options.logitProcessor, images: await placed(until), prefix },
     );
     if (first === undefined) throw new Error("a chat has at least one answer");
     // This first constraint only checks that the grammar can be compiled.

@@ -33,6 +33,8 @@ export interface ChatPromptOptions {
 
 export interface ChatPrompt {
   readonly ids: readonly number[];
+  /** A prompt that starts with the same system messages and tools; undefined without any. */
+  readonly prefix: (() => readonly number[]) | undefined;
   /** Whether the answer begins with reasoning; "content" for a model that does not reason. */
   readonly state: State;
   /** The images of the prompt, whose features the model computes. Throws DeviceError, or the signal's reason. */
@@ -66,6 +68,7 @@ export async function encodeChat(
     const ids = text.encodeChat(rendered, { ...options, pictures: pictures?.write });
     return {
       ids,
+      prefix: prefixOf(text, rendered, options),
       state: reasoning?.stateAfter(ids) ?? "content",
       // The engine refuses a prompt that is too long; nothing is computed for it.
       images: async (until) => (ids.length > context ? [] : (pictures?.place(ids, until) ?? [])),
@@ -76,14 +79,26 @@ export async function encodeChat(
   const last = parsed.at(-1);
   if (last?.role !== "assistant") throw refused("continue_final_message", "needs an assistant's message at the end");
   // The template ends with the opening of an answer, so the start of the answer follows it.
-  const { ids, state, images } = prompt(parsed.slice(0, -1));
+  const start = prompt(parsed.slice(0, -1));
+  const { ids, state } = start;
   const content = last.content ?? "";
   if (typeof content !== "string") throw refused("continue_final_message", "continues a text, not pictures");
   const begun = reasoning?.begun(state, content, last.reasoning_content ?? "") ?? {
     ids: text.encode(content, false),
     state,
   };
-  return { ids: [...ids, ...begun.ids], state: begun.state, images, report };
+  return { ...start, ids: [...ids, ...begun.ids], state: begun.state };
+}
+
+/** See `ChatPrompt.prefix`. */
+export function prefixOf(
+  text: Pick<Model["text"], "encodeChat">,
+  messages: readonly RenderedMessage[],
+  options?: ChatPromptOptions,
+): ChatPrompt["prefix"] {
+  const system = messages.filter(({ role }) => role === "system");
+  if (system.length === 0 && !options?.tools?.length) return undefined;
+  return () => text.encodeChat([...system, { role: "user", content: "" }], options);
 }
 
 const ATTACHED = /^(?:file|(?:input_)?audio)$/;

@@ -85,6 +85,11 @@ export interface TokenRequest {
   readonly signal?: AbortSignal | undefined;
   /** The name of a loaded LoRA adapter; by default, the model without one. */
   readonly adapter?: string | undefined;
+  /**
+   * How many tokens at the start of the prompt later prompts share, such as a system message's; or another prompt that
+   * shares them. Their keys and values stay on this device across reloads, if the engine keeps any.
+   */
+  readonly prefix?: number | (() => readonly number[]) | undefined;
   /** What an earlier run of this request has generated: it comes first, and then the rest as in that run. */
   readonly begun?: BegunAnswer | undefined;
   /** Receives each token of the answer, those of ``begun`` included, before it is yielded, and last the end. */

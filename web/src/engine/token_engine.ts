@@ -15,6 +15,7 @@ import { checkRequest } from "./check_request.js";
 import { Gate } from "./gate.js";
 import { Lookahead } from "./lookahead.js";
 import type { AnswerEnd, BegunAnswer, GeneratedToken, TokenRequest, TokenSource } from "./request.js";
+import type { PrefixCache } from "./prefix_cache.js";
 import type { RetainedPages } from "./retained_pages.js";
 import { readRetained, writeRetained } from "./retained_pages.js";
 import { Scheduler } from "./scheduler.js";
@@ -75,6 +76,8 @@ export class TokenEngine implements TokenSource {
   readonly #lookahead: Lookahead;
   /** Null before the first LoRA adapter is loaded. */
   adapters: AdapterSlots | null = null;
+  /** Restores the prefix of a request; the result keeps it when the answer has ended. Null if none are kept. */
+  prefixes: ((request: TokenRequest) => Promise<(() => void) | undefined>) | null = null;
   readonly #counts = { steps: 0, computedTokens: 0, preemptions: 0, recoveries: 0 };
   /** Holds the pages that are lent. */
   readonly #borrower = new Sequence(-1, [], PLAIN);
@@ -127,12 +130,14 @@ export class TokenEngine implements TokenSource {
   ): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
     let adapter: Adapter | null;
     let images: PlacedImages | null;
+    let keepPrefix: (() => void) | undefined;
     try {
       if (this.model.generates === false)
         throw new RequestError(
           "This model generates no text; load one that does, or use embeddings.create, rerank, score, classify or " +
             "transcribe",
         );
+      if (request.prefix !== undefined) keepPrefix = await this.prefixes?.(request);
       checkRequest(request, this.model.vocabSize, this.#scheduler.config);
       const { tokens, chunk = tokens } = this.#runner.limits;
       images = this.model.place?.(request, chunk) ?? null;
@@ -181,6 +186,7 @@ export class TokenEngine implements TokenSource {
       this.#end(answer);
       if (adapter !== null) this.adapters?.release(adapter);
       request.constraint?.dispose();
+      keepPrefix?.();
     }
   }
 
@@ -213,6 +219,10 @@ export class TokenEngine implements TokenSource {
    */
   writeRetained(pages: RetainedPages): RetainedSequence {
     return writeRetained(this.#scheduler.kv, this.#runner, pages);
+  }
+
+  get prefixCache(): PrefixCache {
+    return this.#scheduler.kv.prefixes;
   }
 
   /** Whether an answer is being generated, or the gate is closed. */

@@ -27,13 +27,16 @@ export async function openBundle(source: Source, signal: AbortSignal): Promise<B
 
 /** The files of a bundle that a load reads, in addition to its manifest and kernels. */
 export function filesToLoad(manifest: AnyManifest): readonly FileEntry[] {
-  if (!isExport(manifest)) return [...manifest.shards, ...manifest.files.filter(({ file }) => file !== PROBE_FILE)];
+  if (!isExport(manifest)) return [...manifest.shards, ...manifest.files.filter(({ file }) => !LATER.test(file))];
   // The other files are for the framework's own tools.
   return manifest.files.filter(({ file }) => file.startsWith(ONNX_FOLDER) || file === manifest.tokenizer.file);
 }
 
 /** What a probe reads before a load. */
 export const PROBE_FILE = "probe.json";
+
+/** What a probe reads, and the keys and values of the start of prompts, which are read for one. */
+const LATER = /^(?:probe\.json$|prefixes\/)/;
 
 /** The folder of the graph and the weights in an ONNX bundle. */
 export const ONNX_FOLDER = "onnx/";

@@ -2,7 +2,7 @@
 // classifiers, experts.js mixtures whose experts do not fit on the device, drafts.js models whose tokens are guessed,
 // images.js models that see pictures, videos.js files of videos, audio.js models that transcribe sound, attachments.js
 // messages with files or recordings, decide.js typed questions, adapters.js LoRA adapters, tuning.js devices that were not
-// measured, catalog.js models by name.
+// measured, catalog.js models by name, prefixes.js prompts that start with a system message.
 
 import type * as adapters from "../adapters/index.js";
 import type * as attachments from "../attachments/index.js";
@@ -14,6 +14,7 @@ import type * as drafts from "../drafts/index.js";
 import type { EncodersModule } from "../encoders/index.js";
 import { DeviceError, messageOf } from "../errors.js";
 import type { ExpertsModule } from "../experts/index.js";
+import type * as prefixes from "../prefixes/index.js";
 import type { ImagesModule } from "../images/index.js";
 import type { TuningModule } from "../tuning/index.js";
 import type * as videos from "../videos/index.js";
@@ -57,6 +58,10 @@ export const importDecide = (): Promise<typeof decide> => imported("decide", imp
 /** Throws DeviceError if adapters.js cannot be imported. */
 export const importAdapters = (): Promise<typeof adapters> =>
   imported("adapters", import("../adapters/index.js"), CANNOT);
+
+/** Throws DeviceError if prefixes.js cannot be imported. */
+export const importPrefixes = (): Promise<typeof prefixes> =>
+  imported("prefixes", import("../prefixes/index.js"), CANNOT);
 
 /** Throws DeviceError if images.js cannot be imported. */
 export async function importImages(): Promise<ImagesModule> {

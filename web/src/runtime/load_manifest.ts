@@ -63,8 +63,9 @@ export function checkManifest(data: unknown): AnyManifest {
       },
     );
   }
-  // Bundles of earlier releases do not have it.
+  // Bundles of earlier releases do not have them.
   data.origin ??= null;
+  data.prefixes ??= [];
   const manifest = data as unknown as AnyManifest;
   const fault = read(data.target === "onnx" ? "ExportManifest" : "Manifest").fault(data, "");
   if (fault !== null) throw refused(fault);

@@ -455,6 +455,14 @@ export interface FileEntry {
   readonly sha256: string;
 }
 
+/** The keys and values, and states, after the start of prompts, in whole pages of ``tokens`` tokens. The compiler's reference has computed them. ``file`` is one of the bundle's files: for each page group, the pages that later tokens read, in their order, each with all states of the group in the plan's order; and last a slot of recurrent states. ``tokens_sha256`` is that of the token ids as little-endian int32. ``activation`` is the dtype of the devices that can use it. */
+export interface PrefixEntry {
+  readonly file: string;
+  readonly tokens: number;
+  readonly tokens_sha256: string;
+  readonly activation: "float32" | "float16";
+}
+
 /** What the checkpoint's own files say about where it comes from and under which license it is. None: they do not say. ``repository`` and ``revision`` are those of the Hugging Face Hub that it was downloaded from. ``license`` is the hub's name of the license, such as "apache-2.0"; "other" has a ``license_name``. ``base_models`` are the models that it was made from. ``read_from`` names the files that say so. */
 export interface OriginEntry {
   readonly repository: string | null;
@@ -696,7 +704,7 @@ export interface TuningEntry {
   readonly steps: TunedSteps | null;
 }
 
-/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if ``classifier`` is, transcripts of sound if ``speech`` or ``ctc`` is, and otherwise generates text. ``images`` is None if it reads no pictures, ``sounds`` if it does not hear. ``origin`` is None in bundles of earlier releases. */
+/** The part of the manifest that all bundles share. ``context``: the longest sequence in tokens. ``page_size``: tokens per page. ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation", as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if ``classifier`` is, transcripts of sound if ``speech`` or ``ctc`` is, and otherwise generates text. ``images`` is None if it reads no pictures, ``sounds`` if it does not hear. ``prefixes`` are starts of prompts that need not be computed. Bundles of earlier releases have none, and ``origin`` is None. */
 export interface Description {
   readonly format_version: number;
   readonly generator: string;
@@ -716,6 +724,7 @@ export interface Description {
   readonly tokenizer: TokenizerEntry;
   readonly files: readonly FileEntry[];
   readonly origin: OriginEntry | null;
+  readonly prefixes: readonly PrefixEntry[];
 }
 
 /** A bundle in a framework's own format, which the framework's own tools load. ``files`` are all its files. A page holds a complete sequence: ``page_size`` is ``context``. ``device`` is the device that the graph was made for, None if the framework has no choice. ``activation`` is the dtype of activations, keys and values. ``group_size`` is the number of weights that share a scale, None if they are not quantized. */
@@ -738,6 +747,7 @@ export interface ExportManifest {
   readonly tokenizer: TokenizerEntry;
   readonly files: readonly FileEntry[];
   readonly origin: OriginEntry | null;
+  readonly prefixes: readonly PrefixEntry[];
   readonly device: string | null;
   readonly activation: "float32" | "float16" | "bfloat16";
   readonly group_size: number | null;
@@ -763,6 +773,7 @@ export interface Manifest {
   readonly tokenizer: TokenizerEntry;
   readonly files: readonly FileEntry[];
   readonly origin: OriginEntry | null;
+  readonly prefixes: readonly PrefixEntry[];
   readonly arch: string | null;
   readonly lora: LoraEntry | null;
   readonly activations: readonly ActivationEntry[];

@@ -36,7 +36,9 @@ export interface ConnectOptions extends Omit<
 }
 
 /** A request for token ids that can be sent to a worker. A constraint and a logit processor cannot be sent. */
-export type WorkerTokenRequest = Omit<TokenRequest, "constraint" | "logitProcessor">;
+export type WorkerTokenRequest = Omit<TokenRequest, "constraint" | "logitProcessor" | "prefix"> & {
+  readonly prefix?: number | undefined;
+};
 
 /** An engine in a worker. Its methods do the same as those of `Engine`. */
 export interface WorkerEngine extends EngineWithSessions {

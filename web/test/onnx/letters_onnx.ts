@@ -45,6 +45,7 @@ export function lettersOnnx(changes: Partial<ExportManifest> = {}): {
     model,
     spec,
     origin: null,
+    prefixes: [],
     embedding: null,
     classifier: null,
     speech: null,

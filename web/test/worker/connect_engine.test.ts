@@ -11,9 +11,9 @@ import type {
 import { createLanguageModel } from "../../src/language_model/index.js";
 import type { ChatCompletionCreateParamsNonStreaming } from "../../src/api/types.js";
 import type { LoadOptions } from "../../src/load.js";
-import type { GeneratedToken, TokenRequest } from "../../src/engine/request.js";
+import type { GeneratedToken } from "../../src/engine/request.js";
 import { BundleError, RequestError } from "../../src/errors.js";
-import type { WorkerLike } from "../../src/worker/connect_engine.js";
+import type { WorkerLike, WorkerTokenRequest } from "../../src/worker/connect_engine.js";
 import { connectEngine } from "../../src/worker/connect_engine.js";
 import type { LoadEngine } from "../../src/worker/shared_engines.js";
 import { FakeSource, fakeEngine, fakeModel, modelOf } from "../api/fake_model.js";
@@ -199,7 +199,7 @@ test("a worker generates token ids, with the completion, log-probabilities of th
     expect(source.running).toBe(0);
   });
   for (const option of ["constraint", "logitProcessor"]) {
-    const wrong = { promptIds: [1], [option]: () => undefined } as TokenRequest;
+    const wrong = { promptIds: [1], [option]: () => undefined } as WorkerTokenRequest;
     await expect(engine.generateTokens(wrong).next()).rejects.toMatchObject({ name: "RequestError", param: option });
   }
   engine.destroy();
