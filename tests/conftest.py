@@ -48,6 +48,9 @@ SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 # The folders whose files take longest, in this order.
 LONGEST = ("web", "mobile", "targets")
 
+# How long a page may take for a step: the machine may be busy.
+TIMEOUT_MS = 180_000
+
 CompileTiny = Callable[..., Path]
 
 # Each process of pytest has one core. OpenMP's threads spin while they wait for each other, so with more threads than
@@ -349,7 +352,7 @@ BROWSER: pytest.StashKey[tuple[Playwright, Browser]] = pytest.StashKey()
 
 @pytest.fixture(scope="module")
 def browser(chromium: str, request: pytest.FixtureRequest) -> Iterator[Browser]:
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     from nearfar.compiler.browser.chromium import FLAGS
 
@@ -362,12 +365,31 @@ def browser(chromium: str, request: pytest.FixtureRequest) -> Iterator[Browser]:
         playwright = sync_playwright().start()
         # Pages may use the camera and the microphone that Chromium makes up, which show a clock and beep.
         arguments = [*FLAGS, "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-        stash[BROWSER] = playwright, playwright.chromium.launch(executable_path=executable, args=arguments)
+        stash[BROWSER] = playwright, patient(playwright.chromium.launch(executable_path=executable, args=arguments))
+        expect.set_options(timeout=TIMEOUT_MS)
     browser = stash[BROWSER][1]
     yield browser
     # The next file finds it as new.
     for context in browser.contexts:
         context.close()
+
+
+def patient(browser: Browser) -> Browser:
+    """Let all its pages wait as long as a busy machine needs."""
+    new_context, new_page = browser.new_context, browser.new_page
+
+    def patient_context(**options: Any) -> BrowserContext:
+        context = new_context(**options)
+        context.set_default_timeout(TIMEOUT_MS)
+        return context
+
+    def patient_page(**options: Any) -> Page:
+        page = new_page(**options)
+        page.set_default_timeout(TIMEOUT_MS)
+        return page
+
+    browser.new_context, browser.new_page = patient_context, patient_page  # type: ignore[method-assign]
+    return browser
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -390,8 +412,6 @@ def close_browser(stash: pytest.Stash) -> None:
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
     context = browser.new_context()
-    # The machine may be busy.
-    context.set_default_timeout(180_000)
     yield context
     context.close()
 

@@ -25,7 +25,6 @@ from nearfar.compiler.runtime.text.tool_formats import tool_format
 
 # The machine may be busy.
 TIMEOUT_MS = 180_000
-expect.set_options(timeout=TIMEOUT_MS)
 
 
 # Whether the question of the extension is stored, which is before its answer begins.
@@ -191,6 +190,7 @@ def test_the_extension_answers_in_its_popup(browser: Browser, chromium: str, sit
     arguments = [*FLAGS, f"--disable-extensions-except={extension}", f"--load-extension={extension}"]
     context = browser.browser_type.launch_persistent_context(str(tmp_path), executable_path=chromium, args=arguments)
     try:
+        context.set_default_timeout(TIMEOUT_MS)
         page = context.new_page()
         page.goto(f"chrome-extension://{identity}/index.html")
         expect(page.locator("#status")).to_have_text("ready")

@@ -249,6 +249,8 @@ def extension(browser: Browser, folder: Path) -> Iterator[tuple[BrowserContext, 
         ignore_default_args=["--disable-extensions"],
     )
     try:
+        # The machine may be busy.
+        context.set_default_timeout(180_000)
         yield context, f"chrome-extension://{id}/"
     finally:
         context.close()
