@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from bench_compile import machine
 from bench_page import FOLDER, TIMEOUT_MS
 from checkpoints import QWEN2_FEW_LAYERS, QWEN3_5_0_8B, Shapes, write_checkpoint
@@ -31,10 +32,15 @@ from static_site import serve
 
 from nearfar.compiler.browser.chromium import FLAGS, find_chromium
 from nearfar.compiler.browser.page_server import PAGE
-from nearfar.compiler.bundle.folder import open_bundle
+from nearfar.compiler.bundle.entries import PrefixEntry
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.demo import DEMOS
+from nearfar.compiler.ir.ops.sampling import log_sum_exp
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.targets.webgpu.runner import WebGPURunner
 
 RESULTS = Path(__file__).parent / "results" / "prefixes.json"
 SCRIPT = Path(__file__).with_name("prefixes_page.js")
@@ -61,10 +67,17 @@ HYBRID = Shapes(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="new pages of each kind; default: %(default)s")
+    parser.add_argument("--model", help="part of the name of one model; default: all")
+    parser.add_argument("--arithmetic", action="store_true", help="compare shipped pages on wgpu's device instead")
     options = parser.parse_args()
+    if options.arithmetic:
+        arithmetic()
+        return
     results = []
     with tempfile.TemporaryDirectory(prefix="prefixes-") as folder:
         for name, checkpoint in models(Path(folder)):
+            if (options.model or name) not in name:
+                continue
             sizes = (DEMO_TOKENS, DEMO_CONTEXT) if name == DEMO else (TOKENS, CONTEXT)
             results.append(
                 {"model": name, **measure(checkpoint, Path(folder) / f"{name}-site", *sizes, options.rounds)}
@@ -188,6 +201,49 @@ def opened(site: Path) -> Iterator[Page]:
             page.wait_for_selector("body[data-state=ready]", state="attached")
             yield page
             browser.close()
+
+
+def arithmetic() -> None:
+    """Print how far the demo model's logits with shipped pages are from those with pages of wgpu's device."""
+    with tempfile.TemporaryDirectory(prefix="prefixes-") as folder:
+        (Path(folder) / "system.txt").write_text(SENTENCE * 4)
+        prefix = (Path(folder) / "system.txt",)
+        compile_model(str(DEMOS["demo"]), Path(folder) / "bundle", CompileOptions(context=DEMO_CONTEXT, prefix=prefix))
+        bundle = open_bundle(Path(folder) / "bundle")
+        for entry in bundle.manifest.prefixes:
+            largest, divergence, device = 0.0, 0.0, ""
+            for question in QUESTIONS:
+                one, device = logits_after(bundle, entry, question, shipped=False)
+                other, _ = logits_after(bundle, entry, question, shipped=True)
+                largest = max(largest, float(np.abs(one - other).max() / np.abs(one).max()))
+                log_p, log_q = (each - log_sum_exp(each) for each in (one, other))
+                divergence = max(divergence, float((np.exp(log_p) * (log_p - log_q)).sum()))
+            print(f"{device}: {entry.tokens} tokens, {largest:.1e} of the largest logit, divergence {divergence:.1e}")
+
+
+def logits_after(bundle: Bundle, entry: PrefixEntry, question: str, *, shipped: bool) -> tuple[np.ndarray, str]:
+    """The logits of the first token of an answer, and the device."""
+    manifest = bundle.manifest
+    chat = [{"role": "system", "content": SENTENCE * 4}, {"role": "user", "content": question}]
+    ids = Tokenizer(bundle.tokenizer_files()).encode_chat(chat)
+    runner = WebGPURunner(bundle, limits=Limits(tokens=64), activation=entry.activation)
+    try:
+        pages = range(manifest.pages_for(len(ids)))
+        data, names, offset = bundle.file(entry.file).read_bytes(), manifest.page_states(0), 0
+        for page in range(entry.tokens // manifest.page_size if shipped else 0):
+            for name in names:
+                region = runner._regions[name]
+                size = region.size // runner.groups[0].pages
+                runner._device.queue.write_buffer(region.buffer, page * size, data[offset : offset + size])
+                offset += size
+        start = entry.tokens if shipped else 0
+        for end in [*range(start + 64, entry.tokens, 64), entry.tokens, len(ids)]:
+            if end > start:
+                chunk = Chunk(ids[start:end], start, pages, [end - start - 1])
+                output, start = runner.forward(make_batch([chunk], manifest.page_size)), end
+        return output.logits[-1].astype(np.float64), runner.device
+    finally:
+        runner.close()
 
 
 def table(results: list[dict[str, Any]]) -> Table:
