@@ -233,11 +233,15 @@ test("pages that come with the bundle are used, stored, and never kept as the de
   expect(await first(ask(2))).toMatchObject({ cached: 100, ids: await plain(BASE, ask(2)) });
   expect(await first(ask(3))).toMatchObject({ cached: FULL });
   expect(await store.list()).toMatchObject([{ tokens: 100 }]);
-  // Nor is another system message that starts as the shipped one.
-  const longer = [...own, ...SYSTEM.slice(0, 60)];
-  expect(await first({ promptIds: [...longer, 1], prefix: longer.length, maxTokens: 2 })).toMatchObject({
-    cached: 100,
-  });
+  // Nor is another system message that starts as the shipped one, even if all of it was computed after that.
+  for (const start of [
+    [...own, ...SYSTEM.slice(0, 60)],
+    [...own, ...SYSTEM.slice(5, 65)],
+  ]) {
+    const request = { promptIds: [...start, 1, 2, 3, 4, 5], maxTokens: 2 };
+    await first(request);
+    expect(await first({ ...request, prefix: start.length })).toMatchObject({ cached: start.length + 4 });
+  }
   expect(await store.list()).toHaveLength(1);
   const second = page(BASE, disk, locks, shipped);
   expect(await second.answer(ask(2))).toMatchObject({ cached: 100, ids: await plain(BASE, ask(2)) });
