@@ -86,6 +86,7 @@ const ENTRIES = {
   voice: "src/voice/index.ts",
   journal: "src/journal/index.ts",
   receipts: "src/receipts/index.ts",
+  agent: "src/agent/index.ts",
   probe: "src/probe/index.ts",
 };
 

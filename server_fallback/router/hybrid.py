@@ -155,9 +155,9 @@ class Completions:
     ) -> ChatCompletion | AsyncGenerator[ChatCompletionChunk, None]:
         """A ChatCompletion, or with ``stream`` its chunks, the usage last; closing them ends the answer.
 
-        ``parameters`` are those of `RoutedChatRequest`: OpenAI's, ``labels``, ``pin`` and ``language`` of the request,
-        and ``labels`` in messages; ``model`` is optional. Raises RequestError for wrong parameters, and the error that
-        stops the answer.
+        ``parameters`` are those of `RoutedChatRequest`: OpenAI's, ``labels``, ``pin``, ``language`` and ``stake`` of
+        the request, and ``labels`` in messages; ``model`` is optional. Raises RequestError for wrong parameters, and
+        the error that stops the answer.
         """
         request = read_request({"model": self._name, **parameters})
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds

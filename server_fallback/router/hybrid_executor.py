@@ -34,7 +34,7 @@ from ..schema.routed import (
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..text.output import Output
 from .answer.running_answer import RunningAnswer
-from .decision.situation import FarState, Media, Message, NearState, Situation
+from .decision.situation import FarState, Media, Message, NearState, Situation, Stake
 from .decisions import chat_of, decide
 from .sides.answer_piece import Form
 from .sides.continued import limits
@@ -203,7 +203,13 @@ def situation_of(
         media=media,
         pin=routed.pin if routed is not None else None,
         language=routed.language if routed is not None else None,
+        stake=stake_of(request),
     )
+
+
+def stake_of(request: BaseModel) -> Stake | None:
+    given = request.stake if isinstance(request, RoutedChatRequest) else None
+    return None if given is None else Stake(weight=given.weight, doubt=given.doubt)
 
 
 def one_answer(request: GenerationRequest) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from .chat import ChatCompletionRequest, Message, Messages
 from .common import Items
@@ -19,6 +19,17 @@ from .route import Route, Side
 Labels = Annotated[Items[str], Field(max_length=64)]
 # BCP 47's first part, such as "en".
 Language = Annotated[str, Field(min_length=2, max_length=3)]
+
+
+class Stake(BaseModel):
+    """Of a step of an agent: ``doubt`` is added to far's gain in probability to be right, and ``weight`` multiplies the
+    sum. `web/src/shared/agent/stake.ts` says how they follow from a step.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    weight: Annotated[float, Field(ge=0, le=100)] = 1.0
+    doubt: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
 class RoutedMessage(Message):
@@ -36,6 +47,7 @@ class RoutedChatRequest(ChatCompletionRequest):
     labels: Labels | None = None
     pin: Side | None = None
     language: Language | None = None
+    stake: Stake | None = None
 
 
 class RoutedCompletionRequest(CompletionRequest):
@@ -65,7 +77,7 @@ class RoutedDecideResponse(DecideResponse):
 
 
 # The keys for the choice of a side, which are not sent to it.
-ROUTING = frozenset({"labels", "pin", "language"})
+ROUTING = frozenset({"labels", "pin", "language", "stake"})
 
 
 def unlabelled_chat(request: ChatCompletionRequest) -> ChatCompletionRequest:

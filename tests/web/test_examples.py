@@ -124,6 +124,37 @@ def test_the_model_calls_a_tool_of_the_page(page: Page, url: str) -> None:
     assert page.locator("#answer").text_content()
 
 
+@pytest.mark.exhaustive
+def test_an_agent_fills_in_a_form_once_the_user_allows_it(page: Page, url: str) -> None:
+    page.goto(f"{url}agent-form/")
+    expect(page.locator("#status")).to_have_text("ready")
+    page.get_by_role("button", name="Do it").click()
+    expect(page.locator("#question")).to_contain_text("Allow set_light of page with {")
+    assert page.get_by_label("Level").input_value() == ""
+    page.get_by_role("button", name="Allow").click()
+    # The demo model was not trained for tools: the grammar holds it to the schema of the call, and then to an answer.
+    expect(page.locator("#steps li")).to_have_text(re.compile("set_light: The form says: [a-z]+, [0-9]+ percent."))
+    room, level = page.get_by_label("Room").input_value(), int(page.get_by_label("Level").input_value())
+    assert page.locator("#steps li").text_content() == f"set_light: The form says: {room}, {level} percent."
+    assert room in ("kitchen", "bedroom", "office")
+    assert 0 <= level <= 100
+    expect(page.locator("#status")).to_have_text(re.compile("^(steps|tokens|repeated): "))
+
+
+@pytest.mark.exhaustive
+def test_an_agent_reads_documents_through_an_mcp_server(page: Page, url: str) -> None:
+    page.goto(f"{url}agent-documents/")
+    expect(page.locator("#status")).to_have_text("ready")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#status")).to_have_text(re.compile("^(answer|steps|tokens|repeated)$"))
+    # What the server answered to the names that an untrained model gives.
+    lines = page.locator("#steps li").all_text_contents()
+    assert lines
+    assert all(
+        re.match("list ran: note.txt|read (ran: The red fox|failed: Error: there is no)", line) for line in lines
+    )
+
+
 def test_the_react_chat_loads_streams_and_regenerates(page: Page, url: str) -> None:
     page.goto(f"{url}react/")
     page.get_by_role("button", name="Send").click()

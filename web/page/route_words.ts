@@ -30,6 +30,7 @@ const WORDS: Readonly<
   seconds: (_, other) => `${other} would take too long`,
   quality: (side) => (side === "far" ? "the larger model is more likely to be right" : "likely to be right here"),
   cost: (side) => (side === "far" ? "probably as good, and cheaper" : "probably as good here"),
+  step: (side) => (side === "far" ? "a hard or late step of the agent" : "an easy step of the agent"),
   escalated_logprob: "the near model became unsure",
   escalated_entropy: "the near model became unsure",
   escalated_repetition: "the near model repeated itself",

@@ -91,12 +91,20 @@ class FarState(SideState):
 
 
 @dataclass(frozen=True, slots=True)
+class Stake:
+    """See `web/src/shared/agent/stake.ts`."""
+
+    weight: float
+    doubt: float
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """``texts`` are all other texts that would leave the device with the request, as `private_texts` lists them. They
     meet no other text in the prompt; texts that meet only one another, such as a query and a document, are a tuple.
 
-    ``tools``: whether the request needs them. ``media``: those of all messages. ``embedding``: the vector of the last
-    user message from the model that the policy's predictor names.
+    ``tools``: whether the request needs them. ``media``: those of all messages. ``stake``: that of a step of an agent.
+    ``embedding``: the vector of the last user message from the model that the policy's predictor names.
     """
 
     messages: tuple[Message, ...]
@@ -109,6 +117,7 @@ class Situation:
     tools: bool = False
     media: tuple[Media, ...] = ()
     language: str | None = None
+    stake: Stake | None = None
     near_signals: NearSignals | None = None
     embedding: tuple[float, ...] | None = None
 

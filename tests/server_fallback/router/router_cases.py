@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nearfar.server_fallback.router.decision.situation import FarState, Media, Message, NearState, Situation
+from nearfar.server_fallback.router.decision.situation import FarState, Media, Message, NearState, Situation, Stake
 
 VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "conformance/router_cases.json").read_text(encoding="utf-8")
@@ -23,5 +23,6 @@ def situation_of(changes: dict[str, Any]) -> Situation:
             **fields,
             "messages": tuple(Message(**message) for message in fields["messages"]),
             "media": tuple(Media(**media) for media in fields["media"]),
+            "stake": Stake(**fields["stake"]) if fields.get("stake") is not None else None,
         }
     )

@@ -3,6 +3,8 @@
 
 import type { Check, Checks } from "../api/params.js";
 import { CHAT_PARAMS } from "../api/chat_params.js";
+import { STAKE_TYPES } from "../shared/agent/stake.js";
+import { objectOf, typeOf } from "../shared/declared.js";
 
 import type { FarOptions } from "./sides/far.js";
 import type { HybridOptions } from "./hybrid.js";
@@ -43,4 +45,5 @@ export const HYBRID_PARAMS: Checks = {
   pin: "=near|far",
   language: "string",
   receipt: "boolean",
+  stake: objectOf(STAKE_TYPES, typeOf).fault,
 };

@@ -12,6 +12,7 @@ import type {
   ChatCompletionMessageParam,
 } from "../api/types.js";
 import { RequestError } from "../errors.js";
+import type { Stake } from "../shared/agent/stake.js";
 import { typeOf } from "../shared/declared.js";
 import { HYBRID_PARAMS } from "./hybrid_options.js";
 import { textOf } from "./sides/sides.js";
@@ -40,6 +41,8 @@ interface Routing {
    * `receipted`, and far nearfar serve with --receipt-key.
    */
   readonly receipt?: boolean | null | undefined;
+  /** Of a step of an agent: how much a right one is worth, and how much likelier far is right; see agent.js. */
+  readonly stake?: Stake | null | undefined;
 }
 
 export type HybridParamsNonStreaming = Omit<ChatCompletionCreateParamsNonStreaming, "messages"> & Routing;
@@ -57,7 +60,7 @@ export interface HybridRequest {
   /** The part of a situation that is known from the request. */
   readonly properties: Pick<
     Situation,
-    "messages" | "labels" | "texts" | "media" | "pin" | "max_tokens" | "tools" | "language"
+    "messages" | "labels" | "texts" | "media" | "pin" | "max_tokens" | "tools" | "language" | "stake"
   >;
 }
 
@@ -70,6 +73,7 @@ export function readRequest(raw: HybridParams): HybridRequest {
     labels = [],
     pin = null,
     language = null,
+    stake = null,
     stream = false,
     n = 1,
     signal,
@@ -109,6 +113,7 @@ export function readRequest(raw: HybridParams): HybridRequest {
     max_tokens: rest.max_tokens ?? rest.max_completion_tokens ?? null,
     tools: (rest.tools ?? []).length > 0 && rest.tool_choice !== "none",
     language,
+    stake,
   };
   return {
     params,

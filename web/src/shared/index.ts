@@ -2,6 +2,9 @@
 // receive and return JSON texts.
 
 import { BundleError, NearfarError, RequestError, Unavailable, messageOf } from "../errors.js";
+import { afterCall, afterStep, isOutOfTokens, judgeCall, nextStep, offered, openLoop } from "./agent/loop.js";
+import { contentText } from "./agent/results.js";
+import { allowOf, defaultAllow, listTools, requireApproval } from "./agent/tools.js";
 import { BOUNDS, fileMarks, openFile, requireFew, transcriptText, unheard } from "./attachments.js";
 import type { TemplateParts } from "./chat.js";
 import { renderChat } from "./chat.js";
@@ -250,5 +253,17 @@ Object.assign(globalThis, {
     requestSampling: overJson(requestSampling),
     signedText: overJson(signedText),
     bundleText: overJson(bundleText),
+    agentTools: overJson(listTools),
+    agentAllow: overJson(allowOf),
+    agentDefaultAllow: overJson(defaultAllow),
+    agentApproval: overJson(requireApproval),
+    agentOpen: overJson(openLoop),
+    agentOffered: overJson(offered),
+    agentNextStep: overJson(nextStep),
+    agentOutOfTokens: overJson(isOutOfTokens),
+    agentAfterStep: overJson(afterStep),
+    agentJudge: overJson(judgeCall),
+    agentAfterCall: overJson(afterCall),
+    agentContentText: overJson(contentText),
   },
 });

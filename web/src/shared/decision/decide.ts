@@ -39,6 +39,8 @@ interface Answering {
   readonly reason: DecisionReason;
 }
 
+/** The reasons of a side that was chosen by its gain. */
+const GAINED: readonly DecisionReason[] = ["quality", "cost", "step"];
 const THERMALS: readonly Thermal[] = ["nominal", "fair", "serious", "critical"];
 
 /** The policy for embeddings and rankings: that of chats without its predictor, which is fitted to answers of chats. */
@@ -74,7 +76,7 @@ export function choose(policy: Policy, situation: Situation, isPrivate: boolean)
     preferred(policy) ??
     hint ??
     inTime(policy.costs, scores) ??
-    byGain(policy, scores);
+    byGain(policy, situation, scores);
   const nearCannotRead = lacks.near !== null && MEDIA_LACKS.includes(lacks.near);
   const describes = hasTexts && (side === "far" || (side === null && pin !== "far" && nearCannotRead));
   if (describes) {
@@ -86,8 +88,7 @@ export function choose(policy: Policy, situation: Situation, isPrivate: boolean)
   return {
     decision: { side, reason, private: kept !== null, scores },
     standby: side !== null && pin === null && isShared && lacks[side === "near" ? "far" : "near"] === null,
-    wants_signals:
-      isShared && (reason === "quality" || reason === "cost") && signals === null && readsSignals(policy.quality),
+    wants_signals: isShared && GAINED.includes(reason) && signals === null && readsSignals(policy.quality),
     may_guess: lacks.near === null && hint === null,
     describes: [],
   };
@@ -127,7 +128,7 @@ export function score(policy: Policy, situation: Situation): Scores {
   if (policy.mode === "auto") {
     const waited = near.total === null || far.total === null ? 0 : far.total - near.total;
     const more = (usd ?? 0) + policy.costs.usd_per_second * waited;
-    gain = (rights === null ? 0 : rights.far - rights.near) - more;
+    gain = worth(rights === null ? 0 : rights.far - rights.near, situation) - more;
   }
   return {
     near_right: rights?.near ?? null,
@@ -139,6 +140,11 @@ export function score(policy: Policy, situation: Situation): Scores {
     far_total_seconds: far.total,
     far_usd: usd,
   };
+}
+
+/** How much more right far is, with what is known about a step of an agent. */
+function worth(difference: number, { stake }: Situation): number {
+  return stake ? stake.weight * Math.min(1, difference + stake.doubt) : difference;
 }
 
 function checkLabels(policy: Policy, situation: Situation): void {
@@ -245,9 +251,15 @@ function isLate(
   );
 }
 
-function byGain({ quality }: Policy, { gain }: Scores): Answering {
-  return {
-    side: gain !== null && gain > quality.threshold ? "far" : "near",
-    reason: quality.predictor === null ? "cost" : "quality",
-  };
+function byGain(
+  { quality }: Policy,
+  situation: Situation,
+  { gain, near_right: near, far_right: far }: Scores,
+): Answering {
+  const sideOf = (value: number | null): Side => (value !== null && value > quality.threshold ? "far" : "near");
+  const plain = { side: sideOf(gain), reason: quality.predictor === null ? "cost" : "quality" } as const;
+  if (!situation.stake || gain === null) return plain;
+  const difference = near === null || far === null ? 0 : far - near;
+  const without = gain - worth(difference, situation) + difference;
+  return sideOf(without) === plain.side ? plain : { side: plain.side, reason: "step" };
 }

@@ -33,6 +33,7 @@ export type DecisionReason =
   | "thermal"
   | "seconds"
   | "quality"
+  | "step"
   | "cost";
 /**
  * The expectations for both sides; null for unknown ones. gain is how much more far's answer is worth than near's, in

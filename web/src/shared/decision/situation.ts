@@ -3,6 +3,7 @@
 //
 // Unknown numbers are null, and no rule depends on them.
 
+import type { Stake } from "../agent/stake.js";
 import type { Side } from "./decision.js";
 import type { Media, MediaKind } from "./media.js";
 import type { NearSignals } from "./near_signals.js";
@@ -77,6 +78,8 @@ export interface Situation {
   /** Of all its messages, of every role. */
   readonly media: readonly Media[];
   readonly language: string | null;
+  /** Of a step of an agent. */
+  readonly stake?: Stake | null;
   readonly near_signals: NearSignals | null;
   /** The vector of the last user message, from the model that the policy's predictor names. */
   readonly embedding: readonly number[] | null;

@@ -94,6 +94,11 @@ const IMPLIED_PATTERNS: Readonly<Record<string, string>> = {
     "(?:\\.[a-zA-Z0-9](?:[-0-9a-zA-Z]{0,61}[0-9a-zA-Z])?)*\\.?$",
 };
 
+/** Whether each text of the format matches the pattern, which grammars do not support. */
+export function isImplied(format: unknown, pattern: unknown): boolean {
+  return IMPLIED_PATTERNS[String(format)] === pattern;
+}
+
 /** URIs for schemas with a maxLength of at least SHORT_URI_LENGTH, such as pydantic's HttpUrl. */
 export function shortUri(where: string): Language {
   return parseRegex(SHORT_URI_PATTERN, where);
@@ -115,7 +120,7 @@ export function stringLanguage(pattern: unknown, format: unknown, where: string)
         "remove it (in pydantic, declare a str), or replace it by a pattern",
     );
   }
-  if (pattern === undefined || IMPLIED_PATTERNS[name] === pattern) return parseRegex(known ?? "", where);
+  if (pattern === undefined || isImplied(name, pattern)) return parseRegex(known ?? "", where);
   const language = parseRegex(pattern, `${where}.pattern`, true);
   if (known === null) return language;
   return { kind: "intersection", parts: [language, parseRegex(BESIDE_PATTERN[name] ?? known, where)] };
