@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
 # A microphone that hears a voice of four syllables a second while `talk(true)`, and voices of the browser that speak
 # until `finish`.
 STAND_INS = """
@@ -16,6 +21,7 @@ navigator.mediaDevices.getUserMedia = async () => {
     const level = new GainNode(context, { gain: 0.15 });
     const gate = new GainNode(context, { gain: 0 });
     const into = context.createMediaStreamDestination();
+    window.soundSeconds = () => context.currentTime;
     tone.connect(level).connect(gate).connect(into);
     syllables.connect(depth).connect(level.gain);
     tone.start();
@@ -35,3 +41,9 @@ Object.defineProperty(window, "speechSynthesis", { value: {
 } });
 window.finish = () => { current.dispatchEvent(new Event("end")); };
 """
+
+
+def let_sound(page: Page, seconds: float) -> None:
+    """Wait until the microphone has made so many more seconds of sound, which may take longer on a busy machine."""
+    end = page.evaluate("(seconds) => soundSeconds() + seconds", seconds)
+    page.wait_for_function("(end) => soundSeconds() >= end", arg=end)

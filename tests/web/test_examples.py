@@ -16,7 +16,7 @@ from page_whisper import page_whisper
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from sounds import chirp, wav
 from static_site import serve
-from voice_stand_ins import STAND_INS
+from voice_stand_ins import STAND_INS, let_sound
 
 from nearfar.compiler.browser.chromium import FLAGS
 from nearfar.compiler.bundle.folder import chat_tree_entry
@@ -198,10 +198,10 @@ def test_what_is_said_is_answered_by_voice(context: BrowserContext, url: str) ->
     expect(page.locator("#status")).to_have_text("ready")
     page.get_by_role("button", name="Talk").click()
     expect(page.locator("#status")).to_have_text("listening")
-    page.wait_for_timeout(500)
+    let_sound(page, 0.5)
     page.evaluate("() => talk(true)")
     expect(page.locator("#status")).to_have_text("hearing")
-    page.wait_for_timeout(500)
+    let_sound(page, 0.5)
     page.evaluate("() => talk(false)")
     expect(page.locator("#status")).to_have_text("speaking")
     assert page.text_content("#said")

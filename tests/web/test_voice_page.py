@@ -21,7 +21,7 @@ from page_whisper import page_whisper
 from playwright.sync_api import Browser, Page
 from server_thread import serving
 from sounds import chirp, wav
-from voice_stand_ins import STAND_INS
+from voice_stand_ins import STAND_INS, let_sound
 
 from nearfar.compiler.browser.page_server import PageServer
 
@@ -100,7 +100,7 @@ def page(loaded: Page) -> Iterator[Page]:
     loaded.click("#toggle")
     state(loaded, "listening")
     # The detector learns how quiet the room is.
-    loaded.wait_for_timeout(500)
+    let_sound(loaded, 0.5)
     yield loaded
     loaded.click("#toggle")
     state(loaded, "off")
@@ -110,10 +110,10 @@ def state(page: Page, name: str) -> None:
     page.wait_for_selector(f"#toggle[data-state={name}]")
 
 
-def say(page: Page, ms: int) -> None:
+def say(page: Page, seconds: float) -> None:
     page.evaluate("() => talk(true)")
     state(page, "hearing")
-    page.wait_for_timeout(ms)
+    let_sound(page, seconds)
     page.evaluate("() => talk(false)")
 
 
@@ -144,9 +144,9 @@ def test_what_is_said_is_answered_from_the_first_sentence_on(page: Page) -> None
 def test_who_speaks_stops_the_answer(page: Page) -> None:
     page.evaluate(HEARS, ["count", "never mind"])
     script(page, "One. ", "Two. ", "Three. ")
-    say(page, 500)
+    say(page, 0.5)
     state(page, "speaking")
-    say(page, 500)
+    say(page, 0.5)
     page.wait_for_function("() => cancelled === 1")
     page.wait_for_selector(".timings:text-matches('interrupted')")
     state(page, "speaking")
@@ -164,7 +164,7 @@ def test_a_server_speaks(page: Page, speech: Speech) -> None:
     page.select_option("#speaker", "far")
     page.fill("#speech-url", f"http://127.0.0.1:{speech.server.server_port}")
     page.keyboard.press("Escape")
-    say(page, 500)
+    say(page, 0.5)
     state(page, "speaking")
     state(page, "listening")
     assert speech.asked == [
@@ -179,7 +179,7 @@ def test_a_server_speaks(page: Page, speech: Speech) -> None:
 def test_the_page_reads_well_in_light_and_dark_on_a_desk_and_a_phone(page: Page) -> None:
     page.evaluate(HEARS, ["why is the sky blue, and why is the evening red?"])
     script(page, "Because air scatters blue light more than red light. ", "In the evening, little blue is left.")
-    say(page, 400)
+    say(page, 0.4)
     state(page, "speaking")
     page.evaluate("() => finish()")
     page.wait_for_function("() => spoken.length === 2")
