@@ -164,7 +164,14 @@ def nodes(model: str) -> tuple[int, int]:
     return len(graph.nodes), len(fused.nodes)
 
 
+def masks(name: str) -> str:
+    from mask_corpus import figure
+
+    return figure(name)
+
+
 KINDS: Mapping[str, Callable[[str], str]] = {
+    "masks": masks,
     "gzipped_kb": gzipped_kb,
     "size_kb": size_kb,
     "installed_mb": installed_mb,

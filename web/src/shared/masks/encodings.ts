@@ -1,5 +1,5 @@
-// Parts of a text that are written in an encoding of text: base64, percent-encoding, the references of HTML and the
-// escapes of programming languages. A private text within one is masked with all of its part.
+// Parts of a text that are written in an encoding of text: base64, percent-encoding, the references of HTML, the escapes
+// of programming languages; letter by letter; and with words for signs ("anna at example dot org"). A private text within one is masked with all of its part.
 
 /** A part of a text, and what it is decoded. */
 export interface Encoded {
@@ -10,6 +10,10 @@ export interface Encoded {
 
 const BASE64 = /[A-Za-z0-9+/_-]{12,}={0,2}/g;
 const WORDS = /\S*(?:%[0-9A-Fa-f]{2}|&#?[0-9A-Za-z]{2,8};|\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4})\S*/g;
+const LETTERS = /(?<!\S)\S(?: \S){5,}(?![^\s.,;:!?)])/g;
+/** With two signs, because "look at example.org" has one. */
+const SIGNS = /\S+(?: (?:at|dot|dash|underscore) \S+){2,}/gi;
+const SIGN: Readonly<Record<string, string>> = { at: "@", dot: ".", dash: "-", underscore: "_" };
 /** Longer parts are files, not texts. */
 const MOST_CHARACTERS = 10_000;
 const ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -32,6 +36,10 @@ export function encodedParts(text: string): readonly Encoded[] {
     }
   };
   add(BASE64, fromBase64);
+  add(LETTERS, (part) => part.replaceAll(" ", ""));
+  add(SIGNS, (part) =>
+    part.replace(/ (at|dot|dash|underscore) /gi, (_, word: string) => SIGN[word.toLowerCase()] ?? ""),
+  );
   if (/[%&\\]/.test(text)) add(WORDS, fromEscapes);
   return found;
 }

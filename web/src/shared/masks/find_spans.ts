@@ -1,6 +1,6 @@
 // Where the patterns of a policy match in a text. A text is searched as it is, and as a reader sees it: without
 // invisible characters and accents, in compatible forms, and with Latin letters for those of other scripts that look
-// like them; and its encoded parts are searched decoded. A span has whole words, so that a pattern for the beginning of a secret does not leave its end.
+// like them, and in ASCII's digits; and its encoded parts are searched decoded. A span has whole words, so that a pattern for the beginning of a secret does not leave its end.
 //
 // What this does not find, such as a text that is split over messages, `PrivateCheck` finds in the masked request, which
 // then stays on the device.
@@ -22,6 +22,8 @@ interface Reading {
 }
 
 const INVISIBLE = /^(?:[\p{DI}\u2800]|(?![\t-\r\x85])\p{C})$/u;
+/** Also of a word that an invisible character splits. */
+const IN_WORD = /[\p{L}\p{N}\p{M}_\p{DI}\u2800]|(?![\t-\r\x85])\p{C}/u;
 const WORD = /[\p{L}\p{N}\p{M}_]/u;
 /** Letters of Cyrillic and Greek, and the Latin ones that look like them (Unicode TR 39, confusables). */
 const ALIKE: ReadonlyMap<string, string> = new Map(
@@ -105,7 +107,18 @@ function seen(text: string, ignoresCase: boolean): Reading {
 function folded(character: string): string {
   if (/[\p{Pd}\u2212]/u.test(character)) return "-";
   if (/(?![\t-\r])\p{White_Space}/u.test(character)) return " ";
-  return Array.from(character.normalize("NFKD").replace(/\p{M}/gu, ""), (each) => ALIKE.get(each) ?? each).join("");
+  const letters = character.normalize("NFKD").replace(/\p{M}/gu, "");
+  return Array.from(letters, (each) => ALIKE.get(each) ?? asciiDigit(each) ?? each).join("");
+}
+
+/** The digit of a decimal number of any script, whose ten digits have adjacent code points. */
+function asciiDigit(character: string): string | null {
+  const isDigit = (point: number): boolean => /^\p{Nd}$/u.test(String.fromCodePoint(point));
+  const point = character.codePointAt(0) ?? 0;
+  if (point < 0x80 || !isDigit(point)) return null;
+  let value = 0;
+  while (value < 9 && isDigit(point - value - 1)) value++;
+  return String(value);
 }
 
 function placeOf({ starts }: Reading, first: number, end: number): Pick<Span, "start" | "end"> {
@@ -118,7 +131,7 @@ export function widened(text: string, { start, end, kind }: Span): Span {
   let [first, last] = [start, end];
   while (first < last && /\s/.test(text.charAt(first))) first++;
   while (last > first && /\s/.test(text.charAt(last - 1))) last--;
-  while (first > 0 && WORD.test(text.charAt(first)) && WORD.test(text.charAt(first - 1))) first--;
-  while (last < text.length && WORD.test(text.charAt(last - 1)) && WORD.test(text.charAt(last))) last++;
+  while (first > 0 && IN_WORD.test(text.charAt(first)) && IN_WORD.test(text.charAt(first - 1))) first--;
+  while (last < text.length && IN_WORD.test(text.charAt(last - 1)) && IN_WORD.test(text.charAt(last))) last++;
   return { start: first, end: last, kind };
 }
