@@ -50,6 +50,7 @@
 # make gpu-check   everything that only a GPU can check, in at most 20 minutes; results in OUT=build/gpu-check, ONLY=part,part MINUTES=20, SCRIPT=webgpu, cuda or persistent for parts with pass marks in at most 9 minutes
 # make gpu-prepare write everything that gpu-check needs from TVM to build/gpu-prepared.tar.xz, for a GPU machine without TVM; ARCH=sm_90
 # make gpu-wheels  write everything that gpu-check needs from PyPI and npm to build/gpu-wheels, for a machine without a network; WITHOUT=numpy,node
+# make check-hosts  the Kotlin and Swift sources of an app's side: types by Kotlin's compiler, and syntax; needs Java, npm and pip
 # make gpu-static  what the shader compilers of Adreno, Apple, NVIDIA, AMD and Intel GPUs make of the WGSL of two models, without a GPU; ONLY=regular expression, RECORD=1, BUNDLE=folder
 # make gpu-rehearse  gpu-check from end to end without a GPU: a clean copy of the commit, no network, emulated CUDA, Vulkan on the CPU
 # make quality          the quality of each weight format of the demo model on each target
@@ -88,7 +89,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static check-hosts bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -333,6 +334,9 @@ gpu-wheels: .venv/.dev web/dist/.built
 
 gpu-rehearse: .venv/.dev web/dist/.built | chromium vulkan
 	$(GPU_PATHS) $(BIN)/python -m gpu_check.rehearsal build/gpu-rehearsal $(if $(PYTHON_3_12),--python '$(PYTHON_3_12)')
+
+check-hosts: .venv/.dev
+	$(BIN)/python tests/mobile/check_hosts.py
 
 gpu-static: .venv/.dev
 	PYTHONPATH=tests:tests/bench $(BIN)/python -m gpu_static $(if $(ONLY),--only '$(ONLY)') $(if $(RECORD),--record) $(if $(BUNDLE),--bundle '$(BUNDLE)')

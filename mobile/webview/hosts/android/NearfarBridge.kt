@@ -1,5 +1,5 @@
-// An app's side of the bridge on Android, and the app's files for its page. It shows what an app must do; it has not
-// been compiled or run yet. It needs androidx.webkit:webkit and kotlinx-coroutines-android, and the page in assets/www.
+// An app's side of the bridge on Android, and the app's files for its page. It shows what an app must do; no phone has
+// run it yet. It needs androidx.webkit:webkit and kotlinx-coroutines-android, and the page in assets/www.
 //
 //     webView.settings.javaScriptEnabled = true
 //     webView.webViewClient = AppFiles(context)

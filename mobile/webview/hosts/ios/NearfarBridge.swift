@@ -1,5 +1,5 @@
-// An app's side of the bridge on iOS, and the app's files for its page. It shows what an app must do; it has not been
-// compiled or run yet.
+// An app's side of the bridge on iOS, and the app's files for its page. It shows what an app must do; no compiler and no
+// phone has seen it yet.
 //
 //     let configuration = WKWebViewConfiguration()
 //     let files = AppFiles(folder: Bundle.main.resourceURL!.appendingPathComponent("www"))
