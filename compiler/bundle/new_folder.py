@@ -2,7 +2,7 @@
 bundle, even after a loss of power: a file system may store a rename before the bytes that it publishes.
 
 The temporary folder, `.NAME.partial`, is locked while its process runs. So two processes cannot write to one path. If a
-process is killed, the next process sees that its folder is unlocked, and removes it.
+process is killed, the next process sees that its folder is unlocked, and removes or resumes it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from .manifest import MANIFEST_FILE
 
 
 @contextmanager
-def new_folder(output: Path, *, force: bool, marker: str = MANIFEST_FILE) -> Iterator[Path]:
+def new_folder(output: Path, *, force: bool, marker: str = MANIFEST_FILE, resume: bool = False) -> Iterator[Path]:
     """A folder to write into. It becomes ``output`` if the block succeeds, and is removed if the block raises. Only a
-    folder with the file ``marker`` is replaced.
+    folder with the file ``marker`` is replaced. With ``resume``, the folder has what an earlier block left that raised
+    or was killed, and stays if this one raises.
 
     If ``output`` is a link, the folder that it points to is created or replaced, and the link stays. Raises OutputError
     if ``output`` exists (without ``force``, or if it is not a bundle), if another process writes to it, if it cannot be
@@ -32,7 +33,7 @@ def new_folder(output: Path, *, force: bool, marker: str = MANIFEST_FILE) -> Ite
         path = _resolved(output)
         _require_free(path, force=force, marker=marker)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _exclusive(path) as partial:
+        with _exclusive(path, resume=resume) as partial:
             _restore_replaced(path)
             _require_free(path, force=force, marker=marker)
             yield partial
@@ -62,9 +63,12 @@ def discard_partial(output: Path) -> None:
 
 def _resolved(output: Path) -> Path:
     try:
-        return Path(os.path.realpath(output))
+        path = Path(os.path.realpath(output))
     except ValueError as error:
         raise OutputError(f"{output}: is not a valid path ({error}); choose another -o") from error
+    if path.name == "":
+        raise OutputError(f"{output}: has no name of its own; give -o the folder's name")
+    return path
 
 
 def _require_free(path: Path, *, force: bool, marker: str) -> None:
@@ -74,7 +78,7 @@ def _require_free(path: Path, *, force: bool, marker: str) -> None:
         raise OutputError(f"{path}: exists already; choose another -o, or replace it with --force")
     if not (path / marker).is_file() or (marker == MANIFEST_FILE and not is_bundle(path)):
         kind = "a bundle" if marker == MANIFEST_FILE else f"a folder with {marker}"
-        raise OutputError(f"{path}: exists and is not {kind}, so --force does not replace it; choose another -o")
+        raise OutputError(f"{path}: exists and is not {kind}, so it is not replaced; choose another -o")
 
 
 def is_bundle(path: Path) -> bool:
@@ -126,18 +130,20 @@ def _restore_replaced(path: Path) -> None:
 
 
 @contextmanager
-def _exclusive(path: Path) -> Iterator[Path]:
-    """The locked, empty temporary folder of ``path``. It is removed after an exception."""
+def _exclusive(path: Path, *, resume: bool) -> Iterator[Path]:
+    """The locked temporary folder of ``path``, empty unless ``resume``. After an exception it is removed, or stays if
+    another block can resume.
+    """
     lock, partial = _lock(path), _beside(path, "partial")
     try:
-        for stale in partial.iterdir():
+        for stale in () if resume else partial.iterdir():
             if stale.is_dir() and not stale.is_symlink():
                 shutil.rmtree(stale)
             else:
                 stale.unlink()
         yield partial
     except BaseException:
-        _release(lock, partial, remove=True)
+        _release(lock, partial, remove=not (resume and any(partial.iterdir())))
         raise
     # The folder has been renamed. A folder with the temporary name now belongs to another process.
     _release(lock, partial, remove=False)

@@ -115,6 +115,11 @@ def hashes_at(folder: Path) -> dict[str, str]:
 
 def hashes_in(manifest: Any) -> dict[str, str]:
     """By file, in a manifest that may be of another release."""
+    return {file: str(entry["sha256"]) for file, entry in files_in(manifest).items()}
+
+
+def files_in(manifest: Any) -> dict[str, Mapping[str, Any]]:
+    """The entries of files, each with ``sha256``, in a manifest that may be of another release."""
     if not isinstance(manifest, dict):
         return {}
     tables = [manifest.get("shards"), manifest.get("files")]
@@ -122,9 +127,7 @@ def hashes_in(manifest: Any) -> dict[str, str]:
     entries = [entry for table in tables if isinstance(table, list) for entry in table]
     entries += list(kernels.values()) if isinstance(kernels, dict) else []
     return {
-        str(entry["file"]): str(entry["sha256"])
-        for entry in entries
-        if isinstance(entry, dict) and {"file", "sha256"} <= entry.keys()
+        str(entry["file"]): entry for entry in entries if isinstance(entry, dict) and {"file", "sha256"} <= entry.keys()
     }
 
 

@@ -1,7 +1,7 @@
 """Downloads a bundle of a published site. Every byte is checked: the manifest by the catalog's hash, the other files by
 the manifest's. A lost connection, or a later run, continues where it stopped.
 
-The files come into a folder beside the bundle's, `.NAME.pull`, which is renamed at the end.
+The files come into a folder beside the bundle's, which is locked, and renamed at the end (new_folder.py).
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -25,10 +24,10 @@ from ..bundle.check import parse_manifest
 from ..bundle.file_name import is_plain_name
 from ..bundle.folder import Bundle, ExportBundle, open_any, sha256_of
 from ..bundle.manifest import MANIFEST_FILE
-from ..bundle.new_folder import is_bundle, rename_durably, replace_folder, reported
+from ..bundle.new_folder import new_folder
 from ..bundle.signature import SIGNATURE_FILE, TrustedKey, verify_signature
-from ..runtime.errors import BundleError, OutputError, RequestError, Unavailable, reason_of
-from .bundle_copy import hashes_at, hashes_in, link
+from ..runtime.errors import BundleError, RequestError, Unavailable, reason_of
+from .bundle_copy import files_in, hashes_at, link
 from .catalog import CATALOG_FILE, Catalog, CatalogBundle, read_catalog
 
 ATTEMPTS = 5
@@ -38,6 +37,7 @@ TIMEOUT_S = 60.0
 CHUNK_BYTES = 1 << 20
 MAX_CATALOG_BYTES = 16 << 20
 MAX_MANIFEST_BYTES = 256 << 20
+MAX_KERNEL_BYTES = 256 << 20
 HUB = "https://huggingface.co"
 
 Progress = Callable[[int, int], None]
@@ -50,6 +50,14 @@ class Pulled:
     bundle: Bundle | ExportBundle
     new_bytes: int
     kept_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """``size`` in bytes; None for kernels, of which a manifest has the hashes only."""
+
+    sha256: str
+    size: int | None
 
 
 def catalog_address(place: str) -> str:
@@ -96,11 +104,8 @@ def pull(
     Raises BundleError for bytes with another hash, OutputError, and Unavailable if the server cannot be reached.
     """
     base = urljoin(address, f"{entry.folder}/")
-    output = Path(os.path.realpath(output))  # If it is a link, the folder that it points to is replaced.
-    partial = beside(output, "pull")
-    former = require_bundle_or_nothing(output)
-    with reported(output):
-        partial.mkdir(parents=True, exist_ok=True)
+    with new_folder(output, force=True, resume=True) as partial:
+        former = Path(os.path.realpath(output))
         data = read_all(urljoin(base, MANIFEST_FILE), MAX_MANIFEST_BYTES)
         found = hashlib.sha256(data).hexdigest()
         if found != entry.manifest_sha256:
@@ -110,17 +115,17 @@ def pull(
                 "or ask its owner",
                 file=MANIFEST_FILE,
             )
-        hashes = hashes_of(data, f"{base}{MANIFEST_FILE}")
-        known = {} if former is None else hashes_at(former)
+        files = listed(data, f"{base}{MANIFEST_FILE}")
+        known = hashes_at(former)
         new_bytes = kept_bytes = 0
-        for file, digest in hashes.items():
+        for file, wanted in files.items():
             target = checked_path(partial, file)
             started = target.stat().st_size if target.is_file() else 0
             # A damaged file is not linked: it would be mended in place, where a program may be reading it.
-            if not started and former is not None and known.get(file) == digest and has_hash(former / file, digest):
+            if not started and known.get(file) == wanted.sha256 and has_hash(former / file, wanted.sha256):
                 target.unlink(missing_ok=True)
                 link(former / file, target)
-            new, kept = fetch(urljoin(base, file), target, digest)
+            new, kept = fetch(urljoin(base, file), target, wanted)
             new_bytes, kept_bytes = new_bytes + new, kept_bytes + kept
             progress(new_bytes + kept_bytes, entry.download_bytes)
         if trust or entry.signed_by is not None:
@@ -129,34 +134,20 @@ def pull(
             verify_signature(partial, data, trust)
         parse_manifest(data, partial / MANIFEST_FILE)
         (partial / MANIFEST_FILE).write_bytes(data)
-        drop_others(partial, hashes)
-        publish(partial, output)
+        drop_others(partial, files)
     return Pulled(open_any(output), new_bytes + len(data), kept_bytes)
 
 
-def require_bundle_or_nothing(output: Path) -> Path | None:
-    """The folder of an older version. Raises OutputError for a folder that is something else: web applications and
-    extensions have a manifest.json, too.
-    """
-    if (output / MANIFEST_FILE).is_file() and is_bundle(output):
-        return output
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise OutputError(f"{output}: exists and is not a bundle; choose another -o")
-    return None
-
-
-def beside(output: Path, kind: str) -> Path:
-    """A path beside a folder. Raises OutputError for one that has no name: "/"."""
-    if output.name == "":
-        raise OutputError(f"{output}: has no name of its own; give -o the folder's name")
-    return output.with_name(f".{output.name}.{kind}")
-
-
-def hashes_of(manifest: bytes, address: str) -> dict[str, str]:
+def listed(manifest: bytes, address: str) -> dict[str, ListedFile]:
+    """The files that a manifest lists, by name. Raises BundleError."""
     try:
-        return hashes_in(json.loads(manifest))
+        entries = files_in(json.loads(manifest))
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{address}: is not JSON ({error}); ask the owner of the site", file=MANIFEST_FILE) from error
+    return {
+        file: ListedFile(str(entry["sha256"]), size if isinstance(size := entry.get("size"), int) else None)
+        for file, entry in entries.items()
+    }
 
 
 def checked_path(folder: Path, file: str) -> Path:
@@ -171,23 +162,30 @@ def has_hash(path: Path, digest: str) -> bool:
     return path.is_file() and sha256_of(path) == digest
 
 
-def fetch(address: str, path: Path, digest: str) -> tuple[int, int]:
+def fetch(address: str, path: Path, wanted: ListedFile) -> tuple[int, int]:
     """Complete a file. Returns the bytes that came, and those that were there. A file with other bytes is fetched once
     more from its start. Raises BundleError and Unavailable.
     """
     kept = path.stat().st_size if path.is_file() else 0
-    if kept and sha256_of(path) == digest:
+    if kept and has_hash(path, wanted.sha256):
         return 0, kept
-    for start in (kept, 0) if kept else (0,):
-        size = continue_file(address, path, start)
-        if sha256_of(path) == digest:
+    for start in (kept, 0) if 0 < kept < (wanted.size or kept) else (0,):
+        size = continue_file(address, path, start, wanted.size)
+        if has_hash(path, wanted.sha256):
             return size - start, start
     path.unlink()
-    raise BundleError(f"{address}: has other bytes than the manifest says; ask the owner of the site", file=path.name)
+    raise other_bytes(address, path)
 
 
-def continue_file(address: str, path: Path, start: int) -> int:
-    """Append the bytes from ``start`` on, with retries. Returns the size."""
+def other_bytes(address: str, path: Path) -> BundleError:
+    return BundleError(f"{address}: has other bytes than the manifest says; ask the owner of the site", file=path.name)
+
+
+def continue_file(address: str, path: Path, start: int, size: int | None) -> int:
+    """Append the bytes from ``start`` on, with retries. Returns the size. A server that offers another number of bytes
+    than ``size``, or sends more, is a BundleError before the disk has them.
+    """
+    limit = MAX_KERNEL_BYTES if size is None else size
     with path.open("r+b" if path.is_file() else "wb") as file:
         file.truncate(start)
         file.seek(start)
@@ -195,15 +193,21 @@ def continue_file(address: str, path: Path, start: int) -> int:
             pause(attempt)
             try:
                 with opened(address, file.tell()) as (response, offset):
+                    expected = length_of(response)
+                    if size is not None and expected is not None and offset + expected != size:
+                        raise other_bytes(address, path)
                     file.seek(offset)
                     file.truncate()
-                    shutil.copyfileobj(response, file, CHUNK_BYTES)
-                    expected = length_of(response)
-                    if expected is None or file.tell() == offset + expected:
+                    while data := response.read(min(CHUNK_BYTES, limit - file.tell() + 1)):
+                        if file.tell() + len(data) > limit:
+                            raise other_bytes(address, path)
+                        file.write(data)
+                    complete = offset + expected if expected is not None else size
+                    if complete is None or file.tell() == complete:
                         return file.tell()
             except (OSError, HTTPException) as error:
                 if isinstance(error, urllib.error.HTTPError) and error.code == 416:
-                    return file.tell()
+                    raise other_bytes(address, path) from error
                 if attempt == ATTEMPTS - 1 or not may_pass(error):
                     raise Unavailable(f"{address}: cannot be downloaded: {reason_of(error)}; try again") from error
     raise Unavailable(f"{address}: the connection was lost {ATTEMPTS} times; run the command again, which continues")
@@ -257,19 +261,9 @@ def pause(attempt: int) -> None:
         time.sleep(PAUSE_S * 2 ** (attempt - 1))
 
 
-def drop_others(folder: Path, hashes: dict[str, str]) -> None:
+def drop_others(folder: Path, files: Iterable[str]) -> None:
     """Remove what an earlier run left of another version."""
-    keep = {folder / file for file in (*hashes, MANIFEST_FILE, SIGNATURE_FILE)}
+    keep = {folder / file for file in (*files, MANIFEST_FILE, SIGNATURE_FILE)}
     for path in folder.rglob("*"):
         if path.is_file() and path not in keep:
             path.unlink()
-
-
-def publish(partial: Path, output: Path) -> None:
-    """Rename the folder to its final path, in place of an older version."""
-    if not output.exists() or not any(output.iterdir()):
-        rename_durably(partial, output)
-        return
-    # What a pull that was killed left there.
-    shutil.rmtree(beside(output, "replaced"), ignore_errors=True)
-    replace_folder(partial, output)

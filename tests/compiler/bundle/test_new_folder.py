@@ -107,7 +107,7 @@ def test_force_does_not_replace_a_folder_that_is_not_a_bundle(is_folder: bool, t
     else:
         output.write_text("mine")
     with (
-        pytest.raises(OutputError, match="is not a bundle, so --force does not replace it"),
+        pytest.raises(OutputError, match="is not a bundle, so it is not replaced"),
         new_folder(output, force=True),
     ):
         pass

@@ -134,7 +134,7 @@ def test_a_later_run_continues(site: Path, tmp_path: Path, monkeypatch: pytest.M
 
 def test_damaged_bytes_of_an_earlier_run_are_fetched_again(site: Path, tmp_path: Path) -> None:
     shard = max((site / "tiny/webgpu/weights").iterdir(), key=lambda path: path.stat().st_size)
-    partial_file = tmp_path / ".here.pull/weights" / shard.name
+    partial_file = tmp_path / ".here.partial/weights" / shard.name
     partial_file.parent.mkdir(parents=True)
     partial_file.write_bytes(bytes(100))
     with web(site) as server:
@@ -156,6 +156,37 @@ def test_other_bytes_than_the_manifests_are_refused(site: Path, tmp_path: Path) 
     with web(site) as server, pytest.raises(BundleError, match="other bytes than the manifest says"):
         pulled(server.url, tmp_path / "here")
     assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize("size", [-1, 1, None])
+def test_a_file_of_another_size_is_refused_before_the_disk_has_it(
+    site: Path, tmp_path: Path, size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``size``: what the server has beside the manifest's size; None: more, without saying how many."""
+    shard = next((site / "tiny/webgpu/weights").iterdir())
+    listed = shard.stat().st_size
+    shard.write_bytes(bytes(listed + (size or 9 << 20)))
+    if size is None:
+        monkeypatch.setattr(pull_module, "length_of", lambda _: None)
+    with web(site) as server, pytest.raises(BundleError, match="other bytes than the manifest says"):
+        pulled(server.url, tmp_path / "here")
+    left = tmp_path / ".here.partial/weights" / shard.name
+    assert left.stat().st_size <= listed
+
+
+def test_two_processes_do_not_write_one_bundle(site: Path, tmp_path: Path) -> None:
+    with new_folder(tmp_path / "here", force=True), pytest.raises(OutputError, match="another process is writing it"):
+        pulled(str(site), tmp_path / "here")
+
+
+def test_what_a_killed_pull_had_moved_aside_is_there_again(site: Path, tmp_path: Path) -> None:
+    pulled(str(site), tmp_path / "here")
+    before = content(tmp_path / "here")
+    (tmp_path / "here").rename(tmp_path / ".here.replaced")
+    (site / "tiny/webgpu/manifest.json").write_bytes(b"{}")
+    with pytest.raises(BundleError, match="the catalog says"):
+        pulled(str(site), tmp_path / "here")
+    assert content(tmp_path / "here") == before
 
 
 def test_a_signature_of_a_trusted_key_is_checked(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -190,7 +221,7 @@ def test_web_applications_are_no_bundles_and_stay(site: Path, tmp_path: Path) ->
     (mine / "background.js").write_text("years of work")
     with pytest.raises(OutputError, match="exists and is not a bundle"):
         pulled(str(site), mine)
-    with pytest.raises(OutputError, match="not a bundle, so --force does not replace it"), new_folder(mine, force=True):
+    with pytest.raises(OutputError, match="not a bundle, so it is not replaced"), new_folder(mine, force=True):
         raise AssertionError
     assert (mine / "background.js").read_text() == "years of work"
     with pytest.raises(OutputError, match="has no name of its own"):
