@@ -142,7 +142,7 @@ def test_the_types_of_the_web_package_are_those_of_python() -> None:
     files = {**schema.outputs(), **catalog_schema.outputs(), **typescript.outputs()}
     assert {path.name for path in files} == {
         "manifest.ts", "manifest_types.json", "schema.ts", "catalog.ts", "catalog_types.json", "sampling.ts",
-        "parameters.ts", "parameters.json", "replies.ts",
+        "parameters.ts", "parameters.json", "replies.ts", "report_types.json",
     }  # fmt: skip
     for path, text in files.items():
         assert path.read_text() == text, path

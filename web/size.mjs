@@ -21,7 +21,7 @@ const FILES = {
   attachments_gzip_bytes: ["dist/attachments.js", 3_500],
   experts_gzip_bytes: ["dist/experts.js", 3_000],
   // It is all that a page loads before it decides.
-  probe_gzip_bytes: ["dist/probe.js", 36_000],
+  probe_gzip_bytes: ["dist/probe.js", 36_600],
   catalog_gzip_bytes: ["dist/catalog.js", 4_500],
   tuning_gzip_bytes: ["dist/tuning.js", 4_600],
   encoders_gzip_bytes: ["dist/encoders.js", 20_800],

@@ -84,6 +84,7 @@ def outputs() -> dict[Path, str]:
         FOLDER / "manifest.ts": typescript(),
         FOLDER / "manifest_types.json": checks(manifest.Manifest, manifest.ExportManifest),
         FOLDER.parent / "probe/schema.ts": probe_types(),
+        FOLDER.parent / "probe/report_types.json": checks(device_report.DeviceReport),
     }
 
 

@@ -29,7 +29,7 @@ import type { MemoryOptions, MemoryPlan } from "./runtime/memory_plan.js";
 import { planMemory } from "./runtime/memory_plan.js";
 import { readFile } from "./runtime/read_file.js";
 import { withoutHeads } from "./runtime/plan.js";
-import type { OnBytes, Source } from "./runtime/source.js";
+import type { Bytes, OnBytes, Source } from "./runtime/source.js";
 import { httpSource } from "./runtime/source.js";
 import type { TrustOptions } from "./runtime/trust.js";
 import type { BundleStore } from "./store/bundle_store.js";
@@ -235,7 +235,7 @@ function optionsOf(unchecked: LoadOptions): LoadOptions {
 }
 
 async function loadFirst(bundles: BundleAddress | readonly BundleAddress[], options: LoadOptions): Promise<Loaded> {
-  const addresses = await addressesOf(bundles, options);
+  const { addresses, checkManifest } = await choose(bundles, options);
   if (addresses.length === 0)
     throw new RequestError("The list of bundles is empty; give the address of at least one", { param: "bundle" });
   const signal = options.signal ?? new AbortController().signal;
@@ -254,7 +254,7 @@ async function loadFirst(bundles: BundleAddress | readonly BundleAddress[], opti
     [addresses.length === 1 ? "it is the only bundle given" : name, ...refusals].join("; ");
   try {
     for (const address of addresses) {
-      const candidate = await openCandidate(address, signal, options);
+      const candidate = await openCandidate(address, signal, options, checkManifest);
       opened.push(candidate);
       if (isExport(candidate.manifest)) continue;
       const loaded = await tryNext(candidate, reason("this device runs it through WebGPU"));
@@ -274,21 +274,34 @@ async function loadFirst(bundles: BundleAddress | readonly BundleAddress[], opti
   throw new DeviceError(`None of the ${addresses.length} bundles runs here: ${refusals.join("; ")}`, { refusals });
 }
 
-async function addressesOf(
-  bundles: BundleAddress | readonly BundleAddress[],
-  options: LoadOptions,
-): Promise<readonly BundleAddress[]> {
-  if (options.catalog !== undefined) return (await importCatalog()).chooseAddresses(bundles, options.catalog, options);
-  return [bundles].flat();
+/** ``checkManifest``: what a catalog says of manifests. */
+interface Chosen {
+  readonly addresses: readonly BundleAddress[];
+  readonly checkManifest?: (address: BundleAddress, manifest: Bytes) => Promise<void>;
 }
 
-async function openCandidate(address: BundleAddress, signal: AbortSignal, options: LoadOptions): Promise<Candidate> {
+async function choose(bundles: BundleAddress | readonly BundleAddress[], options: LoadOptions): Promise<Chosen> {
+  if (options.catalog !== undefined) return (await importCatalog()).chooseAddresses(bundles, options.catalog, options);
+  return { addresses: [bundles].flat() };
+}
+
+async function openCandidate(
+  address: BundleAddress,
+  signal: AbortSignal,
+  options: LoadOptions,
+  checkManifest?: Chosen["checkManifest"],
+): Promise<Candidate> {
   options.onProgress?.(LOAD_START);
   const plain = sourceOf(address);
   const stored = await storedSource(plain, options.store ?? isAddress(address), signal);
   const source = crossOriginSource(stored ?? plain, options.crossOriginStorage ?? isAddress(address));
   try {
-    return { address, stored, source, manifest: await loadManifest(source, signal) };
+    return {
+      address,
+      stored,
+      source,
+      manifest: await loadManifest(source, signal, (bytes) => checkManifest?.(address, bytes)),
+    };
   } catch (error) {
     await stored?.close().catch(() => undefined);
     throw error;
@@ -353,8 +366,8 @@ async function loadCandidate(
 export async function plan(bundle: BundleAddress, unchecked: LoadOptions): Promise<MemoryPlan> {
   const options = optionsOf(unchecked);
   const { signal = new AbortController().signal } = options;
-  const planned = addressesOf(bundle, options)
-    .then(([address = bundle]) => loadManifest(sourceOf(address), signal))
+  const planned = choose(bundle, options)
+    .then(({ addresses: [address = bundle] }) => loadManifest(sourceOf(address), signal))
     .then((manifest) =>
       withDraft(manifest, { ...options, store: false }, signal, (draft) => planManifest(manifest, draft, options)),
     );

@@ -5,17 +5,17 @@ import type { CatalogBundle } from "./catalog.js";
 
 /**
  * What a device has. ``features`` and limits are those of its WebGPU adapter; ``memoryBytes``: what a model may take, null
- * if it is not known.
+ * if it is not known. ``isProbed``: a probe will measure for each bundle whether it fits.
  */
 export interface DeviceFacts {
   readonly features: ReadonlySet<string>;
   readonly maxBufferBytes: number;
   readonly memoryBytes: number | null;
+  readonly isProbed?: boolean | undefined;
 }
 
 /**
- * Why a bundle does not fit a device, or null if it does. ``device`` is null without WebGPU. What is measured on a device
- * before a download narrows ``memoryBytes``.
+ * Why a bundle does not fit a device, or null if it does. ``device`` is null without WebGPU.
  */
 export function misfit(bundle: CatalogBundle, device: DeviceFacts | null): string | null {
   if (bundle.target === "onnx") return tooLarge(bundle, device?.memoryBytes ?? null);

@@ -3,7 +3,9 @@
 
 import { BundleError, DeviceError, RequestError, messageOf } from "../errors.js";
 import { findAdapter, knownFeatures } from "../runtime/device.js";
-import { check, isObject, objectOf, shown, typeReader } from "../shared/declared.js";
+import { sha256 } from "../runtime/read_file.js";
+import type { Bytes } from "../runtime/source.js";
+import { isObject, patternsOf, shown, tableReader } from "../shared/declared.js";
 import type { CatalogBundle, CatalogModel, Catalog as CatalogData } from "./catalog.js";
 import { CATALOG_VERSION } from "./catalog.js";
 import types from "./catalog_types.json" with { type: "json" };
@@ -23,6 +25,8 @@ export interface ChooseOptions {
   readonly gpu?: GPU | undefined;
   readonly adapter?: GPUAdapter | undefined;
   readonly memoryBudget?: number | undefined;
+  /** Which measures on this device whether a bundle fits. */
+  readonly probe?: unknown;
   readonly signal?: AbortSignal | undefined;
 }
 
@@ -71,8 +75,8 @@ export class Catalog {
   }
 
   /**
-   * The addresses of the bundles of a model that fit a device, the best first: the most exact one if the memory is known,
-   * else the smallest. Throws RequestError, and DeviceError with the reasons if none fits.
+   * The addresses of the bundles of a model that fit a device, the best first: the most exact one if the memory is known
+   * or a probe measures it, else the smallest. Throws RequestError, and DeviceError with the reasons if none fits.
    */
   addresses(name: string, device: DeviceFacts | null): readonly string[] {
     const { bundles } = this.model(name);
@@ -82,26 +86,49 @@ export class Catalog {
       const reasons = bundles.map((bundle) => `${bundle.folder}: ${String(why.get(bundle))}`);
       throw new DeviceError(`No bundle of ${name} fits this device: ${reasons.join("; ")}`, { refusals: reasons });
     }
-    return sorted(fitting, device).map(({ folder }) => new URL(`${folder}/`, this.address).href);
+    return sorted(fitting, device).map((bundle) => this.addressOf(bundle));
+  }
+
+  addressOf({ folder }: CatalogBundle): string {
+    return new URL(`${folder}/`, this.address).href;
   }
 }
 
+/** The bundles that a load tries, and the check of their manifests, which throws BundleError. */
+export interface Chosen {
+  readonly addresses: readonly string[];
+  readonly checkManifest: (address: unknown, manifest: Bytes) => Promise<void>;
+}
+
 /** The addresses that `Engine.load` tries. Throws the errors of `Catalog`. */
-export async function chooseAddresses(
-  name: unknown,
-  place: string | URL,
-  options: ChooseOptions,
-): Promise<readonly string[]> {
+export async function chooseAddresses(name: unknown, place: string | URL, options: ChooseOptions): Promise<Chosen> {
   if (typeof name !== "string")
     throw new RequestError(`With a catalog, the bundle is the name of a model, not ${shown(name)}`, {
       param: "bundle",
     });
   const [catalog, device] = await Promise.all([Catalog.fetch(place, options.signal), deviceFacts(options)]);
-  return catalog.addresses(name, device);
+  const hashes = new Map(catalog.model(name).bundles.map((each) => [catalog.addressOf(each), each.manifest_sha256]));
+  const checkManifest = async (address: unknown, manifest: Bytes): Promise<void> => {
+    const [found, expected = ""] = [await sha256(manifest), hashes.get(String(address))];
+    if (found === expected) return;
+    throw new BundleError(
+      `${String(address)}manifest.json: has SHA-256 ${found.slice(0, 12)}..., the catalog says ${expected.slice(0, 12)}...; the site is being changed, or someone else changed it: load again, or ask its owner`,
+      { file: "manifest.json", found, expected },
+    );
+  };
+  return { addresses: catalog.addresses(name, device), checkManifest };
 }
 
-/** What this device has; null without WebGPU. The budget of a load, or else half of the memory that the browser reports. */
-export async function deviceFacts({ gpu, adapter, memoryBudget }: ChooseOptions = {}): Promise<DeviceFacts | null> {
+/**
+ * What this device has; null without WebGPU. The memory is the budget of a load, or else half of what the browser
+ * reports; with a probe it is not guessed, because the probe measures it for each bundle.
+ */
+export async function deviceFacts({
+  gpu,
+  adapter,
+  memoryBudget,
+  probe,
+}: ChooseOptions = {}): Promise<DeviceFacts | null> {
   const found = adapter ?? (await findAdapter(gpu).catch(() => null));
   if (found === null) return null;
   const { maxBufferSize, maxStorageBufferBindingSize } = found.limits;
@@ -109,14 +136,16 @@ export async function deviceFacts({ gpu, adapter, memoryBudget }: ChooseOptions 
   return {
     features: knownFeatures(found, gpu),
     maxBufferBytes: Math.min(maxBufferSize, maxStorageBufferBindingSize),
-    memoryBytes: memoryBudget ?? (reported === undefined ? null : reported * 2 ** 30 * MEMORY_SHARE),
+    memoryBytes:
+      memoryBudget ?? (reported === undefined || probe !== undefined ? null : reported * 2 ** 30 * MEMORY_SHARE),
+    isProbed: probe !== undefined,
   };
 }
 
 /** WebGPU before ONNX. The catalog has the most exact ones first. */
 function sorted(bundles: readonly CatalogBundle[], device: DeviceFacts | null): readonly CatalogBundle[] {
   const isLater = ({ target }: CatalogBundle): number => (target === "webgpu" ? 0 : 1);
-  const bySize = (device?.memoryBytes ?? null) === null;
+  const bySize = (device?.memoryBytes ?? null) === null && device?.isProbed !== true;
   return [...bundles].sort(
     (one, other) => isLater(one) - isLater(other) || (bySize ? one.download_bytes - other.download_bytes : 0),
   );
@@ -133,18 +162,7 @@ function catalogAddress(place: string | URL): URL {
   return address;
 }
 
-const matching = ({ pattern }: { readonly pattern: string }): { expected: string; fault: ReturnType<typeof check> } => {
-  const expected = "a text of the right form";
-  return { expected, fault: check(expected, (value) => typeof value === "string" && new RegExp(pattern).test(value)) };
-};
-const read = typeReader((type, inner) => {
-  const declared = (types as Readonly<Record<string, unknown>>)[type];
-  if (typeof declared === "string") return inner(declared);
-  if (!isObject(declared)) return undefined;
-  return "pattern" in declared
-    ? matching(declared as { readonly pattern: string })
-    : objectOf(declared as Readonly<Record<string, string>>, inner);
-});
+const read = tableReader(types, patternsOf(types));
 
 function checkCatalog(data: unknown, { href }: URL): CatalogData {
   if (!isObject(data) || data.format_version !== CATALOG_VERSION)

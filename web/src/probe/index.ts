@@ -5,6 +5,7 @@ import type { Checks } from "../api/params.js";
 import { BundleError, DeviceError, RequestError } from "../errors.js";
 import { formatBytes } from "../format_bytes.js";
 import { unlessAborted } from "../runtime/abort.js";
+import type { AnyManifest } from "../runtime/any_manifest.js";
 import { isExport } from "../runtime/any_manifest.js";
 import { PROBE_FILE, bundleId } from "../runtime/bundle.js";
 import { runsOnCpu } from "../runtime/cpu_adapter.js";
@@ -18,6 +19,7 @@ import {
 } from "../runtime/device.js";
 import { checkManifest, loadManifest } from "../runtime/load_manifest.js";
 import type { Manifest } from "../runtime/manifest.js";
+import type { Bytes } from "../runtime/read_file.js";
 import { PREFILL_CHUNK, largestBuffer } from "../runtime/memory.js";
 import type { MemoryOptions, MemoryPlan } from "../runtime/memory_plan.js";
 import { planMemory, poolOf } from "../runtime/memory_plan.js";
@@ -36,6 +38,8 @@ import { probeSource } from "./planes.js";
 import type { Platform } from "./platforms.js";
 import { memoryLimit, rulesOf } from "./platforms.js";
 import { firstTokenMs, predictDecode, predictFirstToken } from "./predict.js";
+import { objectOf, patternsOf, shown, tableReader, typeOf } from "../shared/declared.js";
+import reportTypes from "./report_types.json" with { type: "json" };
 import type { DeviceReport, ProbeFile, Refusal } from "./schema.js";
 
 export type * from "./schema.js";
@@ -126,7 +130,7 @@ class Probe {
     };
     const manifest = await loadManifest(counted, signal);
     const entry = manifest.files.find(({ file }) => file === PROBE_FILE);
-    if (isExport(manifest) || entry === undefined) throw withoutProbe(manifest.model);
+    if (isExport(manifest) || entry === undefined) throw withoutProbe(manifest);
     const platform = options.platform ?? (globalThis as { readonly navigator?: Platform }).navigator ?? {};
     const rules = rulesOf(platform);
     const base = {
@@ -152,7 +156,8 @@ class Probe {
     const note =
       adapter === null ? null : (await noteOf(notes, manifest, device.adapter))(`probe ${JSON.stringify(choices)}`);
     const known = again ? undefined : await note?.read();
-    if (known !== undefined) return known as DeviceReport;
+    // What another version or program has left there is measured again.
+    if (known !== undefined && reports("DeviceReport").fault(known, "") === null) return known as DeviceReport;
 
     let part: Partial<DeviceReport> = {};
     try {
@@ -199,7 +204,7 @@ class Probe {
     const largest = largestBuffer(manifest, activation, poolOf(manifest, plan, options));
     refusing("limits", () => limitsBeyondDefault(manifest, largest, adapter.limits));
 
-    const file = JSON.parse(new TextDecoder().decode(await readFile(source, entry, signal))) as ProbeFile;
+    const file = readProbe(await readFile(source, entry, signal));
     const small = probedManifest(manifest, file);
     const trusted = await this.#open(small, probeSource(source, file));
     const { runner, device, selfTest, choices } = trusted;
@@ -279,13 +284,47 @@ class Probe {
 /** The part of what could be allocated that a model may take: drivers and pages need some. */
 const KEPT_SHARE = 0.9;
 
+/** What a page keeps of reports; Python declares it (compiler/bundle/device_report.py). */
+const reports = tableReader(reportTypes, patternsOf(reportTypes));
+
+/** What a probe has besides the parts of a manifest, which are checked as such. */
+const PROBE = objectOf(
+  {
+    probe_version: "integer 0..",
+    layers: "integer 0..[]",
+    plans: "object",
+    weights: "object",
+    shards: "object[]",
+    values: "number[]{}",
+    self_test: "object",
+  } satisfies Record<keyof ProbeFile, string>,
+  typeOf,
+);
+
+/** Throws BundleError. */
+function readProbe(bytes: Bytes): ProbeFile {
+  const wrong = (problem: string, cause?: unknown): BundleError =>
+    new BundleError(`${PROBE_FILE}: ${problem}; compile the bundle again`, { file: PROBE_FILE }, { cause });
+  let data: unknown;
+  try {
+    data = JSON.parse(new TextDecoder().decode(bytes));
+  } catch (error) {
+    throw wrong("is not JSON", error);
+  }
+  if (!isObject(data)) throw wrong(`must be an object, not ${shown(data)}`);
+  if (data.probe_version !== PROBE_VERSION)
+    throw wrong(`has version ${shown(data.probe_version)}, this @nearfar/web reads ${PROBE_VERSION}`);
+  const fault = PROBE.fault(data, "");
+  if (fault === null) return data as unknown as ProbeFile;
+  throw wrong(
+    fault.expected === ""
+      ? `key '${fault.path}' is not known here`
+      : `${fault.path} must be ${fault.expected}, not ${shown(fault.value)}`,
+  );
+}
+
 /** The manifest of the probe's layers. Throws BundleError. */
 function probedManifest(manifest: Manifest, file: ProbeFile): Manifest {
-  if (!isObject(file) || file.probe_version !== PROBE_VERSION)
-    throw new BundleError(
-      `${PROBE_FILE}: has version ${String(file.probe_version)}, this @nearfar/web reads ${PROBE_VERSION}; compile the bundle again`,
-      { file: PROBE_FILE },
-    );
   const { plans, weights, shards, self_test } = file;
   const others = { host_weights: {}, vision_test: null, hearing_test: null };
   const found = checkManifest({ ...manifest, ...others, plans, weights, shards, self_test });
@@ -332,7 +371,12 @@ function predictions(
   };
 }
 
-function withoutProbe(model: string): BundleError {
+function withoutProbe({ model, embedding, classifier }: AnyManifest): BundleError {
+  if (embedding !== null || classifier !== null)
+    return new BundleError(
+      `${model}: is an encoder, and only models that generate text have probes; load it, which refuses what does not fit`,
+      { file: PROBE_FILE },
+    );
   return new BundleError(
     `${model}: the bundle has no ${PROBE_FILE}; compile it again for WebGPU, with its self-test (only models that ` +
       "generate text, whose layers read no tables of the host or states of other layers, have probes)",

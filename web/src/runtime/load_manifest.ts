@@ -2,7 +2,7 @@
 
 import { BundleError } from "../errors.js";
 import type { Fault, FaultOf } from "../shared/declared.js";
-import { check, isObject, objectOf, shown, typeReader } from "../shared/declared.js";
+import { check, isObject, matching, shown, tableReader } from "../shared/declared.js";
 import { wrongPart } from "../shared/template/check_tree.js";
 import type { AnyManifest } from "./any_manifest.js";
 import { MANIFEST_FILE } from "./any_manifest.js";
@@ -12,14 +12,20 @@ import type { TokenizerEntry } from "./manifest.js";
 import { DIMS, FORMAT_VERSION } from "./manifest.js";
 import types from "./manifest_types.json" with { type: "json" };
 import { readFile, sha256 } from "./read_file.js";
-import type { Source } from "./source.js";
+import type { Bytes, Source } from "./source.js";
 
 /**
  * Throws BundleError if the manifest is missing, is not JSON, has another format version or target, or has missing or
- * unknown keys.
+ * unknown keys, and what ``checkBytes`` throws.
  */
-export async function loadManifest(source: Source, signal: AbortSignal): Promise<AnyManifest> {
-  const text = new TextDecoder().decode(await readFile(source, { file: MANIFEST_FILE }, signal));
+export async function loadManifest(
+  source: Source,
+  signal: AbortSignal,
+  checkBytes?: (bytes: Bytes) => Promise<void> | undefined,
+): Promise<AnyManifest> {
+  const bytes = await readFile(source, { file: MANIFEST_FILE }, signal);
+  await checkBytes?.(bytes);
+  const text = new TextDecoder().decode(bytes);
   let data: unknown;
   try {
     data = JSON.parse(text);
@@ -102,9 +108,6 @@ const tree: FaultOf = (value, path) => {
   return { path: path + wrong, expected: "a part of a template's syntax tree", value: partAt(value, wrong) };
 };
 
-const matching = ({ pattern }: { readonly pattern: string }, expected: string): FaultOf =>
-  check(expected, (value) => typeof value === "string" && new RegExp(pattern).test(value));
-
 const ACTIVATIONS = "=float32|float16";
 /** Of some types, WebGPU and ONNX Runtime in browsers have fewer values. */
 const TYPES: Readonly<Record<string, string | object>> = {
@@ -117,15 +120,10 @@ const OWN: Readonly<Record<string, FaultOf>> = {
   Expr: expr,
   Condition: condition,
   TemplateTree: tree,
-  FileName: matching(types.FileName, "a plain name"),
-  Sha256: matching(types.Sha256, "a SHA-256"),
+  FileName: check("a plain name", matching(types.FileName.pattern)),
+  Sha256: check("a SHA-256", matching(types.Sha256.pattern)),
 };
-const read = typeReader((type, inner) => {
-  const [fault, declared] = [OWN[type], TYPES[type]];
-  if (fault !== undefined) return { expected: type, fault };
-  if (typeof declared === "string") return inner(declared);
-  return declared && objectOf(declared as Readonly<Record<string, string>>, inner);
-});
+const read = tableReader(TYPES, OWN);
 
 function refused({ path, expected, value }: Fault): BundleError {
   const location = path === "" ? "" : `${path} `;

@@ -77,6 +77,38 @@ export function typeReader(
   return read;
 }
 
+/**
+ * Reads the types of a table that Python wrote: names of types, and fields of objects. ``own`` has the checks of the
+ * others.
+ */
+export function tableReader(
+  table: Readonly<Record<string, unknown>>,
+  own: Readonly<Record<string, FaultOf>> = {},
+): (type: TypeName) => Type {
+  return typeReader((type, inner) => {
+    const [fault, declared] = [own[type], table[type]];
+    if (fault !== undefined) return { expected: type, fault };
+    if (typeof declared === "string") return inner(declared);
+    return declared ? objectOf(declared as Readonly<Record<string, string>>, inner) : undefined;
+  });
+}
+
+export const matching =
+  (pattern: string) =>
+  (value: unknown): boolean =>
+    typeof value === "string" && new RegExp(pattern).test(value);
+
+/** The checks of a table's types that are patterns of texts. */
+export function patternsOf(table: Readonly<Record<string, unknown>>): Readonly<Record<string, FaultOf>> {
+  const patterns = Object.entries(table).filter(([, declared]) => isObject(declared) && "pattern" in declared);
+  return Object.fromEntries(
+    patterns.map(([type, declared]) => [
+      type,
+      check("a text of the right form", matching((declared as { readonly pattern: string }).pattern)),
+    ]),
+  );
+}
+
 /** An object that has all of these fields and no others. */
 export function objectOf(fields: Readonly<Record<string, TypeName>>, read: (type: TypeName) => Type): Type {
   return whole("an object", isObject, (value, path) => [

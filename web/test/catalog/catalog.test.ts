@@ -81,6 +81,7 @@ const SIZES = [bundle("l/large", 4), bundle("l/middle", 2), bundle("l/small", 1)
 test.each([
   ["the most exact that fits into the memory", { memoryBytes: 2.5 * GIB }, ["l/middle", "l/small"]],
   ["the smallest if the memory is not known", {}, ["l/small", "l/middle", "l/large"]],
+  ["the most exact if a probe measures the memory", { isProbed: true }, ["l/large", "l/middle", "l/small"]],
   ["all, the most exact first, if all fit", { memoryBytes: 8 * GIB }, ["l/large", "l/middle", "l/small"]],
 ])("a device gets %s", async (_, facts, expected) => {
   const catalog = await catalogOf(SIZES);
@@ -124,7 +125,10 @@ test("the memory is the budget, else half of what the browser reports, else unkn
     features: new Set(["shader-f16", "packed_4x8_integer_dot_product"]),
     maxBufferBytes: 2 ** 27,
     memoryBytes: 4 * GIB,
+    isProbed: false,
   });
+  // A probe measures it.
+  expect(await deviceFacts({ adapter, probe: () => null })).toMatchObject({ memoryBytes: null, isProbed: true });
   vi.stubGlobal("navigator", {});
   expect(await deviceFacts({ adapter })).toMatchObject({ memoryBytes: null });
   expect(await deviceFacts()).toBeNull();
@@ -165,7 +169,9 @@ test.skipIf(!hasAdapter)("a name loads the bundle that runs here", async () => {
     manifest_sha256: createHash("sha256").update(manifest).digest("hex"),
     memory_bytes: 1000,
   });
-  const models = { letters: model([bundle("letters/huge", 100), entry]) };
+  const exact = { ...entry, folder: "letters/exact", memory_bytes: 2 ** 30 };
+  for (const [file, bytes] of Object.entries(files)) there[`letters/exact/${file}`] = bytes;
+  const models = { letters: model([bundle("letters/huge", 100, { largest_buffer_bytes: 2 ** 40 }), exact, entry]) };
   const requests = serve({ format_version: CATALOG_VERSION, generator: "test", models }, there);
   const engine = await Engine.load("letters", {
     catalog: "https://host/all/",
@@ -178,6 +184,26 @@ test.skipIf(!hasAdapter)("a name loads the bundle that runs here", async () => {
   engine.destroy();
   const planned = await Engine.plan("letters", { catalog: "https://host/all/", gpu, memoryBudget: 2 ** 24 });
   expect(planned.totalBytes).toBeGreaterThan(0);
+  // A probe refuses the first one.
+  const probed: string[] = [];
+  const small = await Engine.load("letters", {
+    catalog: "https://host/all/",
+    gpu,
+    store: false,
+    probe: (address) => {
+      probed.push(address as string);
+      const refusal = { reason: "memory", message: "too large", found: 1, needed: 2 } as const;
+      const refusals = probed.length === 1 ? [refusal] : [];
+      return Promise.resolve({ refusals, fit: null });
+    },
+  });
+  expect(probed.map((address) => address.split("/").at(-2))).toEqual(["exact", "webgpu"]);
+  small.destroy();
+  // Whoever changes the manifest on its way cannot change the catalog.
+  there["letters/webgpu/manifest.json"] = new TextEncoder().encode(`${new TextDecoder().decode(manifest)} `);
+  const loading = Engine.load("letters", { catalog: "https://host/all/", gpu, memoryBudget: 2 ** 24, store: false });
+  await expect(loading).rejects.toThrow(BundleError);
+  await expect(loading).rejects.toThrow(/letters\/webgpu\/manifest.json: has SHA-256 .*, the catalog says/);
   await expect(Engine.load(["letters"], { catalog: "https://host/all/", gpu })).rejects.toThrow(
     "With a catalog, the bundle is the name of a model",
   );
