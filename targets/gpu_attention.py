@@ -7,8 +7,8 @@ allows, such as S == B, one new token of every sequence; bounds on sizes are pre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nearfar.compiler.ir.expr import Condition, Expr
@@ -62,7 +62,10 @@ class AttentionNumbers:
     the workgroup memory of kernels for CUDA's tensor cores, 0 on targets without them. Decode attention on tensor cores
     is split until it occupies all ``multiprocessors``. A thread of decode attention has one key of a tile, or several
     if these have at most ``max_key_bytes``; beyond about ``max_numbers`` numbers in a thread's registers, results are
-    added for each tile if they fit then.
+    added for each tile if a thread then has at most ``max_each_tile``.
+
+    ``spilling``: beyond about how many numbers compilers spill registers, by the feature that names a GPU's vendor.
+    Such devices try sizes with at most ``small_numbers`` first; on others, a tuner may choose them.
     """
 
     max_shared_bytes: int
@@ -75,6 +78,9 @@ class AttentionNumbers:
     multiprocessors: int = 0
     max_key_bytes: int = 1 << 20
     max_numbers: int = 1 << 20
+    max_each_tile: int = 1 << 20
+    small_numbers: int = 1 << 20
+    spilling: Mapping[str, int] = field(default_factory=dict)
 
 
 def attention_variants(step: Step, context: Context, numbers: AttentionNumbers) -> tuple[Variant, ...]:
@@ -122,17 +128,36 @@ def decode_variants(heads: Heads, preparation: Preparation, scores: Scores, numb
             return [Variant((kernel(attention_decode_mma, **facts),), when=decoding)]
     reach = None if scores.window is None else scores.window + heads.page_size - 1
     always_short = reach is not None and reach <= SHORT_CONTEXT
-    variants = []
+    variants: list[Variant] = []
     for split in (None,) if always_short else (None, *numbers.splits):
-        options = decode_options(heads, split, numbers)
-        if options is None:
-            continue
-        decode = kernel(attention_decode, heads=heads, preparation=preparation, scores=scores, options=options)
-        if split is None:
-            variants.append(Variant((decode,), when=decoding if always_short else short))
-        else:
-            variants.append(Variant((decode, merge_call(heads, scores, split, 1)), when=decoding))
+
+        def decode(options: DecodeOptions, split: int | None = split) -> Variant:
+            facts = {"heads": heads, "preparation": preparation, "scores": scores, "options": options}
+            attend = kernel(attention_decode, **facts)
+            if split is None:
+                return Variant((attend,), when=decoding if always_short else short)
+            return Variant((attend, merge_call(heads, scores, split, 1)), when=decoding)
+
+        variants += by_size(heads, split, numbers, decode)
     return variants
+
+
+def by_size(
+    heads: Heads, split: int | None, numbers: AttentionNumbers, variant: Callable[[DecodeOptions], Variant]
+) -> list[Variant]:
+    """A variant of decode attention in the usual size; and if that spills on the GPUs of some vendors, in the small
+    one, before it for them and behind it for the tuners of others. Empty if no size fits.
+    """
+    usual = decode_options(heads, split, numbers)
+    if usual is None:
+        return []
+    vendors = [vendor for vendor, most in numbers.spilling.items() if usual.numbers(heads) > most]
+    # A tuner need not have each size in each split.
+    small = small_options(heads, split, numbers) if vendors and split in (None, numbers.splits[0]) else None
+    if small is None:
+        return [variant(usual)]
+    other = variant(small)
+    return [*(replace(other, needs=(vendor,)) for vendor in vendors), variant(usual), other]
 
 
 def merge_call(heads: Heads, scores: Scores, split: int, max_rows: int) -> KernelCall:
@@ -146,14 +171,27 @@ def merge_call(heads: Heads, scores: Scores, split: int, max_rows: int) -> Kerne
 
 def decode_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -> DecodeOptions | None:
     """The most query heads of a kv head per workgroup that fit, with the first sizes that fit."""
+    usual = next(fitting_options(heads, split, numbers), None)
+    if usual is None or heads.form is not None or usual.numbers(heads) <= numbers.max_numbers:
+        return usual
+    each_tile = replace(usual, each_tile=True)
+    return each_tile if each_tile.numbers(heads) <= numbers.max_each_tile else usual
+
+
+def small_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -> DecodeOptions | None:
+    """Among the same, the first size that needs few enough registers if results are added for each tile."""
+    smaller = (replace(each, each_tile=True) for each in fitting_options(heads, split, numbers))
+    return next((each for each in smaller if each.numbers(heads) <= numbers.small_numbers), None)
+
+
+def fitting_options(heads: Heads, split: int | None, numbers: AttentionNumbers) -> Iterator[DecodeOptions]:
     for num_heads in range(min(heads.group, MAX_DECODE_HEADS), 0, -1):
         for threads, tile in numbers.decode_threads:
             options = DecodeOptions(num_heads, threads, tile, split)
             if tile > threads and options.key_bytes(heads) > numbers.max_key_bytes:
                 continue
             if options.supports(heads) and options.shared_bytes(heads) <= numbers.max_shared_bytes:
-                return replace(options, each_tile=options.fits_with_each_tile(heads, numbers.max_numbers))
-    return None
+                yield options
 
 
 def stored_variants(
@@ -167,7 +205,7 @@ def stored_variants(
     # Each sampled row is a sequence of one row.
     sampled = heads.rows != "S"
     max_rows = 1 if sampled else FEW_ROWS
-    few = few_row_calls(heads, scores, numbers, max_rows, q_in_scratch=bool(before))
+    few = few_row_variants(heads, scores, numbers, max_rows, q_in_scratch=bool(before))
     tiles = [] if sampled else tile_calls(heads, numbers, {**facts, "few": max_rows if few else 0})
     if not few:
         many: Condition = ["<=", ["mul", "B", numbers.min_tile_rows], "S"]
@@ -176,9 +214,9 @@ def stored_variants(
     little: Condition = ["<=", ["mul", rows, "T"], MAX_PLAIN_KEYS]
     return [
         replace(plain, when=little if sampled else ["and", ["<", ["sub", "S", "B"], FEW_ROWS], little]),
-        Variant((*before, *few), when=None if sampled else ONLY_FEW),
+        *(replace(each, kernels=(*before, *each.kernels), when=None if sampled else ONLY_FEW) for each in few),
         *(Variant((*before, tile), when=both(ONE_LONG, when)) for tile, when in tiles),
-        *(Variant((*before, tile, *few), when=when) for tile, when in tiles),
+        *(replace(each, kernels=(*before, tile, *each.kernels), when=when) for tile, when in tiles for each in few),
         plain,
     ]
 
@@ -187,17 +225,18 @@ def both(one: Condition, other: Condition) -> Condition:
     return one if other is None else ["and", one, other]
 
 
-def few_row_calls(
+def few_row_variants(
     heads: Heads, scores: Scores, numbers: AttentionNumbers, max_rows: int, *, q_in_scratch: bool
-) -> tuple[KernelCall, ...]:
+) -> list[Variant]:
     """The kernels for sequences of at most ``max_rows`` new tokens; none if the heads or their pages do not fit."""
     split = numbers.splits[0]
-    options = decode_options(heads, split, numbers)
-    if options is None:
-        return ()
-    facts = {"options": options, "max_rows": max_rows, "q_in_scratch": q_in_scratch}
-    few = kernel(attention_few_rows, heads=heads, scores=scores, **facts)
-    return few, merge_call(heads, scores, split, max_rows)
+
+    def few(options: DecodeOptions) -> Variant:
+        facts = {"options": options, "max_rows": max_rows, "q_in_scratch": q_in_scratch}
+        attend = kernel(attention_few_rows, heads=heads, scores=scores, **facts)
+        return Variant((attend, merge_call(heads, scores, split, max_rows)))
+
+    return by_size(heads, split, numbers, few)
 
 
 def tile_calls(heads: Heads, numbers: AttentionNumbers, facts: Mapping[str, Any]) -> list[tuple[KernelCall, Condition]]:

@@ -53,7 +53,7 @@ class KernelCall:
 class Variant:
     """``kernels`` run one after the other. ``activation`` None matches every dtype, ``when`` None every batch.
 
-    ``needs``: features of the device, or of its shading language.
+    ``needs``: features of the device, or of its shading language, or its vendor.
     """
 
     kernels: tuple[KernelCall, ...]

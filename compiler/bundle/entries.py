@@ -218,8 +218,8 @@ class KernelEntry(Entry):
 class VariantEntry(Entry):
     """One way to run a step: ``kernels`` in order. A runtime uses the first one that fits. A later one with the same
     condition is an alternative that a tuner may put first. ``activation`` None fits all dtypes; ``when`` None fits
-    every batch. ``needs`` lists features of the device ("subgroups", "avx512") and of its shading language
-    ("subgroup_id", "packed_4x8_integer_dot_product").
+    every batch. ``needs`` lists features of the device ("subgroups", "avx512"), of its shading language
+    ("subgroup_id", "packed_4x8_integer_dot_product"), and its vendor ("vendor-intel").
     """
 
     kernels: list[str]

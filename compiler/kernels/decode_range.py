@@ -13,10 +13,12 @@ from .new_heads import NewHeads
 from .pages import Pages
 from .scores import first_page_key, longest_reach
 
-# The maximum number of result vectors that a thread holds in registers.
+# The maximum number of result vectors that a thread holds in registers, and the most values that it loads before it
+# uses the first; half as many if results are added for each tile.
 MAX_RESULTS = 16
-# The most values that a thread loads before it uses the first.
 VALUES_AT_ONCE = 4
+# The vectors of each key that a thread then unpacks before it uses the first.
+VECTORS_AT_ONCE = 2
 # The threads that search for a tile's largest score of the same heads.
 FOLD_LANES = 8
 # A row has at most 64 ranges, one less for each sequence of the batch, and at least 4: one sequence fills a GPU, and
@@ -65,8 +67,8 @@ class DecodeOptions:
         """The vectors of a value that a thread sums, for all heads: a block, or a part of one if a block needs too many
         registers.
         """
-        count = facts.block_vectors
-        while count > 1 and count * self.heads > MAX_RESULTS:
+        count, most = facts.block_vectors, MAX_RESULTS // 2 if self.each_tile else MAX_RESULTS
+        while count > 1 and count * self.heads > most:
             count //= 2
         return count
 
@@ -78,19 +80,21 @@ class DecodeOptions:
         """The bytes of a thread's keys of a tile, whose blocks have 16 bytes."""
         return self.tile // self.threads * 16 * facts.vectors // facts.block_vectors
 
-    def fits_with_each_tile(self, facts: Heads, most: int) -> bool:
-        """Whether a thread has at most about ``most`` numbers in registers with ``each_tile``, and more without it.
-        Never over pages of integers, for which that was not measured.
-        """
-        if facts.form is not None:
-            return False
+    def numbers(self, facts: Heads) -> int:
+        """About as many numbers as a thread has in registers at once."""
         results = facts.lanes * self.heads * self.value_vectors(facts)
-        sums, totals = facts.lanes * self.sum_vectors(facts), 4 * self.score_vectors
-        # Scores, unpacked vectors and packed words of each key.
-        a_key = self.heads + min(facts.block_vectors, 2) * facts.lanes + (4 if facts.block_vectors > 1 else 0)
+        totals = 4 * self.score_vectors
+        # Scores and unpacked vectors of each key, its words as they are loaded, and what unpacks integers.
+        a_key = self.heads + self.vectors_at_once(facts) * facts.lanes
+        a_key += (4 if facts.block_vectors > 1 else 2) + (0 if facts.form is None else 2 * facts.form.vectors)
         scoring = self.tile // self.threads * a_key + totals
-        adding = results + 2 * facts.lanes + totals
-        return max(scoring, adding) + sums <= most < scoring + results
+        if not self.each_tile:
+            return scoring + results
+        return max(scoring, results + 2 * facts.lanes + totals) + facts.lanes * self.sum_vectors(facts)
+
+    def vectors_at_once(self, facts: Heads) -> int:
+        """The vectors of each key that a thread unpacks before it uses the first."""
+        return min(facts.block_vectors, VECTORS_AT_ONCE) if self.each_tile else facts.block_vectors
 
     def sum_vectors(self, facts: Heads) -> int:
         """A thread's vectors of the workgroup's result."""

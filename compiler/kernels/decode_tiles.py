@@ -14,7 +14,7 @@ from .decode_range import NewTokenRange
 from .head_fold import HeadFold
 from .linear_vector import power_of_two
 from .scores import LOWEST, capped, weight
-from .vectors import as_four, first_lanes, lane_at, lane_of, part_of, splat, vector
+from .vectors import as_four, first_lanes, lane_at, lane_of, splat, vector
 
 
 class CachedTiles:
@@ -103,17 +103,19 @@ class CachedTiles:
         with kernel.loop("block", self.blocks) as block:
             for u in range(self.keys_a_thread):
                 self.key_blocks[u] = pages.block(key_pages[u], 0, work.kv_head, keys[u] % facts.page_size, block)
-            loaded = [
-                [kernel.let("key_vector", each) for each in pages.vectors_of(self.key_blocks[u])]
-                for u in range(self.keys_a_thread)
-            ]
-            for h in range(heads):
-                for i in range(facts.block_vectors):
-                    query = kernel.let("query", self.queries[h, block * facts.block_vectors + i])
-                    for u in range(self.keys_a_thread):
-                        self.scores[u * heads + h] = added_dot(
-                            self.scores[u * heads + h], query, loaded[u][i], facts.lanes
-                        )
+            blocks = [pages.vectors_of(self.key_blocks[u]) for u in range(self.keys_a_thread)]
+            at_once = work.options.vectors_at_once(facts)
+            for first in range(0, facts.block_vectors, at_once):
+                indices = range(first, min(first + at_once, facts.block_vectors))
+                loaded = {
+                    (u, i): kernel.let("key_vector", blocks[u][i]) for u in range(self.keys_a_thread) for i in indices
+                }
+                for h in range(heads):
+                    for i in indices:
+                        query = kernel.let("query", self.queries[h, block * facts.block_vectors + i])
+                        for u in range(self.keys_a_thread):
+                            at = u * heads + h
+                            self.scores[at] = added_dot(self.scores[at], query, loaded[u, i], facts.lanes)
         self.value_scales = []
         for u in range(self.keys_a_thread):
             scale = None
@@ -232,7 +234,7 @@ class CachedTiles:
             for i, key in enumerate(keys):
                 self.value_blocks[i] = work.pages.block(page, 1, work.kv_head, key % facts.page_size, block)
             for i in range(self.values_at_once):
-                value = part_of(work.pages.vectors_of(self.value_blocks[i]), self.part, self.value_vectors)
+                value = work.pages.part_of(self.value_blocks[i], self.part, self.value_vectors)
                 self._add_value(self.shared, (first + i) * vectors, value)
 
     def _key(self, u: int) -> Scalar:

@@ -370,6 +370,11 @@ def fraction(bits: Scalar, mask: Scalar, exponent: int) -> Scalar:
 
 def halves(words: Scalar) -> tuple[Scalar, Scalar]:
     """Eight float16 numbers of four words."""
-    pairs = [extern("float32x2", "unpack2x16float", lane_of(words, lane)) for lane in range(4)]
-    scalars = [lane_of(pair, lane) for pair in pairs for lane in range(2)]
-    return vector(*scalars[:4]), vector(*scalars[4:])
+    first, second, third, fourth = (lane_of(words, lane) for lane in range(4))
+    return four_halves(first, second), four_halves(third, fourth)
+
+
+def four_halves(*words: Scalar) -> Scalar:
+    """Four float16 numbers of two words."""
+    pairs = [extern("float32x2", "unpack2x16float", word) for word in words]
+    return vector(*(lane_of(pair, lane) for pair in pairs for lane in range(2)))

@@ -13,9 +13,9 @@ from functools import reduce
 from ..ir.heads import Heads as AttentionHeads
 from ..ir.kv_format import KvFormat
 from .builder import KernelBuilder, Scalar, cast, extern, magnitude, maximum, minimum, number, reinterpret, select
-from .packed import float_bits, halves, spread_bytes
+from .packed import float_bits, four_halves, spread_bytes
 from .scores import LOWEST as LOWEST
-from .vectors import lane_of, splat, vector
+from .vectors import lane_of, lanes_of, part_of, splat, vector
 
 
 class Pages:
@@ -71,13 +71,35 @@ class Pages:
 
     def vectors_of(self, block: Scalar) -> list[Scalar]:
         """The vectors of a loaded block as float32; if pages are quantized, `scale` is not applied yet."""
+        if self._form is None and self.block_vectors == 1:
+            return [cast(block, self._heads.vector_dtype)]
+        return self._unpacked(self._words(block))
+
+    def part_of(self, block: Scalar, part: Scalar, size: int) -> list[Scalar]:
+        """Those of a loaded block's vectors that thread ``part`` uses: ``size`` vectors, of which a block has one part
+        or several. Only these are unpacked.
+        """
+        form, words = self._form, self._words(block)
+        if size == self.block_vectors:
+            return self.vectors_of(block)
+        if form is None:
+            return self._unpacked(part_of(words, part, 2 * size))
+        if size >= form.vectors:
+            return self._unpacked(part_of(words, part, size // form.vectors))
+        assert size == 1, (form, size)
+        (word,) = part_of(words, part // form.vectors, 1)
+        return [float_codes(form, word >> cast(part % form.vectors * form.bits, "uint32"), 0)]
+
+    def _words(self, block: Scalar) -> list[Scalar]:
+        lanes = lanes_of(block)
+        return [block] if lanes == 1 else [lane_of(block, lane) for lane in range(lanes)]
+
+    def _unpacked(self, words: list[Scalar]) -> list[Scalar]:
+        """The vectors of some words of a block."""
         form = self._form
         if form is not None:
-            words = [block] if self._block_words == 1 else [lane_of(block, lane) for lane in range(self._block_words)]
             return [float_codes(form, word, vector) for word in words for vector in range(form.vectors)]
-        if self.block_vectors == 1:
-            return [cast(block, self._heads.vector_dtype)]
-        return list(halves(block))
+        return [four_halves(*words[first : first + 2]) for first in range(0, len(words), 2)]
 
     def scale(self, page: Scalar, plane: Scalar | int, kv_head: Scalar, in_page: Scalar) -> Scalar:
         """The factor of a row's vectors. Quantized pages only."""

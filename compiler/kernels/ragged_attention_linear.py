@@ -3,7 +3,7 @@
 One workgroup: all heads of ``rows`` adjacent rows, whatever their texts; the attention's result stays in workgroup
 memory, from where it is multiplied by the whole weight.
 One thread, first: every ``splits``-th block of keys of one query head of one row, with a running softmax in registers;
-then the splits are merged. Afterwards: a few outputs of half of the rows.
+then the splits are merged. Afterwards: a few outputs of some of the rows.
 Needs: heads of whole vectors of four elements; workgroup memory for ``rows`` rows of the attention's result.
 """
 
@@ -30,16 +30,20 @@ from .builder import (
 )
 from .projection import Projection, ProjectionArguments
 from .scores import LOWEST, capped, distance_bias, first_key, last_key, scaled, weight
-from .vector_parts import dot_products, load_blocks
+from .vector_parts import dot_products_of_rows, load_blocks
 from .vectors import splat, sum_lanes
 
-# Keys whose scores share one correction of the sums.
-BLOCK_KEYS = 4
+# Keys whose scores share one correction of the sums, and the most elements of a head for which they do. Wider heads
+# take one key after the other, and their queries are in workgroup memory: with 64 elements, the compilers of Adreno,
+# Apple and Intel GPUs spilled 176, 112 and 520 values (`make gpu-static`), and lavapipe took 1.1 to 1.35 times as long.
+BLOCK_KEYS, MAX_BLOCK_DIM = 4, 32
 # The groups of threads that multiply: each has its part of the rows, and reads all weights.
 ROW_GROUPS = 2
-# The outputs that a thread sums at a time, and the columns of weights that it loads before it uses any.
-MAX_OUTPUTS, LOADED_COLUMNS = 4, 32
-# The most elements of a head that a thread holds in registers, twice.
+# The outputs that a thread sums at a time, and the columns of weights that it loads before it uses any. With twice as
+# many columns, Intel's compiler spilled up to 103 values (`make gpu-static`), so a thread has half of the rows if a
+# block has more columns.
+MAX_OUTPUTS, LOADED_COLUMNS = 4, 16
+# The most elements of a head that a thread holds in registers.
 MAX_HEAD_DIM = 64
 # The rows of a workgroup, best first. Each reads the complete weight.
 ROWS = (8, 4)
@@ -96,6 +100,8 @@ class FusedAttention:
         self.first_row = kernel.let("first_row", block * shape.rows)
         quads = self.arguments.weight.blocks * (facts.weight.block_columns // 4)
         self.attended = kernel.shared("attended", (shape.rows, quads), "float32x4")
+        self.shares_queries = heads.head_dim > MAX_BLOCK_DIM
+        self.block_keys = 1 if self.shares_queries else BLOCK_KEYS
         self.splits, self.items = shape.splits(heads), shape.rows * heads.num_heads
         # The largest score and the sum of weights of each query head, for one split at a time.
         self.merged = kernel.shared("merged", (2, self.items), "float32") if self.splits > 1 else None
@@ -120,53 +126,66 @@ class FusedAttention:
         """The attention of one query head of one row, ``item`` of the workgroup. Threads side by side have the same
         head, and so read the same keys.
         """
-        kernel, heads, vectors = self.kernel, self.heads, self.heads.vectors
+        kernel, heads, vectors, block_keys = self.kernel, self.heads, self.heads.vectors, self.block_keys
         row_index, head = kernel.let("row_index", item % self.shape.rows), kernel.let("head", item // self.shape.rows)
         row = kernel.let("row", minimum(self.first_row + row_index, kernel.size("S") - 1))
         start, first, end = self._keys_of(row)
         position = None if self.positions is None else kernel.let("own_position", self.positions[row])
         # Registers, because TVM would repeat the arithmetic of an index in each use.
-        places = kernel.local("places", BLOCK_KEYS + 1, "int32")
-        places[BLOCK_KEYS] = row * self.row_vectors + head * vectors
-        query = kernel.local("query", vectors, "float32x4")
-        for v in range(vectors):
-            query[v] = scaled(heads, self.scores, cast(self.qkv[places[BLOCK_KEYS] + v], "float32x4"))
+        places = kernel.local("places", block_keys + 1, "int32")
+        places[block_keys] = row * self.row_vectors + head * vectors
+        place = head * vectors
+        if self.shares_queries:
+            with kernel.when(all_of(exists, split == 0 if self.splits > 1 else True)):
+                for v in range(vectors):
+                    own = cast(self.qkv[places[block_keys] + v], "float32x4")
+                    self.attended[row_index, place + v] = scaled(heads, self.scores, own)
+            kernel.barrier()
+        else:
+            query = kernel.local("query", vectors, "float32x4")
+            for v in range(vectors):
+                query[v] = scaled(heads, self.scores, cast(self.qkv[places[block_keys] + v], "float32x4"))
         first_of_keys = kernel.let("first_of_keys", (heads.num_heads + head // heads.group) * vectors)
         result = kernel.local("result", vectors, "float32x4", fill=0)
         largest = kernel.local("largest", 1, "float32", fill=LOWEST)
         total = kernel.local("total", 1, "float32", fill=0)
-        weights = kernel.local("weights", BLOCK_KEYS, "float32")
-        dots = kernel.local("dots", BLOCK_KEYS, "float32x4")
-        stride = BLOCK_KEYS * self.splits
+        weights = kernel.local("weights", block_keys, "float32")
+        dots = kernel.local("dots", block_keys, "float32x4")
+        stride = block_keys * self.splits
         blocks = select(exists, truncated_quotient(end - first + (stride - 1), stride), 0)
         with kernel.loop("block", kernel.let("blocks", blocks)) as block:
-            key = kernel.let("key", first + block * stride + split * BLOCK_KEYS)
-            for i in range(BLOCK_KEYS):
+            key = kernel.let("key", first + block * stride + split * block_keys)
+            for i in range(block_keys):
                 places[i] = (start + minimum(key + i, end - 1)) * self.row_vectors + first_of_keys
             for v in range(vectors):
-                for i in range(BLOCK_KEYS):
-                    product = query[v] * cast(self.qkv[places[i] + v], "float32x4")
+                of_query = (
+                    kernel.let("of_query", self.attended[row_index, place + v]) if self.shares_queries else query[v]
+                )
+                for i in range(block_keys):
+                    product = of_query * cast(self.qkv[places[i] + v], "float32x4")
                     dots[i] = dots[i] + product if v else product
-            for i in range(BLOCK_KEYS):
+            for i in range(block_keys):
                 score = capped(kernel, self.scores, sum_lanes(dots[i]))
                 if self.bias is not None and position is not None:
                     score = score + self.bias.of(head, position, minimum(key + i, end - 1))
                 weights[i] = select(key + i < end, score, number(LOWEST, "float32"))
-            scores = [weights[i] for i in range(BLOCK_KEYS)]
+            scores = [weights[i] for i in range(block_keys)]
             new = kernel.let("new_largest", reduce(maximum, scores, largest[0]))
             correction = kernel.let("correction", weight(largest[0], new))
             largest[0] = new
             total[0] = total[0] * correction
-            for i in range(BLOCK_KEYS):
+            for i in range(block_keys):
                 weights[i] = weight(weights[i], new)
                 total[0] = total[0] + weights[i]
             values = heads.num_kv_heads * vectors
             for v in range(vectors):
                 result[v] = result[v] * splat(correction)
-                for i in range(BLOCK_KEYS):
+                for i in range(block_keys):
                     value = cast(self.qkv[places[i] + values + v], "float32x4")
                     result[v] = result[v] + splat(weights[i]) * value
-        place = head * vectors
+        if self.shares_queries:
+            # All threads have read their queries, in whose place the results are.
+            kernel.barrier()
         for other in range(1, self.splits):
             self._merge(other, split, item, (row_index, place), result, largest, total)
         with kernel.when(all_of(exists, split == 0 if self.splits > 1 else True)):
@@ -221,15 +240,17 @@ class FusedAttention:
     def project(self) -> None:
         """Multiply the attention's result by the weight, and store the results."""
         kernel, facts, arguments = self.kernel, self.facts, self.arguments
-        fmt, rows = facts.weight, self.shape.rows // ROW_GROUPS
-        lanes = self.shape.threads // ROW_GROUPS
+        fmt = facts.weight
+        groups = ROW_GROUPS if fmt.block_columns <= LOADED_COLUMNS else 2 * ROW_GROUPS
+        rows, lanes = self.shape.rows // groups, self.shape.threads // groups
         group, lane = kernel.let("row_group", self.thread // lanes), kernel.let("lane", self.thread % lanes)
-        outputs = min(MAX_OUTPUTS, -(-facts.outputs // lanes))
+        rounds = -(-facts.outputs // (lanes * MAX_OUTPUTS))
+        outputs = -(-facts.outputs // (lanes * rounds))
         unroll = max(1, min(LOADED_COLUMNS // fmt.block_columns, arguments.weight.blocks))
         steps = -(-arguments.weight.blocks // unroll)
         inputs = [AttendedRow(self.attended, group * rows + i, fmt.block_columns // 4) for i in range(rows)]
         sums = [kernel.local("sums", outputs, "float32") for _ in inputs]
-        with kernel.loop("round", -(-facts.outputs // (lanes * outputs))) as turn:
+        with kernel.loop("round", rounds) as turn:
             first = kernel.let("first_output", (turn * lanes + lane) * outputs)
             for each in sums:
                 for i in range(outputs):
@@ -242,7 +263,7 @@ class FusedAttention:
                 ]
                 for block, weights in zip(blocks, loaded, strict=True):
                     with kernel.when(guard_below(block, arguments.weight.blocks, unroll)):
-                        dot_products(kernel, arguments, inputs, block, weights, sums)
+                        dot_products_of_rows(kernel, arguments, inputs, block, weights, sums)
             for i, each in enumerate(sums):
                 row = kernel.let("result_row", self.first_row + group * rows + i)
                 for j in range(outputs):
@@ -253,7 +274,7 @@ class FusedAttention:
 
 @dataclass(frozen=True, slots=True)
 class AttendedRow:
-    """A row of the attention's result, as `dot_products` reads it."""
+    """A row of the attention's result, as `dot_products_of_rows` reads it."""
 
     attended: Array
     row: Scalar

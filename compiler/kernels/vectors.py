@@ -82,16 +82,14 @@ def first_lanes(value: Scalar, lanes: int) -> Scalar:
     return value if lanes == 4 else vector(lane_of(value, 0), lane_of(value, 1))
 
 
-def part_of(vectors: list[Scalar], part: Scalar, size: int) -> list[Scalar]:
-    """The ``size`` vectors of a block that thread ``part`` uses."""
-    if size == len(vectors):
-        return vectors
-    parts = len(vectors) // size
-    chosen = vectors[-size:]
+def part_of(values: list[Scalar], part: Scalar, size: int) -> list[Scalar]:
+    """The ``size`` values that thread ``part`` uses."""
+    parts = len(values) // size
+    chosen = values[-size:]
     for i in reversed(range(parts - 1)):
         chosen = [
             select(part % parts == i, one, other)
-            for one, other in zip(vectors[i * size : (i + 1) * size], chosen, strict=True)
+            for one, other in zip(values[i * size : (i + 1) * size], chosen, strict=True)
         ]
     return chosen
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,8 @@ from nearfar.compiler.runtime.errors import DeviceError
 MAX_GRID = 65_535
 # The first line of WGSL that uses subgroups.
 ENABLE_SUBGROUPS = "enable subgroups;\n"
+# The vendors of GPUs as browsers name them, by their ids on the PCI bus. Metal knows no ids.
+VENDORS = {0x1002: "amd", 0x106B: "apple", 0x10DE: "nvidia", 0x5143: "qualcomm", 0x8086: "intel"}
 # The kinds of adapters in wgpu, fastest first.
 ADAPTER_TYPES = ("DiscreteGPU", "IntegratedGPU", "VirtualGPU", "Unknown", "CPU")
 # WebGPU's defaults, requested explicitly so that a large adapter does not accept a kernel that ordinary devices reject.
@@ -90,11 +92,22 @@ def for_naga(code: str) -> str:
     return code.removeprefix(ENABLE_SUBGROUPS)
 
 
-def features_of(names: Collection[str]) -> set[str]:
-    """The features that variants may need, for a device with wgpu's features ``names``; wgpu's "subgroup" includes
-    subgroup ids, and its compiler has integer products for every device.
+def features_of(names: Collection[str], vendor: str = "") -> set[str]:
+    """What variants may need, for a device with wgpu's features ``names``: wgpu's "subgroup" includes subgroup ids, and
+    its compiler has integer products for every device. The vendor is one of them.
     """
-    return {*names, *(("subgroups", "subgroup_id") if "subgroup" in names else ()), INTEGER_DOTS}
+    subgroups = ("subgroups", "subgroup_id") if "subgroup" in names else ()
+    return {*names, *subgroups, INTEGER_DOTS, *([vendor_need(vendor)] if vendor else [])}
+
+
+def vendor_of(info: Mapping[str, Any]) -> str:
+    """The vendor of wgpu's adapter as browsers name it, "" for one that is not among VENDORS."""
+    return VENDORS.get(info["vendor_id"], "apple" if info["backend_type"] == "Metal" else "")
+
+
+def vendor_need(vendor: str) -> str:
+    """What a variant needs that is for one vendor's GPUs."""
+    return f"vendor-{vendor}"
 
 
 def choose_activation(manifest: Manifest, features: set[str], requested: str | None, path: Path) -> ActivationEntry:

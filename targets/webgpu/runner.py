@@ -25,7 +25,7 @@ from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, const
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.variant import KernelChoice
 
-from .device import MAX_GRID, features_of, find_adapter, for_naga, open_device
+from .device import MAX_GRID, features_of, find_adapter, for_naga, open_device, vendor_of
 
 # WebGPU requires offsets of bindings to be multiples of 256 bytes.
 ALIGNMENT = 256
@@ -59,7 +59,8 @@ class WebGPURunner(PlanRunner):
         super().__init__(bundle, limits or Limits(), chosen)
         self._flags = wgpu.BufferUsage
         self._bundle = bundle
-        self._choice = KernelChoice(self.manifest, self.activation, features_of(self._device.features))
+        features = features_of(self._device.features, vendor_of(self._device.adapter.info))
+        self._choice = KernelChoice(self.manifest, self.activation, features)
         self._regions: dict[str, Region] = {}
         self._allocate(bundle)
         self._pipelines: dict[str, Any] = {}

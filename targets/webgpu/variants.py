@@ -33,16 +33,22 @@ from nearfar.targets.gpu_variants import (
 )
 from nearfar.targets.variant import KernelCall, Variant, kernel
 
+from .device import vendor_need
+
 # Bytes of workgroup memory, threads of a workgroup and buffers of a kernel that every device has (W3C, WebGPU, 3.6.2).
 MAX_SHARED_BYTES = 16 << 10
 MAX_THREADS = 256
 MAX_STORAGE_BUFFERS = 8
+# About how many numbers a thread has in registers before the compilers of a vendor's GPUs spill (`make gpu-static`):
+# Intel's spilled with 92 and not with 88, Apple's with 132 and not with 116, Adreno's with 180 and not with 172,
+# NVIDIA's and AMD's with 264 and not with 252. Vendors have the names that browsers give them.
+MOST_NUMBERS = {"intel": 90, "apple": 124, "qualcomm": 176, "nvidia": 256, "amd": 256}
 ATTENTION = AttentionNumbers(
     max_shared_bytes=MAX_SHARED_BYTES,
     splits=(256, 128),
     # Few threads with several keys each read the queries from workgroup memory less often; wide heads need more threads
     # for their values.
-    decode_threads=((64, 256), (64, 128), (64, 64), (128, 128), (256, 256)),
+    decode_threads=((64, 256), (64, 128), (128, 256), (64, 64), (128, 128), (256, 256)),
     # Twice the threads with half the work each need half the registers, so twice as many fit on a GPU, but they read
     # workgroup memory more often: on lavapipe, they took 1.4 to 1.5 times as long. Which is faster, a tuner measures.
     tiles=(
@@ -57,6 +63,11 @@ ATTENTION = AttentionNumbers(
     # With four heads of 64 float16 and four keys a thread, 100 numbers, Intel's compiler spilled 11 to 104 registers,
     # with three heads, 88, none (`make gpu-static`).
     max_numbers=90,
+    # On lavapipe, five and six heads took 1.3 to 1.5 times as long in this form, four 0.99 to 1.05.
+    max_each_tile=80,
+    # With at most 58 numbers, no compiler spilled.
+    small_numbers=58,
+    spilling={vendor_need(vendor): most for vendor, most in MOST_NUMBERS.items()},
     # With fewer new tokens per sequence, most rows of a tile would belong to other sequences.
     min_tile_rows=8,
 )

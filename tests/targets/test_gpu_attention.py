@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -14,8 +15,9 @@ from nearfar.compiler import quant
 from nearfar.compiler.ir.expr import Condition, Expr, evaluate, holds
 from nearfar.compiler.ir.graph import Constant, Graph, Parameter, Source, Value
 from nearfar.compiler.ir.heads import Heads
-from nearfar.compiler.ir.kv_format import kv_format
+from nearfar.compiler.ir.kv_format import KvName, kv_format
 from nearfar.compiler.ir.plan import make_plan
+from nearfar.compiler.kernels.attention_decode import attention_decode, attention_few_rows
 from nearfar.compiler.kernels.attention_tile import TileOptions, attention_tile
 from nearfar.compiler.kernels.batch_rows import Tiling
 from nearfar.compiler.kernels.cuda.decode_tile import FilledRanges
@@ -24,11 +26,12 @@ from nearfar.targets.context import Context
 from nearfar.targets.cuda.source import cuda
 from nearfar.targets.cuda.variants import attention_numbers
 from nearfar.targets.gpu_attention import AttentionNumbers, attention_variants, decode_options
-from nearfar.targets.variant import Variant, for_activations
+from nearfar.targets.variant import KernelCall, Variant, for_activations
 from nearfar.targets.webgpu.lower import wgsl
 from nearfar.targets.webgpu.variants import ATTENTION as WEBGPU
 
 CUDA = attention_numbers()
+VENDORS = tuple(WEBGPU.spilling)
 ROWS = {
     "kv": "kv",
     "positions": "positions",
@@ -139,6 +142,52 @@ def test_results_are_added_for_each_tile_if_only_then_numbers_fit_into_registers
         assert options is not None
         assert options.each_tile == (expected and activation == "float16" and numbers is WEBGPU)
         assert options.values_at_once == (2 if options.each_tile else 4)
+
+
+# (query heads, kv heads, head_dim), the pages, the threads and keys of the tile of GPUs that would spill, and their
+# vendors: a group of five, Qwen2-0.5B, Qwen3-30B-A3B, and pages of integers.
+SMALL: tuple[tuple[tuple[int, int, int], KvName, tuple[int, int], list[str]], ...] = (
+    ((20, 4, 128), "activation", (64, 128), ["intel"]),
+    ((14, 2, 64), "activation", (64, 128), ["intel", "apple"]),
+    ((32, 4, 128), "activation", (128, 256), ["intel", "apple"]),
+    ((16, 8, 128), "q8", (64, 128), ["intel", "apple"]),
+    ((14, 2, 64), "q8", (64, 128), ["intel", "apple", "qualcomm"]),
+    ((32, 4, 128), "q4", (128, 128), ["intel", "apple", "qualcomm", "nvidia", "amd"]),
+)
+
+
+@pytest.mark.parametrize(("heads", "kv", "tile", "vendors"), SMALL)
+def test_vendors_whose_compilers_spill_try_small_sizes_first(
+    heads: tuple[int, int, int], kv: KvName, tile: tuple[int, int], vendors: list[str]
+) -> None:
+    """Others may choose them, and keep the usual size until a tuner has measured."""
+    num_heads, num_kv_heads, head_dim = heads
+    form: dict[str, Any] = {} if kv == "activation" else {"kv": kv}
+    op = "attention" if kv == "q4" else JOINT
+    rows = rows_of(op, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, **form)
+    by_need = {need: [row for row in rows if set(row.needs) <= {need}] for need in ("", *VENDORS)}
+    for need, own in by_need.items():
+        first: dict[str, Variant] = {}
+        for row in own:
+            first.setdefault(json.dumps(row.when), row)
+        options = [call.facts["options"] for row in first.values() for call in row.kernels if decodes(call)]
+        assert options
+        is_small = need.removeprefix("vendor-") in vendors
+        assert {(each.threads, each.tile) == tile and each.each_tile for each in options} == {is_small}, need
+    # A tuner measures both sizes everywhere.
+    sizes = {call.facts["options"] for row in by_need[""] for call in row.kernels if decodes(call)}
+    assert {each.each_tile for each in sizes} == {True, False}
+
+
+def decodes(call: KernelCall) -> bool:
+    return call.template in (attention_decode, attention_few_rows)
+
+
+@pytest.mark.parametrize("heads", [(8, 8, 128), (16, 8, 128), (24, 8, 128), (32, 8, 64), (8, 1, 256)])
+def test_heads_that_spill_nowhere_have_one_size(heads: tuple[int, int, int]) -> None:
+    num_heads, num_kv_heads, head_dim = heads
+    rows = rows_of(JOINT, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+    assert all(not row.needs for row in rows)
 
 
 APPEND, FEW = ["rope_append"], ["attention_few_rows", "attention_merge"]

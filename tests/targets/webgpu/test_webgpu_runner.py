@@ -31,7 +31,7 @@ from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.vector_test import largest_difference
 from nearfar.targets.cpu.runner import CpuRunner
 from nearfar.targets.webgpu import lower
-from nearfar.targets.webgpu.device import choose_activation, features_of, preferred_adapter
+from nearfar.targets.webgpu.device import choose_activation, features_of, preferred_adapter, vendor_of
 from nearfar.targets.webgpu.runner import WebGPURunner
 
 CompileTiny = Callable[..., Path]
@@ -230,6 +230,16 @@ def test_a_gpu_precedes_a_cpu_and_the_wanted_features_decide_among_equals(monkey
 def test_a_device_of_wgpu_with_subgroups_has_what_variants_need() -> None:
     assert {"subgroups", "subgroup_id"} <= features_of({"subgroup"})
     assert features_of({"shader-f16"}) == {"shader-f16", "packed_4x8_integer_dot_product"}
+
+
+def test_a_device_of_wgpu_has_the_vendor_of_its_adapter() -> None:
+    vendors = [
+        vendor_of({"vendor_id": vendor, "backend_type": backend})
+        for vendor, backend in ((0x8086, "Vulkan"), (0, "Metal"), (0x10005, "Vulkan"))
+    ]
+    assert vendors == ["intel", "apple", ""]
+    assert "vendor-intel" in features_of(set(), "intel")
+    assert features_of(set(), "") == features_of(set())
 
 
 def test_a_device_without_f16_is_named_when_the_bundle_has_nothing_else(compile_tiny: CompileTiny) -> None:

@@ -14,7 +14,7 @@ export interface DeviceOptions {
 
 /**
  * The caller destroys ``device``. ``features`` are those that variants may need: features of the device and of the
- * browser's WGSL.
+ * browser's WGSL, and the vendor.
  */
 export interface OpenDevice {
   readonly device: GPUDevice;
@@ -60,7 +60,8 @@ export async function openDevice(
   const needs = manifest.activations.find((entry) => entry.dtype === activation)?.needs ?? [];
   const features = new Set([
     ...needs,
-    ...variantNeeds(manifest, known),
+    // Compilers of different vendors suit different variants.
+    ...variantNeeds(manifest, new Set([...known, `vendor-${adapter.info.vendor}`])),
     ...(adapter.features.has(TIMESTAMPS) ? [TIMESTAMPS] : []),
   ]);
   const requiredLimits = limitsBeyondDefault(manifest, largestBuffer(activation), adapter.limits);

@@ -560,7 +560,7 @@ export interface KernelEntry {
   readonly shared_bytes: number;
 }
 
-/** One way to run a step: ``kernels`` in order. A runtime uses the first one that fits. A later one with the same condition is an alternative that a tuner may put first. ``activation`` None fits all dtypes; ``when`` None fits every batch. ``needs`` lists features of the device ("subgroups", "avx512") and of its shading language ("subgroup_id", "packed_4x8_integer_dot_product"). */
+/** One way to run a step: ``kernels`` in order. A runtime uses the first one that fits. A later one with the same condition is an alternative that a tuner may put first. ``activation`` None fits all dtypes; ``when`` None fits every batch. ``needs`` lists features of the device ("subgroups", "avx512"), of its shading language ("subgroup_id", "packed_4x8_integer_dot_product"), and its vendor ("vendor-intel"). */
 export interface VariantEntry {
   readonly kernels: readonly string[];
   readonly activation: "float32" | "float16" | "bfloat16" | "int8" | null;

@@ -79,6 +79,30 @@ test("a variant may need a feature of WGSL itself, which is not requested", asyn
   expect(requests.map(({ requiredFeatures }) => requiredFeatures)).toEqual([["subgroups"], ["subgroups"]]);
 });
 
+test("a variant may be for one vendor's GPUs", async () => {
+  const needs = ["vendor-acme"];
+  const { manifest } = lettersBundle({
+    variants: { linear: [{ kernels: ["fast"], activation: null, needs, when: null }] },
+  });
+  const requests: GPUDeviceDescriptor[] = [];
+  const features = async (vendor: string): Promise<ReadonlySet<string>> => {
+    const adapter = {
+      features: new Set(),
+      limits: {},
+      info: { description: "any", vendor },
+      requestDevice: (descriptor: GPUDeviceDescriptor) => {
+        requests.push(descriptor);
+        return Promise.resolve({});
+      },
+    } as unknown as GPUAdapter;
+    return (await openDevice(manifest, { adapter }, () => 0)).features;
+  };
+  expect(await features("acme")).toEqual(new Set(needs));
+  expect(await features("other")).toEqual(new Set());
+  expect(await features("")).toEqual(new Set());
+  expect(requests.flatMap(({ requiredFeatures }) => requiredFeatures)).toEqual([]);
+});
+
 test("an activation dtype may need a feature of WGSL itself", async () => {
   const dots = "packed_4x8_integer_dot_product";
   const { manifest } = lettersBundle({ activations: [{ dtype: "int8", needs: [dots] }, FULL] });
