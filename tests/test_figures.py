@@ -43,7 +43,7 @@ def test_a_text_that_its_file_lacks_or_repeats_is_an_error(readme: Path, text: s
 
 
 def test_an_unknown_kind_of_value_is_an_error() -> None:
-    with pytest.raises(FigureError, match="'sizes x': the kinds of values are .*gzipped_kb, size_kb"):
+    with pytest.raises(FigureError, match=r"'sizes x': the kinds of values are .*gzipped_kb, size_kb"):
         figures.value_of("sizes x")
 
 
