@@ -279,6 +279,7 @@ def test_a_hybrid_embeds_and_ranks_alike_on_both_sides(page: Page, served: str, 
     assert found["routes"] == ["near", "near", "far", "far"]
 
 
+@pytest.mark.exhaustive
 def test_a_worker_ranks_and_labels_as_the_reference_does(page: Page, bundles: dict[str, Path]) -> None:
     text = "Hello naïve world"
     found = page.evaluate(SCORE, ["what is a boat", DOCUMENTS, text])

@@ -29,6 +29,7 @@ def test_the_page_answers_about_each_picture(tmp_path: Path) -> None:
     assert (tmp_path / "demo-pictures.png").stat().st_size > 10_000
 
 
+@pytest.mark.exhaustive
 def test_the_page_writes_down_a_recording(tmp_path: Path) -> None:
     with one_compilation(), few_kernels():
         bundle = compile_demo("demo-ears", tmp_path, Console(file=io.StringIO()))

@@ -131,6 +131,7 @@ def test_answers_about_sounds_and_a_picture_are_those_of_numpy(page: Page, bundl
     assert (found["prompt"], found["ids"]) == expected(bundle, other)
 
 
+@pytest.mark.exhaustive
 def test_a_conformer_hears_in_the_page_as_in_numpy(
     browser: Browser,
     chromium: str,  # noqa: ARG001

@@ -105,6 +105,7 @@ def model(tmp_path: Path, chromium: str) -> Path:  # noqa: ARG001
     return copy
 
 
+@pytest.mark.exhaustive
 def test_a_recording_is_a_message_s_sound_which_a_transcriber_writes_down(
     browser: Browser, model: Path, tmp_path: Path
 ) -> None:

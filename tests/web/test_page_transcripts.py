@@ -96,6 +96,7 @@ def test_a_stream_yields_the_segments_of_the_transcript(page: Page, python: Tran
     assert end["segments"] == segments
 
 
+@pytest.mark.exhaustive
 def test_an_engine_in_a_worker_streams_the_same_transcript(page: Page, python: Transcriber) -> None:
     segments, end = page.evaluate("(file) => inWorker(file)", file_of("long"))
     reference = python.transcribe(SOUNDS["long"], TranscriptionOptions(temperature=0.0))

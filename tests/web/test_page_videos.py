@@ -157,6 +157,7 @@ def test_a_worker_decodes_videos_itself(page: Page) -> None:
     assert found[0] == found[1] == found[2] == found[3]
 
 
+@pytest.mark.exhaustive
 def test_the_chat_page_plays_videos_that_are_chosen_dropped_and_pasted(
     browser: Browser,
     bundle: Bundle,

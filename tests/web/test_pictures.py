@@ -176,11 +176,10 @@ def test_answers_are_those_of_transformers_and_a_tower_computes_a_picture_once(p
 @pytest.mark.parametrize(
     "family",
     [
-        "gemma3",
         "qwen3_vl",
         *(
             pytest.param(each, marks=pytest.mark.exhaustive)
-            for each in ("gemma4", "gemma4_bounded", "gemma4_unified", "lfm2_vl")
+            for each in ("gemma3", "gemma4", "gemma4_bounded", "gemma4_unified", "lfm2_vl")
         ),
     ],
 )
@@ -421,6 +420,7 @@ def test_the_chat_page_shows_pictures_that_are_dropped_and_pasted(
         page.close()
 
 
+@pytest.mark.exhaustive
 def test_webllms_engine_answers_about_a_picture(page: Page, expected: Expected) -> None:
     """As its example of ModelType.VLM does, with an address of data:."""
     answer = page.evaluate("""async () => {
