@@ -51,7 +51,7 @@
 # make gpu-prepare write everything that gpu-check needs from TVM to build/gpu-prepared.tar.xz, for a GPU machine without TVM; ARCH=sm_90
 # make gpu-wheels  write everything that gpu-check needs from PyPI and npm to build/gpu-wheels, for a machine without a network; WITHOUT=numpy,node
 # make check-hosts  the Kotlin and Swift sources of an app's side: types by Kotlin's compiler, and syntax; needs Java, npm and pip
-# make gpu-static  what the shader compilers of Adreno, Apple, NVIDIA, AMD and Intel GPUs make of the WGSL of two models, without a GPU; ONLY=regular expression, RECORD=1, BUNDLE=folder
+# make gpu-static  what the shader compilers of Adreno, Apple, NVIDIA, AMD and Intel GPUs make of the WGSL of a few models, without a GPU; ONLY=regular expression, RECORD=1, BUNDLE=folder
 # make gpu-rehearse  gpu-check from end to end without a GPU: a clean copy of the commit, no network, emulated CUDA, Vulkan on the CPU
 # make quality          the quality of each weight format of the demo model on each target
 # make bench-best-bits  compare --quality best with other tools' quantizations of both demo models

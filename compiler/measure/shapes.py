@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,7 +10,7 @@ from ..bundle.manifest import Manifest
 from ..formats.checkpoint import Checkpoint
 from ..formats.huggingface import read_spec
 from ..ir.plan import union
-from ..ir.spec import ModelSpec
+from ..ir.spec import EmbeddingSpec, ModelSpec
 from ..pipeline.compile import build, prepare_checkpoint
 from ..pipeline.graphs import graphs_of
 from ..pipeline.options import CompileOptions, Progress
@@ -32,12 +32,14 @@ class Shape:
         raise AssertionError(f"{self.name} has no values: rows {start} to {stop} were read")
 
 
-def shape_checkpoint(path: Path, spec: ModelSpec) -> Checkpoint:
-    """A checkpoint with the tensors that the spec requires, without values, and an empty tokenizer."""
-    empty = Checkpoint(path, spec, {}, TokenizerFiles(path, b"{}"))
+def shape_checkpoint(path: Path, spec: ModelSpec, embedding: EmbeddingSpec | None = None) -> Checkpoint:
+    """A checkpoint with the tensors that the spec requires, without values, and an empty tokenizer. ``embedding``: it
+    computes vectors instead of text.
+    """
+    empty = Checkpoint(path, spec, {}, TokenizerFiles(path, b"{}"), embedding=embedding)
     graphs = graphs_of(empty, context=1)
     shapes = tensor_shapes(union(graph.parameters for graph in graphs.values()))
-    return Checkpoint(path, spec, {name: Shape(name, shape) for name, shape in shapes.items()}, empty.tokenizer)
+    return replace(empty, tensors={name: Shape(name, shape) for name, shape in shapes.items()})
 
 
 def report_shapes(config: Path, options: CompileOptions, progress: Progress = lambda *_: None) -> Report:

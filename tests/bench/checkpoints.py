@@ -19,19 +19,21 @@ from typing import Any
 import numpy as np
 
 from nearfar.compiler.formats.huggingface import read_spec
+from nearfar.compiler.ir.spec import EmbeddingSpec
 from nearfar.compiler.measure.shapes import shape_checkpoint
 from nearfar.compiler.runtime.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The keys of a published model's config.json that determine its shapes, and the number of layers of the heads that
-    draft tokens, which only the tensors say.
+    """The keys of a published model's config.json that determine its shapes, and what only other files say: the number
+    of layers of the heads that draft tokens, and what an embedding model computes.
     """
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
     draft_layers: int = 0
+    embedding: EmbeddingSpec | None = None
 
 
 QWEN3_0_6B = Shapes(
@@ -126,6 +128,17 @@ QWEN2_NARROW = Shapes(
         "max_position_embeddings": 4096,
     },
 )
+# An embedding model.
+MINILM = Shapes(
+    "all-MiniLM-L6-v2",
+    {
+        "model_type": "bert", "vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "intermediate_size": 1536, "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+    },
+    embedding=EmbeddingSpec("mean", normalize=True, size=384),
+)  # fmt: skip
 # For long prompts on a CPU.
 QWEN2_FEW_LAYERS = Shapes("Qwen2-0.5B-narrow-4-layers", {**QWEN2_NARROW.config, "num_hidden_layers": 4})
 

@@ -45,7 +45,9 @@ def compile_without_weights(shapes: Shapes, folder: Path, options: CompileOption
     config.write_text(json.dumps({"torch_dtype": "bfloat16", **shapes.config}))
     tokenizer = folder / "tokenizer.json"
     write_tokenizer(tokenizer)
-    checkpoint = replace(shape_checkpoint(config, read_spec(config)), tokenizer=TokenizerFiles.at(tokenizer))
+    checkpoint = replace(
+        shape_checkpoint(config, read_spec(config), shapes.embedding), tokenizer=TokenizerFiles.at(tokenizer)
+    )
     job = prepare_checkpoint(shapes.name, checkpoint, options, lambda _: None)
     build(job, StoreWithoutWeights(FolderStore(folder)), lambda *_: None)
     config.unlink()

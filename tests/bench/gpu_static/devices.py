@@ -25,11 +25,13 @@ START_SECONDS, SHADER_SECONDS = 120, 2
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """``occupancy`` is the driver's name for the threads or groups of threads that fit, of ``full`` in all, which
-    ``unit`` names; ``spills`` those for the values that go to memory and come back.
+    """``vendor`` is the GPU's as browsers name it. ``occupancy`` is the driver's name for the threads or groups of
+    threads that fit, of ``full`` in all, which ``unit`` names; ``spills`` those for the values that go to memory and
+    come back.
     """
 
     name: str
+    vendor: str
     driver: str
     shim: str
     environment: Mapping[str, str]
@@ -53,21 +55,21 @@ class Statistics:
 
 def adreno(name: str, environment: Mapping[str, str]) -> Device:
     return Device(
-        name, "freedreno", "freedreno", environment, "Max Waves Per Core", 16, "waves", "Registers used",
+        name, "qualcomm", "freedreno", "freedreno", environment, "Max Waves Per Core", 16, "waves", "Registers used",
         ("STP Count", "LDP Count"), "Instruction Count",
     )  # fmt: skip
 
 
 def amd(name: str, gpu: str) -> Device:
     return Device(
-        name, "radeon", "amdgpu", {"AMDGPU_GPU_ID": gpu}, "Subgroups per SIMD", 32, "subgroups a SIMD", "VGPRs",
+        name, "amd", "radeon", "amdgpu", {"AMDGPU_GPU_ID": gpu}, "Subgroups per SIMD", 32, "subgroups a SIMD", "VGPRs",
         ("Spilled VGPRs", "Spilled SGPRs"), "Instructions",
     )  # fmt: skip
 
 
 def intel(name: str, platform: str) -> Device:
     return Device(
-        name, "intel", "intel", {"INTEL_STUB_GPU_PLATFORM": platform}, "Max dispatch width", 32, "lanes",
+        name, "intel", "intel", "intel", {"INTEL_STUB_GPU_PLATFORM": platform}, "Max dispatch width", 32, "lanes",
         "Max live registers", ("Spills", "Fills"), "Instructions",
     )  # fmt: skip
 
@@ -75,10 +77,13 @@ def intel(name: str, platform: str) -> Device:
 DEVICES = (
     adreno("adreno-740", {"FD_CHIP_ID": "0x43050a01"}),
     adreno("adreno-750", {"FD_GPU_ID": "750"}),
-    Device("apple-m1", "asahi", "asahi", {}, "Threads", 1024, "threads", "GPRs", ("Spills", "Fills"), "Instructions"),
     Device(
-        "nvidia-ada", "nouveau", "nouveau", {"NOUVEAU_CHIPSET": "192"}, "Max warps/SM", 48, "warps", "Number of GPRs",
-        ("Spills to memory", "Fills from memory"), "Instruction count",
+        "apple-m1", "apple", "asahi", "asahi", {}, "Threads", 1024, "threads", "GPRs", ("Spills", "Fills"),
+        "Instructions",
+    ),
+    Device(
+        "nvidia-ada", "nvidia", "nouveau", "nouveau", {"NOUVEAU_CHIPSET": "192"}, "Max warps/SM", 48, "warps",
+        "Number of GPRs", ("Spills to memory", "Fills from memory"), "Instruction count",
     ),
     amd("amd-rdna2", "vangogh"),
     amd("amd-rdna3", "phoenix"),
