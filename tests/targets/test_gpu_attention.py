@@ -147,7 +147,7 @@ def test_results_are_added_for_each_tile_if_only_then_numbers_fit_into_registers
 # (query heads, kv heads, head_dim), the pages, the threads and keys of the tile of GPUs that would spill, and their
 # vendors: a group of five, Qwen2-0.5B, Qwen3-30B-A3B, and pages of integers.
 SMALL: tuple[tuple[tuple[int, int, int], KvName, tuple[int, int], list[str]], ...] = (
-    ((20, 4, 128), "activation", (64, 128), ["intel"]),
+    ((20, 4, 128), "activation", (64, 128), ["intel", "apple"]),
     ((14, 2, 64), "activation", (64, 128), ["intel", "apple"]),
     ((32, 4, 128), "activation", (128, 256), ["intel", "apple"]),
     ((16, 8, 128), "q8", (64, 128), ["intel", "apple"]),
