@@ -69,6 +69,7 @@ def builds(python: str) -> list[Step]:
     )
     return [
         Step("wheel", (python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(OUT), ".")),
+        Step("wheel, as PyPI reads it", (python, "-m", "twine", "check", "--strict", f"{OUT}/*.whl")),
         *(
             Step(
                 f"npm package {package}",
@@ -113,7 +114,7 @@ def release(
     for step in builds(sys.executable):
         print(f"build   {step.words}")
         try:
-            run(step.command, root / step.folder)
+            run(expanded(step, root), root / step.folder)
         except subprocess.CalledProcessError as error:
             print(f"error: {step.words}: '{' '.join(step.command[:4])} ...' failed with exit code {error.returncode}")
             return 1

@@ -82,6 +82,7 @@ def test_uploads_need_the_option_and_their_token(checkout: Path, capsys: pytest.
     (checkout / module.OUT).mkdir(parents=True)
     (checkout / module.OUT / "nearfar-1.2.0.whl").touch()
     assert release(checkout, commands, {"TWINE_PASSWORD": "p"}, upload=True, site="hf:o/n", changed="") == 1
+    assert commands.has("twine", "check", str(checkout / module.OUT / "nearfar-1.2.0.whl"))
     assert commands.has("twine", "upload", str(checkout / module.OUT / "nearfar-1.2.0.whl"))
     assert not commands.has("npm", "publish")
     assert capsys.readouterr().out.count("skipped ") == 4
