@@ -187,7 +187,7 @@ install-size: .venv/.dev web/node_modules/.installed
 
 docs: .venv/.dev web/node_modules/.installed
 	rm -rf build/docs-pages
-	$(BIN)/python docs/pages.py build/docs-pages
+	$(BIN)/python web/docs/pages.py build/docs-pages
 	cd web && node node_modules/typedoc/bin/typedoc
 	$(BIN)/python tests/links.py build/docs
 

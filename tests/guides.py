@@ -1,4 +1,4 @@
-"""The guides in docs/, and the files in them: blocks whose first line names the file after the language."""
+"""The guides in web/docs/, and the files in them: blocks whose first line names the file after the language."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[1] / "web/docs"
 FILE = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 # A block of commands.
 COMMANDS = re.compile(r"^```\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
@@ -22,7 +22,7 @@ def guide_files(guide: str, replaced: Mapping[str, str] | None = None) -> dict[s
     """
     files = dict(FILE.findall((DOCS / f"{guide}.md").read_text("utf-8")))
     for old, new in (replaced or {}).items():
-        assert any(old in text for text in files.values()), f"docs/{guide}.md has no file with '{old}'"
+        assert any(old in text for text in files.values()), f"web/docs/{guide}.md has no file with '{old}'"
         files = {name: text.replace(old, new) for name, text in files.items()}
     return files
 

@@ -55,7 +55,7 @@ def test_broken_links_of_a_site_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_docs_are_built_without_a_broken_link(node: str, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "docs/pages.py", "build/docs-pages"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "web/docs/pages.py", "build/docs-pages"], cwd=ROOT, check=True)
     subprocess.run([node, "node_modules/typedoc/bin/typedoc", "--out", str(tmp_path)], cwd=ROOT / "web", check=True)
     assert (tmp_path / "documents/A_plain_page.html").is_file()
     assert "fit_calibration" in (tmp_path / "documents/Calibrated_decisions.html").read_text()

@@ -1,4 +1,4 @@
-// `make docs`: a site with the guides, the READMEs, the pages that docs/pages.py has written into build/docs-pages, and
+// `make docs`: a site with the guides, the READMEs, the pages that web/docs/pages.py has written into build/docs-pages, and
 // the types of all exports of the package, in build/docs. A broken link is an error.
 
 import { execFileSync } from "node:child_process";
@@ -15,9 +15,9 @@ const documents = execFileSync("git", ["ls-files", "--cached", "--others", "--ex
   .split("\n");
 const written = readdirSync(new URL("../build/docs-pages/", import.meta.url)).map((file) => `build/docs-pages/${file}`);
 // The guides in the order of the table in the first one.
-const first = "docs/bundle.md";
+const first = "web/docs/bundle.md";
 const table = readFileSync(new URL(`../${first}`, import.meta.url), "utf8").matchAll(/^\|[^|]*\]\((\w+\.md)\)/gm);
-const guides = [first, ...[...table].map(([, file]) => `docs/${file}`)];
+const guides = [first, ...[...table].map(([, file]) => `web/docs/${file}`)];
 
 export default {
   name: "nearfar",

@@ -1,4 +1,4 @@
-"""The files in the guides of docs/: each is run, or built and run, by a test. Those of frameworks are in
+"""The files in the guides of web/docs/: each is run, or built and run, by a test. Those of frameworks are in
 tests/web/test_package_everywhere.py, and those in Python in tests/server_fallback/cli/test_serve.py.
 """
 
@@ -30,7 +30,7 @@ TESTS = {
 def test_a_test_runs_the_files_of_every_guide() -> None:
     assert {name for name, text in guides().items() if FILE.search(text)} == set(TESTS)
     for guide, file in TESTS.items():
-        assert f'"{guide}"' in (ROOT / file).read_text(), f"{file} does not run docs/{guide}.md"
+        assert f'"{guide}"' in (ROOT / file).read_text(), f"{file} does not run web/docs/{guide}.md"
 
 
 def test_every_block_of_a_guide_is_a_file_that_its_text_names_or_commands() -> None:
@@ -42,7 +42,7 @@ def test_every_block_of_a_guide_is_a_file_that_its_text_names_or_commands() -> N
 
 
 def test_every_guide_is_reached_from_the_first_one_and_from_the_readme() -> None:
-    for text in (guides()["bundle"], (ROOT / "README.md").read_text().replace("](docs/", "](")):
+    for text in (guides()["bundle"], (ROOT / "README.md").read_text().replace("](web/docs/", "](")):
         assert [guide for guide in guides() if guide != "bundle" and f"]({guide}.md)" not in text] == []
 
 
@@ -61,6 +61,7 @@ def ask(page: Page, url: str) -> None:
     expect(page.locator("#answer")).to_have_text("27 + 58 = 85", timeout=TIMEOUT_MS)
 
 
+@pytest.mark.exhaustive
 def test_the_plain_page_answers(page: Page, plain: Path) -> None:
     write_guide("page", plain)
     with serve(plain) as url:

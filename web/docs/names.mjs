@@ -15,7 +15,7 @@ const imported = new Map(
 
 /** The parts of the site in their order, with the folders of their documents. The first that matches has the document. */
 const GROUPS = [
-  ["Start here", /^docs\/|^build\/docs-pages\/devices/],
+  ["Start here", /^web\/docs\/|^build\/docs-pages\/devices/],
   ["Python", /^build\/docs-pages\//],
   ["Behind it", /^(tests|CONTRIBUTING|CHANGELOG|compiler\/demo|compiler\/README|targets|server_fallback\/text)/],
   ["Handbook", /./],

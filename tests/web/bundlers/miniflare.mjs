@@ -1,4 +1,4 @@
-// node miniflare.mjs FAR PAGE: runs the relay of docs/relay.md on this machine, with the settings of its file for
+// node miniflare.mjs FAR PAGE: runs the relay of web/docs/relay.md on this machine, with the settings of its file for
 // wrangler, and prints its address. It ends with its standard input.
 
 import { readFile } from "node:fs/promises";

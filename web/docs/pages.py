@@ -1,5 +1,5 @@
 """Writes the pages of the docs site that come from code: Python's API from its docstrings, and what devices were
-measured to do from the recorded results. ``python docs/pages.py FOLDER``; `make docs` calls it.
+measured to do from the recorded results. ``python web/docs/pages.py FOLDER``; `make docs` calls it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import griffe
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # The pages of the API in their order: the names by which programs import what they list.
 API: Mapping[str, Sequence[str]] = {
     "Answers on two sides": [
