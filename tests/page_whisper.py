@@ -1,5 +1,5 @@
 """The bundles of tiny models of sound with random weights for tests in a browser: a Whisper with windows of one second
-and three languages, and a Moonshine.
+and three languages, Moonshines, and a Parakeet.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from light_bundle import few_kernels, lighten
+from light_bundle import Tokens, few_kernels, lighten
 from made_once import kept_folder, made_once
 from tiny_moonshine import make_moonshine, make_moonshine_streaming
+from tiny_parakeet import make_parakeet
 from tiny_whisper import make_whisper
 
 
@@ -31,15 +32,24 @@ def page_moonshine_streaming() -> Path:
     )
 
 
-def kept_bundle(name: str, make_model: Callable[[Path], object]) -> Path:
+def page_parakeet() -> Path:
+    """The Parakeet, which reads 20 rows of encoded sound at once, with its self-test. Tests must not change it."""
+    return kept_bundle(
+        "parakeet", lambda checkpoint: make_parakeet(checkpoint, num_mel_bins=80), context=20, tokens="many"
+    )
+
+
+def kept_bundle(
+    name: str, make_model: Callable[[Path], object], *, context: int | None = None, tokens: Tokens = "few"
+) -> Path:
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
     def make(folder: Path) -> None:
-        options = CompileOptions(target="webgpu", quantization="f32", activations=("float32",))
-        with TemporaryDirectory() as parent, few_kernels():
+        options = CompileOptions(target="webgpu", quantization="f32", activations=("float32",), context=context)
+        with TemporaryDirectory() as parent, few_kernels(tokens=tokens):
             checkpoint = Path(parent) / f"tiny-{name}"
             make_model(checkpoint)
             compile_model(str(checkpoint), folder, options)
-        lighten(folder, self_test=True)
+        lighten(folder, self_test=True, tokens=tokens)
 
     return made_once(kept_folder("bundles") / f"page-{name}", make)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from light_bundle import few_kernels, lighten
-from made_once import kept_folder, made_once
+from page_whisper import page_parakeet
 from playwright.sync_api import Browser, Page
 from site_pages import engine_page
 from sounds import chirp, wav
-from tiny_parakeet import make_parakeet
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.audio.ctc import CtcTranscriber
 from nearfar.compiler.runtime.audio.transcribe import TranscriptionOptions
 from nearfar.compiler.runtime.reference import ReferenceRunner
@@ -39,22 +35,7 @@ window.refusal = (work) => work.then(() => null, (error) => [error.name, error.m
 Object.assign(window, { Engine });
 document.body.dataset.state = "ready";
 """
-CONTEXT = 20
 SAMPLES = chirp(60_000)
-
-
-def page_parakeet() -> Path:
-    """The bundle, with its test."""
-
-    def make(folder: Path) -> None:
-        options = CompileOptions(target="webgpu", quantization="f32", activations=("float32",), context=CONTEXT)
-        with TemporaryDirectory() as parent, few_kernels(tokens="many"):
-            checkpoint = Path(parent) / "tiny-parakeet"
-            make_parakeet(checkpoint, num_mel_bins=80)
-            compile_model(str(checkpoint), folder, options)
-        lighten(folder, self_test=True, tokens="many")
-
-    return made_once(kept_folder("bundles") / "page-parakeet", make)
 
 
 @pytest.fixture(scope="module")

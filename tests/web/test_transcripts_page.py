@@ -14,7 +14,7 @@ from chat_pages import open_page
 from light_bundle import lighten
 from page_looks import DESK, SCREENSHOTS, look, require_accessible
 from page_model import page_bundle
-from page_whisper import page_whisper
+from page_whisper import page_parakeet, page_whisper
 from playwright.sync_api import Browser, Page
 from sounds import chirp, wav
 
@@ -138,7 +138,7 @@ def test_what_is_said_to_the_chat_becomes_its_message(browser: Browser, chromium
     problems: list[str] = []
     page = open_page(browser, problems)
     page.set_default_timeout(180_000)
-    with PageServer(copy, transcriber=page_whisper()) as server:
+    with PageServer(copy, transcriber=page_parakeet()) as server:
         page.goto(server.chat_url)
         page.wait_for_selector("body[data-state=ready]")
         # This model sees nothing.
@@ -148,10 +148,9 @@ def test_what_is_said_to_the_chat_becomes_its_message(browser: Browser, chromium
         page.wait_for_selector("#dictate[data-state=recording]")
         page.wait_for_selector("#dictation:text-matches('Listening · [1-9]')")
         page.click("#dictate")
-        page.wait_for_selector("#dictation:text-matches('transcribed on this device by tiny-whisper in')")
+        page.wait_for_selector("#dictation:text-matches('transcribed on this device by tiny-parakeet in')")
         assert page.input_value("#prompt").startswith("I say ")
         assert page.is_enabled("#send")
-        # Another recording, because this model tries six temperatures for each second of one.
         page.click("#dictate")
         page.wait_for_selector("#dictate[data-state=recording]")
         for shown in look(page):
