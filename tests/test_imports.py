@@ -146,3 +146,9 @@ def test_the_types_of_the_web_package_are_those_of_python() -> None:
     }  # fmt: skip
     for path, text in files.items():
         assert path.read_text() == text, path
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest imports them by their names alone, so that it collects no tests if two are equal."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
