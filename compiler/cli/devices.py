@@ -52,7 +52,9 @@ def run(options: Devices) -> None:
         for row in rows:
             print_json(row.report.model_dump(mode="json"))
         return
-    Console().print(table(rows))
+    console = Console()
+    console.print(table(rows))
+    console.print(caption(), highlight=False)
     if options.plot is not None:
         print_note(f"{options.plot}: tokens per second of {sum(row.decode is not None for row in rows)} devices")
 
@@ -97,7 +99,7 @@ def visible(text: str) -> str:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    shown = Table(box=None, pad_edge=False, caption_justify="left", caption=caption())
+    shown = Table(box=None, pad_edge=False)
     for column in ("model, device", "first token, s", "tokens/s", "memory", "result"):
         is_text = column in ("model, device", "result")
         shown.add_column(column, justify="left" if is_text else "right", no_wrap=column == "model, device")
@@ -133,8 +135,8 @@ def short(value: float) -> str:
 
 def caption() -> str:
     return (
-        f"Predicted: the first token behind a prompt of {PROMPT} tokens, and tokens per second\n"
-        "at that context, or at the nearest length that the report has. memory: needed on the device."
+        f"Predicted: the first token behind a prompt of {PROMPT} tokens, and the tokens per second at that context, "
+        "or at the nearest length that the report has. Memory: what the model needs on the device."
     )
 
 

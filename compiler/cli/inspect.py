@@ -76,6 +76,8 @@ def run(options: Inspect) -> None:
     if record is not None:
         table.add_row("quality", quality_facts(record))
     table.add_row("self-test", self_test(bundle.manifest))
+    if bundle.manifest.prefixes:
+        table.add_row("system messages", prefix_facts(bundle.manifest))
     add_origin(table, bundle.manifest.origin)
     console.print(table)
     console.print(kernel_table(bundle.manifest) if options.kernels else template_table(bundle.manifest))
@@ -173,6 +175,16 @@ def host_facts(report: Report) -> dict[str, str]:
         "weights on device": megabytes(device),
         "weights on host": f"{megabytes(report.host_weight_bytes)}, read row by row from the files",
     }
+
+
+def prefix_facts(manifest: Manifest) -> str:
+    """A line for each system message whose keys and values come with the bundle."""
+    sizes = {each.file: each.size for each in manifest.files}
+    lines: dict[str, list[str]] = {}
+    for each in manifest.prefixes:
+        first = f"{each.tokens:,} tokens: "
+        lines.setdefault(each.tokens_sha256, [first]).append(f"{megabytes(sizes[each.file])} with {each.activation}")
+    return "\n".join(first + ", ".join(rest) for first, *rest in lines.values())
 
 
 def export_facts(report: ExportReport) -> Table:

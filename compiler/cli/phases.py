@@ -26,8 +26,10 @@ PHASES = {
     "kernels": "lowering kernels",
     "weights": "packing weights",
     "self-test": "running reference",
-    "prefixes": "computing prefixes",
+    "prefixes": "making prefixes",
 }
+# The columns of the longest name.
+NAME_WIDTH = max(map(len, PHASES.values()))
 # Waiting is reported if wall time exceeds processor time by this share of the wall time and by these seconds.
 WAITED_SHARE, WAITED_SECONDS = 0.25, 1.0
 
@@ -107,7 +109,7 @@ def timed_phases(*, quiet: bool = False) -> Iterator[PhaseClock]:
 
 
 def print_phase(phase: str, duration: Duration) -> None:
-    line = f"{PHASES[phase]:17} {duration.seconds:8.1f} s, processor {duration.processor_seconds:.1f} s"
+    line = f"{PHASES[phase]:{NAME_WIDTH}} {duration.seconds:8.1f} s, processor {duration.processor_seconds:.1f} s"
     print(line, file=sys.stderr, flush=True)
 
 
@@ -117,7 +119,7 @@ def progress_bars(*, quiet: bool = False, transient: bool = False) -> Iterator[P
 
     ``transient``: the bars disappear at the end.
     """
-    columns = (TextColumn("{task.description:17}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    columns = (TextColumn(f"{{task.description:{NAME_WIDTH}}}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     bars = Progress(*columns, console=Console(stderr=True), disable=quiet, transient=transient)
     try:
         yield bars

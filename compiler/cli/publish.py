@@ -79,7 +79,10 @@ def run(options: Publish) -> None:
         uploaded = None if remote is None else upload_site(output, remote)
         known = license_of(origin)
         if known is not None and known.texts("copy") and not site.license_files and not options.json:
-            print_note(f"the text of {known.title} is not in the site; add it from {known.url}, or give --reference")
+            print_note(
+                f"the text of {known.title} is not in the site; put it into the folder of the checkpoint as LICENSE, "
+                f"from {known.url}, and publish again{'' if checkpoint else ' with that folder as --reference'}"
+            )
         report(options, name, published, uploaded)
 
 

@@ -26,7 +26,7 @@ PIPELINES: Mapping[Task, str] = {
 }
 WORDS: Mapping[Kind, str] = {
     "copy": "", "notice": "This notice accompanies the model: ", "display": "A page with the model shows: ",
-    "name": "The name of the model begins with: ", "changes": "", "keep": "", "use": "", "bound": "",
+    "name": "The name of the model begins with: ", "changes": "Done by this card: ", "keep": "", "use": "", "bound": "",
     "noncommercial": "",
 }  # fmt: skip
 

@@ -106,14 +106,18 @@ class KeptAnswers:
 
         Raises ApiError for wrong headers, the key of another request, and an answer that is not kept any more.
         """
-        key, last = headers.get(KEY_HEADER), headers.get(LAST_HEADER, "0")
+        key, last = headers.get(KEY_HEADER), headers.get(LAST_HEADER)
         if key is None:
-            return None
+            if last is None:
+                return None
+            # A client that continues a stream must not get a new answer from its start.
+            message = f"{LAST_HEADER} continues a stream; send the {KEY_HEADER} of its request, too"
+            raise ApiError(400, message, "invalid_header")
         if KEY.fullmatch(key) is None:
             raise ApiError(400, f"{KEY_HEADER} must have 1 to 256 visible ASCII characters", "invalid_header")
-        if NUMBER.fullmatch(last) is None:
+        if NUMBER.fullmatch(last or "0") is None:
             raise ApiError(400, f"{LAST_HEADER} must be the number of an event", "invalid_header")
-        after, answer = int(last), self._answers.get(Name(exchange.client, key))
+        after, answer = int(last or "0"), self._answers.get(Name(exchange.client, key))
         if answer is None:
             if after > 0:
                 message = "this answer is not kept here any more; send the request again with another key"
@@ -183,8 +187,10 @@ class KeptAnswers:
             answer.timer = asyncio.get_running_loop().call_later(self._seconds, self.forget, answer)
 
     def cancel(self, headers: Headers, exchange: Exchange) -> bool:
-        """End the answer of a key; False if it is not kept."""
-        answer = self._answers.get(Name(exchange.client, headers.get(KEY_HEADER, "")))
+        """End the answer of a key; False if it is not kept. Raises ApiError without a key."""
+        if KEY_HEADER not in headers:
+            raise ApiError(400, f"name the stream to end by the header {KEY_HEADER} of its request", "invalid_header")
+        answer = self._answers.get(Name(exchange.client, headers[KEY_HEADER]))
         if answer is not None:
             self.forget(answer)
         return answer is not None

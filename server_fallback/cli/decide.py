@@ -79,7 +79,10 @@ def read_context(options: Decide) -> str:
         return str(options.context)
     if options.context is None and sys.stdin.isatty():
         raise RequestError("pass the text that the questions are about, as an argument or through a pipe")
-    return piped_text()
+    text = piped_text()
+    if not text:
+        raise RequestError("the text on standard input is empty; pass a text as an argument or through a pipe")
+    return text
 
 
 def read_json(path: Path, kind: TypeAdapter[Any], what: str) -> Any:
@@ -164,7 +167,8 @@ def write_fit(options: Decide, output: Path, questions: dict[str, Question], exa
         columns = [column for kind in ("before", "after") for column in columns_of(found[kind])]
         table.add_row(escape(name), str(found["examples"]), *columns)
     Console().print(table)
-    print(f"wrote {output}; fitted: to four fifths of the examples, counted in the others")
+    print(f"wrote {output}, fitted to all examples of the model {calibration['model']}")
+    print("the columns of fitted: to four fifths of the examples, counted in the others (cross-validation)")
 
 
 def figures_of(name: str, question: Mapping[str, Any], decided: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def verify_statement(value: dict[str, Any], bundle: Bundle | ExportBundle, trust
         if not found.trusted:
             found.faults.append(f"the key {found.key} is not one that --signed-by lists")
     else:
-        found.notes.append(f"whose key {found.key} is was not checked; pass --signed-by KEY")
+        found.notes.append(f"the owner of the key {found.key} was not checked; pass --signed-by KEY")
     own = bundle_id(bundle)
     if signed.receipt.bundle != own:
         found.faults.append(f"the receipt is of bundle {signed.receipt.bundle[:16]}, and {bundle.path} is {own[:16]}")

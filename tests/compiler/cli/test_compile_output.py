@@ -86,6 +86,10 @@ def test_each_phase_ends_when_the_next_begins() -> None:
     )
 
 
+def test_bars_with_the_longest_name_of_a_phase_fit_into_80_columns() -> None:
+    assert len("running reference") == phases.NAME_WIDTH
+
+
 def test_on_a_terminal_the_phases_are_bars_within_80_columns(tmp_path: Path) -> None:
     with on_a_terminal([*NEARFAR, "compile", "demo", "--target", "mlx", "-o", "out"], tmp_path) as (terminal, process):
         terminal.read_to_the_end()

@@ -69,7 +69,9 @@ def folder(tmp_path: Path) -> Path:
 
 def test_reports_become_a_table_by_model_the_fastest_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", str(folder)]) == 0
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    printed = capsys.readouterr().out
+    assert "tokens per second at that context, or at the nearest length" in " ".join(printed.split())
+    lines = [line.strip() for line in printed.splitlines()]
     places = [next(i for i, line in enumerate(lines) if line.startswith(text)) for text in ("Gemma", "Qwen3-0.6B")]
     assert places[0] < places[1]
     own = lines[places[1] + 1 :]

@@ -15,6 +15,8 @@ from tolerances import F32, KV_Q4_F32, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.bundle.manifest import GENERATE, MANIFEST_FILE
+from nearfar.compiler.cli.inspect import prefix_facts
+from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.ir.kv_format import KvName
 from nearfar.compiler.ir.pages import PAGE_DIMS, STATES
 from nearfar.compiler.pipeline import prefixes
@@ -153,7 +155,9 @@ def test_a_dry_run_counts_the_files_of_prefixes(
     monkeypatch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())
     store = SizeStore()
     build(prepare(str(model), options(system), lambda *_: None, lambda _: None), store, lambda *_: None)
-    assert store.sizes[entry.file] == bundle.file(entry.file).stat().st_size
+    size = bundle.file(entry.file).stat().st_size
+    assert store.sizes[entry.file] == size
+    assert prefix_facts(bundle.manifest) == f"112 tokens: {megabytes(size)} with float32"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ class Stepped(FakeExecutor):
     """Says a piece for each step that the test lets it take."""
 
     steps: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    waiting: int = 0
 
     def go(self, steps: int = 99) -> None:
         for _ in range(steps):
@@ -40,7 +41,9 @@ class Stepped(FakeExecutor):
 
     async def _said(self, request: ChatCompletionRequest | CompletionRequest, call: Call) -> AsyncGenerator[str, None]:
         async for piece in super()._said(request, call):
+            self.waiting += 1
             await self.steps.acquire()
+            self.waiting -= 1
             yield piece
 
 
@@ -57,8 +60,11 @@ class Kept:
     def open(self, **headers: str) -> Held:
         return Held(self.app, CHAT, STREAM, NAMED | {name.replace("_", "-"): value for name, value in headers.items()})
 
-    async def ask(self, body: Any = STREAM, path: str = CHAT, **headers: str) -> httpx.Response:
-        return await ask_app(self.app, "POST", path, body, **{"idempotency_key": "one", **headers})
+    async def ask(self, body: Any = STREAM, path: str = CHAT, /, **headers: str | None) -> httpx.Response:
+        """``headers`` that are None are not sent."""
+        given = {"idempotency_key": "one", **headers}
+        sent = {name: value for name, value in given.items() if value is not None}
+        return await ask_app(self.app, "POST", path, body, **sent)
 
     async def left(self, held: Held) -> None:
         held.go()
@@ -178,6 +184,7 @@ def test_an_answer_is_cancelled_by_its_key() -> None:
         assert not first.sent.get_nowait()["more_body"]
         for key in ("one", "other"):
             assert (await kept.ask(None, "/v1/cancel", idempotency_key=key)).status_code == 404
+        assert (await kept.ask(None, "/v1/cancel", idempotency_key=None)).json()["error"]["code"] == "invalid_header"
 
     checked(work)
 
@@ -206,9 +213,10 @@ def test_a_failed_answer_is_computed_again() -> None:
         (STREAM, {"idempotency_key": "other", "last_event_id": "1"}, 409, "answer_not_kept"),
         (STREAM, {"last_event_id": "99"}, 400, "invalid_header"),
         (STREAM, {"last_event_id": "-1"}, 400, "invalid_header"),
+        (STREAM, {"idempotency_key": None, "last_event_id": "1"}, 400, "invalid_header"),
     ],
 )
-def test_what_cannot_be_continued_is_refused(body: Any, headers: dict[str, str], status: int, code: str) -> None:
+def test_what_cannot_be_continued_is_refused(body: Any, headers: dict[str, str | None], status: int, code: str) -> None:
     async def work() -> None:
         kept = Kept.of()
         kept.fake.go()
@@ -234,7 +242,9 @@ def test_another_client_does_not_read_an_answer_and_it_counts_until_its_end() ->
         other = await kept.ask(last_event_id="1", **b)
         assert other.json()["error"]["code"] == "answer_not_kept"
         two = kept.open(idempotency_key="two", **a)
-        kept.fake.go(1)
+        # One step for each: the first answer is still going on.
+        await kept.until(lambda: kept.fake.waiting == 2)
+        kept.fake.go(2)
         await body_of(two, 2)
         await kept.left(two)
         second = await kept.ask(idempotency_key="three", **a)
@@ -275,6 +285,6 @@ def test_without_a_key_a_client_that_leaves_ends_its_answer() -> None:
         assert not numbers(await body_of(first, 2))
         await kept.left(first)
         assert kept.fake.cancelled == 1
-        assert json.loads((await ask_app(kept.app, "POST", "/v1/cancel")).content)["error"]["code"] == "answer_not_kept"
+        assert json.loads((await ask_app(kept.app, "POST", "/v1/cancel")).content)["error"]["code"] == "invalid_header"
 
     checked(work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def test_a_calibration_that_is_fitted_changes_the_next_decisions(
         (["go", "--fit", "examples.jsonl", "-o", "calibration.json"], "leave out the text"),
         (["--fit", "empty.jsonl", "-o", "calibration.json"], "has no example"),
         (["--fit", "wrong.jsonl", "-o", "calibration.json"], "examples[0].answers.rooms answers no question"),
+        (["-"], "the text on standard input is empty"),
         (["go", "--calibration", "missing.json"], "cannot be read"),
         (["go", "--calibration", "wrong.jsonl"], "it must have a calibration of nearfar decide --fit"),
     ],
@@ -76,6 +78,7 @@ def test_what_cannot_be_decided_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "wrong.jsonl").write_text('{"context": "go", "answers": {"rooms": "b"}}')
     assert main([*command, *arguments]) == 2
