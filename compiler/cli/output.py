@@ -20,11 +20,11 @@ def print_error(error: NearfarError, *, as_json: bool) -> None:
         print(json.dumps({"error": error.to_json()}, ensure_ascii=False, default=str), file=sys.stderr)
         return
     console = Console(stderr=True, soft_wrap=True)
-    console.print(f"[bold red]error:[/] {escape(error.message)}")
+    console.print(f"[bold red]error:[/] {shown(error.message, lines=True)}")
 
 
 def print_note(text: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(f"[bold yellow]note:[/] {escape(text)}", highlight=False)
+    Console(stderr=True, soft_wrap=True).print(f"[bold yellow]note:[/] {shown(text, lines=True)}", highlight=False)
 
 
 def megabytes(size_bytes: int) -> str:
@@ -33,3 +33,11 @@ def megabytes(size_bytes: int) -> str:
         if size_bytes >= scale:
             return f"{size_bytes / scale:.1f} {unit}"
     return f"{size_bytes} bytes"
+
+
+def shown(text: str, *, lines: bool = False) -> str:
+    """For a console, without the control characters by which a text of somebody else, such as a name in a file, would
+    write over what the terminal shows. ``lines``: the text may have several.
+    """
+    kept = "\n\t" if lines else ""
+    return escape("".join(each if each.isprintable() or each in kept else "\N{REPLACEMENT CHARACTER}" for each in text))

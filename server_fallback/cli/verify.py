@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from rich.console import Console
-from rich.markup import escape
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
 from nearfar.compiler.bundle.signature import read_trusted_keys
 from nearfar.compiler.cli.model import open_command_runner
-from nearfar.compiler.cli.output import print_json
+from nearfar.compiler.cli.output import print_json, shown
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.generate import PREFILL_CHUNK
 from nearfar.compiler.runtime.runner import Limits
@@ -85,15 +84,15 @@ def _print(options: Verify, found: list[Verified]) -> None:
     for each in found:
         receipt = each.receipt
         name = f"{receipt.side}: {receipt.model} on {receipt.device.name}, {receipt.runtime}, key {each.key}"
-        console.print(escape(f"{name}{' (trusted)' if each.trusted else ''}"))
+        console.print(shown(f"{name}{' (trusted)' if each.trusted else ''}"))
         for choice, result in zip(receipt.choices, each.replayed, strict=False):
             if result.fault is not None:
                 continue
             same = f"answer {choice.index}: {result.tokens - result.differences} of {result.tokens} tokens are the same"
             console.print(f"  {same}, {result.ties} differ within rounding")
             if result.first is not None and result.first.is_rounding:
-                console.print(escape(f"  {result.first.text}: within rounding"))
+                console.print(shown(f"  {result.first.text}: within rounding"))
         for note in each.notes:
-            console.print(f"  [dim]{escape(note)}[/]")
+            console.print(f"  [dim]{shown(note)}[/]")
         for fault in each.faults:
-            console.print(f"  [bold red]not verified:[/] {escape(fault)}")
+            console.print(f"  [bold red]not verified:[/] {shown(fault)}")

@@ -76,9 +76,12 @@ def is_signed(receipt: dict[str, Any], signature: ReceiptSignature) -> bool:
 
 def key_id_of(signature: ReceiptSignature) -> str:
     """The first 16 hexadecimal digits of the SHA-256 of the key itself: for Ed25519, the id that `nearfar sign`
-    prints.
+    prints. Raises RequestError for a key that is not in base64.
     """
-    public = base64.b64decode(signature.public_key)
+    try:
+        public = base64.b64decode(signature.public_key, validate=True)
+    except ValueError as error:
+        raise RequestError(f"the receipt is not one of this version: signature.public_key: {error}") from error
     return sha256(public[-KEY_BYTES[signature.algorithm] :]).hexdigest()[:16]
 
 

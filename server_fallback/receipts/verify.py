@@ -61,7 +61,9 @@ class Given:
 def read_object(file: Path, what: str) -> dict[str, Any]:
     """Raises RequestError for a file that is not a JSON object."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8-sig"))
+        # Python's parser accepts NaN and infinite numbers.
+        json.dumps(value, allow_nan=False)
     except OSError as error:
         raise RequestError(f"{file}: cannot be read: {reason_of(error)}") from error
     except (ValueError, RecursionError) as error:
@@ -79,8 +81,17 @@ def read_given(file: Path) -> Given:
     receipts, choices = value.get("receipts"), value.get("choices")
     if not isinstance(receipts, list) or not receipts or not all(isinstance(each, dict) for each in receipts):
         raise RequestError(f"{file}: has no receipts; request the answer with receipt: true")
-    listed = isinstance(choices, list) and all(isinstance(each, dict) for each in choices)
-    return Given(receipts, choices if listed and choices else None)
+    if not choices:
+        return Given(receipts, None)
+    if not isinstance(choices, list) or not all(
+        isinstance(each, dict) and _is_count(each.get("index")) for each in choices
+    ):
+        raise RequestError(f"{file}: its choices are not those of an answer; pass the answer as the server sent it")
+    return Given(receipts, choices)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def verify_statement(value: dict[str, Any], bundle: Bundle | ExportBundle, trusted: Set[str]) -> Verified:
@@ -183,7 +194,9 @@ def check_request_hash(found: Verified, body: dict[str, Any]) -> bool:
         return False
     if request_sampling(body) != receipt.sampling:
         found.faults.append("the receipt's sampling is not that of the request")
-    n = body.get("n") or 1
+    n = 1 if body.get("n") is None else body["n"]
+    if not (_is_count(n) and n > 0):
+        raise RequestError("--request: n must be an integer above 0; pass the request that was answered")
     seed = receipt.choices[0].seed if body.get("seed") is None else body["seed"]
     for position, choice in enumerate(receipt.choices):
         if choice.index != position:
@@ -195,11 +208,12 @@ def check_request_hash(found: Verified, body: dict[str, Any]) -> bool:
 
 def unverifiable(body: Mapping[str, Any]) -> str | None:
     """What of a request cannot be computed again here; None if all can."""
-    for message in body.get("messages") or ():
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else None
-            if kind in PART_TYPES:
+            if isinstance(kind, str) and kind in PART_TYPES:
                 return PART_TYPES[kind]
     return None
 
@@ -228,7 +242,8 @@ def _said(choice: Mapping[str, Any]) -> Sequence[Any]:
     message = choice.get("message")
     if not isinstance(message, dict):
         return [choice.get("text"), choice.get("finish_reason")]
-    calls = [each.get("function") for each in message.get("tool_calls") or () if isinstance(each, dict)]
+    listed = message.get("tool_calls")
+    calls = [each.get("function") for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     reasoning = message.get("reasoning_content") or None
     return [message.get("content") or None, reasoning, calls, choice.get("finish_reason")]
 

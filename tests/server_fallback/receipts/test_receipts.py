@@ -306,6 +306,53 @@ def test_what_is_not_a_receipt_is_refused_by_name(
     assert "the receipt is of bundle" in report["receipts"][0]["faults"][0]
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("receipts", 0, "signature", "public_key"), "AAAAA"),
+        (("receipts", 0, "receipt", "sampling", "temperature"), float("nan")),
+        (("choices", 0, "index"), []),
+        (("choices", 0, "message", "tool_calls"), 5),
+    ],
+)
+def test_a_forged_answer_is_an_error_of_its_file(
+    verify: Verify, greedy: dict[str, Any], place: tuple[Any, ...], value: Any
+) -> None:
+    forged = copy.deepcopy(greedy)
+    part = forged
+    for name in place[:-1]:
+        part = part[name]
+    part[place[-1]] = value
+    status, report = verify(forged, {"model": "fake", **CASES["greedy"]})
+    # Calls that are no calls are not those of the answer, and nothing else is wrong with it.
+    assert status == (0 if place[-1] == "tool_calls" else 2), report
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"messages": 5}, {"messages": [{"content": [{"type": []}]}]}, {"prompt": "a", "n": "x"}, {"prompt": "a", "n": 0}],
+)
+def test_a_wrong_request_is_refused_by_name_though_the_receipt_has_its_hash(
+    served: Served, verify: Verify, greedy: dict[str, Any], body: dict[str, Any]
+) -> None:
+    signed = copy.deepcopy(greedy["receipts"][0])
+    signed["receipt"]["request"] = request_hash(body)
+    signed["signature"] = ReceiptKey(served.key).sign(signed["receipt"]).model_dump()
+    status, report = verify(signed, body)
+    assert (status, report["error"]["code"]) == (2, "request_error"), report
+
+
+def test_a_forged_receipt_writes_nothing_over_the_terminal(
+    served: Served, tmp_path: Path, greedy: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    forged = copy.deepcopy(greedy["receipts"][0])
+    forged["receipt"]["device"]["name"] = "x\x1b[2K\n[green]verified[/]"
+    (tmp_path / "forged.json").write_text(json.dumps(forged))
+    assert main(["verify", str(tmp_path / "forged.json"), "--bundle", str(served.path)]) == 2
+    shown = capsys.readouterr().out
+    assert "x\ufffd[2K\ufffd[green]verified[/]" in shown
+
+
 def test_a_part_is_verified_if_the_request_has_images(served: Served, verify: Verify, greedy: dict[str, Any]) -> None:
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     body = {"messages": [{"role": "user", "content": [part]}], "temperature": 0}
