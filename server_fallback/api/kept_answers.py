@@ -12,6 +12,7 @@ import hashlib
 import re
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 from starlette.datastructures import Headers
@@ -22,6 +23,9 @@ from .drain import ClientGone, disconnected
 from .errors import ApiError, is_panic
 from .exchange import Exchange
 from .sse import EXTENSION, EventForm
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 KEY_HEADER, LAST_HEADER = "Idempotency-Key", "Last-Event-ID"
 KEY = re.compile(r"[\x21-\x7e]{1,256}")
@@ -44,8 +48,9 @@ class Name:
 @dataclass(eq=False, slots=True)
 class KeptAnswer:
     """``digest`` is that of the request. ``parts`` are events and comments, ``places`` where those after each event
-    begin. ``is_read``: a reader has received its status. ``abandoned`` ends the answer as if its client had left;
-    ``changed`` is set, and replaced, at each change.
+    begin, and ``readers`` have the place that each has reached. ``is_read``: a reader has received its status.
+    ``is_whole``: no part was dropped. ``abandoned`` ends the answer as if its client had left; ``changed`` is set, and
+    replaced, at each change.
     """
 
     name: Name
@@ -57,8 +62,9 @@ class KeptAnswer:
     head: Message | None = None
     ended: bool = False
     error: BaseException | None = None
-    readers: int = 0
+    readers: dict[Hashable, int] = field(default_factory=dict)
     is_read: bool = False
+    is_whole: bool = True
     abandoned: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -67,6 +73,11 @@ class KeptAnswer:
     @property
     def is_complete(self) -> bool:
         return self.ended and bool(self.parts) and self.parts[-1].endswith(self.form.done)
+
+    @property
+    def is_unread(self) -> bool:
+        """It has begun, and its readers have left."""
+        return self.task is not None and not self.readers
 
     def add(self, body: bytes) -> int:
         """Whole events and comments. Returns their size."""
@@ -85,6 +96,16 @@ class KeptAnswer:
         self.changed.set()
         self.changed = asyncio.Event()
 
+    async def received(self) -> None:
+        """Return when the readers have all parts, which are dropped then: as without a key, a slow reader slows its
+        answer.
+        """
+        while any(place < len(self.parts) for place in self.readers.values()):
+            await self.changed.wait()
+        self.is_whole = False
+        self.parts.clear()
+        self.readers = dict.fromkeys(self.readers, 0)
+
     async def leave(self) -> Message:
         """What the answer receives: a disconnection once it is abandoned."""
         await self.abandoned.wait()
@@ -92,14 +113,15 @@ class KeptAnswer:
 
 
 class KeptAnswers:
-    """``seconds``: how long an answer goes on, and is kept, after its last reader has left. ``max_bytes``: answers that
-    have ended are forgotten, the oldest first, to have room for others.
+    """``seconds``: how long an answer goes on, and is kept, after its last reader has left. ``max_bytes``: of all
+    answers; see `_make_room`.
     """
 
     def __init__(self, seconds: float, max_bytes: int = MAX_BYTES) -> None:
         self._seconds, self._max_bytes = seconds, max_bytes
         self._answers: dict[Name, KeptAnswer] = {}
         self._size = 0
+        self._is_closed = False
 
     def find(self, headers: Headers, exchange: Exchange, body: BaseModel) -> Response | None:
         """The rest of an answer that is kept; None for a request without a key, or one whose answer begins now.
@@ -120,8 +142,7 @@ class KeptAnswers:
         after, answer = int(last or "0"), self._answers.get(Name(exchange.client, key))
         if answer is None:
             if after > 0:
-                message = "this answer is not kept here any more; send the request again with another key"
-                raise ApiError(409, message, "answer_not_kept")
+                raise not_kept()
             return None
         if answer.digest != digest_of(body):
             message = f"this {KEY_HEADER} names another request; use a new key for each request"
@@ -159,6 +180,8 @@ class KeptAnswers:
                     self._size += added
                     self._make_room()
             answer.change()
+            if not self._has(answer):
+                await answer.received()
 
         # Without the extension, the stream does not write to the connection of the first reader.
         extensions = {name: value for name, value in scope.get("extensions", {}).items() if name != EXTENSION}
@@ -181,9 +204,9 @@ class KeptAnswers:
 
     def left(self, answer: KeptAnswer) -> None:
         """The last reader has left. A client that has received nothing does not continue, but asks again."""
-        if not answer.is_read:
+        if not answer.is_read or self._is_closed or not self._has(answer):
             self.forget(answer)
-        elif self._has(answer):
+        else:
             answer.timer = asyncio.get_running_loop().call_later(self._seconds, self.forget, answer)
 
     def cancel(self, headers: Headers, exchange: Exchange) -> bool:
@@ -196,14 +219,14 @@ class KeptAnswers:
         return answer is not None
 
     def close(self) -> None:
-        """End the answers that nobody reads, before the server stops."""
-        for answer in [each for each in self._answers.values() if each.readers == 0]:
+        """End the answers that nobody reads, now and later, because the server stops."""
+        self._is_closed = True
+        for answer in [each for each in self._answers.values() if each.is_unread]:
             self.forget(answer)
 
     def forget(self, answer: KeptAnswer) -> None:
-        if self._has(answer):
-            del self._answers[answer.name]
-            self._size -= answer.size
+        """Keep an answer no longer, and end it."""
+        self._let_go(answer)
         if answer.timer is not None:
             answer.timer.cancel()
         answer.abandoned.set()
@@ -211,12 +234,23 @@ class KeptAnswers:
     def _has(self, answer: KeptAnswer) -> bool:
         return self._answers.get(answer.name) is answer
 
+    def _let_go(self, answer: KeptAnswer) -> None:
+        """Keep an answer no longer: it goes on for those who read it."""
+        if self._has(answer):
+            del self._answers[answer.name]
+            self._size -= answer.size
+
     def _make_room(self) -> None:
-        """Forget complete answers that nobody reads, and if that is not enough, end the others."""
-        for answer in sorted(self._answers.values(), key=lambda each: not (each.ended and each.readers == 0)):
+        """Forget complete answers that nobody reads, then others that nobody reads, and at last let go of the others,
+        each time the oldest first.
+        """
+        for answer in sorted(self._answers.values(), key=lambda each: (not each.is_unread, not each.ended)):
             if self._size <= self._max_bytes:
                 return
-            self.forget(answer)
+            if answer.is_unread:
+                self.forget(answer)
+            else:
+                self._let_go(answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +270,9 @@ class Following(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._answer
-        answer.readers += 1
+        if not answer.is_whole:
+            raise not_kept()
+        answer.readers[self] = self._place
         if answer.timer is not None:
             answer.timer.cancel()
         if self._beginning is not None:
@@ -248,19 +284,22 @@ class Following(Response):
         finally:
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
-            answer.readers -= 1
-            if answer.readers == 0:
+            del answer.readers[self]
+            answer.change()
+            if not answer.readers:
                 self._kept.left(answer)
 
     async def _follow(self, gone: asyncio.Task[None], send: Send) -> None:
-        answer, place, started = self._answer, self._place, False
+        answer, started = self._answer, False
         while True:
             changed, ended = answer.changed, answer.ended
             if answer.head is not None and not started:
                 await send(answer.head)
                 started = answer.is_read = True
-            if place < len(answer.parts):
-                body, place = b"".join(answer.parts[place:]), len(answer.parts)
+            if answer.readers[self] < len(answer.parts):
+                body = b"".join(answer.parts[answer.readers[self] :])
+                answer.readers[self] = len(answer.parts)
+                answer.change()
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             elif ended:
                 break
@@ -275,6 +314,11 @@ class Following(Response):
         if not answer.is_complete and not started:
             raise ClientGone
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def not_kept() -> ApiError:
+    message = "this answer is not kept here any more; send the request again with another key"
+    return ApiError(409, message, "answer_not_kept")
 
 
 def digest_of(body: BaseModel) -> bytes:

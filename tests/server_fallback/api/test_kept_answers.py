@@ -277,6 +277,63 @@ def test_answers_that_ended_make_room_for_others_and_a_drain_ends_what_nobody_re
     checked(work)
 
 
+def test_answers_that_are_read_go_on_without_room_but_are_not_kept() -> None:
+    async def work() -> None:
+        kept = Kept.of(pieces=["x"] * 20)
+        service = kept.app.state.service
+        one = kept.open()
+        kept.fake.go(1)
+        begun = await body_of(one, 2)
+        service.kept._max_bytes = service.kept._size
+        two = kept.open(idempotency_key="two")
+        await kept.until(lambda: kept.fake.waiting == 2)
+        kept.fake.go(2)
+        await body_of(two, 2)
+        # The oldest makes room.
+        assert (await kept.ask(last_event_id="1")).json()["error"]["code"] == "answer_not_kept"
+        kept.fake.go()
+        await one.task
+        begun += b"".join([one.sent.get_nowait()["body"] for _ in range(one.sent.qsize())])
+        assert numbers(begun) == list(range(1, 24))
+        assert begun.endswith(b"data: [DONE]\n\n")
+        await two.task
+        assert (kept.fake.open, kept.fake.cancelled) == (0, 0)
+
+    checked(work)
+
+
+def test_without_room_a_slow_reader_slows_its_answer() -> None:
+    async def work() -> None:
+        kept = Kept.of(pieces=["x"] * 50)
+        kept.app.state.service.kept._max_bytes = 0
+        one = kept.open()
+        one.sent._maxsize = 1  # type: ignore[attr-defined]
+        kept.fake.go(50)
+        await kept.until(one.sent.full)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert kept.fake.steps._value > 40
+        begun = await body_of(one, 53)
+        await one.task
+        assert numbers(begun) == list(range(1, 54))
+        assert kept.fake.cancelled == 0
+
+    checked(work)
+
+
+def test_an_answer_whose_reader_leaves_during_a_drain_is_ended() -> None:
+    async def work() -> None:
+        kept = Kept.of()
+        one = kept.open()
+        kept.fake.go(1)
+        await body_of(one, 2)
+        kept.app.state.service.kept.close()
+        await kept.left(one)
+        await kept.until(lambda: kept.fake.cancelled == 1)
+
+    checked(work)
+
+
 def test_without_a_key_a_client_that_leaves_ends_its_answer() -> None:
     async def work() -> None:
         kept = Kept.of()
