@@ -4,7 +4,7 @@ import type { Server, ServerResponse } from "node:http";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 
 import type { Dialect } from "../../src/router/sides/dialect.js";
 import { FarSide } from "../../src/router/sides/far.js";
@@ -83,9 +83,51 @@ test.each<[string, FarScript[], Dialect]>([
   ["the answer is not kept", [{ data: [chunk("a")], first: 1, then: "break" }, { status: 409 }], "nearfar"],
   ["the server is gone", [{ data: [chunk("a")], first: 1, then: "break" }, "refused"], "nearfar"],
   ["events have no number", [{ data: [chunk("a")], then: "break" }], "nearfar"],
-  ["the server is another's", [{ data: [chunk("a")], first: 1, then: "break" }], "openai"],
+  [
+    "an event comes again",
+    [
+      { data: [chunk("a")], first: 1, then: "break" },
+      { data: [chunk("a")], first: 1 },
+    ],
+    "nearfar",
+  ],
+  [
+    "an event is missing",
+    [
+      { data: [chunk("a")], first: 1, then: "break" },
+      { data: [chunk("c")], first: 3 },
+    ],
+    "nearfar",
+  ],
+  ["numbers end", [{ data: [chunk("a")], first: 1, then: "break" }, { data: [chunk("b")] }], "nearfar"],
 ])("a connection that broke is an error if %s", async (_, scripts, dialect) => {
   await expect(exchange(dialect, {}, scripts)).rejects.toMatchObject({ code: "unavailable" });
+});
+
+test("an answer of another's server is not continued, whatever numbers its events have", async () => {
+  const far = new FakeFar([
+    { data: [chunk("a")], first: 1, then: "break" },
+    { data: [chunk("a")], first: 2 },
+  ]);
+  const side = new FarSide({ baseURL: FAR, dialect: "openai" }, far.fetch, new FakeClock());
+  const chunks = side.answer({ params: { messages: MESSAGES }, from: null, logprobs: null, signal: SIGNAL });
+  expect((await chunks.next()).value).toMatchObject({ choices: [{ delta: { content: "a" } }] });
+  await expect(chunks.next()).rejects.toMatchObject({ code: "unavailable" });
+  expect([far.chats.length, far.requests.filter(({ url }) => url.endsWith("/cancel"))]).toEqual([1, []]);
+});
+
+test("an answer that is aborted before its first event ends at our server too", async () => {
+  const far = new FakeFar([{ data: [], then: "hang" }]);
+  const side = new FarSide({ baseURL: FAR }, far.fetch, new FakeClock());
+  const controller = new AbortController();
+  const { signal } = controller;
+  const first = side.answer({ params: { messages: MESSAGES }, from: null, logprobs: null, signal }).next();
+  await vi.waitFor(() => expect(far.chats).toHaveLength(1));
+  // The status has arrived: our server sends it with the first comment of a long silence.
+  await new Promise((resolve) => setImmediate(resolve));
+  controller.abort();
+  await expect(first).rejects.toThrow();
+  expect(far.requests.at(-1)?.url).toBe("http://far.test/v1/cancel");
 });
 
 test("an answer that is left ends at our server too", async () => {

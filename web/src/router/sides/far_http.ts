@@ -71,6 +71,7 @@ export class FarHttp {
     const key = isOurs ? { "Idempotency-Key": crypto.getRandomValues(new Uint32Array(4)).join("-") } : {};
     // The number of the last event that arrived.
     let last = 0;
+    let hasBegun = false;
     let isDone = false;
     try {
       for (let begun = -1; !isDone;) {
@@ -85,13 +86,16 @@ export class FarHttp {
               throw last > 0 ? this.#broken("its answer stopped before the end", error) : error;
             });
           if (response.body === null) throw this.#broken("its answer has no body");
+          hasBegun = true;
           for await (const { id, data } of events(response.body)) {
             isDone = data === "[DONE]";
             if (isDone) break;
             const value = this.#object(data);
             if (typeof value.error === "object" && value.error !== null)
               throw this.#streamError(value.error as JsonObject);
-            last = id ?? last;
+            // An answer of another server is never continued; of ours, each event comes once, in its order.
+            if (isOurs && (id !== null || last > 0) && id !== ++last)
+              throw this.#broken(`event ${id ?? "without a number"} came in place of event ${last}`);
             yield value;
           }
         } catch (error) {
@@ -102,7 +106,7 @@ export class FarHttp {
       }
     } finally {
       finished.abort();
-      if (last > 0 && !isDone)
+      if (isOurs && hasBegun && !isDone)
         void this.#send("/v1/cancel", { method: "POST", headers: key, keepalive: true }).catch(() => null);
     }
   }
