@@ -9,7 +9,7 @@
 # make figures write the figures in READMEs that code can print: sizes, counts, what benchmarks recorded
 # make install-size  the megabytes that each extra adds, in a fresh environment with packages of PyPI, for make figures
 # make web    the TypeScript runtime and its page
-# make mobile the files for an app's web view, and the package for React Native
+# make mobile the files for an app's web view, and the packages for React Native, Capacitor and Expo
 # make docs   a site with search of the guides, the READMEs and both APIs, in build/docs; a broken link is an error
 # make bench  compile time, memory, dispatches and sizes, on random checkpoints of real shapes
 # make bench-kernels     the projection kernels on this machine's GPU
@@ -83,13 +83,16 @@ SWIFTSHADER := /usr/lib/chromium/vk_swiftshader_icd.json
 PAIR := $(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going
 WORKERS := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-PHONE_SOURCES := $(shell find mobile/react-native/src -type f 2>/dev/null) $(wildcard mobile/react-native/*.json mobile/react-native/*.mjs)
+PHONE_SOURCES := $(shell find mobile/react-native/src mobile/native/src -type f 2>/dev/null) $(wildcard mobile/react-native/*.json mobile/react-native/*.mjs)
 WEBVIEW_SOURCES := $(shell find mobile/webview/src -type f 2>/dev/null) $(wildcard mobile/webview/*.json mobile/webview/*.mjs)
+NATIVE_SOURCES := $(shell find mobile/native -type f 2>/dev/null)
+CAPACITOR_SOURCES := $(NATIVE_SOURCES) $(wildcard mobile/capacitor/src/* mobile/capacitor/*.json mobile/capacitor/*.mjs)
+EXPO_SOURCES := $(NATIVE_SOURCES) $(wildcard mobile/expo/src/* mobile/expo/*.json mobile/expo/*.mjs)
 WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/dev/null) $(wildcard web/*.json web/*.js web/*.mjs) \
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone check check-python check-web check-webview check-phone packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static check-hosts bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone test-capacitor test-expo check check-python check-web check-webview check-phone check-capacitor check-expo packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static check-hosts bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -133,9 +136,9 @@ mutate: .venv/.dev web/node_modules/.installed | vulkan
 test-vllm: .venv/.dev
 	$(BIN)/pytest -m vllm tests/server_fallback/cli/test_real_vllm.py
 
-unit-tests: test-web test-webview test-phone
+unit-tests: test-web test-webview test-phone test-capacitor test-expo
 
-check: check-python check-web check-webview check-phone
+check: check-python check-web check-webview check-phone check-capacitor check-expo
 
 check-python: .venv/.dev
 	$(BIN)/ruff check
@@ -152,6 +155,9 @@ check-webview: mobile/webview/dist/.built
 check-phone: mobile/react-native/dist/.built
 	cd mobile/react-native && npm run check
 
+check-capacitor check-expo: check-%: mobile/%/dist/.built
+	cd mobile/$* && npm run check
+
 test-web: web/dist/.built | packages
 	cd web && VK_ICD_FILENAMES=$${VK_ICD_FILENAMES:-$(SWIFTSHADER)} npm test
 
@@ -161,9 +167,12 @@ test-webview: mobile/webview/dist/.built
 test-phone: mobile/react-native/dist/.built
 	cd mobile/react-native && npm test
 
+test-capacitor test-expo: test-%: mobile/%/dist/.built
+	cd mobile/$* && npm test
+
 web: web/dist/.built
 
-mobile: mobile/webview/dist/.built mobile/react-native/dist/.built
+mobile: mobile/webview/dist/.built mobile/react-native/dist/.built mobile/capacitor/dist/.built mobile/expo/dist/.built
 
 .PHONY: docs format
 format: .venv/.dev web/node_modules/.installed
@@ -433,6 +442,14 @@ mobile/react-native/dist/.built: mobile/webview/node_modules/.linked web/dist/.b
 	cd mobile/react-native && npm run build
 	@touch $@
 
+mobile/capacitor/dist/.built: mobile/webview/node_modules/.linked web/dist/.built $(CAPACITOR_SOURCES)
+	cd mobile/capacitor && npm run build
+	@touch $@
+
+mobile/expo/dist/.built: mobile/webview/node_modules/.linked web/dist/.built $(EXPO_SOURCES)
+	cd mobile/expo && npm run build
+	@touch $@
+
 chromium:
 	$(if $(CHROMIUM),,$(call install,chromium))
 
@@ -452,4 +469,4 @@ define install
 endef
 
 clean:
-	rm -rf build web/dist mobile/webview/dist mobile/react-native/dist
+	rm -rf build web/dist mobile/*/dist mobile/capacitor/native mobile/expo/native mobile/expo/ios/native

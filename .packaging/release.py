@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # In the order in which they are published: the later ones need the earlier ones.
-PACKAGES = ("web", "mobile/webview", "mobile/react-native")
+PACKAGES = ("web", "mobile/webview", "mobile/react-native", "mobile/capacitor", "mobile/expo")
 OUT = Path("build/release")
 # Called with a command and its folder. Raises CalledProcessError.
 Run = Callable[[Sequence[str], Path], None]

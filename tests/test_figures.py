@@ -13,7 +13,10 @@ from result_row import with_row
 
 @pytest.mark.usefixtures("node")
 def test_the_figures_in_readmes_are_those_of_the_code() -> None:
-    if not all((figures.ROOT / name).exists() for name in ("web/dist/nearfar.js", "mobile/webview/dist/app.js")):
+    if not all(
+        (figures.ROOT / name).exists()
+        for name in ("web/dist/nearfar.js", "mobile/webview/dist/app.js", "mobile/expo/dist/index.js")
+    ):
         lacks("the packages are not built (make web mobile)")
     assert outdated() == [], "run make figures"
 

@@ -1,7 +1,7 @@
-"""Checks the native sources of an app's side that no compiler here builds for a phone: Kotlin's compiler checks the
-types of the Android host against the signatures in `host_apis`, which are written by hand, and
-tree-sitter's grammars read both hosts. `make check-hosts` runs it. It needs Java, npm and pip, and installs the
-compiler (94 MB) and the grammars into a temporary folder.
+"""Checks the native sources in mobile/, which no compiler here builds for a phone. Kotlin's compiler checks types of
+the Android sources against the signatures in `host_apis`, which are written by hand; tree-sitter's grammars read the
+Kotlin and Swift sources; and `check_downloads.kt` runs the part that needs no Android. `make check-hosts` runs it. It
+needs Java, npm and pip, and installs the compiler (94 MB) and the grammars into a temporary folder.
 """
 
 from __future__ import annotations
@@ -13,26 +13,36 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-HOSTS, APIS = ROOT / "mobile/webview/hosts", Path(__file__).with_name("host_apis")
-KOTLIN = HOSTS / "android/NearfarBridge.kt"
-SOURCES = {"swift": HOSTS / "ios/NearfarBridge.swift", "kotlin": KOTLIN}
+APIS = Path(__file__).with_name("host_apis")
+RUN = Path(__file__).with_name("check_downloads.kt")
 KOTLIN_COMPILER = "kotlin-compiler@2.4.20"
 GRAMMARS = ("tree-sitter==0.26.1", "tree-sitter-swift==0.7.4", "tree-sitter-kotlin==1.1.0")
 # Run with the grammars on the path. Prints the places that are not of the language.
 PARSE = """
 import importlib, sys
 import tree_sitter
-language, file = sys.argv[1:]
+language, *files = sys.argv[1:]
 grammar = importlib.import_module(f"tree_sitter_{language}").language()
-root = tree_sitter.Parser(tree_sitter.Language(grammar)).parse(open(file, "rb").read()).root_node
-nodes, wrong = [root], []
-while nodes:
-    node = nodes.pop()
-    nodes += node.children
-    if node.type == "ERROR" or node.is_missing:
-        wrong.append(node.start_point[0] + 1)
-sys.exit(f"{file}: is not {language} at lines {sorted(wrong)}" if wrong else 0)
+parser, failed = tree_sitter.Parser(tree_sitter.Language(grammar)), []
+for file in files:
+    nodes, wrong = [parser.parse(open(file, "rb").read()).root_node], []
+    while nodes:
+        node = nodes.pop()
+        nodes += node.children
+        if node.type == "ERROR" or node.is_missing:
+            wrong.append(node.start_point[0] + 1)
+    if wrong:
+        failed.append(f"{file}: is not {language} at lines {sorted(wrong)}")
+sys.exit("\\n".join(failed) or 0)
 """
+
+
+def sources(ending: str) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", f"mobile/*{ending}"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return [ROOT / name for name in sorted(listed.stdout.split("\0")) if name and (ROOT / name).is_file()]
 
 
 def run(*command: str | Path, **options: object) -> None:
@@ -42,20 +52,30 @@ def run(*command: str | Path, **options: object) -> None:
 def check_syntax(folder: Path) -> None:
     grammars = folder / "grammars"
     run(sys.executable, "-m", "pip", "install", "--quiet", "--target", grammars, *GRAMMARS)
-    for language, file in SOURCES.items():
-        run(sys.executable, "-c", PARSE, language, file, env={**os.environ, "PYTHONPATH": str(grammars)})
-        print(f"{file.relative_to(ROOT)}: read by tree-sitter's grammar of {language}")
+    for language, ending in (("swift", ".swift"), ("kotlin", ".kt")):
+        files = sources(ending)
+        assert files
+        run(sys.executable, "-c", PARSE, language, *files, env={**os.environ, "PYTHONPATH": str(grammars)})
+        for file in files:
+            print(f"{file.relative_to(ROOT)}: read by tree-sitter's grammar of {language}")
 
 
 def check_kotlin(folder: Path) -> None:
     run("npm", "install", "--prefix", folder, "--no-audit", "--no-fund", "--silent", KOTLIN_COMPILER)
     compiler = folder / "node_modules/kotlin-compiler"
-    java = folder / "java"
-    run("javac", "-d", java, *sorted((APIS / "java").rglob("*.java")))
-    classes = f"{java}{os.pathsep}{compiler / 'lib/kotlinx-coroutines-core-jvm.jar'}"
-    sources = [*sorted((APIS / "kotlin").glob("*.kt")), KOTLIN]
-    run("bash", compiler / "bin/kotlinc", "-cp", classes, "-d", folder / "kotlin", *sources)
-    print(f"{KOTLIN.relative_to(ROOT)}: compiled by {KOTLIN_COMPILER}")
+    java, kotlin = folder / "java", folder / "kotlin"
+    run("javac", "-Xlint:-options", "-d", java, *sorted((APIS / "java").rglob("*.java")))
+    libraries = os.pathsep.join(str(path) for path in (java, compiler / "lib/kotlinx-coroutines-core-jvm.jar"))
+    files = sources(".kt")
+    run(
+        "bash", compiler / "bin/kotlinc", "-Werror", "-cp", libraries, "-d", kotlin,
+        *sorted((APIS / "kotlin").glob("*.kt")), *files, RUN,
+    )  # fmt: skip
+    for file in files:
+        print(f"{file.relative_to(ROOT)}: compiled by {KOTLIN_COMPILER}")
+    classes = os.pathsep.join(str(path) for path in (kotlin, compiler / "lib/kotlin-stdlib.jar"))
+    print(f"{RUN.relative_to(ROOT)}:", flush=True)
+    run("java", "-cp", classes, "Check_downloadsKt")
 
 
 def main() -> None:

@@ -24,6 +24,9 @@ export interface DownloadOptions {
   readonly onBytes: (count: number, origin: "network" | "store") => void;
 }
 
+/** Puts the files of a manifest into a folder, and checks them. */
+export type DownloadFiles = typeof downloadFiles;
+
 /** Throws BundleError, StorageError if there is not enough storage, or the signal's reason. */
 export async function downloadFiles(
   files: FileSystem,

@@ -2,7 +2,7 @@
 
 import type { Backend } from "../../../web/src/backend.js";
 import { Engine } from "../../../web/src/engine.js";
-import { BundleError, DeviceError, messageOf } from "../../../web/src/errors.js";
+import { DeviceError } from "../../../web/src/errors.js";
 import type { LoadProgress } from "../../../web/src/load.js";
 import { LOAD_START } from "../../../web/src/load.js";
 import { onnxBackend, requireDevice } from "../../../web/src/onnx/index.js";
@@ -11,17 +11,18 @@ import { OnnxRunner } from "../../../web/src/onnx/runner.js";
 import { GRAPH_FILE, describeRuntime, runtimeOf, sessionError } from "../../../web/src/onnx/session.js";
 import { filesToLoad } from "../../../web/src/runtime/bundle.js";
 import { planExport } from "../../../web/src/runtime/export_memory.js";
-import { MANIFEST_FILE, isExport } from "../../../web/src/runtime/any_manifest.js";
-import { checkManifest } from "../../../web/src/runtime/load_manifest.js";
+import type { AnyManifest } from "../../../web/src/runtime/any_manifest.js";
+import { isExport } from "../../../web/src/runtime/any_manifest.js";
 import type { ExportManifest } from "../../../web/src/runtime/manifest.js";
 import type { MemoryOptions, MemoryPlan } from "../../../web/src/runtime/memory_plan.js";
 import { Tokenizer } from "../../../web/src/text/tokenizer.js";
-import { downloadFiles, fileAddress } from "./download.js";
+import { hashOf, readManifest } from "../../native/src/read_manifest.js";
+import type { DownloadFiles } from "./download.js";
+import { downloadFiles } from "./download.js";
 import type { FileSystem } from "./file_system.js";
 import { readAll, replace } from "./file_system.js";
 import { fillIn } from "./fill_in.js";
 import { sessionFiles } from "./session_files.js";
-import { Sha256 } from "./sha256.js";
 import { decodeUtf8, encodeUtf8 } from "./utf8.js";
 
 export interface PhoneOptions extends MemoryOptions {
@@ -32,16 +33,10 @@ export interface PhoneOptions extends MemoryOptions {
   readonly sessionOptions?: Readonly<Record<string, unknown>> | undefined;
   readonly onProgress?: ((progress: LoadProgress) => void) | undefined;
   readonly signal?: AbortSignal | undefined;
+  /** Downloads the files; default: JavaScript does, which stops with the app. */
+  readonly download?: DownloadFiles | undefined;
   /** Replaces the platform's fetch. */
   readonly fetch?: typeof fetch | undefined;
-}
-
-/** A bundle's manifest, and the id that follows from it. */
-interface Known {
-  readonly manifest: ExportManifest;
-  readonly text: string;
-  /** The SHA-256 of the manifest. */
-  readonly id: string;
 }
 
 /**
@@ -50,7 +45,7 @@ interface Known {
  */
 export async function load(address: string, options: PhoneOptions): Promise<Engine> {
   fillIn(globalThis);
-  const { files, signal, onProgress = () => undefined, fetch: get = fetch } = options;
+  const { files, signal, onProgress = () => undefined, download = downloadFiles, fetch: get = fetch } = options;
   let progress = LOAD_START;
   const report = (change: Partial<LoadProgress>): void => {
     progress = { ...progress, ...change };
@@ -61,7 +56,8 @@ export async function load(address: string, options: PhoneOptions): Promise<Engi
   const record = `${root}/${hashOf(address)}.json`;
   const before = await storedText(files, record);
   const known = await readManifest(address, before, get, signal);
-  const { manifest, id } = known;
+  const { id } = known;
+  const manifest = exportOf(known.manifest);
   requireDevice(manifest);
   const memory = { maxSequences: 1, ...options };
   const plan = planExport(manifest, memory);
@@ -79,7 +75,7 @@ export async function load(address: string, options: PhoneOptions): Promise<Engi
     });
   };
   const folder = `${root}/${id}`;
-  await downloadFiles(files, folder, address, entries, { fetch: get, signal, onBytes });
+  await download(files, folder, address, entries, { fetch: get, signal, onBytes });
   await replace(files, record, encodeUtf8(known.text));
   // Files of an older version are not needed any more.
   if (before !== null && hashOf(before) !== id) await files.remove(`${root}/${hashOf(before)}`);
@@ -133,37 +129,6 @@ async function openBackend(
   );
 }
 
-/** The server's manifest, or the stored one without a network. */
-async function readManifest(
-  address: string,
-  stored: string | null,
-  get: typeof fetch,
-  signal: AbortSignal | undefined,
-): Promise<Known> {
-  const url = fileAddress(address, MANIFEST_FILE);
-  let response: Response;
-  try {
-    response = await get(url, {
-      headers: { "Cache-Control": "no-cache" },
-      ...(signal === undefined ? {} : { signal }),
-    });
-  } catch (error) {
-    signal?.throwIfAborted();
-    if (stored !== null) return known(stored);
-    throw new BundleError(
-      `${MANIFEST_FILE}: ${url} cannot be fetched (${messageOf(error)}); check the connection`,
-      { file: MANIFEST_FILE },
-      { cause: error },
-    );
-  }
-  if (!response.ok)
-    throw new BundleError(`${MANIFEST_FILE}: ${url} answers ${response.status}; check that the bundle is there`, {
-      file: MANIFEST_FILE,
-      status: response.status,
-    });
-  return known(await response.text());
-}
-
 /**
  * The stored manifest, unchecked: the manifest of an older release must prevent neither the download of a newer bundle
  * nor its own removal.
@@ -173,27 +138,9 @@ async function storedText(files: FileSystem, record: string): Promise<string | n
   return bytes === null ? null : decodeUtf8(bytes);
 }
 
-function known(text: string): Known {
-  let data: unknown;
-  try {
-    data = JSON.parse(text);
-  } catch (error) {
-    throw new BundleError(
-      `${MANIFEST_FILE}: is not JSON (it starts with ${JSON.stringify(text.slice(0, 20))}); check the bundle's address`,
-      {},
-      { cause: error },
-    );
-  }
-  const manifest = checkManifest(data);
-  if (!isExport(manifest))
-    throw new DeviceError(`${manifest.model}: is compiled for ${manifest.target}; phones need --target onnx`, {
-      target: manifest.target,
-    });
-  return { manifest, text, id: hashOf(text) };
-}
-
-function hashOf(text: string): string {
-  const hash = new Sha256();
-  hash.update(encodeUtf8(text));
-  return hash.digest();
+function exportOf(manifest: AnyManifest): ExportManifest {
+  if (isExport(manifest)) return manifest;
+  throw new DeviceError(`${manifest.model}: is compiled for ${manifest.target}; phones need --target onnx`, {
+    target: manifest.target,
+  });
 }

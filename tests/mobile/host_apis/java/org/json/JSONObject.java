@@ -1,10 +1,18 @@
-// The signatures of Android's org.json that the host uses. They are in Java, whose types may be null, as Android's are.
+// The signatures of Android's org.json that the sources use. They are in Java, whose types may be null, as Android's are.
 package org.json;
+
+import java.util.Map;
 
 public class JSONObject {
     public JSONObject() {}
 
     public JSONObject(String json) throws JSONException {}
+
+    public JSONObject(Map copyFrom) {}
+
+    public JSONObject put(String name, long value) throws JSONException {
+        return this;
+    }
 
     public JSONObject put(String name, int value) throws JSONException {
         return this;
@@ -28,6 +36,18 @@ public class JSONObject {
 
     public int getInt(String name) throws JSONException {
         return 0;
+    }
+
+    public boolean optBoolean(String name) {
+        return false;
+    }
+
+    public long getLong(String name) throws JSONException {
+        return 0;
+    }
+
+    public JSONArray getJSONArray(String name) throws JSONException {
+        return new JSONArray();
     }
 
     public int optInt(String name) {

@@ -1,5 +1,4 @@
-// An app's side of the bridge on iOS, and the app's files for its page. It shows what an app must do; no compiler and no
-// phone has seen it yet.
+// An app's side of the bridge on iOS, and the app's files for its page. No compiler and no phone has seen it yet.
 //
 //     let configuration = WKWebViewConfiguration()
 //     let files = AppFiles(folder: Bundle.main.resourceURL!.appendingPathComponent("www"))
@@ -12,9 +11,9 @@ import Foundation
 import WebKit
 
 /// An error of the page, with a code of web/src/errors.ts, or "error" for other errors.
-struct NearfarError: Error {
-    let code: String
-    let message: String
+public struct NearfarError: Error {
+    public let code: String
+    public let message: String
 
     /// From an ErrorJson, or from the "error" of a message: a WireError.
     init(_ value: Any?) {
@@ -32,7 +31,7 @@ struct NearfarError: Error {
 
 /// Create it before the page is loaded. It lives as long as its web view, which holds it.
 @MainActor
-final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegate {
+public final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegate {
     private struct Call {
         let continuation: CheckedContinuation<Any?, Error>
         let item: (Any) -> Void
@@ -43,14 +42,14 @@ final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegat
     private static let window = 32
 
     /// Why no model can run in this web view; set after the page's hello.
-    private(set) var problem: NearfarError?
+    public private(set) var problem: NearfarError?
     private let webView: WKWebView
     private let app = UUID().uuidString
     private var session: String?
     private var calls: [Int: Call] = [:]
     private var nextId = 0
 
-    init(_ webView: WKWebView) {
+    public init(_ webView: WKWebView) {
         self.webView = webView
         super.init()
         webView.configuration.userContentController.add(self, name: "nearfar")
@@ -60,7 +59,7 @@ final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegat
 
     /// Calls a function of the page, such as ["load"] or ["engine", "chat", "completions", "create"]. `item` receives
     /// the parts of a streamed answer, whose result is nil. Cancelling the task ends the answer.
-    func call(
+    public func call(
         _ path: [String], _ arguments: [Any] = [], item: @escaping (Any) -> Void = { _ in }
     ) async throws -> Any? {
         guard session != nil else {
@@ -78,7 +77,7 @@ final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegat
         }
     }
 
-    func userContentController(_: WKUserContentController, didReceive message: WKScriptMessage) {
+    public func userContentController(_: WKUserContentController, didReceive message: WKScriptMessage) {
         guard let text = message.body as? String, let data = text.data(using: .utf8),
               let frame = try? JSONSerialization.jsonObject(with: data) as? [String: Any],
               let number = frame["nearfar"] as? Int
@@ -106,7 +105,7 @@ final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegat
     }
 
     /// iOS ended the page's process, for example because memory is low. The page sends a hello when it is loaded again.
-    func webViewWebContentProcessDidTerminate(_ webView: WKWebView) {
+    public func webViewWebContentProcessDidTerminate(_ webView: WKWebView) {
         failAll(NearfarError(code: "worker_error", message: "iOS ended the web view's process; load the model again"))
         webView.reload()
     }
@@ -156,7 +155,7 @@ final class NearfarBridge: NSObject, WKScriptMessageHandler, WKNavigationDelegat
 }
 
 /// Serves the files of a folder of the app in pieces, so that no complete file is in memory.
-final class AppFiles: NSObject, WKURLSchemeHandler {
+public final class AppFiles: NSObject, WKURLSchemeHandler {
     private static let pieceBytes = 1 << 20
     private static let types = [
         "html": "text/html", "js": "text/javascript", "css": "text/css", "json": "application/json",
@@ -167,11 +166,11 @@ final class AppFiles: NSObject, WKURLSchemeHandler {
     /// All methods run on the main thread, on which WebKit calls them.
     private var running = Set<ObjectIdentifier>()
 
-    init(folder: URL) {
+    public init(folder: URL) {
         self.folder = folder.standardizedFileURL
     }
 
-    func webView(_: WKWebView, start task: WKURLSchemeTask) {
+    public func webView(_: WKWebView, start task: WKURLSchemeTask) {
         guard let url = task.request.url else { return }
         let file = folder.appendingPathComponent(url.path).standardizedFileURL
         let handle = file.path.hasPrefix(folder.path + "/") ? try? FileHandle(forReadingFrom: file) : nil
@@ -185,7 +184,7 @@ final class AppFiles: NSObject, WKURLSchemeHandler {
         send(handle, to: task)
     }
 
-    func webView(_: WKWebView, stop task: WKURLSchemeTask) {
+    public func webView(_: WKWebView, stop task: WKURLSchemeTask) {
         running.remove(ObjectIdentifier(task))
     }
 

@@ -1,0 +1,3 @@
+package com.getcapacitor;
+
+public @interface PluginMethod {}

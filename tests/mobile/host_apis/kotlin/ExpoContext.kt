@@ -1,0 +1,7 @@
+package expo.modules.kotlin
+
+import android.content.Context
+
+class AppContext {
+    val reactContext: Context? = null
+}

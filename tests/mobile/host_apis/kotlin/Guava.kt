@@ -1,0 +1,3 @@
+package com.google.common.util.concurrent
+
+interface ListenableFuture<T>
