@@ -75,7 +75,7 @@ public final class BundleDownloads: NSObject, URLSessionDownloadDelegate, @unche
     /// Starts a download or continues it; one that is running is joined. Throws DownloadError.
     public func start(_ text: String) async throws {
         let job = try DownloadJob(text: Data(text.utf8))
-        let tasks = await tasks(of: job.id)
+        let tasks = await self.tasks(of: job.id)
         try await onQueue {
             try self.folders.create()
             try Data(text.utf8).write(to: self.folders.job(job.id), options: .atomic)
@@ -96,7 +96,7 @@ public final class BundleDownloads: NSObject, URLSessionDownloadDelegate, @unche
 
     /// Stops a download. The bytes of its files stay where iOS can continue them.
     public func stop(_ id: String) async {
-        let tasks = await tasks(of: id)
+        let tasks = await self.tasks(of: id)
         queue.async { self.running[id] = nil }
         for (task, index) in tasks {
             let data = await task.cancelByProducingResumeData()
@@ -231,7 +231,7 @@ public final class BundleDownloads: NSObject, URLSessionDownloadDelegate, @unche
         let session = await withCheckedContinuation { continuation in
             queue.async { continuation.resume(returning: self.session) }
         }
-        return await session.allTasks.compactMap { task in
+        return await session.allTasks.compactMap { task -> (task: URLSessionDownloadTask, index: Int)? in
             guard let (owner, index) = name(of: task), owner == id, task.state == .running || task.state == .suspended,
                   let download = task as? URLSessionDownloadTask
             else { return nil }

@@ -101,9 +101,12 @@ extension URL {
         let handle = try FileHandle(forReadingFrom: self)
         defer { try? handle.close() }
         var hash = SHA256()
-        while let piece = try handle.read(upToCount: 1 << 20), !piece.isEmpty {
+        // Each piece is freed before the next one is read.
+        while try autoreleasepool(invoking: {
+            guard let piece = try handle.read(upToCount: 1 << 20), !piece.isEmpty else { return false }
             hash.update(data: piece)
-        }
+            return true
+        }) {}
         return hash.finalize().map { String(format: "%02x", $0) }.joined()
     }
 }
