@@ -13,6 +13,7 @@ import type {
   CompletionCreateParams,
   RequestOptions,
 } from "../api/types.js";
+import { requireKnown } from "../known_options.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest } from "../engine/request.js";
 import { RequestError, StorageError } from "../errors.js";
 import type { ChatMessage, GenerateOptions, GenerationEvent } from "../generation.js";
@@ -72,6 +73,8 @@ export type ResumedAnswer =
 
 const DAY_MS = 24 * 60 * 60 * 1000;
 
+const KNOWN = ["budgetBytes", "maxAgeMs", "flushTokens", "flushMs", "keepPrivate", "onError", "store"];
+
 export class Journals {
   readonly #options: Required<Omit<JournalOptions, "store">>;
   #store: Promise<JournalStore> | null;
@@ -80,6 +83,7 @@ export class Journals {
     private readonly source: Source,
     { store, ...options }: JournalOptions = {},
   ) {
+    requireKnown(options, KNOWN);
     this.#store = store === undefined ? null : Promise.resolve(store);
     this.#options = {
       budgetBytes: 2 ** 24,

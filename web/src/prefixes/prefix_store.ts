@@ -125,6 +125,8 @@ export class PrefixStore {
       // As much must remain free, so that what is kept is not in the way of a model.
       if (!(await hasRoom(folder, 2 * bytes.length))) return false;
       await writeFile(folder, name + PAGES, bytes);
+      // What the compiler computed has no use that was counted, and must not be the first that goes.
+      await this.#use(folder, name, files);
       return true;
     });
   }

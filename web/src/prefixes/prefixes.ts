@@ -5,6 +5,7 @@ import type { TokenRequest } from "../engine/request.js";
 import type { TokenEngine } from "../engine/token_engine.js";
 import { newConversation } from "../engine/sequence.js";
 import { RequestError } from "../errors.js";
+import { requireKnown } from "../known_options.js";
 import type { AnyManifest } from "../runtime/any_manifest.js";
 import { isExport } from "../runtime/any_manifest.js";
 import type { FileEntry } from "../runtime/manifest.js";
@@ -38,6 +39,8 @@ export interface PrefixHost extends PrefixOptions {
   readonly manifest: AnyManifest;
   /** The result of `bundleId`. */
   readonly id: string;
+  /** Its options as they were given, and `read`. */
+  readonly prefixes?: object | false | undefined;
   readonly info: () => { readonly adapter: string; readonly activation: ActivationDtype };
   /** A file of the bundle. */
   readonly read: (file: FileEntry) => Promise<Bytes>;
@@ -75,8 +78,10 @@ export class Prefixes {
   /** The writes that are under way, one after the other. */
   #writing: Promise<void> = Promise.resolve();
 
+  /** Throws RequestError for an unknown option. */
   constructor(private readonly host: PrefixHost) {
-    const { store, budgetBytes = defaultBudget(), minUses = 2 } = host;
+    const { store, budgetBytes = defaultBudget(), minUses = 2, prefixes = {} } = host;
+    requireKnown(prefixes === false ? {} : prefixes, ["budgetBytes", "minUses", "store", "read"], "prefixes.");
     // A browser that cannot store anything computes prefixes, as without this file.
     this.#store = store === undefined ? PrefixStore.open().catch(() => null) : Promise.resolve(store);
     this.#budgetBytes = budgetBytes;

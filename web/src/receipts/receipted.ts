@@ -16,6 +16,7 @@ import type {
 } from "../api/types.js";
 import { withMethods } from "../api/with_methods.js";
 import { RequestError } from "../errors.js";
+import { requireKnown } from "../known_options.js";
 import type { AnyAnswer, AnyChoice, AnyParams } from "./answered.js";
 import { Answered } from "./answered.js";
 import type { ReceiptKey } from "./device_key.js";
@@ -69,6 +70,7 @@ type AnyChunk = AnyAnswer & { readonly usage?: object | null; readonly timings?:
 
 /** The engine, an engine in a worker, or Hybrid's near engine. A key is made when the first receipt is signed. */
 export function receipted<E extends EngineApi>(engine: E, options: ReceiptOptions = {}): Receipted<E> {
+  requireKnown(options, ["key", "onReceipt"]);
   let key: Promise<ReceiptKey> | null = null;
   const sign = async (answered: Answered, isWhole: boolean): Promise<SignedReceipt> => {
     key ??= options.key === undefined ? deviceKey() : Promise.resolve(options.key);

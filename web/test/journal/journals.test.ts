@@ -99,6 +99,12 @@ test("another request, or another model, does not go on with an answer", async (
   expect(whole.id).toBe("x");
 });
 
+test("an unknown option is refused by name", () => {
+  expect(() => journalled(pageEngine().engine, { flushtokens: 1 } as object)).toThrow(
+    "'flushtokens' is not supported; supported: budgetBytes, maxAgeMs, flushTokens",
+  );
+});
+
 test("what JSON cannot hold is refused by name, and a refused request leaves nothing", async () => {
   const { disk, kept } = page();
   const { completions } = kept.chat;

@@ -73,6 +73,14 @@ test("the prefix that was not used for longest goes first when the budget is ful
   expect(await one.list()).toHaveLength(3);
 });
 
+test("a prefix that was never counted was used when it was written", async () => {
+  const { one } = tabs();
+  for (const first of [1, 2]) await one.count(keyOf(first));
+  await one.write(keyOf(1), "m", pages(), BUDGET, later());
+  await one.write(keyOf(2, { device: "compiler" }), "m", pages(), BUDGET, later());
+  expect((await one.list()).map(({ lastUsed }) => lastUsed.getTime())).toEqual([1020, 1010]);
+});
+
 test("a prefix that the browser has too little room for is not kept", async () => {
   const { disk, one } = tabs();
   disk.capacity = 2000;

@@ -106,6 +106,15 @@ test.each(KINDS)("a prefix is kept at its second use, and later pages continue i
   }
 });
 
+test.each(KINDS)("an unknown option is refused by name: %s", (_, limits) => {
+  const read = (): Promise<never> => Promise.reject(new Error("nothing is shipped"));
+  const given = { budgetBytes: 1, minUses: 1, read };
+  expect(() => page(limits, memoryDisk(), memoryLocks(), { prefixes: given })).not.toThrow();
+  expect(() => page(limits, memoryDisk(), memoryLocks(), { prefixes: { budget: 1, read } })).toThrow(
+    "'prefixes.budget' is not supported; supported: budgetBytes, minUses, store",
+  );
+});
+
 test("two pages that use it at once count both uses, and the third does not compute it", async () => {
   const [disk, locks] = [memoryDisk(), memoryLocks()];
   const pages = [page(BASE, disk, locks), page(BASE, disk, locks)];

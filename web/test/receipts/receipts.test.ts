@@ -167,6 +167,12 @@ test("an answer that is broken off has a receipt of its part for onReceipt", asy
   });
 });
 
+test("an unknown option is refused by name", () => {
+  expect(() => receipted({} as EngineApi, { keys: 1 } as object)).toThrow(
+    "'keys' is not supported; supported: key, onReceipt",
+  );
+});
+
 test("what a receipt could not say is refused by name", async () => {
   const { engine, source } = await page(["hello"]);
   const ask = (rest: object, options = {}): Promise<unknown> =>
