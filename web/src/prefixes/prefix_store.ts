@@ -15,7 +15,7 @@ const USED = ".used";
 /** Holds the time of the last `clear`. */
 const CLEARED = "cleared";
 const LOCK = "nearfar-prefixes";
-const FORMAT = 1;
+const FORMAT = 2;
 /** Of those that were used and are not kept, this many are remembered. */
 const MOST_COUNTED = 64;
 
@@ -44,6 +44,7 @@ interface PrefixRecord extends PrefixKey {
   readonly format: number;
   readonly model: string;
   readonly deadPages: readonly number[];
+  /** Of all else in the file. */
   readonly sha256: string;
 }
 
@@ -108,7 +109,8 @@ export class PrefixStore {
     budgetBytes: number,
     readAtMs: number,
   ): Promise<boolean> {
-    const record: PrefixRecord = { format: FORMAT, ...key, model, deadPages, sha256: await sha256(keysAndValues) };
+    const unsealed = { ...key, model, deadPages };
+    const record: PrefixRecord = { format: FORMAT, ...unsealed, sha256: await sealOf(unsealed, keysAndValues) };
     const bytes = pack(record, keysAndValues);
     if (bytes.length > budgetBytes) return false;
     const name = await nameOf(key);
@@ -198,6 +200,14 @@ function nameOf({ bundle, device, tokenIds }: PrefixKey): Promise<string> {
   return sha256(new TextEncoder().encode(JSON.stringify([bundle, device, tokenIds])));
 }
 
+async function sealOf(
+  { bundle, device, tokenIds, model, deadPages }: Omit<PrefixRecord, "format" | "sha256">,
+  keysAndValues: Bytes,
+): Promise<string> {
+  const parts = [bundle, device, tokenIds, model, deadPages, await sha256(keysAndValues)];
+  return sha256(new TextEncoder().encode(JSON.stringify(parts)));
+}
+
 /** A file that is missing or was not written completely counts as no use. */
 async function readUse(file: File | undefined): Promise<Use> {
   try {
@@ -231,6 +241,6 @@ async function readSound(file: File, key: PrefixKey): Promise<PrefixPages> {
   const { record, end } = await readHeader(file);
   if ((await nameOf(record)) !== (await nameOf(key))) throw new Error("another prefix");
   const keysAndValues = new Uint8Array(await file.slice(end).arrayBuffer());
-  if ((await sha256(keysAndValues)) !== record.sha256) throw new Error("damaged");
+  if ((await sealOf(record, keysAndValues)) !== record.sha256) throw new Error("damaged");
   return { deadPages: record.deadPages, keysAndValues };
 }

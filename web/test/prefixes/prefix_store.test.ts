@@ -92,6 +92,13 @@ test.each<[string, (bytes: Uint8Array<ArrayBuffer>) => Uint8Array<ArrayBuffer>]>
   ["a changed page", (bytes) => bytes.map((byte, index) => (index === bytes.length - 1 ? byte ^ 1 : byte))],
   ["a missing end", (bytes) => bytes.slice(0, -1)],
   ["a changed record", (bytes) => bytes.map((byte, index) => (index === 20 ? byte ^ 1 : byte))],
+  [
+    "another number of dead pages",
+    (bytes) => {
+      const text = Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
+      return Uint8Array.from(text.replace('"deadPages":[0,2]', '"deadPages":[1,1]'), (sign) => sign.charCodeAt(0));
+    },
+  ],
   ["only a start", (bytes) => bytes.slice(0, 3)],
   ["something else", () => new Uint8Array(64).fill(255)],
 ])("a prefix with %s is not used, and is deleted", async (_, damage) => {
