@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.request
@@ -226,7 +227,7 @@ def opened(address: str, offset: int) -> Iterator[tuple[Any, int]]:
 def length_of(response: Any) -> int | None:
     """None if the server does not say it, or says something else. The hashes decide in any case."""
     stated = response.headers.get("Content-Length") or ""
-    return int(stated) if stated.isdecimal() else None
+    return int(stated) if re.fullmatch(r"[0-9]{1,18}", stated) else None
 
 
 def read_all(address: str, limit: int) -> bytes:
