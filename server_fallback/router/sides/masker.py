@@ -27,6 +27,7 @@ from .continued import format_type
 
 # Texts whose entities are retained, so that a conversation's next turn does not search them again.
 MAX_TEXTS = 256
+MAX_CONFIRMED = 4096
 # In texts of these formats, placeholders are possible.
 FORMATS = (None, "text", "json_object", "json_schema")
 # Called with what would leave; whether it may, for a policy whose ``private.masks.then`` is "ask".
@@ -78,8 +79,8 @@ class Masker:
         self._ignore_case, self._is_private, self._matches = policy.private.ignore_case, is_private, matches
         self._finder, self._confirm = finder, confirm
         self._entities: OrderedDict[str, list[Any]] = OrderedDict()
-        # The texts that the application has agreed to.
-        self._confirmed: set[str] = set()
+        # The last texts that the application has agreed to, in their order.
+        self._confirmed = dict[str, None]()
 
     async def mask(
         self,
@@ -120,7 +121,9 @@ class Masker:
             return True
         agreed = self._confirm is not None and await self._confirm(chat.texts) is True
         if agreed:
-            self._confirmed.update(each.text for each in chat.texts)
+            self._confirmed.update(dict.fromkeys(each.text for each in chat.texts))
+            while len(self._confirmed) > MAX_CONFIRMED:
+                del self._confirmed[next(iter(self._confirmed))]
         return agreed
 
     async def continuation(self, chat: MaskedChat, text: str, reasoning: str, call: Call) -> MaskedAnswer | None:

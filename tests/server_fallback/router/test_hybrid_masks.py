@@ -13,9 +13,10 @@ from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, outcome, policy
 
 from nearfar.compiler.runtime.errors import DeviceError, RequestError
 from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.sides.far import Far
-from nearfar.server_fallback.router.sides.masker import utf16_indices
+from nearfar.server_fallback.router.sides.masker import MAX_CONFIRMED, MaskedChat, Masker, utf16_indices
 from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionChunk
 from nearfar.server_fallback.schema.encoding import EncodingUsage
 from nearfar.server_fallback.schema.route import MaskedText
@@ -269,3 +270,24 @@ def test_an_answer_of_near_s_alone_reports_nothing() -> None:
     answer = run(answered(FakeFar(never), rules("prefer-near")))
     assert answer.route is not None
     assert (answer.route.side, answer.route.masked) == ("near", None)
+
+
+def test_the_application_is_asked_once_about_a_text_and_only_the_last_texts_are_remembered() -> None:
+    asked: list[str] = []
+
+    async def confirm(texts: Sequence[MaskedText]) -> bool:
+        asked.extend(each.text for each in texts)
+        return True
+
+    async def never(*_: object) -> bool:
+        return False
+
+    async def work() -> None:
+        given = Policy.model_validate_json(json.dumps(rules(masks={**MASKS, "then": "ask"})))
+        masker = Masker(given, never, never, confirm=confirm)
+        numbers = [*range(MAX_CONFIRMED + 1), MAX_CONFIRMED, 0]
+        for number in numbers:
+            assert await masker.may_leave(MaskedChat([], texts=[MaskedText(path="", text=str(number))]))
+        assert asked == [str(number) for number in (*range(MAX_CONFIRMED + 1), 0)]
+
+    run(work())

@@ -38,13 +38,14 @@ export interface MaskOptions {
 
 /** Texts whose entities are retained, so that a conversation's next turn does not search them again. */
 const MOST = 256;
+const MOST_CONFIRMED = 4096;
 /** In a text of these formats, a placeholder may be impossible. */
 const STRICT_FORMATS: readonly unknown[] = ["regex", "grammar"];
 
 export class Masker {
   readonly #rules: MaskRules;
   readonly #entities = new Map<string, readonly Entity[]>();
-  /** The texts that the application has agreed to. */
+  /** The last texts that the application has agreed to. */
   readonly #confirmed = new Set<string>();
 
   /** Throws RequestError with the code "bad_policy" for options that do not fit the policy. */
@@ -100,6 +101,7 @@ export class Masker {
     if (this.#rules.then !== "ask" || texts.every(({ text }) => this.#confirmed.has(text))) return true;
     const agreed = this.options.confirm !== null && (await unlessAborted(this.#confirm(texts), signal));
     if (agreed) for (const { text } of texts) this.#confirmed.add(text);
+    for (const oldest of [...this.#confirmed].slice(0, -MOST_CONFIRMED)) this.#confirmed.delete(oldest);
     return agreed;
   }
 

@@ -161,8 +161,9 @@ function changedCall(call: unknown, path: string, change: Change): unknown {
   return { ...call, arguments: changedJson(call.arguments, `${path}.arguments`, change) };
 }
 
-/** JSON with its strings changed. A text that is not JSON has no strings that could be escaped rightly, and stays. */
+/** JSON with its strings changed. A text that is not JSON, as of a call that was cut off, is changed as a whole. */
 function changedJson(json: string, path: string, change: Change): string {
+  if (!isJson(json)) return change(json, path);
   return json.replace(JSON_STRING, (string) => {
     let text: unknown;
     try {
@@ -173,6 +174,15 @@ function changedJson(json: string, path: string, change: Change): string {
     const now = change(String(text), path);
     return now === text ? string : JSON.stringify(now);
   });
+}
+
+function isJson(text: string): boolean {
+  try {
+    JSON.parse(text);
+    return true;
+  } catch {
+    return false;
+  }
 }
 
 function isObject(value: unknown): value is Value {

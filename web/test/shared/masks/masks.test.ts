@@ -223,6 +223,15 @@ test("a text is found as a reader sees it, in whole words", () => {
   );
 });
 
+test("arguments that are no JSON are masked as a text, so that a model reads them too", () => {
+  const call = (json: string) => ({ role: "assistant", tool_calls: [{ function: { name: "f", arguments: json } }] });
+  const cut = '{"to": "Anna Lee", "cc": "Bob';
+  expect(maskableTexts([call(cut), call('{"to": "Anna"}')])).toEqual([cut, "to", "Anna"]);
+  expect(masked([call(cut)], [[cut, [{ label: "person", start: 26, end: 29 }]]])?.messages).toEqual([
+    call('{"to": "Anna Lee", "cc": "[PERSON_1]'),
+  ]);
+});
+
 test("a match is the first of those that overlap, and the longest of these", () => {
   const matches = (pattern: string, text: string) => findMatches(compilePattern(pattern, false), text, new Visits());
   expect(matches("a|ab|abc", "xabcab")).toEqual([
