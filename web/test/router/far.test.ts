@@ -122,7 +122,9 @@ test("an answer that is aborted before its first event ends at our server too", 
   const controller = new AbortController();
   const { signal } = controller;
   const first = side.answer({ params: { messages: MESSAGES }, from: null, logprobs: null, signal }).next();
-  await vi.waitFor(() => expect(far.chats).toHaveLength(1));
+  await vi.waitFor(() => {
+    expect(far.chats).toHaveLength(1);
+  });
   // The status has arrived: our server sends it with the first comment of a long silence.
   await new Promise((resolve) => setImmediate(resolve));
   controller.abort();
