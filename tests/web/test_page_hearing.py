@@ -148,6 +148,8 @@ def test_a_conformer_hears_in_the_page_as_in_numpy(
         assert page.evaluate("() => engine.info.selfTest.state") == "passed"
 
 
+# test_pictures.py has an engine in a worker that gets parts of messages, the test above the sounds.
+@pytest.mark.exhaustive
 def test_samples_of_a_page_and_a_worker_are_heard_alike(page: Page, bundle: Bundle) -> None:
     _, ids = expected(bundle)
     found = page.evaluate(

@@ -32,7 +32,8 @@ def long_sound() -> FloatArray:
 SOUNDS: dict[str, FloatArray] = {"short": chirp(700), "clip": chirp(20_001), "long": long_sound()}
 
 
-@pytest.fixture(scope="module", params=["moonshine", pytest.param("streaming", marks=pytest.mark.exhaustive)])
+# Pages compute both alike; test_moonshine.py has the kernels of both.
+@pytest.fixture(scope="module", params=["streaming", pytest.param("moonshine", marks=pytest.mark.exhaustive)])
 def bundle(request: pytest.FixtureRequest) -> Bundle:
     return open_bundle(page_moonshine() if request.param == "moonshine" else page_moonshine_streaming())
 
@@ -74,27 +75,16 @@ def test_transcripts_are_those_of_python(page: Page, python: Transcriber, sound:
     assert found == reference
 
 
-@pytest.fixture(scope="module")
-def streaming(
-    browser: Browser,
-    chromium: str,  # noqa: ARG001
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Page]:
-    files = {"index.html": HTML, "start.js": START}
-    bundle = open_bundle(page_moonshine_streaming())
-    with engine_page(browser, bundle, tmp_path_factory.mktemp("site"), ("nearfar.js", "audio.js"), files) as opened:
-        yield opened
-
-
-def test_sound_that_grows_has_the_transcripts_of_whole_clips(streaming: Page) -> None:
-    """Of each part only the rows that change are read; a sound of another beginning in between is read whole."""
-    bundle = open_bundle(page_moonshine_streaming())
+def test_sound_that_grows_has_the_transcripts_of_whole_clips(page: Page, bundle: Bundle) -> None:
+    """Of each part a streaming model reads only the rows that change; a sound of another beginning in between is read
+    whole.
+    """
     tokenizer = Tokenizer(TokenizerFiles.at(bundle.path / bundle.manifest.tokenizer.file))
     runner = ReferenceRunner(bundle, limits=LIMITS, activation="float32")
     sound = chirp(16_000)
     for samples in (sound[:9_000], sound[:13_001], -sound[:14_000]):
         file = base64.b64encode(wav(samples.astype("<f4").tobytes(), 3, 32)).decode()
-        found = streaming.evaluate("(file) => transcribe(file, { temperature: 0 })", file)
+        found = page.evaluate("(file) => transcribe(file, { temperature: 0 })", file)
         # A new one reads the whole clip.
         whole = Transcriber(runner, tokenizer).transcribe(samples, TranscriptionOptions(temperature=0.0))
         assert [each["tokens"] for each in found["segments"]] == [list(each.tokens) for each in whole.segments]

@@ -193,6 +193,8 @@ def integer_bundle(site: Path) -> Path:
     return path
 
 
+# trust.test.ts has int8 that is right and wrong, test_webgpu_runner.py the logits of all kernels of int8.
+@pytest.mark.exhaustive
 def test_int8_answers_as_the_python_runner_does(
     page: Page,
     address: str,
