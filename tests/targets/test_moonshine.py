@@ -45,7 +45,15 @@ FAMILIES = {
     "moonshine": (make_moonshine, rows_and_logits),
     "streaming": (make_moonshine_streaming, streamed_rows_and_logits),
 }
-TARGETS = ["numpy", "webgpu", "cpu", pytest.param("cuda", marks=pytest.mark.exhaustive)]
+TARGETS = ["numpy", "webgpu", "cpu", "cuda"]
+# tests/web/test_page_moonshine.py runs a streaming model on WebGPU.
+USUAL = {
+    ("moonshine", "numpy"),
+    ("moonshine", "webgpu"),
+    ("moonshine", "cpu"),
+    ("streaming", "numpy"),
+    ("streaming", "cpu"),
+}
 # The shortest clip, one that lacks a frame of the next row, and one that has it.
 LENGTHS = [895, 895 + 6 * 64 - 1, 895 + 6 * 64, 16_000]
 
@@ -70,8 +78,14 @@ def chunk(runner: BaseRunner[Any], index: int, start: int, stop: int) -> Chunk:
     return Chunk(TOKENS[index][start:stop], start, pages, range(stop - start), source=source)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "target"),
+    [
+        pytest.param(family, target, marks=() if (family, target) in USUAL else pytest.mark.exhaustive)
+        for family in FAMILIES
+        for target in TARGETS
+    ],
+)
 def test_rows_and_logits_are_those_of_transformers(
     target: str,
     family: str,

@@ -171,9 +171,9 @@ def test_what_our_mlx_runner_does_not_compute_is_tried_with_mlx_lm(
 
 
 def test_an_embedding_bundle_is_served_or_inspected(
-    compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    compile_light: CompileTiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = open_any(compile_tiny("embedding", "f32"))
+    bundle = open_any(compile_light("embedding", "f32"))
     monkeypatch.setattr(trial, "check_machine", lambda _: None)
     assert shlex.split(trial.find_trial(bundle).command)[-2:] == ["serve", str(bundle.path)]
     monkeypatch.setattr(trial, "find_spec", lambda _: None)

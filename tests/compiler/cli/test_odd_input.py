@@ -135,7 +135,7 @@ def fuzz(odd: Path, examples: int) -> None:
 
 
 def test_files_with_odd_values_result_in_a_bundle_or_a_typed_error(odd: Path) -> None:
-    fuzz(odd, 60)
+    fuzz(odd, 24)
 
 
 @pytest.mark.exhaustive

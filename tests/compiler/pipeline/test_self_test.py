@@ -106,9 +106,9 @@ def test_the_manifest_states_that_a_bundle_has_no_self_test(
     assert open_bundle(tmp_path / "bundle").manifest.self_test is None
 
 
-def test_each_activation_dtype_of_the_bundle_has_a_tolerance(compile_tiny: CompileTiny) -> None:
+def test_each_activation_dtype_of_the_bundle_has_a_tolerance(compile_light: CompileTiny) -> None:
     def dtypes(*arguments: str, **options: tuple[str, ...]) -> set[str]:
-        return set(self_test_of(open_bundle(compile_tiny(*arguments, **options))).tolerances)
+        return set(self_test_of(open_bundle(compile_light(*arguments, **options))).tolerances)
 
     assert dtypes("qwen3", "f32") == {"float32"}
     assert dtypes("qwen3", "q4f16") == {"float32", "float16"}

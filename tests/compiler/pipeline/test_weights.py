@@ -47,9 +47,9 @@ class Watched:
 
 @pytest.mark.parametrize("quantization", quant.NAMES)
 def test_every_plane_equals_that_of_the_complete_tensor(
-    quantization: str, compile_tiny: Callable[..., Path], tiny_checkpoints: Mapping[str, Path]
+    quantization: str, compile_light: Callable[..., Path], tiny_checkpoints: Mapping[str, Path]
 ) -> None:
-    bundle = open_bundle(compile_tiny("qwen3", quantization))
+    bundle = open_bundle(compile_light("qwen3", quantization))
     tensors = load(str(tiny_checkpoints["qwen3"])).tensors
     for layer in range(3):
         for name, parts in PARTS.items():
@@ -64,8 +64,8 @@ def test_every_plane_equals_that_of_the_complete_tensor(
 
 
 @pytest.mark.parametrize("quantization", quant.NAMES)
-def test_planes_are_aligned_and_do_not_overlap(quantization: str, compile_tiny: Callable[..., Path]) -> None:
-    check_layout(open_bundle(compile_tiny("qwen3", quantization)))
+def test_planes_are_aligned_and_do_not_overlap(quantization: str, compile_light: Callable[..., Path]) -> None:
+    check_layout(open_bundle(compile_light("qwen3", quantization)))
 
 
 def check_layout(bundle: Bundle) -> None:
@@ -79,14 +79,14 @@ def check_layout(bundle: Bundle) -> None:
 
 
 def test_small_shards_and_blocks_hold_the_same_weights(
-    compile_tiny: Callable[..., Path],
+    compile_light: Callable[..., Path],
     tiny_checkpoints: Mapping[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
-    single = open_bundle(compile_tiny("qwen3", "q4f16"))
+    single = open_bundle(compile_light("qwen3", "q4f16"))
     monkeypatch.setattr(weights, "SHARD_BYTES", 8_000)
     monkeypatch.setattr(weights, "BLOCK_ELEMENTS", 500)
     split = compile_model(

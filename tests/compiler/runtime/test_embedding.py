@@ -47,8 +47,8 @@ def unit(vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return vector / np.linalg.norm(vector)
 
 
-def test_the_bundle_reads_complete_texts_and_pools_the_final_norm(compile_tiny: CompileTiny) -> None:
-    manifest = open_bundle(compile_tiny("embedding", "f32")).manifest
+def test_the_bundle_reads_complete_texts_and_pools_the_final_norm(compile_light: CompileTiny) -> None:
+    manifest = open_bundle(compile_light("embedding", "f32")).manifest
     assert manifest.embedding is not None
     assert (manifest.embedding.pooling, manifest.embedding.normalize) == ("last_token", True)
     plan = manifest.plan("embed")
@@ -62,9 +62,9 @@ def test_the_bundle_reads_complete_texts_and_pools_the_final_norm(compile_tiny: 
 
 
 def test_a_vector_is_transformers_last_hidden_state_of_length_one(
-    compile_tiny: CompileTiny, prompt_token_ids: list[int], last_hidden: npt.NDArray[np.float32]
+    compile_light: CompileTiny, prompt_token_ids: list[int], last_hidden: npt.NDArray[np.float32]
 ) -> None:
-    found = embed(ReferenceRunner(open_bundle(compile_tiny("embedding", "f32"))), prompt_token_ids)
+    found = embed(ReferenceRunner(open_bundle(compile_light("embedding", "f32"))), prompt_token_ids)
     assert relative_error(found, unit(last_hidden)) < F32
 
 
@@ -114,17 +114,17 @@ def test_on_wgpu_vectors_of_a_ragged_batch_are_those_of_each_text_alone(
 
 @pytest.mark.usefixtures("vulkan")
 def test_on_wgpu_a_vector_is_transformers_last_hidden_state(
-    compile_tiny: CompileTiny, prompt_token_ids: list[int], last_hidden: npt.NDArray[np.float32]
+    compile_light: CompileTiny, prompt_token_ids: list[int], last_hidden: npt.NDArray[np.float32]
 ) -> None:
-    runner = WebGPURunner(open_bundle(compile_tiny("embedding", "f32")))
+    runner = WebGPURunner(open_bundle(compile_light("embedding", "f32")))
     assert relative_error(embed(runner, prompt_token_ids), unit(last_hidden)) < F32
     with pytest.raises(RequestError, match="makes embeddings and generates no text"):
         next(generate(runner, [1, 2], 1, Sampler()))
     runner.close()
 
 
-def test_texts_end_in_the_token_that_the_tokenizer_puts_there(compile_tiny: CompileTiny) -> None:
-    tokenizer = Tokenizer(open_bundle(compile_tiny("embedding", "f32")).tokenizer_files())
+def test_texts_end_in_the_token_that_the_tokenizer_puts_there(compile_light: CompileTiny) -> None:
+    tokenizer = Tokenizer(open_bundle(compile_light("embedding", "f32")).tokenizer_files())
     assert tokenizer.encode("ab")[-1] == 257
 
 
@@ -148,8 +148,10 @@ def test_without_normalize_and_with_a_head_the_vector_is_the_last_hidden_state_i
     assert relative_error(embed(ReferenceRunner(bundle), prompt_token_ids), expected) < F32
 
 
-def test_a_bundle_does_what_its_model_is_for(compile_tiny: CompileTiny, tiny_bundle: Path) -> None:
-    embeds, generates = (ReferenceRunner(open_bundle(path)) for path in (compile_tiny("embedding", "f32"), tiny_bundle))
+def test_a_bundle_does_what_its_model_is_for(compile_light: CompileTiny, tiny_bundle: Path) -> None:
+    embeds, generates = (
+        ReferenceRunner(open_bundle(path)) for path in (compile_light("embedding", "f32"), tiny_bundle)
+    )
     with pytest.raises(RequestError, match="generates text and makes no embeddings"):
         embed(generates, [1, 2])
     with pytest.raises(RequestError, match="makes embeddings and generates no text"):
@@ -160,10 +162,10 @@ def test_a_bundle_does_what_its_model_is_for(compile_tiny: CompileTiny, tiny_bun
     ("token_ids", "message"), [([], "empty"), ([509], "not in the vocabulary"), ([1] * 257, "context length is 256")]
 )
 def test_tokens_that_cannot_be_embedded_are_a_request_error(
-    token_ids: list[int], message: str, compile_tiny: CompileTiny
+    token_ids: list[int], message: str, compile_light: CompileTiny
 ) -> None:
     with pytest.raises(RequestError, match=message):
-        embed(ReferenceRunner(open_bundle(compile_tiny("embedding", "f32"))), token_ids)
+        embed(ReferenceRunner(open_bundle(compile_light("embedding", "f32"))), token_ids)
 
 
 def test_the_command_line_states_the_bundles_target(

@@ -64,6 +64,6 @@ def test_float32_is_the_default_if_the_bundle_offers_it(compile_light: CompileTi
     assert ReferenceRunner(open_bundle(only_half)).activation == "float16"
 
 
-def test_an_activation_that_the_bundle_does_not_offer_is_refused(compile_tiny: CompileTiny) -> None:
+def test_an_activation_that_the_bundle_does_not_offer_is_refused(compile_light: CompileTiny) -> None:
     with pytest.raises(DeviceError, match="compiled for float32 activations, not for float16"):
-        ReferenceRunner(open_bundle(compile_tiny("qwen3", "f32")), activation="float16")
+        ReferenceRunner(open_bundle(compile_light("qwen3", "f32")), activation="float16")

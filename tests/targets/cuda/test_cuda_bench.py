@@ -26,6 +26,8 @@ from nearfar.compiler.quant.kernel_format import WeightFormat
 from nearfar.targets.cuda.tuning import tuning_for
 
 
+# test_cuda_served.py has an engine of many sequences.
+@pytest.mark.exhaustive
 def test_many_sequences_run_in_mixed_steps_and_through_the_engine(cuda_bundle: Path, emulated_cuda: Path) -> None:
     driver = EmulatedDriver(emulated_cuda)
     result = measure_many(open_bundle(cuda_bundle), driver, 3, (2, 9), step_tokens=6)

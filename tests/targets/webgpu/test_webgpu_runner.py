@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import compiler_of
-from light_bundle import kernels_for
+from light_bundle import kernels_for, kernels_of_models
 from made_once import shared_folder
 from ragged import chunked_logits
 from tolerances import F32, INT8, INT8_MODEL, KV_Q4, KV_Q4_F32, KV_Q8, KV_Q8_F16, OF_ACTIVATION, relative_error
@@ -99,8 +99,8 @@ def test_int8_activations_give_the_logits_of_those_on_a_cpu(
         each.close()
 
 
-def test_an_encoder_passes_its_own_test_with_int8(compile_tiny: CompileTiny) -> None:
-    bundle = open_bundle(compile_tiny("embedding", "q8f16", activations=("int8",)))
+def test_an_encoder_passes_its_own_test_with_int8(compile_few: CompileTiny) -> None:
+    bundle = open_bundle(compile_few("embedding", "q8f16", activations=("int8",)))
     runner, test = WebGPURunner(bundle), bundle.manifest.vector_test
     assert test is not None
     # It rounds more than float32 may.
@@ -161,18 +161,18 @@ def test_decoding_on_both_sides_of_the_split_gives_the_logits_of_prefill(
 def test_weights_split_for_small_bindings_give_the_same_logits(
     checkpoint: str,
     quantization: str,
-    compile_tiny: CompileTiny,
+    compile_light: CompileTiny,
     tiny_checkpoints: dict[str, Path],
     prompt_token_ids: list[int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = ReferenceRunner(open_bundle(compile_tiny(checkpoint, quantization)), activation="float32")
+    whole = ReferenceRunner(open_bundle(compile_light(checkpoint, quantization)), activation="float32")
     # One layer's pages of 16 tokens take 9,216 bytes.
     limit = 9_300
     monkeypatch.setattr(lower, "MAX_BINDING_BYTES", limit)
     options, limits = CompileOptions(quantization=quantization, context=16), Limits(tokens=16, sequences=1, rows=16)
-    with kernels_for(limits):
+    with kernels_of_models(limits):
         split = compile_model(
             str(tiny_checkpoints[checkpoint]), tmp_path / "split", replace(options, activations=("float32",))
         )
@@ -242,8 +242,8 @@ def test_a_device_of_wgpu_has_the_vendor_of_its_adapter() -> None:
     assert features_of(set(), "") == features_of(set())
 
 
-def test_a_device_without_f16_is_named_when_the_bundle_has_nothing_else(compile_tiny: CompileTiny) -> None:
-    path = compile_tiny("qwen3", "q4f16", activations=("float16",))
+def test_a_device_without_f16_is_named_when_the_bundle_has_nothing_else(compile_light: CompileTiny) -> None:
+    path = compile_light("qwen3", "q4f16", activations=("float16",))
     manifest = open_bundle(path).manifest
     with pytest.raises(DeviceError, match="needs shader-f16, which this device does not have"):
         choose_activation(manifest, set(), None, path)
