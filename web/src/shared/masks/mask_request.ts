@@ -10,7 +10,7 @@ import type { MaskRules } from "../decision/policy_schema.js";
 import type { CompiledMask, Known } from "./find_spans.js";
 import { findKnown, findSpans, widened } from "./find_spans.js";
 import type { Mask, Span } from "./placeholders.js";
-import { LOOKALIKE, MaskTable, joined } from "./placeholders.js";
+import { MaskTable, joined, placeholders } from "./placeholders.js";
 
 /** What a model has found in a text of the request. Indices are UTF-16 units. */
 export interface Entity {
@@ -94,8 +94,9 @@ export function maskMessages(
  * masked, or split over parts.
  */
 export function hasMasked(masks: readonly Mask[], texts: readonly (readonly string[])[]): boolean {
-  const known = masks.flatMap(({ placeholder, text }): Known[] =>
-    placeholder.startsWith(`[${LOOKALIKE}_`) ? [] : [{ text, kind: "" }],
+  // What only looks like a placeholder is not private. A policy may have its kind, too.
+  const known = masks.flatMap(({ text }): Known[] =>
+    text.replace(placeholders(), "") === "" ? [] : [{ text, kind: "" }],
   );
   return texts.some((parts) =>
     (parts.length < 2 ? [""] : ["", " ", "\n"]).some((separator) => findKnown(parts.join(separator), known).length > 0),

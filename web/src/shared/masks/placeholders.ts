@@ -9,7 +9,7 @@
 import { addressesIn } from "./addresses.js";
 
 /** The kind of a text that looks like a placeholder. */
-export const LOOKALIKE = "TEXT";
+const LOOKALIKE = "TEXT";
 const NAME = String.raw`([A-Za-z]{1,20})(?:\\?_| )([0-9]{1,6})`;
 
 /** Every form of a placeholder, also of one that nobody made. It is stateful, so each search makes its own. */

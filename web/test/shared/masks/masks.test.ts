@@ -279,6 +279,7 @@ test("a masked text in a place that is not masked is found", () => {
   ];
   expect(hasMasked(masks, [["tool of anna  lee"], ["[A_1]"]])).toBe(false);
   expect(hasMasked(masks, [["tool of ANNA LEE"]])).toBe(true);
+  expect(hasMasked([{ placeholder: "[TEXT_1]", text: "Anna Lee" }], [["tool of Anna Lee"]])).toBe(true);
   expect(hasMasked(masks, [["Anna", "Lee"]])).toBe(true);
   expect(findKnown("Annalee", [{ text: "Anna", kind: "" }])).toEqual([]);
 });
