@@ -56,7 +56,8 @@ def run(options: Devices) -> None:
     console.print(table(rows))
     console.print(caption(), highlight=False)
     if options.plot is not None:
-        print_note(f"{options.plot}: tokens per second of {sum(row.decode is not None for row in rows)} devices")
+        shown = sum(row.decode is not None for row in rows)
+        print_note(f"{options.plot}: the predicted tokens per second, in {shown} of {len(rows)} reports")
 
 
 def read_reports(folder: Path) -> list[Row]:

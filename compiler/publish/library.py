@@ -16,7 +16,8 @@ from ..ir.spec import Task
 from ..runtime.errors import ToolError
 
 DIST = PAGE.parent
-LIBRARY = "nearfar.js"
+# What a page imports, and its file.
+LIBRARY: Mapping[str, str] = {"@nearfar/web": "nearfar.js", "@nearfar/web/probe": "probe.js"}
 NOTICES = "LICENSES.txt"
 # The folders of both in a site.
 LIBRARY_FOLDER, CHAT_FOLDER = "nearfar", "chat"
@@ -27,14 +28,14 @@ _HEAD = "<head>"
 
 def require_library() -> None:
     """Raises ToolError if the web package has not been built: an editable install does not build it."""
-    for path in (DIST / LIBRARY, PAGE / "index.html"):
+    for path in (*(DIST / name for name in LIBRARY.values()), PAGE / "index.html"):
         if not path.is_file():
             raise ToolError(f"{path.name} is not built; run 'make web' in a checkout (it needs Node.js 20 or newer)")
 
 
 def library_files() -> list[Path]:
     """The library and every file that it may import later, by name."""
-    found, waiting = set[str](), [LIBRARY]
+    found, waiting = set[str](), list(LIBRARY.values())
     while waiting:
         name = waiting.pop()
         if name in found or not (DIST / name).is_file():
@@ -89,8 +90,9 @@ def snippet(name: str, task: Task, hashes: Mapping[str, str], base: str) -> str:
     "./" for a page in the site.
     """
     where = {f"{base}{path}": digest for path, digest in hashes.items()}
-    library = next(address for address in where if address.endswith(f"/{LIBRARY}"))
-    mapped = json.dumps({"imports": {"@nearfar/web": library}, "integrity": where}, indent=2)
+    by_name = {address.rpartition("/")[2]: address for address in where}
+    imports = {module: by_name[file] for module, file in LIBRARY.items()}
+    mapped = json.dumps({"imports": imports, "integrity": where}, indent=2)
     return f"""<script type="importmap">
 {mapped}
 </script>

@@ -286,7 +286,10 @@ def test_the_snippet_pins_every_file_of_the_library(bundle: Path, tmp_path: Path
     mapped = json.loads(re.findall(r'<script type="importmap">(.*?)</script>', snippet, re.DOTALL)[0])
     (version,) = (tmp_path / "site" / LIBRARY_FOLDER).iterdir()
     address = f"https://models.example/{LIBRARY_FOLDER}/{version.name}"
-    assert mapped["imports"]["@nearfar/web"] == f"{address}/nearfar.js"
+    assert mapped["imports"] == {
+        "@nearfar/web": f"{address}/nearfar.js",
+        "@nearfar/web/probe": f"{address}/probe.js",
+    }
     there = sorted(version.glob("*.js"))
     assert len(there) == len(library_files()) > 10
     for path in there:
