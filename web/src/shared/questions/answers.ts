@@ -50,7 +50,10 @@ export function checkReading(
   const { version, questions: scalings } = Object(calibration) as Readonly<Record<string, unknown>>;
   if (version !== 1 || !isObject(scalings)) throw unfit("calibration", "is not one that fitCalibration has made");
   if (model != null && calibration.model != null && calibration.model !== model)
-    throw unfit("calibration", `was fitted to ${calibration.model}, and this model is ${model}`);
+    throw unfit(
+      "calibration",
+      `was fitted to ${calibration.model}, and this model is ${model} (set its model to this name if they are the same one)`,
+    );
   for (const { key, answers } of asked) {
     const scaling = scalingOf(calibration, key);
     if (scaling !== null) factorsOf(scaling, answers, `calibration.questions.${key}`);
