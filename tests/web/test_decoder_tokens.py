@@ -224,7 +224,7 @@ def test_models_draft_their_own_tokens_with_heads_or_an_assistant(
     for name, assistant in assistants.items():
         options = CompileOptions(quantization="f32", context=128, activations=("float32",), assistant=assistant)
         with few_kernels():
-            bundles[name] = compile_model(str(tmp_path / name / "checkpoint"), site / name, options)
+            bundles[name] = compile_model(str(tmp_path / name / "checkpoint"), site / tmp_path.name / name, options)
         lighten(bundles[name].path, self_test=False)
     loads: list[tuple[str, str | None]] = [("heads", "heads"), ("assisted", "heads")]
     if compares_sampled:
@@ -234,7 +234,8 @@ def test_models_draft_their_own_tokens_with_heads_or_an_assistant(
     with serve(site) as url:
         page.goto(url)
         heads, assisted, *plain = (
-            page.evaluate(DRAFT_SCRIPT, [f"./{name}/", draft, TOKENS, DRAFTED_TOKENS]) for name, draft in loads
+            page.evaluate(DRAFT_SCRIPT, [f"./{tmp_path.name}/{name}/", draft, TOKENS, DRAFTED_TOKENS])
+            for name, draft in loads
         )
     page.close()
     expected = {
