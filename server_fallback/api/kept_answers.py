@@ -174,17 +174,14 @@ class KeptAnswers:
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 answer.head = message
+                answer.change()
             else:
-                added = answer.add(message.get("body", b""))
-                if self._has(answer):
-                    self._size += added
-                    self._make_room()
-            answer.change()
-            if not self._has(answer):
+                self.add(answer, message.get("body", b""))
+            if not self.has(answer):
                 await answer.received()
 
-        # Without the extension, the stream does not write to the connection of the first reader.
-        extensions = {name: value for name, value in scope.get("extensions", {}).items() if name != EXTENSION}
+        # Instead of the connection of the first reader.
+        extensions = {**scope.get("extensions", {}), EXTENSION: KeptWriter(self, answer)}
         try:
             async with held:
                 await stream({**scope, "extensions": extensions}, answer.leave, send)
@@ -202,9 +199,20 @@ class KeptAnswers:
                 self.forget(answer)
             answer.change()
 
+    def has(self, answer: KeptAnswer) -> bool:
+        return self._answers.get(answer.name) is answer
+
+    def add(self, answer: KeptAnswer, body: bytes) -> None:
+        """Add whole events and comments to an answer."""
+        added = answer.add(body)
+        if self.has(answer):
+            self._size += added
+            self._make_room()
+        answer.change()
+
     def left(self, answer: KeptAnswer) -> None:
         """The last reader has left. A client that has received nothing does not continue, but asks again."""
-        if not answer.is_read or self._is_closed or not self._has(answer):
+        if not answer.is_read or self._is_closed or not self.has(answer):
             self.forget(answer)
         else:
             answer.timer = asyncio.get_running_loop().call_later(self._seconds, self.forget, answer)
@@ -231,12 +239,9 @@ class KeptAnswers:
             answer.timer.cancel()
         answer.abandoned.set()
 
-    def _has(self, answer: KeptAnswer) -> bool:
-        return self._answers.get(answer.name) is answer
-
     def _let_go(self, answer: KeptAnswer) -> None:
         """Keep an answer no longer: it goes on for those who read it."""
-        if self._has(answer):
+        if self.has(answer):
             del self._answers[answer.name]
             self._size -= answer.size
 
@@ -251,6 +256,23 @@ class KeptAnswers:
                 self.forget(answer)
             else:
                 self._let_go(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptWriter:
+    """Writes the events of an answer as the connection of a request without a key does (`PartWriter`): each at once, so
+    that they do not wait, and become fewer, while there is room.
+    """
+
+    kept: KeptAnswers
+    answer: KeptAnswer
+
+    @property
+    def has_room(self) -> bool:
+        return self.kept.has(self.answer)
+
+    def write_part(self, body: bytes) -> None:
+        self.kept.add(self.answer, body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from nearfar.compiler.runtime.errors import DeviceError, QueueFull
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
+from nearfar.server_fallback.api.kept_answers import KeptAnswer, KeptAnswers, KeptWriter
 from nearfar.server_fallback.api.keys import ApiKey, Keys
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
@@ -124,6 +125,25 @@ def test_a_broken_connection_is_continued_without_another_answer() -> None:
         assert (await kept.ask(last_event_id=str(last))).content == rest.content
         assert unnumbered((await kept.ask()).content) == whole
         assert len(kept.fake.requests) == 1
+
+    checked(work)
+
+
+def test_events_are_written_one_by_one_like_those_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that has to wait for room would put several texts into an event."""
+    rooms = list[bool]()
+    add = KeptAnswers.add
+
+    def add_in_room(kept: KeptAnswers, answer: KeptAnswer, body: bytes) -> None:
+        rooms.append(KeptWriter(kept, answer).has_room)
+        add(kept, answer, body)
+
+    async def work() -> None:
+        monkeypatch.setattr(KeptAnswers, "add", add_in_room)
+        kept = Kept.of(pieces=[*"abcdefgh"])
+        kept.fake.go()
+        sent = await kept.ask()
+        assert rooms == [True] * sent.text.count("data: ")
 
     checked(work)
 
