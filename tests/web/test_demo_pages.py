@@ -18,6 +18,7 @@ from nearfar.compiler.cli.demo import Prompt, compile_demo, hear, show_pictures
 from nearfar.compiler.demo import PICTURES, RECORDINGS
 
 
+@pytest.mark.exhaustive
 def test_the_page_answers_about_each_picture(tmp_path: Path) -> None:
     file = io.StringIO()
     with one_compilation(), few_kernels():
