@@ -28,6 +28,7 @@ from nearfar.server_fallback.executors.decide import fit_calibration
 from nearfar.server_fallback.executors.executor import Call, Decides
 from nearfar.server_fallback.executors.local_opener import LocalOpener
 from nearfar.server_fallback.executors.local_options import LocalOptions
+from nearfar.server_fallback.router.fitting.reliability import calibration_error
 from nearfar.server_fallback.schema.decide import DecideRequest
 
 TONES = ("negative", "neutral", "positive")
@@ -36,7 +37,6 @@ QUESTIONS: Mapping[str, Any] = {
     "tone": {"type": "choice", "question": "What is the tone of this sentence about a film?", "choices": [*TONES]},
 }
 FITTED = (20, 50, 200)
-BINS = 10
 SAMPLES = 1000
 
 
@@ -88,15 +88,6 @@ def measure(confidence: np.ndarray, right: np.ndarray, likely: np.ndarray) -> st
     sure = f"{100 * right[kept].mean():5.1f} % of {100 * kept.mean():3.0f} %" if kept.any() else "      - of   0 %"
     error = calibration_error(confidence, right)
     return f"{100 * right.mean():5.1f} %   {error:.3f} ({low:.3f} to {high:.3f})   {-likely.mean():.3f}   {sure}"
-
-
-def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """The expected calibration error: the mean distance of confidence and accuracy in bins of equal width (Naeini et
-    al. 2015).
-    """
-    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    parts = [bins == each for each in range(BINS) if (bins == each).any()]
-    return float(sum(part.mean() * abs(confidence[part].mean() - right[part].mean()) for part in parts))
 
 
 def rows_of(
