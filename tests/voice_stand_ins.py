@@ -44,6 +44,6 @@ window.finish = () => { current.dispatchEvent(new Event("end")); };
 
 
 def let_sound(page: Page, seconds: float) -> None:
-    """Wait until the microphone has made so many more seconds of sound, which may take longer on a busy machine."""
+    """Wait until the microphone has made this many more seconds of sound; a busy machine takes longer."""
     end = page.evaluate("(seconds) => soundSeconds() + seconds", seconds)
     page.wait_for_function("(end) => soundSeconds() >= end", arg=end)

@@ -159,7 +159,7 @@ class Agent:
         """Run a task: a text, or the messages of a chat. Cancelling ends it at once, also within a tool.
 
         Raises RequestError for tools that cannot be called, and the errors of the engine and of ``approve``. An error
-        of a tool is none of the run: the model receives it as text.
+        of a tool does not end the run: the model receives it as text.
         """
         async with aclosing(self.events(task)) as events:
             async for event in events:

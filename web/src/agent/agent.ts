@@ -131,7 +131,7 @@ export class Agent {
 
   /**
    * Runs a task: a text, or the messages of a chat. Throws RequestError for tools that cannot be called, the errors of the
-   * engine and of `approve`, or the signal's reason, at once, also within a tool. An error of a tool is none of the run:
+   * engine and of `approve`, or the signal's reason, at once, also within a tool. A tool's error does not end the run:
    * the model receives it as text.
    */
   async run(

@@ -124,7 +124,7 @@ export class PrefixStore {
         await this.#remove(folder, entry.name);
         total -= entry.size;
       }
-      // As much must remain free, so that what is kept is not in the way of a model.
+      // The same size must remain free, so that what is kept is not in the way of a model.
       if (!(await hasRoom(folder, 2 * bytes.length))) return false;
       await writeFile(folder, name + PAGES, bytes);
       // What the compiler computed has no use that was counted, and must not be the first that goes.

@@ -239,7 +239,7 @@ export class Prefixes {
     return groups.map(({ window }) => Math.max(0, Math.floor((length - window + 1) / pageSize)));
   }
 
-  /** The bytes of the pages and states after so many tokens, in full pages. */
+  /** The bytes of the pages and states after this many tokens, in full pages. */
   #bytesOf(length: number): number {
     const { manifest, info, tokens } = this.host;
     if (isExport(manifest)) return 0;

@@ -41,7 +41,7 @@ export function pageText(json: string | null): ResultText {
   return { text: valueText(value ?? "(no result)"), failed: false };
 }
 
-/** At most ``bytes`` bytes of UTF-8, in whole characters. Of a longer text, the last line says how much was cut. */
+/** At most ``bytes`` bytes of UTF-8, in whole characters. The last line of a longer text says what was cut. */
 export function boundedText(text: string, bytes: number): string {
   const all = utf8Bytes(text);
   if (all <= bytes) return text;
