@@ -2,11 +2,8 @@
 
 import { createHash } from "node:crypto";
 import { copyFile, cp, mkdir, readFile, readdir, rm, writeFile } from "node:fs/promises";
-import { dirname } from "node:path";
 
-import { build as bundle } from "esbuild";
-import { minify } from "rolldown/utils";
-
+import { build } from "./browser_build.mjs";
 import { noticesOf } from "./notices.mjs";
 import { SHARED_SCRIPT, sharedScript } from "./shared_script.mjs";
 import { tokenizersEsbuild } from "./tokenizers_module.mjs";
@@ -25,23 +22,6 @@ const common = {
   plugins: packages,
 };
 const browser = { ...common, minify: true, platform: "browser" };
-
-/**
- * Builds files. Those for browsers, which are minified, become smaller with Oxc's minifier than with esbuild's alone: it
- * uses the same few names in each function, which gzip then finds again.
- */
-async function build({ banner = { js: "" }, ...options }) {
-  if (!options.minify || options.sourcemap) return bundle({ banner, ...options });
-  const result = await bundle({ ...options, write: false });
-  for (const { path, text } of result.outputFiles) {
-    const { code, errors } = await minify(path, text, { module: true, compress: { target: options.target } });
-    if (errors.length > 0) throw new Error(`${path}: ${errors[0].message}`);
-    await mkdir(dirname(path), { recursive: true });
-    // Bundlers follow an address in quotes.
-    await writeFile(path, banner.js + code.replace(/(?<=import\(|new URL\()`([^`$]*)`/g, '"$1"'));
-  }
-  return result;
-}
 
 // Separate files, which other files import when they first need them: the grammar compiler with its wasm, the runner
 // for ONNX bundles, and the engine.
@@ -208,7 +188,7 @@ const built = await Promise.all([
     ...browser,
     entryPoints: { onnx: "src/onnx/index.ts" },
     outdir: "dist",
-    banner: { js: IMPORT_BY_ADDRESS },
+    banner: IMPORT_BY_ADDRESS,
     plugins: [importModule],
   }),
   build({ ...browser, entryPoints: ADAPTERS, outdir: "dist", packages: "external", plugins: adaptersOutside }),

@@ -1,10 +1,14 @@
 // Makes @huggingface/tokenizers smaller: it removes tokenizers that no language model has, whose tokenizer.json is
 // refused by name, as any unknown one, or whose use is; and what src/text/tokenizer.ts never asks for: pairs of texts,
-// masks, methods that it does not call, and options of transformers' configuration, which it does not pass.
+// masks, methods that it does not call, and options of transformers' configuration, which it does not pass. Its two
+// searches are those of src/text/piece_search.ts, which are shorter.
 
 import { readFile } from "node:fs/promises";
+import { fileURLToPath } from "node:url";
 
 const ENCODERS_ONLY = '    throw new Error("WordPiece is only for encoders");';
+
+const SEARCHES = JSON.stringify(fileURLToPath(new URL("src/text/piece_search.ts", import.meta.url)));
 
 // Each part of the package's file, and its replacement.
 const CHANGES = [
@@ -17,6 +21,11 @@ const CHANGES = [
   // src/encoders/tokenizer computes WordPiece, exactly.
   [/(?<=var WordPieceTokenizer = .*?\n {2}encode\(tokens\) \{\n).*?(?=\n {2}\}\n\};)/s, ENCODERS_ONLY],
   [/(?<=var WordPiece = .*?\n {2}decode_chain\(tokens\) \{\n).*?(?=\n {2}\}\n\};)/s, ENCODERS_ONLY],
+  [/var PriorityQueue = class \{.*?\n\};/s, `import { MergeQueue as PriorityQueue } from ${SEARCHES};`],
+  [
+    /var TokenLatticeNode = .*?(?=\nvar TokenLattice_default)/s,
+    `import { PieceLattice as TokenLattice } from ${SEARCHES};`,
+  ],
   // Models without a type, from before tokenizer.json had one.
   [/ else \{\n\s+return new Legacy_default\(.*?\}\);\n\s+\}/s, ""],
   [/\n {2}tokenize\(text, \{ text_pair.*?\n {2}\}(?=\n {2}encode_text)/s, ""],

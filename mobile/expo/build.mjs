@@ -3,7 +3,7 @@
 
 import { copyFile, cp, rm } from "node:fs/promises";
 
-import { build } from "esbuild";
+import { build } from "../../web/browser_build.mjs";
 
 for (const folder of ["dist", "native", "ios/native"]) await rm(folder, { recursive: true, force: true });
 await build({

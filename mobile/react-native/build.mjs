@@ -3,7 +3,7 @@
 
 import { copyFile, rm } from "node:fs/promises";
 
-import { build } from "esbuild";
+import { build } from "../../web/browser_build.mjs";
 
 const OUTSIDE = {
   "grammar/index.js": "throw new Error('React Native runs no WebAssembly, so answers cannot be held to a grammar');",

@@ -2,7 +2,7 @@
 
 import { copyFile, rm } from "node:fs/promises";
 
-import { build } from "esbuild";
+import { build } from "../../web/browser_build.mjs";
 
 const WEB = "../../web/dist";
 // The page imports it for the first sound that is not a WAV file, or for the microphone.
