@@ -373,7 +373,8 @@ router-eval: .venv/.dev
 # MiniLM's weights come with a package; see tests/bench/README.md.
 bench-router-public: ENCODERS ?= demo-encoder
 bench-router-public: .venv/.dev
-	$(BIN)/python tests/bench/bench_router_public.py $(FOLDER) --encoder $(ENCODERS) --vectors build/router-vectors
+	$(BIN)/python tests/bench/bench_router_public.py $(FOLDER) --inputs words $(ENCODERS) --vectors build/router-vectors \
+		--json tests/bench/results/router-public.json
 
 kserve-proto: .venv/.dev
 	cd server_fallback/kserve && $(abspath $(BIN))/python -m grpc_tools.protoc -I . --descriptor_set_out=inference.binpb inference.proto

@@ -19,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_suffix(".toml")
-NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
+NUMBER = r"[-+]?\d+(?:,\d{3})*(?:\.\d+)?"
 
 
 class FigureError(Exception):
@@ -91,6 +91,21 @@ def soak(run_and_field: str) -> str:
     run, field = run_and_field.split()
     value = recorded("tests/bench/results/soak.json")["runs"][run][field]
     return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+
+
+def router(argument: str) -> str:
+    """What `make bench-router-public` measured: a part, a policy, and a figure, of an interval with "low" or "high"."""
+    part, policy, name, *end = argument.split()
+    value = recorded("tests/bench/results/router-public.json")["figures"][f"{part} {policy}"][name]
+    if end:
+        value = value[("low", "high").index(end[0])]
+    if name.startswith("cpt"):
+        return f"{100 * value:.1f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if name == "seconds":
+        return f"{value:.0f}"
+    return f"{value:+.3f}" if name.startswith("ahead") and not end else f"{value:.3f}"
 
 
 def recall_percent(mode: str) -> str:
@@ -175,6 +190,7 @@ KINDS: Mapping[str, Callable[[str], str]] = {
     "gzipped_kb": gzipped_kb,
     "size_kb": size_kb,
     "installed_mb": installed_mb,
+    "router": router,
     "recall_percent": recall_percent,
     "eyes": eyes,
     "ears": ears,

@@ -1,14 +1,18 @@
-"""The router on public answers: ``python bench_router_public.py FOLDER [--encoder MODEL ...] [--vectors FOLDER]``.
+"""The router on public answers: ``python bench_router_public.py FOLDER [--inputs words MODEL ...] [--vectors FOLDER]``.
 
 FOLDER holds RouteLLM's answers of Mixtral 8x7B (near) and GPT-4 (far) to MMLU and GSM8K: gsm8k_responses.csv and
 mmlu/*.csv (Ong et al. 2024). Policies are fitted as ``nearfar router fit`` does, with words alone and with the vectors
 of each encoder:
 
-- to one half of MMLU's subjects, and evaluated on the other half and on GSM8K: prompts that are foreign to the fit;
+- to one half of MMLU's subjects, and evaluated on the other half; and to all of MMLU, and evaluated on GSM8K: prompts
+  that are foreign to the fit;
 - to 1,531 questions of all subjects, as many as RouteLLM's routers were fitted to (MMLU's validation questions, whose
-  answers are not in FOLDER), and evaluated on all others.
+  answers are not in FOLDER), to fewer and to more of them, and evaluated on all others; and to half of GSM8K.
 
-Intervals are 95 %, over prompts and over subjects. ``--vectors`` retains the vectors for the next run.
+The demo's policy, which was fitted to other models and other prompts, is evaluated as it is.
+
+Intervals are 95 %, over prompts and over subjects. ``--vectors`` retains the vectors for the next run. ``--json``
+replaces those figures in a file that this run measures, and is written after each part.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +41,14 @@ from nearfar.server_fallback.router.sides.local_embedder import encoder_of
 
 Indices = npt.NDArray[np.int64]
 
-FITTED_LIKE_ROUTELLM = 1531
 GSM8K = "gsm8k_responses"
+# How many questions of all subjects a policy is fitted to, and how often they are drawn. RouteLLM's routers were fitted
+# to 1,531.
+KNOWN = {200: 1, 500: 1, 1531: 2, 5000: 1}
+BASELINES = ("random", "length", "rule", "task", "oracle")
+# What each policy is compared with.
+COMPARED = ("length", "rule")
+DEMO_POLICY = Path(__file__).parents[2] / "server_fallback/router/fitting/demo_policy.json"
 # APGR, CPT(50 %) and CPT(80 %) of Ong et al. 2024 (arXiv 2406.18665v4), tables 2 and 3.
 PUBLISHED = {
     "MMLU, foreign (arena alone)": {
@@ -61,26 +72,61 @@ PUBLISHED = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The pairs that policies are fitted to, and those on which they are evaluated, by their numbers. ``apart``: each
+    pair is a group of its own, because the subjects of both are the same.
+    """
+
+    name: str
+    title: str
+    fitted: Indices
+    asked: Indices
+    apart: bool = False
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--encoder", nargs="*", default=["demo-encoder"], help="demo-encoder, or bundles")
+    parser.add_argument(
+        "--inputs",
+        nargs="+",
+        default=["words", "demo-encoder"],
+        help="words; words and vectors of demo-encoder or bundles",
+    )
+    parser.add_argument("--parts", nargs="+", help="the names of the parts to measure, such as even-odd; default: all")
     parser.add_argument("--vectors", type=Path, help="a folder for the encoders' vectors")
-    parser.add_argument("--draws", type=int, default=5, help="of 1,531 questions; intervals are those of the first")
-    parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument("--json", type=Path, help="the file for all figures")
     options = parser.parse_args()
     print(machine())
     pairs = [made_pair(*row) for row in read_answers(options.folder)]
-    inputs: dict[str, list[Pair]] = {"words": pairs}
-    for encoder in options.encoder:
-        inputs[f"words, {Path(encoder).name}"] = with_vectors(pairs, encoder, options.vectors)
-    results = [*known_subjects(inputs, options.draws), *halves(inputs)]
+    parts = {part.name: part for part in made_parts([pair.task or "" for pair in pairs])}
+    inputs = {
+        Path(name).name: pairs if name == "words" else with_vectors(pairs, name, options.vectors)
+        for name in options.inputs
+    }
+    for name in options.parts or [*parts, "demo"]:
+        if name == "demo":
+            record(options.json, [*demo_figures(pairs, gsm8k=False), *demo_figures(pairs, gsm8k=True)])
+            continue
+        part = parts[name]
+        print(f"\n{part.name}: {part.title}: {len(part.fitted):,} pairs, {len(part.asked):,} prompts")
+        for key, read in inputs.items():
+            record(options.json, compare(part, key, read))
     for title, published in PUBLISHED.items():
         print(f"\nRouteLLM, {title}")
         for name, figures in published.items():
             print(f"  {name:32} " + "  ".join(f"{figure:.3f}" for figure in figures))
-    if options.json is not None:
-        options.json.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+
+
+def record(file: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    if file is None:
+        return
+    known = json.loads(file.read_text("utf-8"))["figures"] if file.exists() else {}
+    for row in rows:
+        known[f"{row['part']} {row['policy']}"] = row
+    lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(row)}" for key, row in sorted(known.items()))
+    file.write_text(f'{{"machine": {json.dumps(machine())}, "figures": {{\n{lines}\n}}}}\n', "utf-8")
 
 
 def made_pair(prompt: str, subject: str, near: bool, far: bool) -> Pair:
@@ -120,105 +166,88 @@ def with_vectors(pairs: Sequence[Pair], name: str, folder: Path | None) -> list[
     return found
 
 
-def halves(inputs: Mapping[str, list[Pair]]) -> list[dict[str, Any]]:
-    pairs = inputs["words"]
-    subjects = sorted({pair.task or "" for pair in pairs} - {GSM8K})
-    number = np.array([-1 if pair.task == GSM8K else subjects.index(pair.task or "") for pair in pairs])
-    even, odd, gsm8k = (np.flatnonzero(number >= 0) for _ in range(3))
-    even, odd = even[number[even] % 2 == 0], odd[number[odd] % 2 == 1]
-    gsm8k = np.flatnonzero(number < 0)
-    results = []
-    for title, fitted, asked in (
-        ("fitted to even subjects, on odd ones", even, odd),
-        ("fitted to odd subjects, on even ones", odd, even),
-        ("fitted to even subjects, on GSM8K", even, gsm8k),
-    ):
-        results += compare(title, inputs, fitted, asked)
-    return results
-
-
-def known_subjects(inputs: Mapping[str, list[Pair]], draws: int) -> list[dict[str, Any]]:
-    pairs = inputs["words"]
-    mmlu = np.flatnonzero([pair.task != GSM8K for pair in pairs])
-    results = []
-    for draw in range(draws):
-        drawn = np.random.default_rng(draw).permutation(mmlu)
-        fitted, asked = drawn[:FITTED_LIKE_ROUTELLM], drawn[FITTED_LIKE_ROUTELLM:]
-        # Each pair is its own group, because the subjects are those of the evaluation.
-        alone = {name: [pair.model_copy(update={"group": None}) for pair in read] for name, read in inputs.items()}
-        title = f"fitted to 1,531 questions of all subjects, draw {draw}"
-        results += compare(title, alone, fitted, asked, baselines=draw == 0)
-    for name in inputs:
-        apgr = [found["apgr"] for found in results if found["policy"] == name]
-        ahead = [found["ahead_of_length"] for found in results if found["policy"] == name]
-        print(f"{name:32} of {draws} draws: APGR {np.mean(apgr):.3f} ({min(apgr):.3f} - {max(apgr):.3f}), ahead of "
-              f"length by {np.mean(ahead):.3f} ({min(ahead):.3f} - {max(ahead):.3f})")  # fmt: skip
-    return results
-
-
-def compare(
-    title: str, inputs: Mapping[str, list[Pair]], fitted: Indices, asked: Indices, *, baselines: bool = True
-) -> list[dict[str, Any]]:
-    """Print and return the figures of each fitted policy, and of the baselines."""
-    print(f"\n{title}: {len(fitted):,} pairs, {len(asked):,} prompts")
-    print(
-        f"  {'policy':32} APGR   over prompts    over subjects   CPT(50)  CPT(80)  ahead of length: prompts, subjects"
+def made_parts(tasks: Sequence[str]) -> list[Part]:
+    """``tasks`` are the subjects of all pairs."""
+    subjects = sorted({*tasks} - {GSM8K})
+    number = np.array([-1 if task == GSM8K else subjects.index(task) for task in tasks])
+    mmlu, gsm8k = np.flatnonzero(number >= 0), np.flatnonzero(number < 0)
+    even, odd = (mmlu[number[mmlu] % 2 == half] for half in (0, 1))
+    parts = [
+        Part("even-odd", "fitted to even subjects, on odd ones", even, odd),
+        Part("odd-even", "fitted to odd subjects, on even ones", odd, even),
+    ]
+    for count, seeds in KNOWN.items():
+        for seed in range(seeds):
+            drawn = np.random.default_rng(seed).permutation(mmlu)
+            title = f"fitted to {count:,} questions of all subjects, draw {seed}"
+            parts.append(Part(f"known-{count}-{seed}", title, drawn[:count], drawn[count:], apart=True))
+    drawn = np.random.default_rng(0).permutation(gsm8k)
+    half = len(drawn) // 2
+    parts.append(
+        Part("gsm8k-half", "fitted to half of GSM8K, on the other half", drawn[:half], drawn[half:], apart=True)
     )
-    results: list[dict[str, Any]] = []
-    for name, pairs in inputs.items():
-        started = time.process_time()
-        encoder = None if pairs[0].embedding is None else name
-        result = fit([pairs[index] for index in fitted], encoder=encoder)
-        seconds = time.process_time() - started
-        quality = {"predictor": result.predictor.model_dump(mode="json"), "threshold": result.threshold}
-        policy = Policy.read({"version": 1, "mode": "auto", "quality": quality})
-        scores = all_scores([pairs[index] for index in asked], policy)
-        scores = {name: scores["auto"], **{key: scores[key] for key in ("length", "random", "rule", "task", "oracle")}}
-        size = len(result.predictor.model_dump_json())
-        read = ", ".join(f"{block} {penalty:g}" for block, penalty in result.penalties.blocks())
-        note = f"{seconds:.0f} s of processor time, {size / 1000:.0f} kB, {read}, apart {result.penalties.apart:g}"
-        results += figures(title, [pairs[index] for index in asked], scores, note, first=baselines and not results)
-    return results
+    parts.append(Part("mmlu-gsm8k", "fitted to MMLU, on GSM8K", mmlu, gsm8k))
+    return parts
+
+
+def compare(part: Part, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    """Print and return the figures of a policy that is fitted to these pairs; with words, also of the baselines."""
+    fitted, asked = ([pairs[index] for index in chosen] for chosen in (part.fitted, part.asked))
+    if part.apart:
+        fitted = [pair.model_copy(update={"group": None}) for pair in fitted]
+    started = time.process_time()
+    result = fit(fitted, encoder=None if name == "words" else name)
+    seconds = time.process_time() - started
+    quality = {"predictor": result.predictor.model_dump(mode="json"), "threshold": result.threshold}
+    scores = all_scores(asked, Policy.read({"version": 1, "mode": "auto", "quality": quality}))
+    about = {
+        "pairs": len(fitted),
+        "seconds": round(seconds, 1),
+        "kb": round(len(result.predictor.model_dump_json()) / 1000),
+        "penalties": {**dict(result.penalties.blocks()), "apart": result.penalties.apart},
+    }
+    names = {"auto": name, **({each: each for each in BASELINES} if name == "words" else {})}
+    return figures(part.name, asked, scores, names, about)
+
+
+def demo_figures(pairs: Sequence[Pair], *, gsm8k: bool) -> list[dict[str, Any]]:
+    asked = [pair for pair in pairs if (pair.task == GSM8K) is gsm8k]
+    name = f"demo-{'gsm8k' if gsm8k else 'mmlu'}"
+    print(f"\n{name}: the demo's policy: {len(asked):,} prompts")
+    scores = all_scores(asked, Policy.read(DEMO_POLICY))
+    return figures(name, asked, scores, {"auto": "demo", "length": "length", "rule": "rule"}, {})
 
 
 def figures(
-    title: str, pairs: Sequence[Pair], scores: Mapping[str, Array], note: str, *, first: bool
+    part: str, pairs: Sequence[Pair], scores: Mapping[str, Array], names: Mapping[str, str], about: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Of the first policy and, the ``first`` time, of the baselines."""
+    """Of the scores that ``names`` has, by those names. The first is also compared with the length and the rule; it has
+    the figures ``about``.
+    """
     subjects = sorted({pair.task or "" for pair in pairs})
     groups = np.array([subjects.index(pair.task or "") for pair in pairs], np.int64)
-    results = []
-    for name in scores if first else list(scores)[:1]:
-        ordered = {name: scores[name], "length": scores["length"]}
-        by_prompt = evaluate(*rights(pairs), ordered, 0.0)
-        by_subject = evaluate(*rights(pairs), ordered, 0.0, groups=groups) if len(subjects) > 1 else by_prompt
-        found, of_subjects = by_prompt.policies[name], by_subject.policies[name]
-        length = [each.policies["length"] for each in (by_prompt, by_subject)]
-        print(
-            f"  {name:32} {found.apgr:.3f}  {between(found.apgr_95)}  {between(of_subjects.apgr_95)}  "
-            f"{found.cpt50:6.1%}   {found.cpt80:6.1%}   {length[0].ahead:+.3f} {between(length[0].ahead_95)} "
-            f"{between(length[1].ahead_95)}" + (f"  {note}" if name == next(iter(scores)) else "")
-        )
-        results.append(
-            {
-                "of": title,
-                "policy": name,
-                "apgr": round(found.apgr, 4),
-                "apgr_95": rounded(found.apgr_95),
-                "apgr_95_subjects": rounded(of_subjects.apgr_95),
-                "cpt50": round(found.cpt50, 4),
-                "cpt80": round(found.cpt80, 4),
-                "ahead_of_length": round(length[0].ahead, 4),
-                "ahead_of_length_95": rounded(length[0].ahead_95),
-                "ahead_of_length_95_subjects": rounded(length[1].ahead_95),
-                **({"fit": note} if name == next(iter(scores)) else {}),
-            }
-        )
-    return results
-
-
-def between(ends: tuple[float, float]) -> str:
-    return f"({ends[0]:.3f} - {ends[1]:.3f})"
+    compared = {name: scores[name] for name in dict.fromkeys([*names, *COMPARED])}
+    by_prompt = evaluate(*rights(pairs), compared, 0.0)
+    by_subject = evaluate(*rights(pairs), compared, 0.0, groups=groups) if len(subjects) > 1 else None
+    rows = []
+    for score, name in names.items():
+        found = by_prompt.policies[score]
+        row: dict[str, Any] = {"part": part, "policy": name, "prompts": len(pairs)}
+        for figure in ("apgr", "cpt50", "cpt80"):
+            row[figure] = round(getattr(found, figure), 4)
+            row[f"{figure}_95"] = rounded(getattr(found, f"{figure}_95"))
+        if by_subject is not None:
+            row["apgr_95_subjects"] = rounded(by_subject.policies[score].apgr_95)
+        rows.append(row)
+    for other in COMPARED:
+        rows[0][f"ahead_of_{other}"] = round(by_prompt.policies[other].ahead, 4)
+        rows[0][f"ahead_of_{other}_95"] = rounded(by_prompt.policies[other].ahead_95)
+        if by_subject is not None:
+            rows[0][f"ahead_of_{other}_95_subjects"] = rounded(by_subject.policies[other].ahead_95)
+    rows[0] |= about
+    for row in rows:
+        print("  " + ", ".join(f"{key} {value}" for key, value in row.items() if key != "part"), flush=True)
+    return rows
 
 
 def rounded(ends: tuple[float, float]) -> list[float]:

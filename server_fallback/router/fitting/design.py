@@ -25,9 +25,7 @@ MIN_TERM_PAIRS = 3
 MIN_TERM_GROUPS = 2
 MIN_SCALE = 1e-9
 
-Block = Literal["length", "features", "terms", "vectors"]
-# The feature that the block "length" is.
-LENGTH = "characters"
+Block = Literal["features", "terms", "vectors"]
 # (n, d) of each block, dense or sparse.
 Rows = Mapping[Block, Any]
 
@@ -45,13 +43,12 @@ class Design:
     centre: Centre | None = None
 
     def rows(self, table: Table) -> Rows:
-        """The inputs of the weights, as the predictor computes them: length (n, 1), features (n, F), terms (n, T), and
-        vectors (n, E) if the design has a centre.
+        """The inputs of the weights, as the predictor computes them: features (n, F), terms (n, T), and vectors (n, E)
+        if the design has a centre.
         """
         columns = [table.features.index(name) for name in self.features]
         standard = np.nan_to_num((table.values[:, columns] - self.mean) / self.scale, nan=0.0)
-        length = standard[:, [self.features.index(LENGTH)]]
-        rows: dict[Block, Any] = {"length": length, "features": standard, "terms": self._known(table)}
+        rows: dict[Block, Any] = {"features": standard, "terms": self._known(table)}
         if self.centre is not None:
             assert table.vectors is not None
             rows["vectors"] = self.centre.of(table.vectors)

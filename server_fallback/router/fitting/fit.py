@@ -16,7 +16,7 @@ import numpy as np
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..decision.predictor import Calibration, Components, Fitted, Predictor, Wanted, Weights
-from .design import LENGTH, Block, Design, make_design, make_folds
+from .design import Block, Design, make_design, make_folds
 from .evaluation import far_first
 from .logistic import Array, Logistic, fit_platt, sigmoid
 from .pairs import Pair, rights
@@ -112,7 +112,6 @@ def make_predictor(
     """
     weights = [weights_by_block(design, penalties, side) for side in sides]
     read = [block for block, _ in penalties.blocks()]
-    features = [design.features.index(LENGTH)] if "length" in read else list(range(len(design.features)))
     embedding: Components | None = None
     own: tuple[tuple[float, ...], ...] = ((), ())
     if "vectors" in read:
@@ -127,10 +126,10 @@ def make_predictor(
     )
     return Predictor(
         version=2,
-        features=tuple(design.features[index] for index in features),
+        features=design.features,
         terms=design.terms if "terms" in read else (),
-        mean=short(design.mean[features]),
-        scale=short(design.scale[features]),
+        mean=short(design.mean),
+        scale=short(design.scale),
         near=near,
         far=far,
         calibration=calibration,
@@ -140,7 +139,7 @@ def make_predictor(
 
 
 def weights_by_block(design: Design, penalties: Penalties, side: Logistic) -> dict[Block, Array]:
-    sizes: dict[Block, int] = {"length": 1, "features": len(design.features), "terms": len(design.terms)}
+    sizes: dict[Block, int] = {"features": len(design.features), "terms": len(design.terms)}
     if design.centre is not None:
         sizes["vectors"] = len(design.centre.mean)
     read = [block for block, _ in penalties.blocks()]
@@ -152,7 +151,7 @@ def weights_by_name(design: Design, penalties: Penalties, side: Logistic) -> dic
     """For people. The length of the weights stands for those of a vector, whose numbers have no names."""
     named = dict[str, float]()
     for block, weights in weights_by_block(design, penalties, side).items():
-        names = {"length": (LENGTH,), "features": design.features, "terms": [f'"{term}"' for term in design.terms]}
+        names = {"features": design.features, "terms": [f'"{term}"' for term in design.terms]}
         if block == "vectors":
             named["the vector"] = float(np.linalg.norm(weights))
         else:

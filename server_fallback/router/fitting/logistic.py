@@ -2,7 +2,8 @@
 
 The two regressions share most of what they know: a prompt that is hard for near is mostly hard for far too. So the
 penalty on the difference of their weights may be much larger than the one on their mean. Otherwise the noise of both
-would add up in the gain, which is their difference.
+would add up in the gain, which is their difference. What is penalised may be the distance from an expected difference
+instead of the difference itself.
 
 Nothing here is random.
 """
@@ -54,13 +55,16 @@ def fit_sides(
     penalties: Array,
     apart: float = INDEPENDENT,
     start: Sequence[Logistic] | None = None,
+    expected: Array | None = None,
 ) -> list[Logistic]:
     """The weights of each side that minimise the sum of all cross entropies and of penalties . (mean^2 + apart x
-    difference^2) / 2, with the mean and the difference of both sides' weights. Biases have no penalty.
+    (difference - expected)^2) / 2, with the mean of both sides' weights and the second side's less the first's. Biases
+    have no penalty.
 
     rows: blocks of columns (n, d1), (n, d2), ..., each dense or sparse; rights: one or two of (n,), from 0 to 1;
-    penalties (d,). A side that is always right or always wrong gets weights of 0, and as its bias the logit of (rights
-    + 1) / (n + 2); the other one is then fitted alone. A ``start`` makes the fit faster and does not change its result.
+    penalties (d,); expected (d,), or None for 0. A side that is always right or always wrong gets weights of 0, and as
+    its bias the logit of (rights + 1) / (n + 2); the other one is then fitted alone. A ``start`` makes the fit faster
+    and does not change its result.
     """
     constant = [float(right.sum()) in (0.0, float(len(right))) for right in rights]
     if any(constant):
@@ -75,12 +79,15 @@ def fit_sides(
     share = np.array([0.0]) if count == 1 else np.array([-0.5, 0.5])
     # In units in which every penalty is 1, so that all directions need about equally many steps.
     units = np.concatenate([1 / np.sqrt(penalties), 1 / np.sqrt(penalties * apart)])
+    expected = np.zeros(size) if expected is None else expected
+    # The distance from what is expected is what is fitted.
+    expected_logits = np.outer(share, times(rows, expected))
     transposed = [block.T.tocsr() if hasattr(block, "tocsr") else block.T for block in rows]
     targets = np.stack(rights)
 
     def loss(values: Array) -> tuple[float, Array]:
-        mean, difference = np.split(units * values[: 2 * size], 2)
-        logits = times(rows, mean) + np.outer(share, times(rows, difference)) + values[2 * size :, None]
+        mean, distance = np.split(units * values[: 2 * size], 2)
+        logits = expected_logits + times(rows, mean) + np.outer(share, times(rows, distance)) + values[2 * size :, None]
         wrong = sigmoid(logits) - targets
         sums = np.sum(np.logaddexp(0.0, logits) - targets * logits) + values[: 2 * size] @ values[: 2 * size] / 2
         slopes = [np.concatenate([block @ side for block in transposed]) for side in (wrong.sum(0), share @ wrong)]
@@ -90,12 +97,13 @@ def fit_sides(
     begin = np.zeros(2 * size + count)
     if start is not None:
         weights = np.stack([side.weights for side in start])
-        begin[: 2 * size] = np.concatenate([weights.mean(0), weights[-1] - weights[0]]) / units
+        begin[: 2 * size] = np.concatenate([weights.mean(0), weights[-1] - weights[0] - expected]) / units
         begin[2 * size :] = [side.bias for side in start]
     values = minimum(loss, begin)
-    mean, difference = np.split(units * values[: 2 * size], 2)
+    mean, distance = np.split(units * values[: 2 * size], 2)
     return [
-        Logistic(mean + part * difference, float(bias)) for part, bias in zip(share, values[2 * size :], strict=True)
+        Logistic(mean + part * (distance + expected), float(bias))
+        for part, bias in zip(share, values[2 * size :], strict=True)
     ]
 
 

@@ -18,7 +18,7 @@ from nearfar.server_fallback.router.fitting.table import read_table
 PAIRS = made_pairs(60)
 
 
-@pytest.mark.parametrize("penalties", [Penalties(), Penalties(features=1.0), Penalties(features=1.0, terms=1.0)])
+@pytest.mark.parametrize("penalties", [Penalties(), Penalties(terms=1.0)])
 def test_a_row_of_the_design_is_what_the_predictor_reads(penalties: Penalties) -> None:
     design = make_design(read_table(PAIRS, signals=True))
     foreign = PAIRS[0].model_copy(update={"prompt": "solve 1, 2 and 30000; then say lamp to nobody!"})
@@ -32,7 +32,6 @@ def test_a_row_of_the_design_is_what_the_predictor_reads(penalties: Penalties) -
     assert sigmoid(logits) == pytest.approx([each.near for each in rights], abs=1e-4)
     assert sigmoid(0.5 * logits + 1.0) == pytest.approx([each.far for each in rights], abs=1e-4)
     # A policy contains nothing that it does not read.
-    assert len(predictor.features) == (1 if penalties.features is None else len(design.features))
     assert predictor.terms == (() if penalties.terms is None else design.terms)
 
 

@@ -84,6 +84,22 @@ def test_sides_that_are_held_together_share_their_weights_and_not_their_biases()
     assert tight[1].bias - tight[0].bias > 1
 
 
+def test_a_difference_stays_where_it_is_expected_unless_the_rows_show_otherwise() -> None:
+    rows, near = drawn(2000, np.array([1.0, -2.0]), -1.0)
+    far = drawn(2000, np.array([2.0, -2.0]), 1.0)[1]
+    expected = np.array([-0.5, 0.25])
+
+    def difference(apart: float, start: list[Logistic] | None = None) -> Array:
+        near_side, far_side = fit_sides([rows], [near, far], np.ones(2), apart, start, expected)
+        found: Array = far_side.weights - near_side.weights
+        return found
+
+    assert difference(1e7) == pytest.approx(expected, abs=1e-3)
+    assert difference(1.0) == pytest.approx([1.0, 0.0], abs=0.3)
+    start = fit_sides([rows], [near, far], np.ones(2), 1.0)
+    assert difference(1e7, start) == pytest.approx(expected, abs=1e-3)
+
+
 def test_blocks_of_columns_are_one_matrix_and_a_start_changes_nothing() -> None:
     rows, near = drawn(300, np.array([1.0, -2.0, 0.5]), 0.0)
     far = drawn(300, np.array([0.5, 1.0, 0.0]), 1.0)[1]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from made_pairs import made_pairs
 
-from nearfar.server_fallback.router.fitting.design import make_folds
+from nearfar.server_fallback.router.fitting.design import make_design, make_folds
 from nearfar.server_fallback.router.fitting.fit import fit
 from nearfar.server_fallback.router.fitting.pairs import FarAnswer, NearAnswer, Pair, rights
-from nearfar.server_fallback.router.fitting.penalties import STEPS, Penalties, choose_penalties, is_less
+from nearfar.server_fallback.router.fitting.penalties import GAIN_OF_LENGTH, STEPS, Penalties, choose_penalties, is_less
 from nearfar.server_fallback.router.fitting.scores import gains
 from nearfar.server_fallback.router.fitting.table import read_table
 
@@ -57,13 +57,31 @@ def test_words_that_decide_are_read_and_for_each_side_by_itself() -> None:
     assert found.apart < 10
 
 
-def test_noise_leaves_the_length_alone() -> None:
+def noise(count: int) -> list[Pair]:
     rng = random.Random(0)
-    noise = [each.model_copy(update={"near": pair("p", rng.random() < 0.6, True).near}) for each in made_pairs(300)]
-    noise = [each.model_copy(update={"far": pair("p", True, rng.random() < 0.8).far}) for each in noise]
-    assert chosen(noise).blocks() == [("length", 30.0)]
-    assert fit(noise).predictor.features == ("characters",)
-    assert fit(noise).predictor.terms == ()
+    nears = [pair(each.prompt, rng.random() < 0.6, True) for each in made_pairs(count)]
+    return [each.model_copy(update={"far": pair("", True, rng.random() < 0.8).far}) for each in nears]
+
+
+def test_words_that_say_nothing_are_not_read() -> None:
+    assert chosen(noise(300)).terms is None
+
+
+def test_a_fit_begins_with_a_gain_that_rises_with_the_length() -> None:
+    pairs = noise(60)
+    table = read_table(pairs)
+    design = make_design(table)
+    near, far = Penalties().fit(design.rows(table), rights(pairs))
+    difference = dict(zip(design.features, far.weights - near.weights, strict=True))
+    assert difference.pop("characters") == pytest.approx(GAIN_OF_LENGTH, abs=0.01)
+    assert list(difference.values()) == pytest.approx(np.zeros(len(difference)), abs=0.01)
+
+
+def test_pairs_in_which_short_prompts_need_far_outweigh_the_length() -> None:
+    rng = random.Random(0)
+    pairs = [pair("word " * count, rng.random() < (0.2 if count < 10 else 0.9), True) for count in [*range(1, 20)] * 6]
+    short, long = gains(fit(pairs).predictor, [pair("word " * count, True, True) for count in (3, 16)])
+    assert short > long + 0.3
 
 
 def test_words_of_the_topics_are_not_read_if_no_new_topic_bears_them_out() -> None:
@@ -76,9 +94,7 @@ def test_words_of_the_topics_are_not_read_if_no_new_topic_bears_them_out() -> No
 def test_what_topics_share_predicts_new_topics() -> None:
     pairs = topics(480, of_topic=False)
     new = [each.model_copy(update={"prompt": each.prompt.translate(SHIFTED)}) for each in topics(240, False, seed=1)]
-    found = fit(pairs)
-    assert found.penalties.features is not None
-    scores = gains(found.predictor, new)
+    scores = gains(fit(pairs).predictor, new)
     hard = np.array([sum(word.isdigit() for word in each.prompt.split()) > 1 for each in new])
     assert scores[hard].min() > scores[~hard].max()
 
