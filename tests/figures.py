@@ -32,7 +32,7 @@ class Figure:
     text: str
     """With a ``{}`` for each value. Its spaces match any white space, so that tables and paragraphs can be wrapped."""
     values: Sequence[str]
-    """Each is a kind of value in KINDS and its argument."""
+    """Each is a kind of value in KINDS and its argument. A kind may give several values with spaces between them."""
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -44,7 +44,7 @@ class Figure:
         found = list(self.pattern.finditer(content))
         if len(found) != 1:
             raise FigureError(f"{self.file} contains {len(found)} times instead of once: {self.text}")
-        values = [value_of(value) for value in self.values]
+        values = [each for value in self.values for each in value_of(value).split()]
         if len(values) != self.text.count("{}"):
             raise FigureError(f"{self.file}: {self.text}: has {self.text.count('{}')} places for {len(values)} values")
         for index, value in reversed(list(enumerate(values, 1))):
@@ -94,18 +94,22 @@ def soak(run_and_field: str) -> str:
 
 
 def router(argument: str) -> str:
-    """What `make bench-router-public` measured: a part, a policy, and a figure, of an interval with "low" or "high"."""
-    part, policy, name, *end = argument.split()
-    value = recorded("tests/bench/results/router-public.json")["figures"][f"{part} {policy}"][name]
-    if end:
-        value = value[("low", "high").index(end[0])]
+    """What `make bench-router-public` measured: a part, a policy, and its figures. An interval has two values."""
+    part, policy, *names = argument.split()
+    row = recorded("tests/bench/results/router-public.json")["figures"][f"{part} {policy}"]
+    return " ".join(
+        router_value(name, value)
+        for name in names
+        for value in (row[name] if isinstance(row[name], list) else [row[name]])
+    )
+
+
+def router_value(name: str, value: float) -> str:
     if name.startswith("cpt"):
         return f"{100 * value:.1f}"
-    if isinstance(value, int):
-        return f"{value:,}"
     if name == "seconds":
         return f"{value:.0f}"
-    return f"{value:+.3f}" if name.startswith("ahead") and not end else f"{value:.3f}"
+    return f"{value:+.3f}" if name in ("ahead_of_length", "ahead_of_rule") else f"{value:.3f}"
 
 
 def recall_percent(mode: str) -> str:

@@ -55,7 +55,7 @@ def reading_first_tokens(quality: dict[str, Any]) -> dict[str, Any]:
             "features": [*predictor["features"], "first_mean_logprob"],
             "mean": [*predictor["mean"], -0.03],
             "scale": [*predictor["scale"], 0.09],
-            "near": with_weight(predictor["near"], 1.5),
+            "near": with_weight(predictor["near"], 2.0),
             "far": with_weight(predictor["far"], 0.0),
         },
     }

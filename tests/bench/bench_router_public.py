@@ -200,11 +200,12 @@ def compare(part: Part, name: str, pairs: Sequence[Pair]) -> list[dict[str, Any]
     seconds = time.process_time() - started
     quality = {"predictor": result.predictor.model_dump(mode="json"), "threshold": result.threshold}
     scores = all_scores(asked, Policy.read({"version": 1, "mode": "auto", "quality": quality}))
+    penalties = dict[str, float](result.penalties.blocks(), apart=result.penalties.apart)
     about = {
         "pairs": len(fitted),
         "seconds": round(seconds, 1),
         "kb": round(len(result.predictor.model_dump_json()) / 1000),
-        "penalties": {**dict(result.penalties.blocks()), "apart": result.penalties.apart},
+        "penalties": penalties,
     }
     names = {"auto": name, **({each: each for each in BASELINES} if name == "words" else {})}
     return figures(part.name, asked, scores, names, about)
