@@ -38,6 +38,16 @@ def test_figures_are_written_across_line_ends_and_nothing_else(readme: Path) -> 
     assert outdated(readme.parent) == []
 
 
+def test_a_figure_of_the_router_has_its_sign_and_its_interval(readme: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [Figure("a.md", "| {} ({} - {}) | {} % |", ["router a words ahead_of_length ahead_of_length_95 cpt50"])]
+    row = {"ahead_of_length": -0.0143, "ahead_of_length_95": [-0.0244, 0.0039], "cpt50": 0.4313}
+    monkeypatch.setattr(figures, "read_figures", lambda: listed)
+    monkeypatch.setattr(figures, "recorded", lambda _: {"figures": {"a words": row}})
+    readme.write_text("|  +1.5 (0.1 - 2) | 3 %   |\n")
+    assert outdated(readme.parent, write=True) == ["a.md"]
+    assert readme.read_text() == "|  -0.014 (-0.024 - 0.004) | 43.1 %   |\n"
+
+
 @pytest.mark.parametrize(("text", "count"), [("adds 5 MB", 0), ("adds 5 MB and 9. adds 5 MB and 9.", 2)])
 def test_a_text_that_its_file_lacks_or_repeats_is_an_error(readme: Path, text: str, count: int) -> None:
     readme.write_text(text)
