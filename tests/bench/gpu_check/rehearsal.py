@@ -43,9 +43,16 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="a folder for the copy and the results")
     parser.add_argument("--python", default=PYTHON_3_12, help="the bare machine's Python (default: %(default)s)")
     options = parser.parse_args()
-    python = shutil.which(options.python)
-    if python is None:
+    found = shutil.which(options.python)
+    if found is None:
         parser.error(f"{options.python} was not found; install it, or name another one for which wheels were packed")
+    # A version manager's python3.12 is a shell script, and a bare machine has no bash.
+    asked = subprocess.run(
+        [found, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=False
+    )
+    if asked.returncode:
+        parser.error(f"{found} does not start: {asked.stderr.strip()}")
+    python = asked.stdout.strip()
     wheels = ROOT / WHEELS
     if not wheels.exists():
         parser.error(f"{wheels} is missing; run make gpu-wheels first")
@@ -89,7 +96,10 @@ def rehearse(folder: Path, python: str, wheels: Path | None) -> dict[str, tuple[
         out = folder / "results" / name
         command = [unshare, *offline[1:], *make, selected, f"OUT={out}"]
         done = subprocess.run(command, cwd=copy, env=environment, check=False)
-        found[name] = done.returncode, json.loads((out / "gpu-check.json").read_text())
+        results = out / "gpu-check.json"
+        if not results.exists():
+            sys.exit(f"{make[0]} {make[1]} {selected} wrote no results; its exit code is {done.returncode}")
+        found[name] = done.returncode, json.loads(results.read_text())
     return found
 
 
