@@ -19,7 +19,7 @@ from importlib.metadata import requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 
 from .packages import NODE_ARCHIVE, pack
 from .vulkan import GLVND, LOADER
@@ -30,21 +30,20 @@ MAX_BYTES = 60_000_000
 PYTHON_VERSION = "3.12"
 # pip requires an exact match of each of these.
 MANYLINUX = ("2_39", "2_35", "2_34", "2_31", "2_28", "2_27", "2_26", "2_24", "2_17", "2014", "2010", "1")
-# The packages that the parts import; their dependencies are added. pip is for machines whose Python lacks it.
-PACKAGES = (
-    "cuda-bindings", "fastapi", "filelock", "httptools", "httpx", "jinja2", "ml-dtypes", "numpy", "pip",
-    "prometheus-client", "pydantic", "regex", "rich", "tokenizers", "uvicorn", "websockets", "wgpu", "xgrammar",
-)  # fmt: skip
-# Dependencies that no part imports: we call xgrammar's library ourselves, nothing is loaded from the hub, and rich
-# prints neither source code nor Markdown.
+# Our own requirements, with those of these extras; pip is for machines whose Python lacks it.
+EXTRAS = ("", "serve", "cuda")
+PACKAGES = ("ml-dtypes", "pip", "xgrammar")
+# Requirements that no part imports: kernels are compiled and linked before, we call xgrammar's library ourselves,
+# nothing is loaded from the hub or published, and rich prints neither source code nor Markdown.
 NOT_IMPORTED = frozenset(
-    ("apache-tvm-ffi", "huggingface-hub", "markdown-it-py", "pygments", "torch", "transformers", "triton")
-)
+    ("apache-tvm", "apache-tvm-ffi", "huggingface-hub", "markdown-it-py", "nvidia-cuda-nvrtc", "pygments", "pyyaml",
+     "torch", "transformers", "triton", "uvloop", "ziglang")
+)  # fmt: skip
 # Some builds of libraries are mostly symbols. Others are left as they are, because `strip` may damage those that
 # patchelf has changed.
 MOSTLY_SYMBOLS = 0.9
 ELF = b"\x7fELF"
-MARKERS = {"python_version": PYTHON_VERSION, "python_full_version": f"{PYTHON_VERSION}.0", "extra": ""}
+MARKERS = {"python_version": PYTHON_VERSION, "python_full_version": f"{PYTHON_VERSION}.0"}
 # The files that run in Node.js, by their paths in web/.
 NODE_FILES = (
     "dist/onnx.js",
@@ -64,7 +63,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     without = {name.strip() for name in options.without.split(",") if name.strip()}
-    packages = with_dependencies(PACKAGES)
+    packages = with_dependencies([*required_by("nearfar", EXTRAS), *PACKAGES])
     unknown = without - {*packages, "node"}
     if unknown:
         parser.error(f"--without {', '.join(sorted(unknown))}: is not packed; packed are {', '.join(packages)}, node")
@@ -91,10 +90,18 @@ def with_dependencies(names: Sequence[str]) -> list[str]:
         name = waiting.pop()
         if name not in found:
             found.add(name)
-            required = [Requirement(text) for text in requires(name) or ()]
-            needed = [each for each in required if each.marker is None or each.marker.evaluate(MARKERS)]
-            waiting += {canonicalize_name(each.name) for each in needed} - NOT_IMPORTED
+            waiting += required_by(name)
     return sorted(found)
+
+
+def required_by(name: str, extras: Sequence[str] = ("",)) -> set[NormalizedName]:
+    """The packages that an installed one requires for the other Python, without those that no part imports."""
+    required = [Requirement(text) for text in requires(name) or ()]
+    needed = (
+        each for each in required
+        if each.marker is None or any(each.marker.evaluate({**MARKERS, "extra": extra}) for extra in extras)
+    )  # fmt: skip
+    return {canonicalize_name(each.name) for each in needed} - NOT_IMPORTED
 
 
 def download(names: list[str], folder: Path) -> None:
