@@ -6,6 +6,7 @@ https://huggingface.co/docs/peft/developer_guides/checkpoint
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ import numpy as np
 from ..bundle.entries import LoraEntry
 from ..bundle.manifest import Manifest
 from ..quant.base import FloatArray
-from ..runtime.errors import CheckpointError, RequestError, UnsupportedModel
+from ..runtime.errors import CheckpointError, RequestError, UnsupportedModel, reason_of
 from .json_file import read_json_object
 from .multimodal import text_name
 from .safetensors_file import SafetensorsTensor, read_safetensors
@@ -91,6 +92,20 @@ def read_adapter(folder: Path, manifest: Manifest) -> dict[str, FloatArray]:
             )
         matrices[match["module"], match["letter"]] = tensor
     return fill_states(folder, manifest, config, matrices)
+
+
+def adapter_id(folder: Path) -> str:
+    """The hash of what `read_adapter` reads: the SHA-256 of the SHA-256 of both files in hexadecimal digits, one a
+    line. Raises CheckpointError.
+    """
+    digests = []
+    for name in (CONFIG, WEIGHTS):
+        try:
+            with (folder / name).open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError as error:
+            raise CheckpointError(f"{folder / name}: cannot be read: {reason_of(error)}") from error
+    return hashlib.sha256("".join(f"{each}\n" for each in digests).encode()).hexdigest()
 
 
 def read_config(folder: Path, lora: LoraEntry) -> AdapterConfig:

@@ -168,9 +168,11 @@ def append(
     rows: Sequence[int],
     settings: Settings,
     placed: Sequence[PlacedFeatures] = (),
+    *,
+    adapter: int = -1,
 ) -> Output:
     """Run tokens that follow the first ``start`` of the only sequence, which owns the pools' first pages and has the
-    features ``placed``; ``rows`` of them are sampled.
+    features ``placed``; ``rows`` of them are sampled. ``adapter``: see `Chunk`.
     """
     stop = start + len(token_ids)
     pages, *window = rings(runner.groups, runner.manifest.pages_for(start + len(token_ids)))
@@ -182,6 +184,7 @@ def append(
         settings,
         window_pages=window[0] if window else None,
         state=ONLY_STATE,
+        adapter=adapter,
         features=features_between(((each.first, each.features) for each in placed if not each.is_sound), start, stop),
         heard=features_between(((each.first, each.features) for each in placed if each.is_sound), start, stop),
         rope_positions=rope_positions_between((each.grid for each in placed), start, stop) if placed else None,

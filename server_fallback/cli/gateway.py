@@ -55,7 +55,8 @@ def run(options: Gateway) -> None:
         # A prompt waits for its vector no longer than for near's first token, so all may wait.
         waiting = replace(local, max_waiting=WAITING_PROMPTS)
         embedder = LocalEmbedder(LocalOpener(waiting, announcement.progress), options.encoder or "", components)
-    opener = LocalOpener(local, announcement.progress)
+    near = replace(local, receipt_key=options.receipt_key)
+    opener = LocalOpener(near, announcement.progress, side="near")
     transcriber = None if options.transcriber is None else TranscriberByName(default_name(options.transcriber))
     registry = Registry(HybridOpener(opener, far, policy, embedder, transcriber))
     loads = [LoadRequest(model=options.near, name=options.name)]

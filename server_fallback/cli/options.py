@@ -102,6 +102,8 @@ class Gateway(Listening):
     near: ModelName
     """the model on this machine: a bundle, a Hugging Face folder or name, or demo"""
     trust: Trust = ()
+    receipt_key: File | None = None
+    """sign receipts of near's answers for clients that request them, with this private key (see nearfar sign)"""
     far: Url
     """the server of the far side"""
     policy: File
@@ -146,8 +148,11 @@ class Verify:
 
     receipt: Annotated[Path, Flag(metavar="RECEIPT", place=True)]
     """a receipt, or the answer that has it, as JSON"""
-    bundle: Annotated[Path, Flag(metavar="BUNDLE")]
-    """the bundle that gave the answer"""
+    bundle: Annotated[tuple[Path, ...], Flag(metavar="BUNDLE")]
+    """the bundle that gave the answer, or its model as for nearfar serve; may be repeated, for an answer of two
+    sides"""
+    adapter: Annotated[tuple[Path, ...], Flag(metavar="FOLDER")] = ()
+    """the LoRA adapter that gave the answer; may be repeated"""
     request: File | None = None
     """the request as it was sent, as JSON, to compute the answer again"""
     signed_by: Annotated[tuple[Path, ...], Flag(metavar="KEY")] = ()

@@ -44,8 +44,6 @@ def run(options: Serve) -> None:
         require_front_ends(options.executor)
         if options.grpc_port is not None:
             raise RequestError("--grpc-port: gRPC is served by one process; leave --front-ends at 1")
-        if options.local.receipt_key is not None:
-            raise RequestError("--receipt-key: receipts are signed by one process; leave --front-ends at 1")
         if options.pipeline:
             raise RequestError("--pipeline: pipelines are served by one process; leave --front-ends at 1")
     announcement = Announcement()

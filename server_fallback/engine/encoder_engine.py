@@ -44,6 +44,7 @@ class EncoderEngine:
         model = replace(model, context=min(model.context, held))
         self.model = model
         self.device = runner.device
+        self.activation: str | None = getattr(runner, "activation", None)
         self.max_drafts = 0
         self._inbox = Inbox(min(limits.sequences, limits.rows) + config.max_waiting)
         self._loop = EncoderLoop(runner, model, config, self._inbox)

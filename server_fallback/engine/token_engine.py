@@ -66,6 +66,8 @@ class TokenEngine:
         self._arrivals = itertools.count()
         self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter, masks, tower)
         self.device = runner.device
+        # Runners of frameworks have no dtype of their own.
+        self.activation: str | None = getattr(runner, "activation", None)
         self.max_drafts = max(0, min(limits.rows, limits.tokens) - min(limits.rows, limits.sequences))
         self._thread = EngineThread(self._loop.run, self._inbox, "nearfar-engine")
 

@@ -76,6 +76,11 @@ class EngineClient:
         assert self._opened is not None
         return self._opened.device
 
+    @property
+    def activation(self) -> str | None:
+        assert self._opened is not None
+        return self._opened.activation
+
     def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | AnswerEnd, None]:
         """See `TokenEngine.generate`."""
         return items_of(self.batches(request))

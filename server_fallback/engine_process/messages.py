@@ -135,6 +135,7 @@ class Opened:
     context: int
     max_drafts: int
     device: str
+    activation: str | None
     hang_seconds: float
 
 

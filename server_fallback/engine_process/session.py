@@ -56,7 +56,7 @@ class Session:
         self._engine, self._masks = engine, masks
         self.send_stats(engine.stats())
         self.connection.beat(hang_seconds, lambda: engine.step_seconds)
-        return Opened(engine.context, engine.max_drafts, engine.device, hang_seconds)
+        return Opened(engine.context, engine.max_drafts, engine.device, engine.activation, hang_seconds)
 
     def send_stats(self, stats: EngineStats) -> None:
         """Send the engine's statistics if they have changed."""

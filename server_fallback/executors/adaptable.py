@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nearfar.compiler.bundle.manifest import Manifest
-from nearfar.compiler.formats.peft import read_adapter
+from nearfar.compiler.formats.peft import adapter_id, read_adapter
 from nearfar.compiler.runtime.batch import FloatArray
 
 from ..receipts.issuer import Issuer
@@ -32,8 +32,10 @@ class AdaptableEngine(Engine, Protocol):
 class ExecutorWithAdapters(LocalExecutor):
     """A `LocalExecutor` that `HasAdapters`: those that its engine has loaded, here or for another server."""
 
-    def with_adapter(self, name: str) -> Executor:
-        return AdaptedExecutor(self._engine, replace(self._model, name=name), workers=self._workers, adapter=name)
+    def with_adapter(self, name: str, identity: str) -> Executor:
+        issuer = None if self._issuer is None else replace(self._issuer, model=name, adapter=identity)
+        model = replace(self._model, name=name)
+        return AdaptedExecutor(self._engine, model, workers=self._workers, adapter=name, issuer=issuer)
 
 
 class AdaptableExecutor(ExecutorWithAdapters):
@@ -56,9 +58,11 @@ class AdaptableExecutor(ExecutorWithAdapters):
         )
         self._adaptable_engine, self._manifest = engine, manifest
 
-    async def load_adapter(self, name: str, path: str) -> None:
-        states = await asyncio.to_thread(read_adapter, Path(os.path.expanduser(path)), self._manifest)
+    async def load_adapter(self, name: str, path: str) -> str:
+        folder = Path(os.path.expanduser(path))
+        states = await asyncio.to_thread(read_adapter, folder, self._manifest)
         await self._adaptable_engine.load_adapter(name, states)
+        return await asyncio.to_thread(adapter_id, folder)
 
     async def unload_adapter(self, name: str) -> None:
         await self._adaptable_engine.unload_adapter(name)

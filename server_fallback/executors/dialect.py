@@ -37,6 +37,11 @@ def generation_body(
     )
     body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     if dialect != "nearfar":
+        if body.pop("receipt", False):
+            raise RequestError(
+                "receipt: only nearfar serve signs receipts, and another server is behind this model; leave it out",
+                param="receipt",
+            )
         # All servers support the older name; some ignore the newer one.
         limit = body.pop("max_completion_tokens", None)
         if limit is not None:

@@ -25,6 +25,7 @@ from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from ..schema.pipeline import StepTime
+from ..schema.receipt import SignedReceipt
 from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -44,8 +45,9 @@ class Call:
     device received its first token, and ``observe_token`` with the id of each of its tokens. Before that, they call
     ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens, at most 32. Other executors call
     none of these. ``ignore_param`` is called with the name of a parameter that the model lacks, which is then ignored;
-    None makes it an error. ``received`` is the body of a request that wants a receipt. Pipelines call ``observe_step``
-    with each step that has ended, and its start (`time.monotonic`).
+    None makes it an error. ``received`` is the body of a request that wants a receipt; our own executors call
+    ``observe_receipt`` with that of an answer that was broken off. Far sides call ``observe_request`` with the body
+    that they send. Pipelines call ``observe_step`` with each step that has ended, and its start (`time.monotonic`).
     """
 
     request_id: str
@@ -59,6 +61,8 @@ class Call:
     observe_step: Callable[[StepTime, float], None] | None = None
     ignore_param: Callable[[str], None] | None = None
     received: dict[str, Any] | None = None
+    observe_receipt: Callable[[SignedReceipt], None] | None = None
+    observe_request: Callable[[dict[str, Any]], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +157,18 @@ class TellsAbilities(Protocol):
 class HasAdapters(Protocol):
     """An executor of a model that may have LoRA adapters."""
 
-    def with_adapter(self, name: str) -> Executor:
-        """Return an executor that applies a loaded adapter; its `close` closes nothing."""
+    def with_adapter(self, name: str, identity: str) -> Executor:
+        """Return an executor that applies a loaded adapter, whose hash is ``identity``; its `close` closes nothing."""
 
 
 @runtime_checkable
 class TakesAdapters(HasAdapters, Protocol):
     """An executor that loads LoRA adapters."""
 
-    async def load_adapter(self, name: str, path: str) -> None:
-        """Raises CheckpointError if the folder holds no adapter, RequestError if the adapter does not fit the model."""
+    async def load_adapter(self, name: str, path: str) -> str:
+        """Return its hash. Raises CheckpointError if the folder holds no adapter, RequestError if the adapter does not
+        fit the model.
+        """
 
     async def unload_adapter(self, name: str) -> None:
         """Unload the adapter after its running requests have ended."""

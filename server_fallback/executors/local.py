@@ -103,13 +103,20 @@ class LocalExecutor:
         return self._engine.context
 
     async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
-        if request.receipt:
-            issuer, body = body_of(request, call.received, self._issuer)
-            asked = with_receipt(request)
-            # Refused before anything is computed.
-            await asyncio.to_thread(request_hash, body)
-            request, output = asked, Receipted(issuer, request, asked, body, output)
-        await self.answer_from(self._engine, request, call, output)
+        if not request.receipt:
+            await self.answer_from(self._engine, request, call, output)
+            return
+        issuer, body = body_of(request, call.received, self._issuer)
+        asked = with_receipt(request)
+        # Refused before anything is computed.
+        await asyncio.to_thread(request_hash, body)
+        receipted = Receipted(issuer, request, asked, body, output)
+        try:
+            await self.answer_from(self._engine, asked, call, receipted)
+        except BaseException:
+            if call.observe_receipt is not None and receipted.has_tokens:
+                call.observe_receipt(receipted.signed(is_whole=False))
+            raise
 
     async def answer_from(self, source: TokenSource, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
         """Like `answer`, with the tokens of another source."""

@@ -31,6 +31,7 @@ from ..engine_process.remote_engine import RemoteEngine
 from ..processes.child import is_supported
 from ..receipts.issuer import Issuer
 from ..receipts.signing import ReceiptKey
+from ..schema.route import Side
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.text_workers import TextWorkers
 from .adaptable import AdaptableExecutor
@@ -61,13 +62,13 @@ Progress = Callable[[str, str, int, int], None]
 
 
 class LocalOpener:
-    """Implements `Opener`. ``progress`` is called while a model is compiled.
+    """Implements `Opener`. ``progress`` is called while a model is compiled. ``side`` is what receipts say.
 
     Raises RequestError and ToolError for keys to trust, or a key of receipts, that cannot be read.
     """
 
-    def __init__(self, options: LocalOptions, progress: Progress = lambda *_: None) -> None:
-        self._options, self._progress = options, progress
+    def __init__(self, options: LocalOptions, progress: Progress = lambda *_: None, *, side: Side = "far") -> None:
+        self._options, self._progress, self._side = options, progress, side
         self._trusted = read_trusted_keys(options.trust)
         self._ignored_keys = IgnoredKeys(options.ignore_keys)
         self._receipt_key = None if options.receipt_key is None else ReceiptKey(options.receipt_key)
@@ -154,18 +155,18 @@ class LocalOpener:
         recipe = LocalRecipe(planned, draft, config)
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
         engine: RemoteEngine | TokenEngine
-        share = None
         if options.own_process and is_supported():
             engine = await RemoteEngine.open(recipe, options.hang_seconds)
-            if options.shared:
-                share = LocalShare(planned.bundle, text.name, await engine.share(), memory_bytes, options.images)
         else:
             opened = await asyncio.to_thread(recipe.open)
             assert isinstance(opened, TokenEngine)
             engine = opened
-        issuer = None
+        issuer = share = None
         if self._receipt_key is not None:
-            issuer = await asyncio.to_thread(Issuer.of, planned.bundle, text.name, engine.device, self._receipt_key)
+            about = planned.bundle, text.name, engine.device, engine.activation, self._receipt_key
+            issuer = await asyncio.to_thread(Issuer.of, *about, self._side)
+        if options.shared and isinstance(engine, RemoteEngine):
+            share = LocalShare(planned.bundle, text.name, await engine.share(), memory_bytes, options.images, issuer)
         kept: Any = {"workers": workers, "memory_bytes": memory_bytes, "device": engine.device, "share": share}
         if isinstance(manifest, Manifest) and manifest.lora is not None:
             return AdaptableExecutor(engine, text, manifest, issuer=issuer, **kept)

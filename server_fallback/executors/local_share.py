@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle
 
 from ..images.options import ImageOptions
+from ..receipts.issuer import Issuer
 
 
 @dataclass(frozen=True, slots=True)
 class LocalShare:
     """``socket`` is the path of `RemoteEngine.share`; ``memory_bytes`` the model's memory on its device; ``images``
-    which images it reads.
+    which images it reads; ``issuer`` signs receipts, also in the other processes.
     """
 
     bundle: Bundle | ExportBundle
@@ -20,6 +21,7 @@ class LocalShare:
     socket: str
     memory_bytes: int | None
     images: ImageOptions = field(default_factory=ImageOptions)
+    issuer: Issuer | None = None
 
     @property
     def engine(self) -> str:

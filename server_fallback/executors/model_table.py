@@ -16,8 +16,8 @@ LOADING = ExecutorState(ready=False, detail="loading")
 
 @dataclass(eq=False)
 class ModelEntry:
-    """A model. ``executor`` is None while the model loads. ``adapters`` are the names of its adapters; ``model`` is
-    what it was loaded from.
+    """A model. ``executor`` is None while the model loads. ``adapters`` are its adapters' hashes by name;
+    ``model`` is what it was loaded from.
     """
 
     name: str
@@ -28,7 +28,7 @@ class ModelEntry:
     task: Task = "generate"
     answers_at_once: int | None = None
     aliases: list[str] = field(default_factory=list)
-    adapters: list[str] = field(default_factory=list)
+    adapters: dict[str, str] = field(default_factory=dict)
 
     def state(self) -> ExecutorState:
         return LOADING if self.executor is None else self.executor.state()
@@ -98,7 +98,7 @@ class ModelTable:
             raise Unavailable(f"{name}: the model is still loading; try again soon", retry_after_seconds=5.0)
         if name in entry.adapters:
             assert isinstance(entry.executor, HasAdapters)
-            return entry.executor.with_adapter(name)
+            return entry.executor.with_adapter(name, entry.adapters[name])
         return entry.executor
 
     def require_free(self, names: Sequence[str]) -> None:

@@ -134,11 +134,11 @@ class Registry:
             )
         self._table.require_free([request.lora_name])
         # Add the name now, so that no other request can use it meanwhile.
-        entry.adapters.append(request.lora_name)
+        entry.adapters[request.lora_name] = ""
         try:
-            await executor.load_adapter(request.lora_name, request.lora_path)
+            entry.adapters[request.lora_name] = await executor.load_adapter(request.lora_name, request.lora_path)
         except BaseException:
-            entry.adapters.remove(request.lora_name)
+            del entry.adapters[request.lora_name]
             raise
         return next(card for card in entry.cards() if card.id == request.lora_name)
 
@@ -152,7 +152,7 @@ class Registry:
                 f"{request.model}: the adapter {name!r} is not loaded for this model, but for {entry.name}",
                 param="model",
             )
-        entry.adapters.remove(name)
+        del entry.adapters[name]
         assert isinstance(entry.executor, TakesAdapters)
         await entry.executor.unload_adapter(name)
 

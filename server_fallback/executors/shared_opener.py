@@ -38,7 +38,9 @@ async def open_shared(share: LocalShare, compiler: GrammarCompiler) -> Executor:
     manifest = share.bundle.manifest
     adapts = isinstance(manifest, Manifest) and manifest.lora is not None
     kind = ExecutorWithAdapters if adapts else LocalExecutor
-    return kind(engine, text, workers=workers, memory_bytes=share.memory_bytes, device=engine.device)
+    return kind(
+        engine, text, workers=workers, memory_bytes=share.memory_bytes, device=engine.device, issuer=share.issuer
+    )
 
 
 def read_text(share: LocalShare) -> TextModel:

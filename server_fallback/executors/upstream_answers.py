@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -12,6 +13,7 @@ from nearfar.compiler.runtime.errors import DeviceError, Unavailable
 from ..schema.chat import ChatCompletionChunk, SoundTranscript
 from ..schema.common import Reply
 from ..schema.completions import AnswerRequest, CompletionChunk, CompletionRequest
+from ..schema.receipt import AnswerPart, SignedReceipt
 from .upstream_bounds import BoundedChoices, Bounds, says_text
 
 # Other servers' names for a finish reason -> OpenAI's. Further ones, such as content_filter, reach the client
@@ -23,6 +25,8 @@ AFTER_END_CHUNKS = 16
 AFTER_END_SECONDS = 5.0
 # As many recordings as a request may have, and more.
 MAX_TRANSCRIPTS = 64
+# One for each part of an answer of two sides.
+MAX_RECEIPTS = 16
 # The largest integer that JavaScript represents exactly.
 MAX_COUNT = 1 << 53
 
@@ -53,6 +57,7 @@ class UpstreamAnswer:
         self._last: dict[str, Any] = {}
         self._pieces = self._after_end = 0
         self._has_transcripts = False
+        self._signed: dict[str, Any] = {}
 
     @property
     def ended(self) -> bool:
@@ -68,6 +73,7 @@ class UpstreamAnswer:
         """The chunk for an object of the stream; None if it has no choices. Raises DeviceError for another form."""
         self._after_end += self._bounded.ended
         self._usage = value["usage"] if isinstance(value.get("usage"), dict) else self._usage
+        self._signed = signed_of(value) or self._signed
         choices = [
             choice
             for each in choices_of(value, self._name)
@@ -98,7 +104,7 @@ class UpstreamAnswer:
         self._pieces += sum(map(has_content, rest))
         counts = {"prompt_tokens": 0, "completion_tokens": self._pieces} if usage is None else usage
         chunks = [{**self._last, "choices": [choice]} for choice in rest]
-        return [*chunks, {**self._last, "choices": [], "usage": plain_usage(counts)}]
+        return [*chunks, {**self._last, "choices": [], "usage": plain_usage(counts), **self._signed}]
 
 
 def checked(kind: type[ReplyT], value: Mapping[str, Any], name: str) -> ReplyT:
@@ -127,6 +133,19 @@ def transcripts_of(value: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         return [SoundTranscript.model_validate(each).model_dump() for each in given]
     except ValidationError:
         return None
+
+
+def signed_of(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The receipts of another nearfar server, which whoever reads them checks, and its parts; empty if there is nothing
+    in our form.
+    """
+    found: dict[str, Any] = {}
+    for name, kind in (("receipts", SignedReceipt), ("parts", AnswerPart)):
+        given = value.get(name)
+        if isinstance(given, list) and 0 < len(given) <= MAX_RECEIPTS:
+            with suppress(ValidationError):
+                found[name] = [kind.model_validate(each).model_dump(mode="json") for each in given]
+    return found if "receipts" in found else {}
 
 
 def plain_choice(choice: dict[str, Any], name: str) -> dict[str, Any]:

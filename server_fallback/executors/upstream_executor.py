@@ -19,11 +19,12 @@ from ..schema.completions import AnswerRequest
 from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.encoding import EncodingRequest
+from ..schema.receipt import AnswerPart
 from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..text.attachments import recordings
-from ..text.output import Output
+from ..text.output import Changed, Output
 from .dialect import Dialect, generation_body
 from .executor import Call, Executor, ExecutorState, Opening
 from .relay import Relay
@@ -152,14 +153,9 @@ class UpstreamExecutor:
         """The answer of the first replica that answers."""
         path, kind = answer_kind(request)
         self._require_route(path)
-        if request.receipt:
-            raise RequestError(
-                f"receipt: {self._options.name} runs on another server, which signs what it receives; request the "
-                "receipt there",
-                param="receipt",
-            )
         priority = call.priority if self._options.priorities or self._options.dialect == "nearfar" else None
         body = generation_body(request, self._model, self._options.dialect, priority=priority)
+        output = stating(output, body) if request.receipt else output
         bounds, prefixes, tried = bounds_of(request, self._options.dialect), prefixes_of(request), list[Upstream]()
         among = await self._that_hear(request, call)
         while True:
@@ -330,3 +326,16 @@ class UpstreamExecutor:
                 f"{self._options.name}: the server behind this model does not support /tokenize and /detokenize",
                 param="model",
             )
+
+
+def stating(output: Output[Any], body: dict[str, Any]) -> Output[Any]:
+    """``output``, whose answer gets a statement of what the upstream received with the upstream's receipt."""
+    part = AnswerPart(side="far", start=0, receipt=0, request=body)
+
+    def with_part(chunk: Any) -> Any:
+        # A pair of sides behind the upstream states its own parts.
+        if chunk.receipts is None or chunk.parts is not None:
+            return chunk
+        return chunk.model_copy(update={"parts": [part]})
+
+    return Changed(output, with_part)

@@ -125,7 +125,7 @@ def shared_model(entry: ModelEntry) -> SharedModel:
         model=entry.model,
         created=entry.created,
         aliases=tuple(entry.aliases),
-        adapters=tuple(entry.adapters) if executor is not None else (),
+        adapters=dict(entry.adapters) if executor is not None else {},
         task=entry.task,
         answers_at_once=entry.answers_at_once,
         memory_bytes=entry.memory_bytes,

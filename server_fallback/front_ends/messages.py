@@ -5,6 +5,7 @@ An admitted request has a number, which its front end chose.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nearfar.compiler.ir.spec import Task
@@ -26,7 +27,7 @@ class SharedModel:
     model: str
     created: int
     aliases: tuple[str, ...]
-    adapters: tuple[str, ...]
+    adapters: Mapping[str, str]
     task: Task
     answers_at_once: int | None
     memory_bytes: int

@@ -96,7 +96,7 @@ class SharedModels:
         entry.memory_bytes = model.memory_bytes
         if entry.executor is None and model.share is not None:
             await self._open(entry, model.share)
-        entry.aliases, entry.adapters = list(model.aliases), list(model.adapters)
+        entry.aliases, entry.adapters = list(model.aliases), dict(model.adapters)
 
     async def _open(self, entry: ModelEntry, share: LocalShare | SpeechShare) -> None:
         try:

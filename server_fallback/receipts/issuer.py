@@ -35,21 +35,29 @@ from .signing import ReceiptKey
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """Of one bundle on one device. ``bundle`` is its id."""
+    """Of one bundle on one device. ``bundle`` is its id, ``adapter`` that of a LoRA adapter."""
 
     key: ReceiptKey
     side: Side
     model: str
     bundle: str
     device: ReceiptDevice
+    adapter: str | None = None
 
     @staticmethod
-    def of(bundle: Bundle | ExportBundle, model: str, device: str, key: ReceiptKey, side: Side = "far") -> Issuer:
+    def of(
+        bundle: Bundle | ExportBundle,
+        model: str,
+        device: str,
+        activation: str | None,
+        key: ReceiptKey,
+        side: Side = "far",
+    ) -> Issuer:
         """The bundle runs on ``device``. A runner that has not passed its bundle's self-test does not open."""
         manifest = bundle.manifest
         tested = isinstance(manifest, Manifest) and manifest.self_test is not None
         test = ReceiptSelfTest(state="passed" if tested else "untested", largest_deviation=None, switched_off=[])
-        described = ReceiptDevice(name=device, target=manifest.target, activation=None, self_test=test)
+        described = ReceiptDevice(name=device, target=manifest.target, activation=activation, self_test=test)
         return Issuer(key, side, model, bundle_id(bundle), described)
 
     def issue(self, body: dict[str, Any], choices: Sequence[ReceiptChoice]) -> SignedReceipt:
@@ -61,6 +69,7 @@ class Issuer:
             time=int(time.time()),
             model=self.model,
             bundle=self.bundle,
+            adapter=self.adapter,
             request=request_hash(body),
             device=self.device,
             sampling=request_sampling(body),
@@ -131,14 +140,22 @@ class Receipted(Chunks[Any]):
     async def room(self) -> None:
         await self._output.room()
 
+    @property
+    def has_tokens(self) -> bool:
+        return any(choice.token_ids for choice in self._choices.values())
+
+    def signed(self, *, is_whole: bool) -> SignedReceipt:
+        """``is_whole`` is false for an answer that was broken off."""
+        choices = [self._stated(index, is_whole=is_whole) for index in sorted(self._choices)]
+        return self._issuer.issue(self._body, choices)
+
     def _send(self, chunk: ChatCompletionChunk | CompletionChunk) -> None:
         if isinstance(chunk, ChatCompletionChunk) and chunk.prompt_token_ids is not None:
             self._prompt_ids = chunk.prompt_token_ids
         for choice in chunk.choices:
             self._note(choice)
         if chunk.usage is not None:
-            signed = self._issuer.issue(self._body, [self._stated(index) for index in sorted(self._choices)])
-            chunk = chunk.model_copy(update={"receipts": [signed]})
+            chunk = chunk.model_copy(update={"receipts": [self.signed(is_whole=True)]})
         elif not self._lists_ids:
             left: Sequence[Any] = [each for choice in chunk.choices if (each := without_ids(choice)) is not None]
             if not left:
@@ -156,7 +173,7 @@ class Receipted(Chunks[Any]):
         if isinstance(choice, CompletionChunkChoice) and choice.prompt_token_ids is not None:
             known.prompt_ids = choice.prompt_token_ids
 
-    def _stated(self, index: int) -> ReceiptChoice:
+    def _stated(self, index: int, *, is_whole: bool) -> ReceiptChoice:
         asked, choice = self._asked, self._choices[index]
         prompt_ids = self._prompt_ids if choice.prompt_ids is None else choice.prompt_ids
         assert prompt_ids is not None, "the request wants the ids of the prompt"
@@ -168,7 +185,7 @@ class Receipted(Chunks[Any]):
             prompt_tokens=len(prompt_ids),
             answer=tokens_hash(choice.token_ids),
             answer_tokens=len(choice.token_ids),
-            finish_reason=choice.finish_reason,
+            finish_reason=choice.finish_reason if is_whole else None,
             token_ids=choice.token_ids if self._lists_ids else None,
         )
 

@@ -76,13 +76,14 @@ class Unlike(NearfarError):
 @dataclass(slots=True)
 class Replay:
     """An `Engine` of `executors.local` for the answers of one receipt, whose tokens are ``answers`` by the order of the
-    choices. It does not own the runner.
+    choices. It does not own the runner. ``adapter``: see `Chunk`.
     """
 
     runner: Runner
     model: TokenModel
     receipt: Receipt
     answers: Sequence[Sequence[int]]
+    adapter: int = -1
     results: list[Replayed] = field(default_factory=list)
 
     @property
@@ -179,7 +180,7 @@ class Replay:
         while start < len(all_ids):
             stop = min(start + PREFILL_CHUNK, len(all_ids))
             rows = [position - start for position in range(max(first, start), stop)]
-            output = append(self.runner, all_ids[start:stop], start, rows, Settings())
+            output = append(self.runner, all_ids[start:stop], start, rows, Settings(), adapter=self.adapter)
             if rows and not np.isfinite(output.logits).all():
                 raise not_finite(self.runner)
             yield from output.logits[: len(rows)]

@@ -8,7 +8,7 @@ import base64
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nearfar.compiler.bundle.signature import read_key, read_private_key, require_library
 from nearfar.compiler.runtime.errors import RequestError
@@ -16,25 +16,27 @@ from nearfar.compiler.shared.script import SharedScript
 
 from ..schema.receipt import ReceiptSignature
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 # Bytes at the end of a public key in DER: an Ed25519 key, and an uncompressed point of P-256.
 KEY_BYTES = {"ed25519": 32, "ecdsa-p256": 65}
 HALF_BYTES = 32
 
 
 class ReceiptKey:
-    """A private key. Raises RequestError for a file that is not an Ed25519 key, ToolError without the library."""
+    """A private key, which the front ends of a server get too. Raises RequestError for a file that is not an Ed25519
+    key, ToolError without the library.
+    """
 
     def __init__(self, file: Path) -> None:
-        self._key: Ed25519PrivateKey = read_private_key(file, "--receipt-key")
+        # The library's own object cannot be sent to another process.
+        self._seed = read_private_key(file, "--receipt-key").private_bytes_raw()
 
     def sign(self, receipt: dict[str, Any]) -> ReceiptSignature:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-        public = self._key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        value = self._key.sign(signed_bytes(receipt))
+        key = Ed25519PrivateKey.from_private_bytes(self._seed)
+        public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        value = key.sign(signed_bytes(receipt))
         return ReceiptSignature(algorithm="ed25519", public_key=in_base64(public), value=in_base64(value))
 
 

@@ -8,11 +8,13 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle
+from nearfar.compiler.formats.peft import read_adapter
 from nearfar.compiler.ir.sampling import WORD
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.runtime.runner import Runner
@@ -24,9 +26,10 @@ from ..executors.text_model import TextModel
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import AnswerRequest, CompletionRequest
 from ..schema.fold import ChatFold, CompletionFold
-from ..schema.receipt import Receipt, ReceiptChoice, SignedReceipt
+from ..schema.receipt import AnswerPart, Receipt, ReceiptChoice, SignedReceipt
 from ..text.output import Chunks
-from .issuer import bundle_id, request_hash, request_sampling, tokens_hash
+from .issuer import request_hash, request_sampling, tokens_hash
+from .parts import read_parts
 from .replay import Replay, Replayed, Unlike, check_tokens
 from .signing import is_signed, key_id_of
 
@@ -39,23 +42,31 @@ PART_TYPES = {"image_url": "images", "video_url": "videos", "video": "videos", "
 class Verified:
     """What was found of one receipt. ``faults`` say why it is not verified, ``notes`` what was not checked.
 
-    ``trusted``: None if no key was given. ``replayed``: the answers that were computed again, by their choices.
+    ``bundle`` is the one that gave the answer, None if it was not given, ``adapter`` the folder of its LoRA adapter.
+    ``trusted``: None if no key was given. ``replayed``: the answers that were computed again, by their choices, and
+    ``computed`` these answers as a client would receive them.
     """
 
     receipt: Receipt
     key: str
+    bundle: Bundle | ExportBundle | None = None
+    adapter: Path | None = None
     trusted: bool | None = None
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     replayed: list[Replayed] = field(default_factory=list)
+    computed: Sequence[dict[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The receipts of a file. ``choices`` are those of the answer that has them, None for a receipt alone."""
+    """The receipts of a file. ``choices`` are those of the answer that has them, None for a receipt alone; ``parts``
+    those of an answer that comes from two sides, or through another server.
+    """
 
     receipts: Sequence[dict[str, Any]]
-    choices: Sequence[dict[str, Any]] | None
+    choices: Sequence[dict[str, Any]] | None = None
+    parts: Sequence[AnswerPart] = ()
 
 
 def read_object(file: Path, what: str) -> dict[str, Any]:
@@ -77,25 +88,33 @@ def read_given(file: Path) -> Given:
     """Raises RequestError for a file without receipts."""
     value = read_object(file, "a receipt, or an answer with receipts")
     if "signature" in value:
-        return Given([value], None)
+        return Given([value])
     receipts, choices = value.get("receipts"), value.get("choices")
     if not isinstance(receipts, list) or not receipts or not all(isinstance(each, dict) for each in receipts):
         raise RequestError(f"{file}: has no receipts; request the answer with receipt: true")
+    parts = read_parts(value.get("parts"), len(receipts), str(file))
     if not choices:
-        return Given(receipts, None)
+        return Given(receipts, None, parts)
     if not isinstance(choices, list) or not all(
         isinstance(each, dict) and _is_count(each.get("index")) for each in choices
     ):
         raise RequestError(f"{file}: its choices are not those of an answer; pass the answer as the server sent it")
-    return Given(receipts, choices)
+    return Given(receipts, choices, parts)
 
 
 def _is_count(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def verify_statement(value: dict[str, Any], bundle: Bundle | ExportBundle, trusted: Set[str]) -> Verified:
-    """Checks a receipt's form, signature and bundle. Raises RequestError for something that is not a receipt."""
+def verify_statement(
+    value: dict[str, Any],
+    bundles: Mapping[str, Bundle | ExportBundle],
+    trusted: Set[str],
+    adapters: Mapping[str, Path] = MappingProxyType({}),
+) -> Verified:
+    """Checks a receipt's form, signature, bundle and adapter; both are given by their ids. Raises RequestError for
+    something that is not a receipt.
+    """
     try:
         signed = SignedReceipt.model_validate(value)
     except ValidationError as error:
@@ -111,9 +130,16 @@ def verify_statement(value: dict[str, Any], bundle: Bundle | ExportBundle, trust
             found.faults.append(f"the key {found.key} is not one that --signed-by lists")
     else:
         found.notes.append(f"the owner of the key {found.key} was not checked; pass --signed-by KEY")
-    own = bundle_id(bundle)
-    if signed.receipt.bundle != own:
-        found.faults.append(f"the receipt is of bundle {signed.receipt.bundle[:16]}, and {bundle.path} is {own[:16]}")
+    stated, adapter = signed.receipt.bundle, signed.receipt.adapter
+    found.bundle = bundles.get(stated)
+    if found.bundle is None:
+        own = ", ".join(f"{bundle.path} is {identity[:16]}" for identity, bundle in bundles.items())
+        found.faults.append(f"the receipt is of bundle {stated[:16]}, and {own}")
+    if adapter is not None:
+        found.adapter = adapters.get(adapter)
+        if found.adapter is None and adapters:
+            own = ", ".join(f"{folder} is {identity[:16]}" for identity, folder in adapters.items())
+            found.faults.append(f"the receipt is of adapter {adapter[:16]}, and {own}")
     return found
 
 
@@ -139,17 +165,21 @@ async def verify_answer(
     found: Verified,
     body: Mapping[str, Any],
     answers: Sequence[Sequence[int]],
-    choices: Sequence[dict[str, Any]] | None,
     runner: Runner,
-    bundle: Bundle | ExportBundle,
 ) -> None:
-    """Compute the answers again. ``body`` is the request. ``choices``: those of the answer, whose texts are compared.
+    """Compute the answers again. ``body`` is the request. The adapter, if there is one, gets the runner's first slot.
 
-    Raises RequestError for a request that the model refuses, DeviceError.
+    Raises RequestError for a request that the model refuses, and for an adapter of another model; DeviceError.
     """
-    receipt, model = found.receipt, TokenModel.of(bundle.manifest)
+    receipt, bundle = found.receipt, found.bundle
+    assert bundle is not None
+    model = TokenModel.of(bundle.manifest)
     check_tokens(answers, model)
-    replay = Replay(runner, model, receipt, answers)
+    if found.adapter is not None:
+        assert isinstance(bundle, Bundle)
+        for name, values in read_adapter(found.adapter, bundle.manifest).items():
+            runner.write_state(name, 0, values)
+    replay = Replay(runner, model, receipt, answers, adapter=-1 if found.adapter is None else 0)
     request = read_request(body, receipt)
     executor = LocalExecutor(replay, TextModel.of(bundle, receipt.model))
     fold: Any = ChatFold() if isinstance(request, ChatCompletionRequest) else CompletionFold()
@@ -169,7 +199,7 @@ async def verify_answer(
     if len(replay.results) < sum(choice.answer_tokens > 0 for choice in receipt.choices):
         found.faults.append("the request asks for fewer answers than the receipt has")
         return
-    _compare_texts(found, fold.answer().model_dump(mode="json")["choices"], choices)
+    found.computed = fold.answer().model_dump(mode="json")["choices"]
 
 
 def read_request(body: Mapping[str, Any], receipt: Receipt) -> AnswerRequest:
@@ -218,11 +248,11 @@ def unverifiable(body: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _compare_texts(
-    found: Verified, computed: Sequence[dict[str, Any]], choices: Sequence[dict[str, Any]] | None
-) -> None:
-    """Compares how the answers end, and their texts if the file has them."""
-    by_index = {each.get("index"): each for each in choices or ()}
+def compare_texts(found: Verified, choices: Sequence[dict[str, Any]] | None) -> None:
+    """Compares how the answers that were computed end, and their texts with ``choices``, if these are known."""
+    by_index, computed = {each.get("index"): each for each in choices or ()}, found.computed
+    if not computed:
+        return
     for choice in found.receipt.choices:
         if choice.finish_reason is None:
             found.notes.append(f"answer {choice.index} was broken off after {choice.answer_tokens} tokens")
@@ -235,6 +265,12 @@ def _compare_texts(
             )
         if choice.index in by_index and _said(by_index[choice.index]) != _said(own):
             found.faults.append(f"answer {choice.index}: its text is not that of its tokens")
+
+
+def text_of(choice: Mapping[str, Any]) -> str:
+    message = choice.get("message")
+    text = message.get("content") if isinstance(message, dict) else choice.get("text")
+    return text if isinstance(text, str) else ""
 
 
 def _said(choice: Mapping[str, Any]) -> Sequence[Any]:
@@ -267,6 +303,7 @@ def summary(found: Verified) -> dict[str, Any]:
     results = [*found.replayed, *[None] * len(found.receipt.choices)]
     return {
         "side": found.receipt.side,
+        "adapter": found.receipt.adapter,
         "model": found.receipt.model,
         "key": found.key,
         "trusted": found.trusted,

@@ -62,6 +62,7 @@ class Hybrid:
         transcriber: Transcribes | None = None,
         finder: Ranks | None = None,
         confirm: Confirm | None = None,
+        receipt_key: Path | None = None,
     ) -> Hybrid:
         """``near``: a bundle, a Hugging Face folder or name, "demo", or an executor, which `close` closes too.
 
@@ -70,7 +71,8 @@ class Hybrid:
         policy whose predictor reads embeddings. ``transcriber`` writes down sound on this machine, so that near answers
         about recordings, and for far, as the policy's ``private.media`` says; it stays the caller's to close.
         ``finder`` finds the entities of ``private.masks`` on this machine: an executor of a classifier of tokens, which
-        stays the caller's to close too. ``confirm`` is asked what may leave if ``private.masks.then`` is "ask". Raises
+        stays the caller's to close too. ``confirm`` is asked what may leave if ``private.masks.then`` is "ask".
+        ``receipt_key`` is a private key of `nearfar sign` for receipts of a near model that is opened here. Raises
         RequestError with the code "bad_policy", "api_version", "wrong_key" or "unknown_model", and the errors of
         opening the near model. An offline far side is not an error if near may answer.
         """
@@ -84,7 +86,7 @@ class Hybrid:
             from ..executors.local_opener import LocalOpener
             from ..executors.local_options import LocalOptions
 
-            opening = await LocalOpener(LocalOptions()).prepare(str(near), name)
+            opening = await LocalOpener(LocalOptions(receipt_key=receipt_key), side="near").prepare(str(near), name)
             return await opening.open()
 
         opened_near = None if near is None else open_near

@@ -218,14 +218,9 @@ def one_answer(request: GenerationRequest) -> None:
         raise RequestError(
             f"n is {request.n}; when two sides may answer, a request gets one answer; send n requests", param="n"
         )
-    if request.receipt:
-        raise RequestError(
-            "receipt is not supported by a server of two sides, which changes requests before a side receives them; "
-            "request it from a side, or from Hybrid in a page",
-            param="receipt",
-        )
     for name in ("prompt_logprobs", "return_token_ids"):
-        if getattr(request, name) not in (None, False):
+        # Receipts have the tokens of each side by themselves.
+        if getattr(request, name) not in (None, False) and not (request.receipt and name == "return_token_ids"):
             raise RequestError(
                 f"{name} is not supported when two sides may answer, whose tokens may differ; remove it", param=name
             )

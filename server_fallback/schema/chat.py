@@ -36,7 +36,7 @@ from .functions import (
     as_tools,
 )
 from .pipeline import PipelineTrace
-from .receipt import SignedReceipt
+from .receipt import AnswerPart, SignedReceipt
 from .route import Route
 
 # Far above what applications send: without bounds, one body of 4 MB occupies the event loop for hundreds of
@@ -343,6 +343,7 @@ class ChatCompletionChunk(Reply):
     route: LeftOut[Route] = None
     """Extension, for answers that either of two sides could write."""
     receipts: LeftOut[list[SignedReceipt]] = None
+    parts: LeftOut[list[AnswerPart]] = None
     """Extension, if requested: of each side that wrote a part of the answer."""
     nearfar: LeftOut[PipelineTrace] = None
     """Extension: a pipeline's steps."""
@@ -395,6 +396,7 @@ class ChatCompletion(Reply):
     route: LeftOut[Route] = None
     """Extension, for answers that either of two sides could write."""
     receipts: LeftOut[list[SignedReceipt]] = None
+    parts: LeftOut[list[AnswerPart]] = None
     """Extension, if requested: of each side that wrote a part of the answer."""
     nearfar: LeftOut[PipelineTrace] = None
     """Extension: a pipeline's steps."""

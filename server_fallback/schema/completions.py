@@ -9,7 +9,7 @@ from pydantic import Field
 from .chat import ChatCompletionRequest, ResponseFormat
 from .common import EXTENSION, GenerationRequest, IfRequested, LeftOut, PromptLogprobs, Reply, Texts, Usage
 from .limits import MAX_CHOICES
-from .receipt import SignedReceipt
+from .receipt import AnswerPart, SignedReceipt
 from .route import Route
 
 
@@ -85,6 +85,7 @@ class CompletionChunk(Reply):
     route: LeftOut[Route] = None
     """Extension, for answers that either of two sides could write."""
     receipts: LeftOut[list[SignedReceipt]] = None
+    parts: LeftOut[list[AnswerPart]] = None
     """Extension, if requested: of each side that wrote a part of the answer."""
 
 
@@ -98,4 +99,5 @@ class Completion(Reply):
     route: LeftOut[Route] = None
     """Extension, for answers that either of two sides could write."""
     receipts: LeftOut[list[SignedReceipt]] = None
+    parts: LeftOut[list[AnswerPart]] = None
     """Extension, if requested: of each side that wrote a part of the answer."""

@@ -53,7 +53,7 @@ class ChatFold:
             self._trace = PipelineTrace(steps=chunk.nearfar.steps, passages=passages)
         for choice in chunk.choices:
             self._choices.setdefault(choice.index, _ChatParts()).add(choice)
-        self._prompt |= _given(chunk, (*PROMPT_FIELDS, "transcripts", "receipts"))
+        self._prompt |= _given(chunk, (*PROMPT_FIELDS, "transcripts", "receipts", "parts"))
         self._last = chunk
 
     def answer(self) -> ChatCompletion:
@@ -103,6 +103,7 @@ class CompletionFold:
             usage=last.usage,
             route=self._route,
             receipts=last.receipts,
+            parts=last.parts,
         )
 
 

@@ -4,11 +4,11 @@ compute the answer again. `web/src/shared/receipt.ts` has the text that is signe
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from .common import Reply
+from .common import LeftOut, Reply
 from .limits import MAX_CHOICES, MAX_TEXTS
 from .route import Side
 
@@ -35,7 +35,7 @@ class ReceiptSelfTest(Stated):
 
 
 class ReceiptDevice(Stated):
-    """``activation`` is the dtype of activations, null if the server does not know it."""
+    """``activation`` is the dtype of activations, null if a framework of others chooses it."""
 
     name: Annotated[str, Field(max_length=1024)]
     target: str
@@ -74,7 +74,7 @@ class ReceiptChoice(Stated):
 class Receipt(Stated):
     """``runtime`` is the program and its version, ``time`` the end of the answer in seconds since 1970, ``bundle`` the
     id of the bundle (see `bundleText`), and ``request`` the hash of the request without what only says how its answer
-    is delivered.
+    is delivered. ``adapter`` is the hash of a LoRA adapter's files (`peft.adapter_id`).
     """
 
     version: Literal[1]
@@ -83,10 +83,25 @@ class Receipt(Stated):
     time: Count
     model: Annotated[str, Field(max_length=1024)]
     bundle: Sha256
+    adapter: LeftOut[Sha256] = None
     request: Sha256
     device: ReceiptDevice
     sampling: ReceiptSampling
     choices: Annotated[list[ReceiptChoice], Field(min_length=1, max_length=MAX_CHOICES * MAX_TEXTS)]
+
+
+class AnswerPart(Reply):
+    """What one side wrote of an answer of two sides: the text from character ``start`` (code points) up to the next
+    part. ``receipt`` is the index in ``receipts`` of the side's own; None if the side was broken off before it signed.
+    ``request`` is what the side received, which its receipt covers: it ends with the text before the part. ``changed``:
+    the side received placeholders in place of private texts, or descriptions in place of media.
+    """
+
+    side: Side
+    start: Count
+    receipt: Count | None
+    request: dict[str, Any] | None
+    changed: LeftOut[list[Literal["masked", "described"]]] = None
 
 
 class ReceiptSignature(Stated):

@@ -66,7 +66,7 @@ from .decide import (
     YesNoQuestion,
 )
 from .encoding import EncodingUsage
-from .receipt import Receipt, ReceiptChoice, ReceiptSampling, ReceiptSignature, SignedReceipt
+from .receipt import AnswerPart, Receipt, ReceiptChoice, ReceiptSampling, ReceiptSignature, SignedReceipt
 from .rerank import RerankResponse, RerankResult
 from .route import Description, MaskedText, Route
 from .score import Classification, ClassifyResponse, ScoreResponse, SpanClass, TokenClass
@@ -109,6 +109,7 @@ REPLIES: dict[type[BaseModel], str] = {
     Receipt: "Receipt",
     ReceiptSignature: "ReceiptSignature",
     SignedReceipt: "SignedReceipt",
+    AnswerPart: "AnswerPart",
     AnswerToolCall: "ChatCompletionMessageToolCall",
     AnswerMessage: "ChatCompletionMessage",
     ChatChoice: "ChatCompletionChoice",

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 from ...schema.chat import SoundTranscript
 from ...schema.common import Usage
+from ...schema.receipt import SignedReceipt
 from ...schema.route import Side
 from ..sides.answer_piece import AnswerPiece
 from .answer_machine import Event
@@ -23,7 +24,8 @@ class Attempt:
 
     ``num_tokens`` and ``ids`` describe what the side sent; if a server does not list its tokens, pieces of text count.
     ``prompt_logprobs`` belong to the last tokens of the prompt, if they were requested and the side reports them.
-    ``transcripts`` are the texts that the side read in place of recordings.
+    ``transcripts`` are the texts that the side read in place of recordings. ``received`` is the body of the side's
+    request, if that wants a receipt, and ``receipt`` what the side has signed; ``changed``: see `AnswerPart`.
     """
 
     side: Side
@@ -41,6 +43,9 @@ class Attempt:
     finish_reason: str | None = None
     usage: Usage | None = None
     transcripts: Sequence[SoundTranscript] = ()
+    received: dict[str, Any] | None = None
+    receipt: SignedReceipt | None = None
+    changed: list[Literal["masked", "described"]] = field(default_factory=list)
 
     @property
     def started(self) -> bool:
@@ -63,9 +68,17 @@ class Attempt:
         self.finish_reason = piece.finish_reason or self.finish_reason
         self.usage = piece.usage or self.usage
         self.transcripts = piece.transcripts or self.transcripts
+        # Several are of a pair of sides, whose request is not this one's.
+        self.receipt = piece.receipts[0] if len(piece.receipts) == 1 else self.receipt
 
     def record_prompt_logprobs(self, logprobs: Sequence[float]) -> None:
         self.prompt_logprobs = logprobs
+
+    def record_request(self, body: dict[str, Any]) -> None:
+        self.received = body
+
+    def record_receipt(self, receipt: SignedReceipt) -> None:
+        self.receipt = receipt
 
     def stop(self) -> None:
         if self.task is not None:

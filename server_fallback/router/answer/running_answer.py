@@ -22,6 +22,7 @@ from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest, SoundTranscript
 from ...schema.common import TokenLogprob
 from ...schema.completions import CompletionRequest
+from ...schema.receipt import AnswerPart, SignedReceipt
 from ...schema.route import Description, MaskedText, Route, Side
 from ..decision.decide import Choice
 from ..decision.policy import Escalation
@@ -77,6 +78,8 @@ class RunningAnswer:
         self._errors: dict[Side, NearfarError] = {}
         self._waits: dict[Side, float] = {}
         self._shown = Shown()
+        # Those whose texts are shown.
+        self._writers: list[Attempt] = []
         self._heard = Heard(sides.near, call)
         # What far receives in place of the request; None: the request itself, or nothing.
         self._masked: MaskedChat | None = None
@@ -226,8 +229,8 @@ class RunningAnswer:
             return
         if isinstance(output, AnswerPiece):
             if attempt.finish_reason is not None:
-                # After the end only the usage matters.
-                output = AnswerPiece(usage=output.usage)
+                # After the end only the usage and receipts matter.
+                output = AnswerPiece(usage=output.usage, receipts=output.receipts)
             attempt.record(output)
             if output.has_content:
                 has = {"tool_call": bool(output.tool_calls), "reasoning": bool(output.reasoning)}
@@ -269,6 +272,10 @@ class RunningAnswer:
         effects = machine.step(event)
         chunks: list[Chunk] = []
         for effect in effects:
+            if effect["type"] == "finish" and self._request.receipt:
+                # A side that was broken off signs its part while it ends.
+                stopped = [each.task for each in self._writers if each.task is not None and each.finish_reason is None]
+                await asyncio.gather(*stopped, return_exceptions=True)
             chunks += self._show(piece) if effect["type"] == "emit" and piece is not None else self._do(effect)
         runs = event["type"] == "token" and machine.phase == "running" and machine.side == event["side"]
         if runs and piece is not None and not any(effect["type"] == "emit" for effect in effects):
@@ -290,6 +297,7 @@ class RunningAnswer:
                 self._current.pop(side).stop()
             case {"type": "withdraw"}:
                 self._shown = Shown(route=self._shown.route, transcripts=self._shown.transcripts)
+                self._writers.clear()
             case {"type": "timer", "name": name, "ms": ms}:
                 self._timers.set(name, ms)
             case {"type": "cancel_timer", "name": name}:
@@ -357,10 +365,14 @@ class RunningAnswer:
             observed = replace(call, observe_token=attempt.ids.append)
             if attempt.number == 0 and "prompt_mean_logprob" in self._features:
                 observed = replace(observed, observe_prompt_logprobs=attempt.record_prompt_logprobs)
+            if request.receipt:
+                # The model is near's own, whatever the client calls the pair.
+                attempt.received = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"model"})
+                observed = replace(observed, received=attempt.received, observe_receipt=attempt.record_receipt)
             return sides.near.answer(request, observed, self._logprobs(attempt))
         assert sides.far is not None
         assert not self._choice.decision.private, "a private request does not leave"
-        masked = self._masked
+        call, masked = self._far_call(attempt), self._masked
         if masked is not None and (masked.masks or continue_from is not None):
             return await self._masked_stream(attempt, masked, continue_from)
         if continue_from is not None:
@@ -374,7 +386,7 @@ class RunningAnswer:
         self, attempt: Attempt, masked: MaskedChat, continue_from: str | None
     ) -> AsyncGenerator[AnswerPiece, None]:
         """Far's answer to the masked chat, with the private texts. Near knows them, so it does not guess."""
-        sides, call, shown = self._sides, self._call, self._shown
+        sides, call, shown = self._sides, self._far_call(attempt), self._shown
         assert sides.masker is not None
         assert isinstance(self._request, ChatCompletionRequest)
         request: ChatCompletionRequest | CompletionRequest = self._request
@@ -392,13 +404,21 @@ class RunningAnswer:
         attempt.sent = True
         if not masks:
             return sides.far_answer(request, call, speculate=False)
+        attempt.changed.append("masked")
         request = masked.sent(self._request, more)
         if answer is not None:
             request = continued(request, answer.text, shown.num_tokens, answer.reasoning)
         return restored(masks, self._request, sides.far_answer(request, call, speculate=False))
 
+    def _far_call(self, attempt: Attempt) -> Call:
+        return replace(self._call, observe_request=attempt.record_request) if self._request.receipt else self._call
+
     def _near_guesses(self) -> bool:
-        """Whether near guesses for far: it may, did not fail and has not been asked for this answer before."""
+        """Whether near guesses for far: it may, did not fail and has not been asked for this answer before. Far then
+        checks tokens only, and signs nothing.
+        """
+        if self._request.receipt:
+            return False
         near_was_asked = any(attempt.side == "near" and attempt.number > 0 for attempt in self._attempts)
         return not near_was_asked and self._early_failure is None and self._choice.may_guess
 
@@ -417,7 +437,29 @@ class RunningAnswer:
         chunks = list(self._form.chunks(piece, len(shown.text), changed, first=first, transcripts=transcripts))
         shown.route = route
         shown.add(attempt, piece)
+        self._wrote(attempt)
         return chunks
+
+    def _wrote(self, attempt: Attempt) -> None:
+        if attempt not in self._writers:
+            self._writers.append(attempt)
+
+    def _parts(self) -> tuple[Sequence[SignedReceipt], Sequence[AnswerPart]]:
+        """What the writers have signed, and what each of them wrote."""
+        receipts, parts = list[SignedReceipt](), list[AnswerPart]()
+        for each in self._writers:
+            heard = bool(each.transcripts) or bool(self._descriptions)
+            changed = [*each.changed]
+            if heard:
+                changed.append("described")
+            number = None if each.receipt is None else len(receipts)
+            receipts += [] if each.receipt is None else [each.receipt]
+            parts.append(
+                AnswerPart(
+                    side=each.side, start=each.start, receipt=number, request=each.received, changed=changed or None
+                )
+            )
+        return receipts, parts
 
     def _unreported(self, attempt: Attempt) -> Sequence[SoundTranscript] | None:
         """The texts of recordings that the client does not have yet."""
@@ -439,9 +481,17 @@ class RunningAnswer:
             self._sides.record_finished(side, attempt.usage, attempt.num_tokens, *seconds)
         self._sides.record_conversation(side, self._conversation(), shown.text_with_calls)
         transcripts = self._unreported(attempt)
+        self._wrote(attempt)
+        receipts, parts = self._parts() if self._request.receipt else ((), ())
         return list(
             self._form.last_chunks(
-                finish_reason, usage, self._route(), first=shown.route is None, transcripts=transcripts
+                finish_reason,
+                usage,
+                self._route(),
+                first=shown.route is None,
+                transcripts=transcripts,
+                receipts=receipts,
+                parts=parts,
             )
         )
 

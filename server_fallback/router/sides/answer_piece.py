@@ -22,6 +22,7 @@ from ...schema.chat import (
 )
 from ...schema.common import TokenLogprob, TopLogprob, Usage
 from ...schema.completions import AnswerRequest, CompletionChunk, CompletionChunkChoice, CompletionLogprobs
+from ...schema.receipt import AnswerPart, SignedReceipt
 from ...schema.route import Route
 
 Chunk = ChatCompletionChunk | CompletionChunk
@@ -31,7 +32,8 @@ Chunk = ChatCompletionChunk | CompletionChunk
 class AnswerPiece:
     """``tokens`` are the tokens whose text is emitted, if log-probabilities were requested.
 
-    ``usage`` comes last, after ``finish_reason``. ``transcripts``: what the side wrote down of recordings.
+    ``usage`` comes last, after ``finish_reason``, and with it ``receipts``. ``transcripts``: what the side wrote down
+    of recordings.
     """
 
     text: str = ""
@@ -41,6 +43,7 @@ class AnswerPiece:
     usage: Usage | None = None
     reasoning: str = ""
     transcripts: Sequence[SoundTranscript] | None = None
+    receipts: Sequence[SignedReceipt] = ()
 
     @property
     def has_content(self) -> bool:
@@ -55,7 +58,7 @@ class AnswerPiece:
 def piece_of(chunk: Chunk) -> AnswerPiece:
     """``chunk`` has at most one choice."""
     if not chunk.choices:
-        return AnswerPiece(usage=chunk.usage)
+        return AnswerPiece(usage=chunk.usage, receipts=chunk.receipts or ())
     choice = chunk.choices[0]
     if isinstance(choice, CompletionChunkChoice):
         listed = _tokens(choice.logprobs) if choice.logprobs is not None else ()
@@ -124,12 +127,15 @@ class Form:
         *,
         first: bool,
         transcripts: Sequence[SoundTranscript] | None = None,
+        receipts: Sequence[SignedReceipt] = (),
+        parts: Sequence[AnswerPart] = (),
     ) -> Iterator[Chunk]:
-        """First the finish_reason, then the usage."""
+        """First the finish_reason, then the usage with what the sides have signed."""
         if first and self._begin:
             yield self._chunk(choices=self._begin, **self._carried(route, transcripts))
         yield self._chunk(choices=[self._choice(AnswerPiece(), 0, finish_reason)], route=route)
-        yield self._chunk(choices=[], usage=usage, route=route)
+        signed = {"receipts": list(receipts) or None, "parts": list(parts) or None}
+        yield self._chunk(choices=[], usage=usage, route=route, **signed)
 
     def _carried(self, route: Route | None, transcripts: Sequence[SoundTranscript] | None) -> dict[str, Any]:
         """Only chunks of chats have transcripts."""

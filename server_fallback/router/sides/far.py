@@ -136,6 +136,8 @@ class FarSide:
         """Raises the errors of `Upstream.answer`, and those of `reach` if the server was not reached before."""
         model, dialect = await self.reach(call), self.far.dialect
         body = generation_body(request, model.id, dialect, priority=call.priority if dialect == "nearfar" else None)
+        if call.observe_request is not None:
+            call.observe_request(body)
         path, kind = answer_kind(request)
 
         async def send(output: Output[Any]) -> None:

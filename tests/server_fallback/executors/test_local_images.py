@@ -225,7 +225,7 @@ def test_cards_and_abilities_say_which_inputs_a_model_takes(tmp_path: Path) -> N
     blind = LocalExecutor(FakeSource("x"), text_model(tmp_path))
     with seeing(tmp_path) as (local, _):
         for each, inputs in ((blind, ["text"]), (local, ["text", "image"])):
-            cards = ModelEntry("m", "m", 1, each, aliases=["n"], adapters=["a"]).cards()
+            cards = ModelEntry("m", "m", 1, each, aliases=["n"], adapters={"a": ""}).cards()
             assert [card.input_modalities for card in cards] == [inputs] * 3
             assert each.abilities().vision == ("image" in inputs)
             assert not each.abilities().video

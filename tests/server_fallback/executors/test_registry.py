@@ -18,16 +18,18 @@ from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadReques
 
 
 class AdapterExecutor(FakeExecutor):
-    async def load_adapter(self, name: str, path: str) -> None:
+    async def load_adapter(self, name: str, path: str) -> str:
         await asyncio.sleep(0)
         if path == "bad":
             raise CheckpointError("bad: holds no adapter")
         self.adapters[name] = path
+        return f"hash of {path}"
 
     async def unload_adapter(self, name: str) -> None:
         del self.adapters[name]
 
-    def with_adapter(self, name: str) -> Executor:
+    def with_adapter(self, name: str, identity: str) -> Executor:
+        assert identity == f"hash of {self.adapters[name]}"
         return FakeExecutor(context=len(self.adapters[name]))
 
 

@@ -19,7 +19,7 @@ from nearfar.server_fallback.front_ends.shared_models import SharedModels
 from nearfar.server_fallback.processes.connection import Connection
 
 SHARE = LocalShare(cast(Bundle, None), "m", "/engine.socket", None)
-MODEL = SharedModel("m", "./m", 0, ("alias",), (), "generate", None, 0, SHARE)
+MODEL = SharedModel("m", "./m", 0, ("alias",), {}, "generate", None, 0, SHARE)
 
 
 class Link:

@@ -69,7 +69,7 @@ class Served:
     async def _ask(self, body: dict[str, Any], signs: bool, status: int, path: str) -> Any:
         bundle = open_bundle(self.path)
         runner = ReferenceRunner(bundle, limits=Limits(tokens=64, sequences=4, rows=4, pages=64))
-        issuer = Issuer.of(bundle, "fake", runner.device, ReceiptKey(self.key)) if signs else None
+        issuer = Issuer.of(bundle, "fake", runner.device, runner.activation, ReceiptKey(self.key)) if signs else None
         local = LocalExecutor(
             TokenEngine(runner, TokenModel.of(bundle.manifest)), TextModel.of(bundle, "fake"), issuer=issuer
         )
@@ -95,7 +95,9 @@ def verify(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     def of(answer: object, body: object, *options: str) -> tuple[int, dict[str, Any]]:
         """The exit status of the command, and its report."""
         (tmp_path / "answer.json").write_text(json.dumps(answer))
-        given = [str(tmp_path / "answer.json"), "--bundle", str(served.path), "--runner", "numpy", "--json", *options]
+        given = [str(tmp_path / "answer.json"), "--runner", "numpy", "--json", *options]
+        if "--bundle" not in options:
+            given += ["--bundle", str(served.path)]
         if body is not None:
             (tmp_path / "request.json").write_text(json.dumps(body))
             given += ["--request", str(tmp_path / "request.json")]

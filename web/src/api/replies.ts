@@ -83,7 +83,7 @@ export interface ReceiptChoice {
   token_ids: number[] | null;
 }
 
-/** ``runtime`` is the program and its version, ``time`` the end of the answer in seconds since 1970, ``bundle`` the id of the bundle (see `bundleText`), and ``request`` the hash of the request without what only says how its answer is delivered. */
+/** ``runtime`` is the program and its version, ``time`` the end of the answer in seconds since 1970, ``bundle`` the id of the bundle (see `bundleText`), and ``request`` the hash of the request without what only says how its answer is delivered. ``adapter`` is the hash of a LoRA adapter's files (`peft.adapter_id`). */
 export interface Receipt {
   version: 1;
   side: "near" | "far";
@@ -91,6 +91,7 @@ export interface Receipt {
   time: number;
   model: string;
   bundle: string;
+  adapter?: string;
   request: string;
   device: { name: string; target: string; activation: string | null; self_test: { state: "passed" | "passed-with-switched-off" | "untested"; largest_deviation: number | null; switched_off: string[] } };
   sampling: ReceiptSampling;
@@ -107,6 +108,15 @@ export interface ReceiptSignature {
 export interface SignedReceipt {
   receipt: Receipt;
   signature: ReceiptSignature;
+}
+
+/** What one side wrote of an answer of two sides: the text from character ``start`` (code points) up to the next part. ``receipt`` is the index in ``receipts`` of the side's own; None if the side was broken off before it signed. ``request`` is what the side received, which its receipt covers: it ends with the text before the part. ``changed``: the side received placeholders in place of private texts, or descriptions in place of media. */
+export interface AnswerPart {
+  side: "near" | "far";
+  start: number;
+  receipt: number | null;
+  request: Record<string, unknown> | null;
+  changed?: ("masked" | "described")[];
 }
 
 export interface ChatCompletionMessageToolCall {
@@ -158,8 +168,9 @@ export interface ChatCompletion {
   transcripts?: SoundTranscript[];
   /** Extension, for answers that either of two sides could write. */
   route?: Route;
-  /** Extension, if requested: of each side that wrote a part of the answer. */
   receipts?: SignedReceipt[];
+  /** Extension, if requested: of each side that wrote a part of the answer. */
+  parts?: AnswerPart[];
   timings: CompletionTimings;
 }
 
@@ -205,8 +216,9 @@ export interface ChatCompletionChunk {
   transcripts?: SoundTranscript[];
   /** Extension, for answers that either of two sides could write. */
   route?: Route;
-  /** Extension, if requested: of each side that wrote a part of the answer. */
   receipts?: SignedReceipt[];
+  /** Extension, if requested: of each side that wrote a part of the answer. */
+  parts?: AnswerPart[];
   timings?: CompletionTimings;
 }
 
@@ -238,8 +250,9 @@ export interface Completion {
   model: string;
   choices: CompletionChoice[];
   usage: CompletionUsage;
-  /** Extension, if requested: of each side that wrote a part of the answer. */
   receipts?: SignedReceipt[];
+  /** Extension, if requested: of each side that wrote a part of the answer. */
+  parts?: AnswerPart[];
   timings: CompletionTimings;
 }
 
@@ -264,8 +277,9 @@ export interface CompletionChunk {
   model: string;
   choices: CompletionChunkChoice[];
   usage?: CompletionUsage | null;
-  /** Extension, if requested: of each side that wrote a part of the answer. */
   receipts?: SignedReceipt[];
+  /** Extension, if requested: of each side that wrote a part of the answer. */
+  parts?: AnswerPart[];
   timings?: CompletionTimings;
 }
 
