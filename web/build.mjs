@@ -54,6 +54,7 @@ const hybridOutside = [
   outside("decisions-outside", /^\.\/hybrid_decisions\.js$/, "./hybrid_decisions.js"),
   outside("masks-outside", /^\.\/masks\.js$/, "./masks.js"),
   outside("describer-outside", /^\.\/describer\.js$/, "./describer.js"),
+  outside("parts-outside", /^\.\/parts\.js$/, "./parts.js"),
   outside("attachments-outside", /\/attachments\/index\.js$/, "./attachments.js"),
   outside("images-outside", /\/images\/index\.js$/, "./images.js"),
 ];
@@ -164,6 +165,7 @@ const built = await Promise.all([
   build({ ...browser, entryPoints: { hybrid_decisions: "src/router/hybrid_decisions.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { describer: "src/router/describer.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { masks: "src/router/masks.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { parts: "src/router/parts.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { adapters: "src/adapters/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { decide: "src/decide/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { drafts: "src/drafts/index.ts" }, outdir: "dist" }),

@@ -28,9 +28,12 @@ from sounds import wav
 from tiny_whisper import CONTEXT, make_whisper
 from waiting import WAIT_SECONDS, wait_until
 
+from nearfar.compiler.bundle.signature import new_key
 from nearfar.compiler.cli import main
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.server_fallback.executors.devices import default_arch
+from nearfar.server_fallback.receipts.signing import is_signed
+from nearfar.server_fallback.schema.receipt import SignedReceipt
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs Linux' SO_REUSEPORT")
 
@@ -95,6 +98,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     arguments = ["demo", "demo-encoder", "--front-ends", "2", "--target", "cpu", "--context", "256"]
     arguments += ["--transcriber", whisper, *(["--speaker", "espeak"] if SPEAKS else [])]
     arguments += ["--hang-seconds", "8", "--api-keys", str(folder / "keys.toml")]
+    new_key(folder / "receipts.pem")
+    arguments += ["--receipt-key", str(folder / "receipts.pem")]
     with serving(*arguments, folder=folder) as (process, url):
         require_found(folder / "log")
         yield Served(process, url, folder / "log")
@@ -133,6 +138,24 @@ def test_both_front_ends_answer_about_recordings_with_one_transcriber(server: Se
     damaged = httpx.post(url, files={"file": ("a.wav", sound[:20])}, **form)  # type: ignore[arg-type]
     assert damaged.status_code == 400
     assert "a.wav" in damaged.json()["error"]["message"]
+
+
+def test_both_front_ends_sign_receipts_with_one_key(server: Served) -> None:
+    receipts, first = list[dict[str, Any]](), len(server.lines("request"))
+
+    def both_have_answered() -> bool:
+        answer = server.post("/v1/chat/completions", {**chat("demo"), "max_tokens": 2, "receipt": True})
+        assert answer.status_code == 200, answer.text
+        receipts.extend(answer.json()["receipts"])
+        return len({line["pid"] for line in server.lines("request")[first:]}) == 2
+
+    wait_until(both_have_answered)
+    signed = [SignedReceipt.model_validate(each) for each in receipts]
+    assert all(is_signed(each["receipt"], own.signature) for each, own in zip(receipts, signed, strict=True))
+    assert (
+        len({(each.signature.public_key, each.receipt.bundle, each.receipt.device.activation) for each in signed}) == 1
+    )
+    assert signed[0].receipt.device.activation is not None
 
 
 def test_openai_s_client_reads_transcripts_of_the_main_process_window_by_window(server: Served) -> None:

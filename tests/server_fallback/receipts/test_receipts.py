@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,6 +18,8 @@ from fake_models import FakeExecutor, FakeModels
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.bundle.signature import new_key
 from nearfar.compiler.cli import main
+from nearfar.compiler.cli.model import CACHE
+from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
@@ -306,6 +310,20 @@ def test_what_is_not_a_receipt_is_refused_by_name(
     status, report = verify(greedy, None, "--bundle", str(tmp_path / "other"))
     assert status == 2
     assert "the receipt is of bundle" in report["receipts"][0]["faults"][0]
+
+
+def test_the_bundle_may_be_a_models_name(
+    served: Served, verify: Verify, greedy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = list[str]()
+
+    def default_bundle(checkpoint: str, *_: object) -> Path:
+        compiled.append(checkpoint)
+        return served.path
+
+    monkeypatch.setitem(sys.modules, CACHE, SimpleNamespace(default_bundle=default_bundle))
+    assert verify(greedy, None, "--bundle", "demo")[0] == 0
+    assert compiled == [str(CHECKPOINT)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import type { AnswerEnd, BegunAnswer, GeneratedToken, LogitProcessor } from "../
 import type { ImageSource } from "../images/index.js";
 import type { InputType, TruncationParams } from "./encoder_types.js";
 import type { ChatParams, CommonParams, CompletionParams } from "./parameters.js";
-import type { ChatCompletion, ChatCompletionChoice, EncodingUsage } from "./replies.js";
+import type { ChatCompletion, ChatCompletionChoice, EncodingUsage, SignedReceipt } from "./replies.js";
 
 export type * from "./replies.js";
 
@@ -40,6 +40,8 @@ export interface RequestOptions {
   readonly begun?: readonly BegunAnswer[] | undefined;
   /** Extension: receives what is generated of each choice; see `TokenRequest.onGenerated`. */
   readonly onGenerated?: ((choice: number, generated: GeneratedToken | AnswerEnd) => void) | undefined;
+  /** Extension, for engines of `receipted`: receives the receipt of an answer that was broken off. */
+  readonly onReceipt?: ((receipt: SignedReceipt) => void) | undefined;
 }
 
 /**

@@ -101,7 +101,7 @@ class Issuer {
     create: AnyCreate,
     owner: object,
     { receipt, ...params }: AnyParams & WithReceipt,
-    options: RequestOptions = {},
+    { onReceipt, ...options }: RequestOptions = {},
   ): Promise<unknown> {
     const plain = create.bind(owner);
     if (receipt !== true) return plain(params, options);
@@ -117,7 +117,7 @@ class Issuer {
       const chunks = async (left: AbortSignal): Promise<AsyncIterable<AnyChunk>> =>
         (await plain(counted, { ...options, signal: anySignal(options.signal, left) })) as AsyncIterable<AnyChunk>;
       return new Stream((left) =>
-        this.#stream(chunks(left), answered, listsIds, shown?.include_usage === true, options),
+        this.#stream(chunks(left), answered, listsIds, shown?.include_usage === true, options, onReceipt),
       );
     }
     const answer = (await plain(sent, options)) as AnyAnswer;
@@ -132,6 +132,7 @@ class Issuer {
     listsIds: boolean,
     includeUsage: boolean,
     { interrupt }: RequestOptions,
+    onReceipt: RequestOptions["onReceipt"],
   ): AsyncGenerator<AnyChunk, void, undefined> {
     let ended = false;
     try {
@@ -148,7 +149,10 @@ class Issuer {
         if (shown !== null) yield shown;
       }
     } finally {
-      if (!ended && this.keepsParts && answered.hasTokens) await this.sign(answered, false);
+      if (!ended && (this.keepsParts || onReceipt) && answered.hasTokens) {
+        const part = await this.sign(answered, false);
+        onReceipt?.(part);
+      }
     }
   }
 

@@ -115,8 +115,13 @@ export class HybridCompletions {
       else chunks.length = 0;
     }
     const route = chunks.findLast((chunk) => chunk.route !== undefined)?.route;
-    const { receipts } = chunks.at(-1) ?? {};
-    return { ...(await foldChat(chunks)), ...(route && { route }), ...(receipts && { receipts }) };
+    const { receipts, parts } = chunks.at(-1) ?? {};
+    return {
+      ...(await foldChat(chunks)),
+      ...(route && { route }),
+      ...(receipts && { receipts }),
+      ...(parts && { parts }),
+    };
   }
 
   async *#stream(
@@ -139,7 +144,10 @@ export class HybridCompletions {
   ): AsyncGenerator<AnswerItem, void, undefined> {
     const { policy, near: engine } = this.#routing.wiring;
     const { choice: first, tokens, shown } = continuation(chosen, journal?.begun ?? null, engine);
-    const near = journal === undefined ? engine : recorded(engine, journal, tokens);
+    const masked = this.#masked.get(request) ?? null;
+    const parts = request.params.receipt ? new (await import("./parts.js")).Parts(masked, descriptions) : null;
+    const own = journal === undefined ? engine : recorded(engine, journal, tokens);
+    const near = parts?.over("near", own) ?? own;
     const logprobs = this.#logprobs(request, first);
     const begun = first.wants_signals ? this.#hold(request, near, logprobs.near, signal) : null;
     const { choice, held, earlyFailure } =
@@ -147,11 +155,11 @@ export class HybridCompletions {
         ? { choice: first, held: null, earlyFailure: null }
         : await this.#chooseAgain(first, begun, signal);
     const { decision, standby } = choice;
-    const masked = this.#masked.get(request) ?? null;
     const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
+    const far = this.#guarded(this.#farOf(choice, earlyFailure === null && parts === null, masked), masked);
     const sides = {
       near: held === null ? near : heldFirst(held, near),
-      far: this.#guarded(this.#farOf(choice, earlyFailure === null, masked), masked),
+      far: parts?.over("far", far) ?? far,
     };
     // The time of a held answer is not the time of its generation, nor is that of tokens of an earlier page.
     const learns = (side: Side): boolean => side === "far" || (held === null && tokens === undefined);
@@ -172,7 +180,8 @@ export class HybridCompletions {
       shownAlternatives: params.logprobs === true ? (params.top_logprobs ?? 0) : null,
       signal,
     };
-    for await (const item of this.#remembered(request, this.#routing.run(choice, job, learns))) {
+    const items = this.#remembered(request, this.#routing.run(choice, job, learns));
+    for await (const item of parts?.stated(items) ?? items) {
       journal?.shown(item);
       yield item;
     }

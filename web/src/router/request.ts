@@ -37,8 +37,8 @@ interface Routing {
   /** The language that the answering model must know, as the first part of a BCP 47 tag ("en"). */
   readonly language?: string | null | undefined;
   /**
-   * The answer has the receipt of the side that ended it, and of the other one if that has ended too. Near must be
-   * `receipted`, and far nearfar serve with --receipt-key.
+   * The answer has the receipts of the sides that wrote it, and ``parts``: what each side received and wrote. Near must
+   * be `receipted`, and far nearfar serve with --receipt-key.
    */
   readonly receipt?: boolean | null | undefined;
   /** Of a step of an agent: how much a right one is worth, and how much likelier far is right; see agent.js. */
@@ -85,7 +85,8 @@ export function readRequest(raw: HybridParams): HybridRequest {
   if (n !== 1)
     throw new RequestError(`n is ${n}, but each answer is routed by itself; send n requests`, { param: "n" });
   for (const param of ["prompt_logprobs", "return_token_ids"] as const) {
-    if (rest[param] !== undefined && rest[param] !== false)
+    // Receipts have the tokens of each side.
+    if (rest[param] !== undefined && rest[param] !== false && !(rest.receipt === true && param === "return_token_ids"))
       throw new RequestError(
         `${param} is not supported when two sides may answer, whose tokens may differ; remove it`,
         {

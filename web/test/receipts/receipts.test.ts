@@ -221,21 +221,58 @@ test("Hybrid's answer has the receipt of the side that wrote it", async () => {
   expect((await read(nf)).at(-1)?.receipts).toBeUndefined();
 });
 
-test("if an answer changes sides, far's receipt is in the answer, and near's part comes to onReceipt", async () => {
-  let keep: (part: SignedReceipt) => void = () => undefined;
-  // It is signed after the answer has left near.
-  const part = new Promise<SignedReceipt>((resolve) => (keep = resolve));
+test("an answer that changes sides has what each side received, wrote and signed", async () => {
   const { engine } = near({ text: "abcdefgh", logprobs: [-0.1, -0.1, -0.1, -9] });
   const key = await newKey();
-  const { nf } = await setUp({
-    near: receipted(withInfo(engine), { key, onReceipt: keep }),
+  const { nf, far } = await setUp({
+    near: receipted(withInfo(engine), { key }),
     far: FAR,
     policy: { escalation: WATCHED },
   });
-  const chunks = await read(nf, { receipt: true });
-  expect(routes(chunks).at(-1)).toMatchObject({ side: "far" });
-  expect(chunks.at(-1)?.receipts).toEqual([FAR_RECEIPT]);
-  expect((await part).receipt.choices.map(({ finish_reason: end }) => end)).toEqual([null]);
+  const chunks = await read(nf, { receipt: true, return_token_ids: true });
+  expect(routes(chunks).at(-1)).toMatchObject({ side: "far", at: 4 });
+  const { receipts = [], parts = [] } = chunks.at(-1) ?? {};
+  expect(receipts[1]).toEqual(FAR_RECEIPT);
+  const [signed] = receipts;
+  if (signed === undefined) throw new Error("no receipt");
+  expect(await isSigned(signed)).toBe(true);
+  expect(signed.receipt.choices).toMatchObject([{ finish_reason: null, token_ids: idsOf("abcd") }]);
+  expect(parts.map(({ side, start, receipt }) => [side, start, receipt])).toEqual([
+    ["near", 0, 0],
+    ["far", 4, 1],
+  ]);
+  // The receipt is of what the side received.
+  expect(sha256Of(requestText(parts[0]?.request ?? {}))).toBe(signed.receipt.request);
+  expect(parts[1]?.request).toEqual(far.bodies.at(-1));
+  expect(far.bodies.at(-1)).toMatchObject({ receipt: true, return_token_ids: true });
+  const answer = await nf.chat.completions.create({ messages: MESSAGES, receipt: true, pin: "far" });
+  expect(answer.parts?.map(({ side, start, receipt }) => [side, start, receipt])).toEqual([["far", 0, 0]]);
+});
+
+test("far's part of a masked request states what far has received", async () => {
+  const patterns = [{ kind: "EMAIL", pattern: "[a-z]+@[a-z.]+[a-z]" }];
+  const { nf } = await setUp({ far: FAR, policy: { mode: "prefer-far", private: { masks: { patterns } } } });
+  const messages = [{ role: "user" as const, content: "write to anna@lee.org" }];
+  const { parts = [] } = await nf.chat.completions.create({ messages, receipt: true });
+  expect(parts).toMatchObject([
+    { side: "far", changed: ["masked"], request: { messages: [{ content: "write to [EMAIL_1]" }] } },
+  ]);
+});
+
+test("a side that failed before it signed has a part without a receipt, and a withdrawn text has no part", async () => {
+  const partsOf = async (setup: Parameters<typeof setUp>[0], text: string, logprobs: readonly number[] = []) => {
+    const { engine } = near({ text, logprobs });
+    const { nf } = await setUp({ near: receipted(withInfo(engine), { key: await newKey() }), ...setup });
+    const { receipts = [], parts = [] } = (await read(nf, { receipt: true })).at(-1) ?? {};
+    return [
+      receipts.map(({ receipt }) => receipt.side),
+      ...parts.map(({ side, start, receipt }) => [side, start, receipt]),
+    ];
+  };
+  const broken = { far: [{ texts: ["far"], then: "break" as const }], policy: { mode: "prefer-far" } };
+  expect(await partsOf(broken, "far away")).toEqual([["near"], ["far", 0, null], ["near", 3, 0]]);
+  const withdrawn = { far: FAR, policy: { escalation: { ...WATCHED, then: "restart" } } };
+  expect(await partsOf(withdrawn, "abcdefgh", [-0.1, -0.1, -0.1, -9])).toEqual([["far"], ["far", 0, 0]]);
 });
 
 test.each(["openai", "vllm"] as const)("a far side of dialect %s signs no receipts", async (dialect) => {

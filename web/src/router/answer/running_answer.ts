@@ -9,7 +9,6 @@ import type {
   Description,
   MaskedText,
   Route,
-  SignedReceipt,
   SoundTranscript,
 } from "../../api/types.js";
 import { NearfarError } from "../../errors.js";
@@ -85,7 +84,6 @@ export type AnswerItem =
 /** ``ended``: its finish_reason, once that has arrived. ``transcripts``: what the side has heard. */
 type OpenPart = { -readonly [K in keyof Part]: Part[K] } & {
   transcripts: readonly SoundTranscript[] | undefined;
-  receipts: readonly SignedReceipt[];
   readonly from: AnswerSoFar | null;
   readonly controller: AbortController;
   ended: string | null;
@@ -203,7 +201,6 @@ class RunningAnswer {
           effect.finish_reason as ChatFinishReason,
           this.#usage(this.#parts[effect.side]),
           this.#heard(effect.side),
-          Object.values(this.#parts).flatMap(({ receipts }) => receipts),
         );
         this.#close({});
         return;
@@ -261,7 +258,6 @@ class RunningAnswer {
       controller,
       ended: null,
       transcripts: undefined,
-      receipts: [],
     };
     const waitMs = this.#waitsMs[side];
     this.#waitsMs[side] = 0;
@@ -279,7 +275,6 @@ class RunningAnswer {
         part.usage = chunk.usage ?? part.usage;
         part.ended = chunk.choices[0]?.finish_reason ?? part.ended;
         part.transcripts = chunk.transcripts ?? part.transcripts;
-        part.receipts = chunk.receipts ?? part.receipts;
         this.#handleChunk(side, attempt, part, chunk);
         // The last chunk may have stopped the side.
         if (controller.signal.aborted) return;

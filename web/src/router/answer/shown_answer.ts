@@ -9,7 +9,6 @@ import type {
   ChatFinishReason,
   CompletionUsage,
   Route,
-  SignedReceipt,
   SoundTranscript,
 } from "../../api/types.js";
 import type { Clock } from "../sides/clock.js";
@@ -90,12 +89,7 @@ export class ShownAnswer {
     return { text, reasoning: this.#reasoning, tokenIds: isAll ? ids : null, tokens: this.#tokens };
   }
 
-  finish(
-    finishReason: ChatFinishReason,
-    usage: CompletionUsage,
-    transcripts?: readonly SoundTranscript[],
-    receipts: readonly SignedReceipt[] = [],
-  ): void {
+  finish(finishReason: ChatFinishReason, usage: CompletionUsage, transcripts?: readonly SoundTranscript[]): void {
     const now = this.options.clock.now();
     const first = this.#firstAt ?? now;
     const later = usage.completion_tokens - 1;
@@ -114,13 +108,7 @@ export class ShownAnswer {
       transcripts,
       { timings },
     );
-    this.options.push({
-      ...this.#head,
-      model: this.#model,
-      choices: [],
-      usage,
-      ...(receipts.length > 0 && { receipts: [...receipts] }),
-    });
+    this.options.push({ ...this.#head, model: this.#model, choices: [], usage });
   }
 
   /** The tokens after those that waited. */

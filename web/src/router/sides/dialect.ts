@@ -41,7 +41,7 @@ export function chatBody(params: PlainParams, model: string, dialect: Dialect): 
 /** The body for our own server's /v1/completions that continues a chat after these tokens. */
 export function tokensBody(params: PlainParams, model: string, promptIds: readonly number[]): JsonObject {
   const entries = Object.entries(chatBody(params, model, "nearfar")).filter(
-    ([name]) => name in common || name === "max_tokens" || name === "receipt",
+    ([name]) => name in common || ["max_tokens", "receipt", "return_token_ids"].includes(name),
   );
   return { ...Object.fromEntries(entries), prompt: promptIds };
 }

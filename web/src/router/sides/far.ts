@@ -155,6 +155,7 @@ export class FarSide implements Side {
       return;
     }
     const body = chatBody(await withSentPictures(sideParams(request)), id, this.dialect);
+    request.onSent?.(body);
     for await (const value of this.#http.stream("/v1/chat/completions", body, signal, this.#isOurs))
       yield chunkOf(value, id);
   }
@@ -183,6 +184,7 @@ export class FarSide implements Side {
     const { params, signal } = request;
     const promptIds = await this.tokenize(params.messages, signal);
     const body = { ...tokensBody(params, model, [...promptIds, ...tokenIds]), ...remainingLimit(request) };
+    request.onSent?.(body);
     for await (const value of this.#http.stream("/v1/completions", body, signal, this.#isOurs)) {
       const choices = Array.isArray(value.choices)
         ? (value.choices as readonly { readonly text?: string; readonly finish_reason?: string | null }[])

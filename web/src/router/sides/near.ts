@@ -98,11 +98,13 @@ export class NearSide implements Side {
     request: SideRequest,
     promptLogprobs?: PromptLogprobsOption,
   ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-    const { signal, begun, onGenerated } = request;
+    const { signal, begun, onGenerated, onReceipt } = request;
     const { chat } = this.ready;
     const params = { ...sideParams(request), stream: true as const, stream_options: { include_usage: true } };
+    request.onSent?.(params);
     yield* await chat.completions.create(params, {
       signal,
+      ...(onReceipt && { onReceipt }),
       ...(promptLogprobs === undefined ? {} : { promptLogprobs }),
       ...(begun && { begun: [begun] }),
       ...(onGenerated && {

@@ -5,12 +5,13 @@ import type {
   ChatCompletionChunk,
   ChatCompletionCreateParamsBase,
   ChatCompletionMessageParam,
+  RequestOptions,
 } from "../../api/types.js";
 import type { BegunAnswer, TokenRequest } from "../../engine/request.js";
 
 /** A chat's parameters as a side gets them: without labels and pin, for one answer. */
 export type PlainParams = Given<Omit<ChatCompletionCreateParamsBase, "n" | "signal" | "stream_options" | "messages">> &
-  Pick<ChatCompletionCreateParamsBase, "messages">;
+  Pick<ChatCompletionCreateParamsBase, "messages"> & { readonly receipt?: boolean | undefined };
 
 /** The part of an answer that a side continues. */
 export interface AnswerSoFar {
@@ -35,6 +36,10 @@ export interface SideRequest {
   /** For near: as in `TokenRequest`. */
   readonly begun?: BegunAnswer | undefined;
   readonly onGenerated?: TokenRequest["onGenerated"];
+  /** Receives what the side is asked, as far as it leaves this page or reaches an engine. */
+  readonly onSent?: ((body: object) => void) | undefined;
+  /** For near: as in `RequestOptions`. */
+  readonly onReceipt?: RequestOptions["onReceipt"];
 }
 
 export interface Side {
