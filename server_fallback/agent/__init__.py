@@ -2,7 +2,21 @@
 page. `web/src/shared/agent` decides what a step may do.
 """
 
-from .agent import Agent, AgentCall, AgentResult, AgentStep, AskedCall, CallEnded, Calling, Ended, Routed, StepBegan
+from .agent import (
+    Agent,
+    AgentCall,
+    AgentResult,
+    AgentStep,
+    AskedCall,
+    CallEnded,
+    Calling,
+    Ended,
+    Reasoning,
+    Routed,
+    StepBegan,
+    Text,
+    Withdrawn,
+)
 from .tools import Allow, Tool, ToolSource, function_tool, mcp_tools
 
 __all__ = [
@@ -15,10 +29,13 @@ __all__ = [
     "CallEnded",
     "Calling",
     "Ended",
+    "Reasoning",
     "Routed",
     "StepBegan",
+    "Text",
     "Tool",
     "ToolSource",
+    "Withdrawn",
     "function_tool",
     "mcp_tools",
 ]

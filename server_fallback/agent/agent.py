@@ -17,6 +17,7 @@ from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.shared.script import SharedScript
 
 from .tools import Tool, ToolSource
+from .written import Piece, Written
 
 EndReason = Literal["answer", "steps", "seconds", "tokens", "repeated"]
 CallOutcome = Literal["ran", "failed", "refused", "denied"]
@@ -85,6 +86,30 @@ class StepBegan:
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of what the model writes: of its answer, or of the arguments of ``tool``, by the name that the model
+    knows.
+    """
+
+    step: int
+    tool: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A Hybrid's other side begins the step again: its pieces until now do not count."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Routed:
     """The model has answered."""
 
@@ -113,7 +138,10 @@ class Ended:
     result: AgentResult
 
 
-AgentEvent = StepBegan | Routed | Calling | CallEnded | Ended
+AgentEvent = StepBegan | Text | Reasoning | Withdrawn | Routed | Calling | CallEnded | Ended
+
+
+_PIECES: Mapping[str, Callable[..., AgentEvent]] = {"text": Text, "reasoning": Reasoning, "withdrawn": Withdrawn}
 
 
 class ChatSource(Protocol):
@@ -208,26 +236,30 @@ class _Run:
                 return
             step: int = self._state["step"]
             yield StepBegan(step, plan["stake"])
+            written = Written()
             try:
-                answer = await self._within(self._create(listed, plan))
+                async with aclosing(self._pieces(written, listed, plan)) as pieces:
+                    async for kind, *piece in pieces:
+                        yield _PIECES[kind](step, *piece)
             except RequestError as refusal:
                 if not self._ask("agentOutOfTokens", self._state, plan["max_tokens"], refusal.details):
                     raise
                 self.end("tokens")
                 return
-            message, finish = answer.choices[0].message, answer.choices[0].finish_reason
-            route, usage = getattr(answer, "route", None), answer.usage
+            route, tokens, calls = written.route, written.tokens, written.made
+            text = None if not written.text and calls else written.text
             yield Routed(step, route)
-            calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []]
-            tokens = None if usage is None else usage.completion_tokens
-            made = {"calls": len(calls), "finish_reason": finish, "tokens": tokens, "max_tokens": plan["max_tokens"]}
+            made = {
+                "calls": len(calls), "finish_reason": written.finish_reason, "tokens": tokens,
+                "max_tokens": plan["max_tokens"],
+            }  # fmt: skip
             after = self._ask("agentAfterStep", self._state, made)
             self._state = after["state"]
             record = AgentStep(plan["stake"], route, tokens)
             self._steps.append(record)
-            self._messages.append(_assistant(message.content, calls))
+            self._messages.append(_assistant(text, calls))
             if after["end"] is not None:
-                self.end(after["end"], message.content, message.content)
+                self.end(after["end"], text, text)
                 return
             for identity, name, arguments in calls:
                 verdict = self._ask("agentJudge", self._state, listed, {"name": name, "arguments": arguments})
@@ -277,6 +309,25 @@ class _Run:
             return "failed", str(error) or type(error).__name__, error
         return ("failed" if result.failed else "ran"), result.text, None
 
+    async def _pieces(
+        self, written: Written, listed: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]
+    ) -> AsyncGenerator[Piece, None]:
+        """What the model writes. Raises _Late."""
+        chunks = aiter(await self._within(self._create(listed, plan)))
+        try:
+            while True:
+                try:
+                    chunk = await self._within(anext(chunks))
+                except StopAsyncIteration:
+                    return
+                for piece in written.add(chunk):
+                    yield piece
+        finally:
+            # A Hybrid's generator, or an OpenAI client's stream.
+            close = getattr(chunks, "aclose", None)
+            if close is not None:
+                await close()
+
     async def _create(self, listed: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]) -> Any:
         agent, stake = self._agent, plan["stake"]
         routed: dict[str, Any] = {}
@@ -284,6 +335,8 @@ class _Run:
             sent = {"stake": {"weight": stake["weight"], "doubt": stake["doubt"]}}
             # OpenAI's client sends no unknown parameter but so.
             routed = sent if agent.is_hybrid else {"extra_body": {**agent.parameters.get("extra_body", {}), **sent}}
+        if not agent.is_hybrid:
+            routed["stream_options"] = {"include_usage": True}
         return await agent.engine.chat.completions.create(
             **{**agent.parameters, **routed},
             messages=self._messages,
@@ -291,6 +344,7 @@ class _Run:
             tool_choice=plan["tool_choice"],
             parallel_tool_calls=False,
             max_tokens=plan["max_tokens"],
+            stream=True,
         )
 
     async def _list_tools(self) -> list[tuple[Mapping[str, Any], Tool]]:

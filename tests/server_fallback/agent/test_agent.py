@@ -11,7 +11,7 @@ from scripted_engine import ANSWERED, DIM, ScriptedEngine, light
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.runtime.errors import RequestError
-from nearfar.server_fallback.agent import Agent, AskedCall, CallEnded, Ended, function_tool
+from nearfar.server_fallback.agent import Agent, AskedCall, CallEnded, Ended, Text, function_tool
 
 
 def run(engine: ScriptedEngine, *tools: Any, task: str = "dim the kitchen", **options: Any) -> Any:
@@ -191,9 +191,12 @@ def test_events_come_while_it_happens_and_a_result_is_bounded() -> None:
         return [event async for event in Agent(engine, [tool], bounds={"result_bytes": 64}).events("read")]
 
     events = asyncio.run(work())
-    names = ["StepBegan", "Routed", "Calling", "CallEnded", "StepBegan", "Routed", "Ended"]
+    names = ["StepBegan", "Text", "Routed", "Calling", "CallEnded", "StepBegan", "Text", "Routed", "Ended"]
     assert [type(event).__name__ for event in events] == names
-    ended = events[3]
+    assert events[1] == Text(0, "read", "{}")
+    # The answer's text, not its JSON.
+    assert events[6] == Text(1, None, "done")
+    ended = events[4]
     assert isinstance(ended, CallEnded)
     assert ended.call.text.endswith("\n[cut: the first 30 of 200 bytes]")
     assert len(ended.call.text.encode()) <= 64

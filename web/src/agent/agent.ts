@@ -4,7 +4,7 @@
 import type { ChatSource } from "../api/chat_source.js";
 import { readParams } from "../api/params.js";
 import { anySignal } from "../api/stream.js";
-import type { ChatCompletion, ChatCompletionMessageParam, ChatCompletionTool, Route } from "../api/types.js";
+import type { ChatCompletionMessageParam, ChatCompletionTool, Route } from "../api/types.js";
 import { RequestError, messageOf } from "../errors.js";
 import type { Clock } from "../router/sides/clock.js";
 import { SYSTEM_CLOCK } from "../router/sides/clock.js";
@@ -15,6 +15,7 @@ import type { ReasonedStake, RoutingShares } from "../shared/agent/stake.js";
 import type { ListedTool } from "../shared/agent/tools.js";
 import { listTools, requireApproval } from "../shared/agent/tools.js";
 import type { SourceTool, ToolSource } from "./tools.js";
+import { Written, untilAborted } from "./written.js";
 
 /** A call that waits for approval. */
 export interface AskedCall {
@@ -86,6 +87,14 @@ export type AgentMessage = ChatCompletionMessageParam & { readonly labels?: read
 export type AgentEvent =
   /** The model is asked. */
   | { readonly type: "step"; readonly step: number; readonly stake: ReasonedStake }
+  /**
+   * A piece of what the model writes: of its answer, which the user may see, or of the arguments of ``tool``, by the
+   * name that the model knows.
+   */
+  | { readonly type: "text"; readonly step: number; readonly tool: string | null; readonly text: string }
+  | { readonly type: "reasoning"; readonly step: number; readonly text: string }
+  /** A Hybrid's other side begins the step again: its pieces until now do not count. */
+  | { readonly type: "withdrawn"; readonly step: number }
   /** The model has answered; ``route`` is null without a Hybrid. */
   | { readonly type: "routed"; readonly step: number; readonly route: Route | null }
   /** A call begins, or waits for approval. */
@@ -201,25 +210,20 @@ class Run {
       if (plan.end !== null) return { reason: plan.end };
       const { step } = this.#state;
       yield { type: "step", step, stake: plan.stake };
-      const asked = await this.#ask(tools, plan);
-      if (asked === null) return { reason: "tokens" };
-      const { answer, route } = asked;
+      const written = yield* this.#ask(step, tools, plan);
+      if (written === null) return { reason: "tokens" };
+      const { route, calls, tokens, finish_reason } = written;
       yield { type: "routed", step, route };
-      const [choice] = answer.choices;
-      const calls = choice?.message.tool_calls ?? [];
-      // A server of another kind may leave it out.
-      const { usage } = answer as Partial<ChatCompletion>;
-      const tokens = usage?.completion_tokens ?? null;
       const { state, end } = afterStep(this.#state, {
         calls: calls.length,
-        finish_reason: choice?.finish_reason ?? "stop",
+        finish_reason,
         tokens,
         max_tokens: plan.max_tokens,
       });
       this.#state = state;
       this.#calls = [];
       this.#steps.push({ stake: plan.stake, route, tokens, calls: this.#calls });
-      const text = choice?.message.content ?? null;
+      const text = written.text === "" && calls.length > 0 ? null : written.text;
       this.#messages.push({ role: "assistant", content: text, ...(calls.length > 0 && { tool_calls: calls }) });
       if (end !== null) return { reason: end, text, answer: text };
       for (const call of calls) {
@@ -304,10 +308,11 @@ class Run {
   }
 
   /** Null if the tokens that are left are too few. */
-  async #ask(
+  async *#ask(
+    step: number,
     tools: readonly (ListedTool & SourceTool)[],
     { max_tokens, tool_choice, stake }: Extract<ReturnType<typeof nextStep>, { readonly end: null }>,
-  ): Promise<{ readonly answer: ChatCompletion; readonly route: Route | null } | null> {
+  ): AsyncGenerator<AgentEvent, Written | null, undefined> {
     const { engine, params } = this.options;
     const { weight, doubt } = stake;
     const request = {
@@ -317,13 +322,17 @@ class Run {
       tool_choice,
       parallel_tool_calls: false,
       max_tokens,
+      stream: true as const,
+      stream_options: { include_usage: true },
       ...(isHybrid(engine) && { stake: { weight, doubt } }),
     };
     const options: AnyOptions = { signal: this.signal };
     try {
       const asked = Promise.resolve(engine.chat.completions.create(request, options));
-      const answer = await unlessAborted(asked, this.signal);
-      return { answer, route: answer.route ?? null };
+      const written = new Written();
+      for await (const chunk of untilAborted(await unlessAborted(asked, this.signal), this.signal))
+        for (const piece of written.add(chunk)) yield { ...piece, step };
+      return written;
     } catch (error) {
       if (error instanceof RequestError && isOutOfTokens(this.#state, max_tokens, error.details)) return null;
       throw error;

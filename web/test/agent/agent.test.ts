@@ -73,10 +73,32 @@ test("a tool's error is text for the model, and an error for the developer", asy
   const { tool } = light({ execute: () => Promise.reject(error) });
   const { agent, engine } = agentOf([[["set_light", DIM]], ANSWERED], { tools: [tool] });
   const events = await eventsOf(agent.events("dim the kitchen"));
-  expect(events.map(({ type }) => type)).toEqual(["step", "routed", "call", "result", "step", "routed", "end"]);
+  expect(events.map(({ type }) => type)).toEqual([
+    ...["step", "text", "text", "routed", "call", "result"],
+    ...["step", "text", "routed", "end"],
+  ]);
   const { call } = events.find((event) => event.type === "result") ?? {};
   expect(call).toMatchObject({ outcome: "failed", error, text: "Error: no such bulb", server: null });
   expect(engine.asked[1]?.messages.at(-1)?.content).toBe("Error: no such bulb");
+});
+
+test("what the model writes comes piece by piece: arguments of a tool as they are, an answer as its text", async () => {
+  const { tool } = light();
+  const answer = [["answer", '{"text": "a \\"b\\" \\u00e9"}']] as const;
+  const { agent } = agentOf([[["set_light", DIM]], answer, "plain"], { tools: [tool] });
+  const events = await eventsOf(agent.events("dim"));
+  const texts = events.flatMap((event) => (event.type === "text" ? [[event.step, event.tool, event.text]] : []));
+  const written = JSON.stringify(DIM);
+  expect(texts).toEqual([
+    [0, "set_light", written.slice(0, 3)],
+    [0, "set_light", written.slice(3)],
+    [1, null, 'a "b" \u00e9'],
+  ]);
+  const plain = await eventsOf(agentOf(["plain"], { tools: [tool] }).agent.events("dim"));
+  expect(plain.flatMap((event) => (event.type === "text" ? [[event.tool, event.text]] : []))).toEqual([
+    [null, "pla"],
+    [null, "in"],
+  ]);
 });
 
 test("the same call again ends the run, unless it reads and something has changed since", async () => {

@@ -1,7 +1,7 @@
 // An engine whose answers are written down, and an agent over it.
 
 import type { ChatSource } from "../../src/api/chat_source.js";
-import type { ChatCompletion } from "../../src/api/types.js";
+import type { ChatCompletionChunk } from "../../src/api/types.js";
 import type { AgentEvent, AgentOptions } from "../../src/agent/index.js";
 import { Agent } from "../../src/agent/index.js";
 import { FakeClock } from "../router/fakes.js";
@@ -36,7 +36,7 @@ export class ScriptedEngine implements ChatSource {
     this.chat = { completions: { create } } as unknown as ChatSource["chat"];
   }
 
-  async #answer(params: unknown, options: { readonly signal?: AbortSignal } = {}): Promise<ChatCompletion> {
+  async #answer(params: unknown, options: { readonly signal?: AbortSignal } = {}): Promise<AsyncIterable<ChatCompletionChunk>> {
     const step = this.asked.length;
     // As it is now: the agent goes on with its list.
     this.asked.push(structuredClone(params) as Asked);
@@ -50,18 +50,26 @@ export class ScriptedEngine implements ChatSource {
       type: "function" as const,
       function: { name, arguments: typeof values === "string" ? values : JSON.stringify(values) },
     }));
-    const message = {
-      role: "assistant" as const,
-      content: text,
-      refusal: null,
-      ...(written.length > 0 && { tool_calls: written }),
-    };
+    // In the pieces of a stream: a text in two, the arguments of a call in two, then the end and the usage.
+    const halves = (whole: string) => [whole.slice(0, 3), whole.slice(3)];
+    const deltas: object[] = text === null ? [] : halves(text).map((content) => ({ content }));
+    written.forEach(({ id, type, function: { name, arguments: given } }, index) => {
+      const [first, rest] = halves(given);
+      deltas.push({ tool_calls: [{ index, id, type, function: { name, arguments: first } }] });
+      deltas.push({ tool_calls: [{ index, function: { arguments: rest } }] });
+    });
     const usage = { prompt_tokens: 10, completion_tokens: 5, total_tokens: 15 };
-    return Promise.resolve({
-      choices: [{ index: 0, message, logprobs: null, finish_reason: finish }],
-      usage,
-    } as unknown as ChatCompletion);
+    const chunks = [
+      ...deltas.map((delta) => ({ choices: [{ index: 0, delta, logprobs: null, finish_reason: null }] })),
+      { choices: [{ index: 0, delta: {}, logprobs: null, finish_reason: finish }] },
+      { choices: [], usage },
+    ];
+    return Promise.resolve(streamOf(chunks as unknown as readonly ChatCompletionChunk[]));
   }
+}
+
+async function* streamOf<T>(items: readonly T[]): AsyncGenerator<T, void, undefined> {
+  for (const item of items) yield await Promise.resolve(item);
 }
 
 export function agentOf(scripts: readonly Script[], options: Omit<AgentOptions, "engine">) {

@@ -172,6 +172,12 @@ export function isOutOfTokens(
   return max_tokens < bounds.step_tokens && (details.needed !== undefined || details.param === "max_tokens");
 }
 
+/** The text of an answer, as far as its arguments are written; "" if the answer is other data. */
+export function answerBegun(written: string): string {
+  const begin = /^\s*\{\s*"text"\s*:\s*"((?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)/;
+  return JSON.parse(`"${begin.exec(written)?.[1] ?? ""}"`) as string;
+}
+
 /** The model has answered with this number of calls and of ``tokens``; null if a server does not count them. */
 export function afterStep(
   state: LoopState,
