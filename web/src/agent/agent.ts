@@ -6,6 +6,7 @@ import { readParams } from "../api/params.js";
 import { anySignal } from "../api/stream.js";
 import type { ChatCompletionMessageParam, ChatCompletionTool, Route } from "../api/types.js";
 import { RequestError, messageOf } from "../errors.js";
+import type { Hybrid } from "../router/hybrid.js";
 import type { Clock } from "../router/sides/clock.js";
 import { SYSTEM_CLOCK } from "../router/sides/clock.js";
 import { unlessAborted } from "../runtime/abort.js";
@@ -28,6 +29,13 @@ export interface AskedCall {
   readonly arguments: string;
   /** The same as values, which fit the tool's schema. */
   readonly values: unknown;
+  /**
+   * Word for word what would leave this device, with placeholders for what a Hybrid's policy masks; null if nothing
+   * leaves, or without a Hybrid.
+   */
+  readonly leaves: string | null;
+  /** The policy calls the arguments private, and masks none of them: approved, they leave as they are. */
+  readonly private: boolean;
 }
 
 export interface AgentOptions {
@@ -52,6 +60,8 @@ export interface AgentCall {
   readonly server: string | null;
   readonly arguments: string;
   readonly outcome: CallOutcome;
+  /** Word for word what has left this device; as in `AskedCall`. */
+  readonly left: string | null;
   /** What the model received. */
   readonly text: string;
   /** What the tool threw. */
@@ -98,7 +108,7 @@ export type AgentEvent =
   /** The model has answered; ``route`` is null without a Hybrid. */
   | { readonly type: "routed"; readonly step: number; readonly route: Route | null }
   /** A call begins, or waits for approval. */
-  | { readonly type: "call"; readonly step: number; readonly call: Omit<AskedCall, "values" | "description"> }
+  | { readonly type: "call"; readonly step: number; readonly call: Pick<AskedCall, "name" | "server" | "arguments"> }
   | { readonly type: "result"; readonly step: number; readonly call: AgentCall }
   | { readonly type: "end"; readonly result: AgentResult };
 
@@ -118,6 +128,15 @@ const NAMES: Readonly<Record<keyof AgentOptions, "any" | "object">> = {
   params: "object",
   clock: "any",
 };
+/** ``asks``: somebody has to approve it, whatever the tool allows. */
+interface Leaving {
+  readonly leaves: string | null;
+  readonly asks: boolean;
+  readonly restored: (text: string) => string;
+}
+type Executed = Pick<AgentCall, "outcome" | "text" | "error" | "left">;
+const STAYS: Leaving = { leaves: null, asks: true, restored: (text) => text };
+const REFUSED: Executed = { outcome: "refused", text: "", error: null, left: null };
 const OWN_PARAMS = ["messages", "tools", "tool_choice", "stream", "n", "parallel_tool_calls", "stake", "max_tokens"];
 
 export class Agent {
@@ -190,6 +209,8 @@ class Run {
   readonly #known = new Map<ToolSource, readonly SourceTool[]>();
   #state: LoopState;
   #calls: AgentCall[] = [];
+  /** Of the results that the model has read. */
+  readonly #labels: string[] = [];
 
   constructor(
     private readonly options: AgentOptions,
@@ -263,21 +284,22 @@ class Run {
     const { name = written.name, server = null } = tool ?? {};
     const call = { name, server, arguments: written.arguments };
     yield { type: "call", step, call };
-    const { outcome, text, error } =
+    const { outcome, text, error, left } =
       verdict.verdict === "run" && tool !== undefined
         ? await this.#execute(tool, written.arguments, verdict.values)
-        : { outcome: "refused" as const, text: verdict.verdict === "refuse" ? verdict.text : "", error: null };
+        : { ...REFUSED, text: verdict.verdict === "refuse" ? verdict.text : "" };
     const recorded = { tool: written.name, key: verdict.key, reads: tool?.reads === true };
     const { state, text: sent } = afterCall(this.#state, recorded, outcome, text);
     this.#state = state;
     const labels = tool?.labels ?? [];
+    this.#labels.push(...labels);
     this.#messages.push({
       role: "tool",
       tool_call_id: id,
       content: sent,
       ...(labels.length > 0 && isHybrid(this.options.engine) && { labels }),
     });
-    const done = { ...call, outcome, text: sent, error };
+    const done = { ...call, outcome, left, text: sent, error };
     this.#calls.push(done);
     yield { type: "result", step, call: done };
     return null;
@@ -287,24 +309,46 @@ class Run {
     tool: ListedTool & SourceTool,
     written: string,
     values: unknown,
-  ): Promise<{ readonly outcome: CallOutcome; readonly text: string; readonly error: unknown }> {
+  ): Promise<Executed> {
     const { name, server, description } = tool;
-    if (tool.allow === "ask") {
-      const asked = this.options.approve?.({ name, server, description, arguments: written, values }, this.signal);
+    const { approve } = this.options;
+    const leaving = await this.#leaving(tool, written);
+    const isPrivate = leaving === null;
+    // What must stay leaves as it is, if somebody approves it.
+    const { leaves, restored, asks } = leaving ?? { ...STAYS, leaves: written };
+    if (tool.allow === "ask" || asks) {
+      const about = { name, server, description, arguments: written, values, leaves, private: isPrivate };
+      const asked: unknown = approve === undefined ? false : approve(about, this.signal);
       const isApproved: unknown = await unlessAborted(Promise.resolve(asked), this.signal);
       if (typeof isApproved !== "boolean")
         throw new RequestError("approve must return true or false, or a promise of it", { param: "approve" });
-      if (!isApproved) return { outcome: "denied", text: "", error: null };
+      if (!isApproved) return { ...REFUSED, outcome: "denied" };
     }
     try {
+      const sent = leaves === null || leaves === written ? values : (JSON.parse(leaves) as unknown);
       // A tool that throws at once, or that does not end with the signal.
-      const running = (async () => tool.call(values as never, this.signal))();
+      const running = (async () => tool.call(sent as never, this.signal))();
       const { text, failed } = await unlessAborted(running, this.signal);
-      return { outcome: failed ? "failed" : "ran", text, error: null };
+      return { outcome: failed ? "failed" : "ran", text: restored(text), error: null, left: leaves };
     } catch (error) {
       this.signal.throwIfAborted();
-      return { outcome: "failed", text: messageOf(error), error };
+      return { outcome: "failed", text: restored(messageOf(error)), error, left: leaves };
     }
+  }
+
+  /** What leaves this device with a call; null if a Hybrid's policy keeps its arguments here. */
+  async #leaving(tool: SourceTool, written: string): Promise<Leaving | null> {
+    const { engine } = this.options;
+    if (!tool.remote || !isHybrid(engine)) return { ...STAYS, asks: false };
+    // What a model writes after it has read a private result may be private as well.
+    const call = { id: "call", type: "function", function: { name: tool.name, arguments: written } } as const;
+    const messages = [{ role: "assistant" as const, content: null, tool_calls: [call] }];
+    const chat = engine.leaving({ messages, labels: this.#labels }, this.signal);
+    const found = await unlessAborted(chat, this.signal);
+    if (found === null) return null;
+    const [message] = found.params.messages;
+    const leaves = message?.tool_calls?.[0]?.function?.arguments ?? written;
+    return { leaves, asks: found.asks === true, restored: (text) => found.restored?.(text) ?? text };
   }
 
   /** Null if the tokens that are left are too few. */
@@ -366,8 +410,8 @@ class Run {
   }
 }
 
-/** Of two sides: it accepts labels and stakes. */
-function isHybrid(engine: object): boolean {
+/** Of two sides: it accepts labels and stakes, and decides what may leave. */
+function isHybrid(engine: object): engine is Pick<Hybrid, "leaving"> {
   return "near" in engine && "far" in engine;
 }
 

@@ -9,6 +9,7 @@ export type {
   AllowOption,
   FunctionToolOptions,
   McpClient,
+  McpToolOptions,
   ModelContext,
   PageToolOptions,
   SourceOptions,

@@ -13,6 +13,8 @@ export type AllowOption = Allow | Readonly<Record<string, Allow>>;
 export interface SourceTool extends ToolEntry {
   /** Labels of a Hybrid's policy that the results have, so that private ones stay on the device. */
   readonly labels: readonly string[];
+  /** Its arguments leave this page and its device, so a Hybrid's policy decides about them. */
+  readonly remote: boolean;
   /** Throws what the tool throws. The signal ends the call. */
   readonly call: (values: never, signal: AbortSignal) => Promise<ResultText>;
 }
@@ -43,6 +45,11 @@ export interface SourceOptions {
   readonly allow?: AllowOption | undefined;
   /** Labels of a Hybrid's policy that the results have. */
   readonly labels?: readonly string[] | undefined;
+}
+
+export interface McpToolOptions extends SourceOptions {
+  /** The server is on this device, such as one in the page: what it receives does not leave. Default: false. */
+  readonly local?: boolean | undefined;
 }
 
 /** What of WebMCP's `document.modelContext` an agent in the page uses. */
@@ -112,6 +119,7 @@ export function functionTool<Input = Record<string, unknown>>(tool: FunctionTool
       allow,
       reads,
       labels,
+      remote: false,
       call: async (values, signal) => ({ text: valueText(await execute(values, { signal })), failed: false }),
     },
   ]);
@@ -127,14 +135,16 @@ export function pageTools({ modelContext, fromOrigins, allow, labels = [] }: Pag
     const tools = await context.getTools(fromOrigins === undefined ? {} : { fromOrigins });
     return tools.map((tool): SourceTool => {
       const { name, description, inputSchema, annotations, origin } = tool;
+      const isOurs = origin === undefined || origin === globalThis.origin;
       return {
         name,
         description,
         schema: pageSchema(inputSchema),
-        server: origin === undefined || origin === globalThis.origin ? "page" : origin,
+        server: isOurs ? "page" : origin,
         allow: allowOf(allow ?? null, name, defaultAllow("page", annotations)),
         reads: readOnly(annotations),
         labels,
+        remote: !isOurs,
         call: async (values, signal) => pageText((await context.executeTool(tool, values, { signal })) ?? null),
       };
     });
@@ -148,7 +158,11 @@ export function pageTools({ modelContext, fromOrigins, allow, labels = [] }: Pag
  *
  * ``server`` names it for people and in names that are taken.
  */
-export function mcpTools(server: string, client: McpClient, { allow, labels = [] }: SourceOptions = {}): ToolSource {
+export function mcpTools(
+  server: string,
+  client: McpClient,
+  { allow, labels = [], local = false }: McpToolOptions = {},
+): ToolSource {
   const list: ToolSource["list"] = async (signal) => {
     const tools: McpTool[] = [];
     let cursor: string | undefined;
@@ -169,6 +183,7 @@ export function mcpTools(server: string, client: McpClient, { allow, labels = []
       allow: allowOf(allow ?? null, name, defaultAllow("mcp", annotations)),
       reads: readOnly(annotations),
       labels,
+      remote: !local,
       call: async (values, signal) =>
         contentText(
           await client.callTool({ name, arguments: values }, undefined, { signal, timeout: CALL_TIMEOUT_MS }),

@@ -17,7 +17,8 @@ import { FarSide } from "./sides/far.js";
 import type { Fetch } from "./sides/far_http.js";
 import type { SoundTranscriber } from "./describer.js";
 import type { Embedder } from "./hybrid_completions.js";
-import type { Confirm, EntityFinder } from "./masks.js";
+import type { Confirm, EntityFinder, LeavingChat } from "./masks.js";
+import type { HybridParams } from "./request.js";
 import { HybridCompletions } from "./hybrid_completions.js";
 import type {
   HybridEmbeddingParams,
@@ -180,6 +181,11 @@ export class Hybrid {
   ): Promise<HybridDecisions> {
     const { decideOverSides } = await import("./hybrid_decisions.js");
     return decideOverSides(this.routing, context, questions, options);
+  }
+
+  /** A chat as the policy lets it leave this device, for others than far, with its masks; null if it must stay. */
+  leaving(params: HybridParams, signal: AbortSignal): Promise<LeavingChat | null> {
+    return this.chat.completions.leaving(params, signal);
   }
 
   /** Ends a load, and frees the engine if it was loaded here. */

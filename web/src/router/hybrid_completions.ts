@@ -25,7 +25,7 @@ import type { AnswerItem, AnswerJob } from "./answer/running_answer.js";
 import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
 import { remainingLimit, textOf } from "./sides/sides.js";
 import type { Situation } from "../shared/decision/situation.js";
-import type { MaskOptions, MaskedRequest, Masker } from "./masks.js";
+import type { LeavingChat, MaskOptions, MaskedRequest, Masker } from "./masks.js";
 import { warmUp } from "./answer/warm_up.js";
 import { privateText } from "../shared/router/failures.js";
 import { Watch } from "../shared/router/watch.js";
@@ -90,6 +90,13 @@ export class HybridCompletions {
     const items = await this.#items(request, signal, options.journal);
     if (request.streamed) return new Stream((left) => this.#stream(request, items(anySignal(signal, left))));
     return this.#completion(request, items(signal));
+  }
+
+  /** A chat as the policy lets it leave this device, for others than far; null if it must stay. */
+  async leaving(params: HybridParams, signal: AbortSignal): Promise<LeavingChat | null> {
+    const request = readRequest(params);
+    if (await this.#isPrivate(request, request.properties as Situation, signal)) return null;
+    return this.#masked.get(request) ?? request;
   }
 
   /** What is answered, once it is decided who answers. A journal may have the complete answer. */

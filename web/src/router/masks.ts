@@ -59,6 +59,10 @@ export class Masker {
     this.#rules = masks;
   }
 
+  get asks(): boolean {
+    return this.#rules.then === "ask";
+  }
+
   /** The request for far, or null if it must stay on the device. Throws the signal's reason. */
   async mask(request: HybridRequest, signal: AbortSignal): Promise<MaskedRequest | null> {
     const { params, properties } = request;
@@ -141,8 +145,17 @@ export class Masker {
   }
 }
 
+/** A chat without its private texts; without the rest if nothing of it is masked. */
+export interface LeavingChat {
+  readonly params: Pick<PlainParams, "messages">;
+  /** Whether the policy wants the application to agree to what leaves. */
+  readonly asks?: boolean;
+  /** A text that came back, with the private texts. */
+  readonly restored?: (text: string) => string;
+}
+
 /** A chat as far receives it. */
-export class MaskedRequest {
+export class MaskedRequest implements LeavingChat {
   readonly #left: MaskedText[] = [];
 
   /** ``texts`` are those that differ from the request's own. */
@@ -152,6 +165,14 @@ export class MaskedRequest {
     readonly masks: readonly Mask[],
     readonly texts: readonly MaskedText[],
   ) {}
+
+  get asks(): boolean {
+    return this.texts.length > 0 && this.masker.asks;
+  }
+
+  restored(text: string): string {
+    return restore(this.masks, "text", NOTHING_PENDING, text, true)[0];
+  }
 
   /** The masked texts that were sent to far, word for word. */
   get left(): readonly MaskedText[] {

@@ -222,6 +222,8 @@ test("a tool that asks runs only if somebody approves, who sees what the model w
     description: "Set a light",
     arguments: written,
     values: DIM,
+    leaves: null,
+    private: false,
   });
   expect(done).toEqual([DIM]);
   expect(engine.asked[2]?.messages.at(-1)?.content).toBe("Error: the user did not allow this call");

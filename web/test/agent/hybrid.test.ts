@@ -2,11 +2,13 @@
 
 import { expect, test } from "vitest";
 
-import { Agent, functionTool } from "../../src/agent/index.js";
+import type { AskedCall, McpClient } from "../../src/agent/index.js";
+import { Agent, functionTool, mcpTools } from "../../src/agent/index.js";
+import { Written } from "../../src/agent/written.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
 import { toolGrammar } from "../../src/text/tools.js";
 import { FakeSource, fakeEngine, modelOf } from "../api/fake_model.js";
-import { setUp } from "../router/hybrid_set_up.js";
+import { MESSAGES, WATCHED, setUp } from "../router/hybrid_set_up.js";
 import { formatOf } from "../text/tool_formats.js";
 import { ScriptedEngine, eventsOf } from "./scripted.js";
 
@@ -125,4 +127,107 @@ test("labels need a policy, or an engine of this device", async () => {
   await expect(new Agent({ engine: server, tools }).run("who?")).rejects.toThrow(
     "results of find have labels, which only a Hybrid's policy reads",
   );
+});
+
+/** A server elsewhere with one tool, which says what it was called with. */
+function mailServer(result: (given: string) => string = () => "sent") {
+  const received: string[] = [];
+  const client: McpClient = {
+    listTools: () => Promise.resolve({ tools: [{ name: "mail", inputSchema: MAIL }] }),
+    callTool: ({ arguments: given }) => {
+      received.push(JSON.stringify(given));
+      return Promise.resolve({ content: [{ type: "text", text: result(JSON.stringify(given)) }] });
+    },
+  };
+  return { client, received };
+}
+const MAIL = { type: "object", properties: { to: { type: "string" } }, required: ["to"] };
+const TO = "anna@lee.org";
+const EMAIL = "[a-z]+@[a-z.]+[a-z]";
+
+test("arguments that the policy calls private reach a server elsewhere only if somebody has approved them", async () => {
+  const { client, received } = mailServer();
+  const asked: AskedCall[] = [];
+  for (const approve of [undefined, false, true]) {
+    const near = nearSide(written("mail", { to: TO }), written("answer", { text: "done" }));
+    const { nf } = await setUp({ near: near.engine, policy: { private: { patterns: [EMAIL] } } });
+    const tools = [mcpTools("post", client, { allow: "always" })];
+    const asks = (call: AskedCall): boolean => asked.push(call) > 0 && approve === true;
+    const agent = new Agent({ engine: nf, tools, ...(approve !== undefined && { approve: asks }) });
+    const [call] = (await agent.run("write to her")).steps[0]?.calls ?? [];
+    const leaves = approve === true ? JSON.stringify({ to: TO }) : null;
+    expect(call).toMatchObject({ outcome: leaves === null ? "denied" : "ran", left: leaves });
+    nf.close();
+  }
+  expect(received).toEqual([JSON.stringify({ to: TO })]);
+  expect(asked.map((call) => [call.private, call.leaves])).toEqual([
+    [true, JSON.stringify({ to: TO })],
+    [true, JSON.stringify({ to: TO })],
+  ]);
+});
+
+test("a server on this device receives what the policy calls private, and others what is not", async () => {
+  for (const [to, local] of [
+    [TO, true],
+    ["everybody", false],
+  ] as const) {
+    const { client, received } = mailServer();
+    const near = nearSide(written("mail", { to }), written("answer", { text: "done" }));
+    const { nf } = await setUp({ near: near.engine, policy: { private: { patterns: [EMAIL] } } });
+    const agent = new Agent({ engine: nf, tools: [mcpTools("post", client, { allow: "always", local })] });
+    expect(await agent.run("write")).toMatchObject({ reason: "answer" });
+    expect(received).toEqual([JSON.stringify({ to })]);
+    nf.close();
+  }
+});
+
+test("once a private result was read, all arguments for servers elsewhere are private", async () => {
+  const { client, received } = mailServer();
+  const calls = [written("find", { name: "Ada" }), written("mail", { to: "x" }), written("answer", { text: "done" })];
+  const near = nearSide(...calls);
+  const { nf } = await setUp({ near: near.engine, policy: { private: { labels: ["secret"] } } });
+  const tools = [find({ labels: ["secret"] }), mcpTools("post", client, { allow: "always" })];
+  const { steps } = await new Agent({ engine: nf, tools }).run("write");
+  expect(steps.map((step) => step.calls.map(({ outcome }) => outcome))).toEqual([["ran"], ["denied"], []]);
+  expect(received).toEqual([]);
+  nf.close();
+});
+
+test.each(["mask", "ask"])("arguments that the policy masks leave with placeholders (then: %s)", async (then) => {
+  const { client, received } = mailServer((given) => `sent ${given}`);
+  const asked: AskedCall[] = [];
+  const near = nearSide(written("mail", { to: TO }), written("answer", { text: "done" }));
+  const masks = { patterns: [{ kind: "EMAIL", pattern: EMAIL }], then };
+  const { nf } = await setUp({ near: near.engine, policy: { private: { masks } }, confirm: () => true });
+  const tools = [mcpTools("post", client, { allow: "always" })];
+  const agent = new Agent({ engine: nf, tools, approve: (call) => asked.push(call) > 0 });
+  const [call] = (await agent.run("write to her")).steps[0]?.calls ?? [];
+  // What has left, word for word; the model reads the result with the private text.
+  expect(received).toEqual(['{"to":"[EMAIL_1]"}']);
+  expect(JSON.parse(call?.left ?? "")).toEqual({ to: "[EMAIL_1]" });
+  expect(call?.text).toBe(`sent {"to":"${TO}"}`);
+  expect(asked.map((each) => [each.private, JSON.parse(each.leaves ?? "")])).toEqual(
+    then === "ask" ? [[false, { to: "[EMAIL_1]" }]] : [],
+  );
+  nf.close();
+});
+
+test("a step that the other side begins again withdraws its pieces", async () => {
+  const { nf } = await setUp({
+    scripts: [{ text: "abcdefgh", logprobs: [-0.1, -0.1, -0.1, -9] }],
+    policy: { escalation: { ...WATCHED, then: "restart" } },
+    far: [{ texts: ["far", " away"] }],
+  });
+  const written = new Written();
+  const pieces: object[] = [];
+  for await (const chunk of await nf.chat.completions.create({ messages: MESSAGES, stream: true }))
+    pieces.push(...written.add(chunk));
+  const at = pieces.findIndex((piece) => "type" in piece && piece.type === "withdrawn");
+  expect(at).toBeGreaterThan(0);
+  expect(pieces.slice(at + 1)).toEqual([
+    { type: "text", tool: null, text: "far" },
+    { type: "text", tool: null, text: " away" },
+  ]);
+  expect(written.text).toBe("far away");
+  nf.close();
 });
