@@ -11,13 +11,16 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.shared.script import SharedScript
 
 from .tools import Tool, ToolSource
 from .written import Piece, Written
+
+if TYPE_CHECKING:
+    from ..router.hybrid import Leaving
 
 EndReason = Literal["answer", "steps", "seconds", "tokens", "repeated"]
 CallOutcome = Literal["ran", "failed", "refused", "denied"]
@@ -28,7 +31,9 @@ _OWN_PARAMETERS = ("messages", "tools", "tool_choice", "stream", "n", "parallel_
 @dataclass(frozen=True, slots=True)
 class AskedCall:
     """A call that waits for approval. ``name`` is the tool's at its source, ``arguments`` the JSON that the model
-    wrote, and ``values`` the same as values, which fit the tool's schema.
+    wrote, and ``values`` the same as values, which fit the tool's schema. ``leaves`` is word for word what would leave
+    this machine, with placeholders for what a Hybrid's policy masks; None if nothing leaves, or without a Hybrid.
+    ``private``: the policy calls the arguments private, and masks none of them; approved, they leave as they are.
     """
 
     name: str
@@ -36,11 +41,15 @@ class AskedCall:
     description: str
     arguments: str
     values: Any
+    leaves: str | None = None
+    private: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AgentCall:
-    """What became of a call. ``text`` is what the model received, ``error`` what the tool raised."""
+    """What became of a call. ``text`` is what the model received, ``error`` what the tool raised, and ``left`` word for
+    word what has left this machine, as in `AskedCall`.
+    """
 
     name: str
     server: str | None
@@ -48,6 +57,7 @@ class AgentCall:
     outcome: CallOutcome
     text: str
     error: Exception | None = None
+    left: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +217,14 @@ class Agent:
         yield Ended(run.result())
 
 
+@dataclass(frozen=True, slots=True)
+class _Executed:
+    outcome: CallOutcome
+    text: str = ""
+    error: Exception | None = None
+    left: str | None = None
+
+
 class _Late(Exception):
     """The run's seconds are over."""
 
@@ -218,6 +236,8 @@ class _Run:
         messages = [{"role": "user", "content": task}] if isinstance(task, str) else task
         self._messages = [dict(message) for message in messages]
         self._steps: list[AgentStep] = []
+        # Of the results that the model has read.
+        self._labels: list[str] = []
         self._end: tuple[EndReason, str | None, Any] = ("steps", None, None)
 
     def end(self, reason: EndReason, text: str | None = None, answer: Any = None) -> None:
@@ -274,40 +294,62 @@ class _Run:
                 tool = tools[verdict["index"]][1] if verdict["verdict"] == "run" else None
                 source_name, server = (name, None) if tool is None else (tool.name, tool.server)
                 yield Calling(step, source_name, server, arguments)
-                outcome: CallOutcome
                 if tool is None:
-                    outcome, text, error = "refused", verdict["text"], None
+                    executed = _Executed("refused", verdict["text"])
                 else:
-                    outcome, text, error = await self._execute(tool, arguments)
+                    executed = await self._execute(tool, arguments)
+                    self._labels += tool.labels
+                outcome = executed.outcome
                 about = {"tool": name, "key": verdict["key"], "reads": tool is not None and tool.reads}
-                done = self._ask("agentAfterCall", self._state, about, outcome, text)
+                done = self._ask("agentAfterCall", self._state, about, outcome, executed.text)
                 self._state = done["state"]
                 labels = tool.labels if tool is not None and self._agent.routes else ()
                 self._messages.append(_result(identity, done["text"], labels))
-                call = AgentCall(source_name, server, arguments, outcome, done["text"], error)
+                call = AgentCall(source_name, server, arguments, outcome, done["text"], executed.error, executed.left)
                 record.calls.append(call)
                 yield CallEnded(step, call)
 
-    async def _execute(self, tool: Tool, arguments: str) -> tuple[CallOutcome, str, Exception | None]:
+    async def _execute(self, tool: Tool, arguments: str) -> _Executed:
         # Python's integers have all of their digits, which the shared script's have not.
-        values = json.loads(arguments or "{}")
-        if tool.allow == "ask":
-            assert self._agent.approve is not None
-            asked = AskedCall(tool.name, tool.server, tool.description, arguments, values)
-            approved = self._agent.approve(asked)
+        values, leaving, leaves = json.loads(arguments or "{}"), None, None
+        is_private = asks = False
+        if tool.remote and self._agent.is_hybrid:
+            leaving = await self._leaving(tool, arguments)
+            is_private, leaves = leaving is None, arguments
+            if leaving is not None:
+                calls = leaving.messages[0].tool_calls or []
+                leaves = calls[0].function.arguments
+            # What must stay leaves as it is, if somebody approves it.
+            asks = leaving is None or leaving.asks
+        if tool.allow == "ask" or asks:
+            asked = AskedCall(tool.name, tool.server, tool.description, arguments, values, leaves, is_private)
+            approved = self._agent.approve(asked) if self._agent.approve is not None else False
             if isinstance(approved, Awaitable):
                 approved = await self._within(approved)
             if not isinstance(approved, bool):
                 raise RequestError("approve must return True or False, or an awaitable of it", param="approve")
             if not approved:
-                return "denied", "", None
+                return _Executed("denied")
         try:
-            result = await self._within(tool.call(values))
+            result = await self._within(tool.call(values if leaves in (None, arguments) else json.loads(leaves)))
         except _Late:
             raise
         except Exception as error:
-            return "failed", str(error) or type(error).__name__, error
-        return ("failed" if result.failed else "ran"), result.text, None
+            text = str(error) or type(error).__name__
+            return _Executed("failed", text if leaving is None else leaving.restored(text), error, leaves)
+        text = result.text if leaving is None else leaving.restored(result.text)
+        return _Executed("failed" if result.failed else "ran", text, None, leaves)
+
+    async def _leaving(self, tool: Tool, arguments: str) -> Leaving | None:
+        """What leaves this machine with a call; None if the policy keeps its arguments here. What a model writes after
+        it has read a private result may be private as well.
+        """
+        function = {"name": tool.name, "arguments": arguments}
+        call = {"id": "call", "type": "function", "function": function}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        engine: Any = self._agent.engine
+        found: Leaving | None = await self._within(engine.leaving([message], self._labels))
+        return found
 
     async def _pieces(
         self, written: Written, listed: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]

@@ -34,7 +34,8 @@ class Tool:
     raises.
 
     ``server`` is None for a function of the application. ``reads``: it changes nothing, so the same call may be made
-    again after another one. ``labels``, of a Hybrid's policy, are those of its results.
+    again after another one. ``labels``, of a Hybrid's policy, are those of its results. ``remote``: its arguments leave
+    this machine, so a Hybrid's policy decides about them.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Tool:
     allow: Allow = "always"
     reads: bool = False
     labels: tuple[str, ...] = ()
+    remote: bool = False
 
     def entry(self) -> dict[str, Any]:
         """As JSON for `listTools`."""
@@ -82,6 +84,7 @@ class McpServer:
     client: McpClient
     allow: Allow | Mapping[str, Allow] | None
     labels: tuple[str, ...]
+    local: bool
 
     async def list(self) -> Sequence[Tool]:
         tools: list[Tool] = []
@@ -114,6 +117,7 @@ class McpServer:
             allow=ask("agentAllow", self.allow, name, ask("agentDefaultAllow", "mcp", hints)),
             reads=hints.get("readOnlyHint") is True,
             labels=self.labels,
+            remote=not self.local,
         )
 
 
@@ -123,13 +127,15 @@ def mcp_tools(
     *,
     allow: Allow | Mapping[str, Allow] | None = None,
     labels: Sequence[str] = (),
+    local: bool = False,
 ) -> ToolSource:
     """The tools of an MCP server by its connected client, an `mcp.Client` or `mcp.ClientSession`.
 
     Each call is asked for, unless ``allow``, for all tools or by name, says otherwise: a server's hints about its tools
-    are only its own claims. ``server`` names it for people, and in names that are taken.
+    are only its own claims. ``server`` names it for people, and in names that are taken. ``local``: it is on this
+    machine, and what it receives does not leave.
     """
-    return McpServer(server, client, allow, tuple(labels))
+    return McpServer(server, client, allow, tuple(labels), local)
 
 
 def function_tool(

@@ -63,7 +63,7 @@ class Written:
         call.id = delta.id or call.id
         if function is None:
             return
-        call.name += function.name or ""
+        call.name = function.name or call.name
         before, added = call.arguments, function.arguments or ""
         call.arguments += added
         if call.name == ANSWER:

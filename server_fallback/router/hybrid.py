@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 from uuid import uuid4
@@ -21,7 +22,7 @@ from nearfar.compiler.runtime.errors import RequestError
 from ..api.validation import validation_error
 from ..executors.executor import Call, Executor, Ranks, Transcribes
 from ..executors.registry import default_name
-from ..schema.chat import ChatCompletion, ChatCompletionChunk
+from ..schema.chat import ChatCompletion, ChatCompletionChunk, Message
 from ..schema.fold import ChatFold
 from ..schema.functions import with_function_calls
 from ..schema.routed import RoutedChatRequest, RoutedDecideRequest, RoutedDecideResponse
@@ -32,11 +33,27 @@ from .hybrid_executor import HybridExecutor
 from .opening import open_hybrid
 from .sides.embedder import Embedder
 from .sides.far import Far
-from .sides.masker import Confirm
+from .sides.masker import Confirm, MaskedChat, restored_text
 from .sides.sides import DeviceHints
 from .sides.wire_speculation import WireCounts
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Messages without their private texts. ``asks``: the application has to agree to what leaves."""
+
+    chat: MaskedChat
+    asks: bool
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        return self.chat.messages
+
+    def restored(self, text: str) -> str:
+        """A text that came back, with the private texts."""
+        return restored_text(self.chat.masks, text) if self.chat.masks else text
 
 
 class Hybrid:
@@ -120,6 +137,14 @@ class Hybrid:
         request = validated(RoutedDecideRequest, given)
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         return await self.executor.decide(request, Call(str(uuid4()), request.priority or 0, deadline))
+
+    async def leaving(self, messages: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> Leaving | None:
+        """Messages as the policy lets them leave this machine, for others than far; None if they must stay."""
+        request = read_request({"model": self._name, "messages": messages, "labels": list(labels)})
+        chat, masker = await self.executor.leaving(request, Call(str(uuid4()))), self.executor.sides.masker
+        if chat is None:
+            return None
+        return Leaving(chat, asks=masker is not None and masker.asks and bool(chat.texts))
 
     async def close(self) -> None:
         await self.executor.close()

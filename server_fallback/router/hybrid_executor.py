@@ -38,9 +38,10 @@ from .decision.situation import FarState, Media, Message, NearState, Situation, 
 from .decisions import chat_of, decide
 from .sides.answer_piece import Form
 from .sides.continued import limits
+from .sides.masker import MaskedChat
 from .sides.near import NearSide
 from .sides.sides import Sides
-from .sides.texts import texts_of, with_file_texts
+from .sides.texts import texts_of, with_file_texts, with_texts_of
 from .whole_answer import on_a_side
 
 
@@ -112,6 +113,19 @@ class HybridExecutor:
         situation = situation_of(request, messages, (*texts, *request.questions), ())
         answer = await decide(self.sides, unlabelled_decisions(request), chat, situation, call)
         return answer.model_copy(update={"model": self._name})
+
+    async def leaving(self, request: RoutedChatRequest, call: Call) -> MaskedChat | None:
+        """A chat as the policy lets it leave this machine, for others than far; None if it must stay."""
+        messages, texts, media = await asyncio.to_thread(texts_of, request)
+        situation = situation_of(request, messages, texts, media)
+        plain, masker = unlabelled_chat(request), self.sides.masker
+        if masker is None:
+            return None if await self.sides.is_private(situation) else MaskedChat(list(plain.messages))
+
+        async def situated(masked: ChatCompletionRequest) -> Situation:
+            return await asyncio.to_thread(with_texts_of, situation, masked)
+
+        return await masker.mask(plain, situation, situated, call)
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         """Near's tokens."""

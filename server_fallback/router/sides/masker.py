@@ -7,7 +7,7 @@ in far's answers.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +28,8 @@ from .continued import format_type
 # Texts whose entities are retained, so that a conversation's next turn does not search them again.
 MAX_TEXTS = 256
 MAX_CONFIRMED = 4096
+# Of `web/src/shared/masks/restorer.ts`.
+NOTHING_PENDING = {"held": "", "place": {"word": "", "quote": "", "within": "", "inAddress": False}}
 # In texts of these formats, placeholders are possible.
 FORMATS = (None, "text", "json_object", "json_schema")
 # Called with what would leave; whether it may, for a policy whose ``private.masks.then`` is "ask".
@@ -61,6 +63,12 @@ class MaskedAnswer:
     changed: list[MaskedText]
 
 
+def restored_text(masks: Sequence[Mapping[str, str]], text: str) -> str:
+    """A text that came back, with the private texts."""
+    [whole, _] = SharedScript.of_thread().ask("restore", list(masks), "text", NOTHING_PENDING, text, True)
+    return str(whole)
+
+
 class Masker:
     """``is_private`` and ``matches`` are those of `Sides` for patterns and labels alone. ``finder`` finds entities, and
     stays the caller's to close.
@@ -81,6 +89,11 @@ class Masker:
         self._entities: OrderedDict[str, list[Any]] = OrderedDict()
         # The last texts that the application has agreed to, in their order.
         self._confirmed = dict[str, None]()
+
+    @property
+    def asks(self) -> bool:
+        """Whether the application has to agree to what leaves."""
+        return self._rules.then == "ask"
 
     async def mask(
         self,
@@ -201,11 +214,10 @@ async def restored(
     """The pieces of far's answer with the private texts, which come once their placeholders are complete."""
     script, pending = SharedScript.of_thread(), dict[str, Any]()
     form = "text" if format_type(request) in (None, "text") else "json"
-    nothing = {"held": "", "place": {"word": "", "quote": "", "within": "", "inAddress": False}}
 
     def restore(key: str, form: str, piece: str, *, last: bool) -> str:
         text: str
-        text, pending[key] = script.ask("restore", masks, form, pending.get(key, nothing), piece, last)
+        text, pending[key] = script.ask("restore", masks, form, pending.get(key, NOTHING_PENDING), piece, last)
         return text
 
     def restore_call(call: ToolCallDelta) -> ToolCallDelta:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.chat_template import ChatTemplate
 from nearfar.compiler.runtime.text.tool_formats import tool_format
-from nearfar.server_fallback.agent import Agent, AgentResult, function_tool
+from nearfar.server_fallback.agent import Agent, AgentResult, AskedCall, Tool, function_tool
+from nearfar.server_fallback.agent.tools import Functions, ResultText
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.executors.local import LocalExecutor
@@ -68,6 +70,50 @@ def test_a_private_result_keeps_the_rest_of_the_run_near(rules: dict[str, Any], 
     assert (result.reason, result.text) == ("answer", "it is there")
     assert len(far.generated) == 1
     assert NUMBER not in json.dumps([received.body for received in far.received])
+
+
+MAIL = {"type": "object", "properties": {"to": {"type": "string"}}, "required": ["to"]}
+TO, EMAIL = "anna@lee.org", r"[a-z]+@[a-z.]+[a-z]"
+
+
+@pytest.mark.parametrize(
+    ("private", "approves", "received", "outcome"),
+    [
+        ({"patterns": [EMAIL]}, None, None, "denied"),
+        ({"patterns": [EMAIL]}, False, None, "denied"),
+        ({"patterns": [EMAIL]}, True, TO, "ran"),
+        ({"masks": {"patterns": [{"kind": "EMAIL", "pattern": EMAIL}]}}, None, "[EMAIL_1]", "ran"),
+        ({"patterns": ["nothing"]}, None, TO, "ran"),
+    ],
+    ids=["nobody", "denied", "approved", "masked", "public"],
+)
+def test_private_arguments_reach_a_server_elsewhere_only_masked_or_approved(
+    private: dict[str, Any], approves: bool | None, received: str | None, outcome: str
+) -> None:
+    given, asked = list[str](), list[AskedCall]()
+
+    async def mail(values: Mapping[str, Any]) -> ResultText:
+        given.append(values["to"])
+        return ResultText(f"sent to {values['to']}")
+
+    def approve(call: AskedCall) -> bool:
+        asked.append(call)
+        return bool(approves)
+
+    async def work() -> AgentResult:
+        near = FakeNear(text=json.dumps({"to": TO}), calls=True, context=4096)
+        far = FakeFar(lambda _: Reply(status=500))
+        async with hybrid(near, far, {"version": 1, "mode": "prefer-near", "private": private}) as opened:
+            source = Functions((Tool("f", "Write", MAIL, mail, server="post", remote=True),))
+            agent = Agent(opened, [source], approve=None if approves is None else approve)
+            return await agent.run("write to her")
+
+    [call] = run(work()).steps[0].calls
+    assert (call.outcome, given) == (outcome, [] if received is None else [received])
+    assert (None if call.left is None else json.loads(call.left)) == (None if received is None else {"to": received})
+    # The model reads the private text.
+    assert received is None or call.text == f"sent to {TO}"
+    assert [(each.private, each.leaves) for each in asked] == [(True, json.dumps({"to": TO}))] * (approves is not None)
 
 
 def test_a_step_after_a_failed_call_goes_far_with_the_reason() -> None:

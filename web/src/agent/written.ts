@@ -41,7 +41,7 @@ export class Written {
     for (const { index, id = "", function: written = {} } of deltas ?? []) {
       const call = (this.calls[index] ??= { id, type: "function", function: { name: "", arguments: "" } });
       const { function: made } = call;
-      made.name += written.name ?? "";
+      made.name = written.name ?? made.name;
       const before = made.arguments;
       made.arguments += written.arguments ?? "";
       const isAnswer = made.name === ANSWER;
