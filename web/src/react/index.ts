@@ -15,5 +15,7 @@ export {
 } from "../errors.js";
 export type { ChatMessage, ChatSnapshot, ChatStatus, UseChat, UseChatOptions } from "./chat.js";
 export { useChat } from "./chat.js";
+export type { AgentSnapshot, AgentStatus, MakeAgent, ShownCall, ShownStep, UseAgent } from "./use_agent.js";
+export { useAgent } from "./use_agent.js";
 export type { EngineState, LoadEngine, UseEngineOptions } from "./use_engine.js";
 export { useEngine } from "./use_engine.js";
