@@ -75,12 +75,10 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 def give_tools(bundle: Path) -> None:
-    """The demo model has no tools: this gives it a chat template with calls in Hermes' form, which accepts their
-    results.
-    """
+    """The demo model has no tools: this gives it the template that the examples' README gives it."""
     manifest = json.loads((bundle / "manifest.json").read_text())
-    template = manifest["tokenizer"]["chat_template"].replace("['user', 'assistant']", "['user', 'assistant', 'tool']")
-    manifest["tokenizer"]["chat_template"] = template = "{# tools: <tool_call> #}" + template
+    template = (ROOT / "web/examples/tools.jinja").read_text()
+    manifest["tokenizer"]["chat_template"] = template
     tree = chat_tree_entry(ChatTemplate(template, {}))
     assert tree is not None
     manifest["tokenizer"]["chat_tree"] = tree.model_dump()
@@ -132,13 +130,10 @@ def test_an_agent_fills_in_a_form_once_the_user_allows_it(page: Page, url: str) 
     expect(page.locator("#question")).to_contain_text("Allow set_light of page with {")
     assert page.get_by_label("Level").input_value() == ""
     page.get_by_role("button", name="Allow").click()
-    # The demo model was not trained for tools: the grammar holds it to the schema of the call, and then to an answer.
-    expect(page.locator("#steps li")).to_have_text(re.compile("set_light: The form says: [a-z]+, [0-9]+ percent."))
-    room, level = page.get_by_label("Room").input_value(), int(page.get_by_label("Level").input_value())
-    assert page.locator("#steps li").text_content() == f"set_light: The form says: {room}, {level} percent."
-    assert room in ("kitchen", "bedroom", "office")
-    assert 0 <= level <= 100
-    expect(page.locator("#status")).to_have_text(re.compile("^(steps|tokens|repeated): "))
+    expect(page.locator("#status")).to_have_text("filled in")
+    assert page.locator("#steps li").all_text_contents() == ["set_light: The form says: kitchen, 30 percent."]
+    assert (page.get_by_label("Room").input_value(), page.get_by_label("Level").input_value()) == ("kitchen", "30")
+    assert json.loads(page.locator("#written").text_content() or "") == {"room": "kitchen", "level": 30}
 
 
 @pytest.mark.exhaustive
@@ -147,12 +142,9 @@ def test_an_agent_reads_documents_through_an_mcp_server(page: Page, url: str) ->
     expect(page.locator("#status")).to_have_text("ready")
     page.get_by_role("button", name="Ask").click()
     expect(page.locator("#status")).to_have_text(re.compile("^(answer|steps|tokens|repeated)$"))
-    # What the server answered to the names that an untrained model gives.
+    # The model was not trained for tools: it reads, but its answer is not one.
     lines = page.locator("#steps li").all_text_contents()
-    assert lines
-    assert all(
-        re.match("list ran: note.txt|read (ran: The red fox|failed: Error: there is no)", line) for line in lines
-    )
+    assert lines[0] == "read ran: The red fox has the key of the shed."
 
 
 def test_the_react_chat_loads_streams_and_regenerates(page: Page, url: str) -> None:

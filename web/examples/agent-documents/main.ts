@@ -16,39 +16,42 @@ input("files").onchange = async () => {
   for (const file of input("files").files ?? []) documents.set(file.name, await file.text());
 };
 
-const server = new McpServer({ name: "documents", version: "1.0.0" });
-server.registerTool("list", { description: "List the names of all documents" }, () => ({
-  content: [{ type: "text", text: [...documents.keys()].join("\n") }],
-}));
-server.registerTool(
-  "read",
-  { description: "Read a document by its name", inputSchema: { name: z.string().max(40) } },
-  ({ name }) => {
-    const text = documents.get(name);
-    return text === undefined
-      ? { content: [{ type: "text", text: `there is no document ${name}` }], isError: true }
-      : { content: [{ type: "text", text }] };
-  },
-);
-const [ours, theirs] = InMemoryTransport.createLinkedPair();
-const client = new Client({ name: "page", version: "1.0.0" });
-await Promise.all([server.connect(theirs), client.connect(ours)]);
+/** A client of a server with these documents. Their names are in the schema, so the model can read no others. */
+async function connected(): Promise<Client> {
+  const server = new McpServer({ name: "documents", version: "1.0.0" });
+  const names = z.enum([...documents.keys()] as [string, ...string[]]);
+  server.registerTool("read", { description: "Read a document", inputSchema: { name: names } }, ({ name }) => ({
+    content: [{ type: "text", text: documents.get(name) ?? "" }],
+  }));
+  const [ours, theirs] = InMemoryTransport.createLinkedPair();
+  const client = new Client({ name: "page", version: "1.0.0" });
+  await Promise.all([server.connect(theirs), client.connect(ours)]);
+  return client;
+}
 
 const engine = await Engine.load("./bundle/");
-// The server is this page's own, so its tools run without a question.
-const tools = [mcpTools("documents", client, { allow: "always" })];
-const agent = new Agent({ engine, tools, bounds: { steps: 4, step_tokens: 120 }, params: { temperature: 0 } });
 ready();
 
 element("task").onsubmit = async (event) => {
   event.preventDefault();
   element("steps").textContent = "";
-  const { reason, text, steps } = await agent.run(input("question").value);
-  for (const { name, outcome, text: result } of steps.flatMap(({ calls }) => calls)) {
-    const line = document.createElement("li");
-    line.textContent = `${name} ${outcome}: ${result}`;
-    element("steps").append(line);
+  // The server is this page's own: its tools run without a question, and nothing leaves.
+  const tools = [mcpTools("documents", await connected(), { allow: "always", local: true })];
+  const agent = new Agent({ engine, tools, bounds: { steps: 3, step_tokens: 120 }, params: { temperature: 0 } });
+  let answer = "";
+  for await (const happened of agent.events(input("question").value)) {
+    if (happened.type === "step") answer = "";
+    // What the model writes of its answer, while it writes it.
+    if (happened.type === "text" && happened.tool === null) show("answer", (answer += happened.text));
+    if (happened.type === "result") {
+      const { name, outcome, text } = happened.call;
+      const line = document.createElement("li");
+      line.textContent = `${name} ${outcome}: ${text}`;
+      element("steps").append(line);
+    }
+    if (happened.type === "end") {
+      show("answer", happened.result.text ?? answer);
+      show("status", happened.result.reason);
+    }
   }
-  show("answer", text ?? "");
-  show("status", reason);
 };

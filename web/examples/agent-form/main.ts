@@ -56,11 +56,22 @@ ready();
 
 element("task").onsubmit = async (event) => {
   event.preventDefault();
+  element("steps").textContent = "";
+  show("status", "");
   for await (const happened of agent.events(input("sentence").value)) {
+    // What the model writes, while it writes it.
+    if (happened.type === "text") show("written", (element("written").textContent ?? "") + happened.text);
+    if (happened.type === "step") show("written", "");
     if (happened.type === "result") {
+      const { name, outcome, text } = happened.call;
       const line = document.createElement("li");
-      line.textContent = `${happened.call.name}: ${happened.call.text}`;
+      line.textContent = `${name}: ${text}`;
       element("steps").append(line);
-    } else if (happened.type === "end") show("status", `${happened.result.reason}: ${happened.result.text ?? ""}`);
+      if (outcome !== "ran") continue;
+      // The form is what the user wants, so the model need not answer. Leaving the loop ends the run.
+      show("status", "filled in");
+      break;
+    }
+    if (happened.type === "end") show("status", `${happened.result.reason}: ${happened.result.text ?? ""}`);
   }
 };
