@@ -305,11 +305,7 @@ class Run {
     return null;
   }
 
-  async #execute(
-    tool: ListedTool & SourceTool,
-    written: string,
-    values: unknown,
-  ): Promise<Executed> {
+  async #execute(tool: ListedTool & SourceTool, written: string, values: unknown): Promise<Executed> {
     const { name, server, description } = tool;
     const { approve } = this.options;
     const leaving = await this.#leaving(tool, written);

@@ -3,17 +3,22 @@
 
 import { useEffect, useState, useSyncExternalStore } from "react";
 
-import type { Agent, AgentCall, AgentEvent, AgentMessage, AgentOptions, AgentResult, AskedCall } from "../agent/agent.js";
+import type {
+  Agent,
+  AgentCall,
+  AgentEvent,
+  AgentMessage,
+  AgentOptions,
+  AgentResult,
+  AskedCall,
+} from "../agent/agent.js";
 import type { Route } from "../api/types.js";
 import { RequestError } from "../errors.js";
 import type { ReasonedStake } from "../shared/agent/stake.js";
 
 /** A call on a page: ``outcome`` is null while it waits for approval or runs. */
 export type ShownCall = Pick<AgentCall, "name" | "server" | "arguments"> &
-  (
-    | { readonly outcome: null; readonly text: null; readonly left: null }
-    | Pick<AgentCall, "outcome" | "text" | "left">
-  );
+  ({ readonly outcome: null; readonly text: null; readonly left: null } | Pick<AgentCall, "outcome" | "text" | "left">);
 
 export interface ShownStep {
   readonly stake: ReasonedStake;

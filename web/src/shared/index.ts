@@ -2,7 +2,16 @@
 // receive and return JSON texts.
 
 import { BundleError, NearfarError, RequestError, Unavailable, messageOf } from "../errors.js";
-import { afterCall, afterStep, answerBegun, isOutOfTokens, judgeCall, nextStep, offered, openLoop } from "./agent/loop.js";
+import {
+  afterCall,
+  afterStep,
+  answerBegun,
+  isOutOfTokens,
+  judgeCall,
+  nextStep,
+  offered,
+  openLoop,
+} from "./agent/loop.js";
 import { contentText } from "./agent/results.js";
 import { allowOf, defaultAllow, listTools, requireApproval } from "./agent/tools.js";
 import { BOUNDS, fileMarks, openFile, requireFew, transcriptText, unheard } from "./attachments.js";

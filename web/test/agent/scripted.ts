@@ -36,7 +36,10 @@ export class ScriptedEngine implements ChatSource {
     this.chat = { completions: { create } } as unknown as ChatSource["chat"];
   }
 
-  async #answer(params: unknown, options: { readonly signal?: AbortSignal } = {}): Promise<AsyncIterable<ChatCompletionChunk>> {
+  async #answer(
+    params: unknown,
+    options: { readonly signal?: AbortSignal } = {},
+  ): Promise<AsyncIterable<ChatCompletionChunk>> {
     const step = this.asked.length;
     // As it is now: the agent goes on with its list.
     this.asked.push(structuredClone(params) as Asked);
