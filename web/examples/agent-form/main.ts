@@ -60,7 +60,7 @@ element("task").onsubmit = async (event) => {
   show("status", "");
   for await (const happened of agent.events(input("sentence").value)) {
     // What the model writes, while it writes it.
-    if (happened.type === "text") show("written", (element("written").textContent ?? "") + happened.text);
+    if (happened.type === "text") element("written").append(happened.text);
     if (happened.type === "step") show("written", "");
     if (happened.type === "result") {
       const { name, outcome, text } = happened.call;

@@ -38,7 +38,11 @@ async function mounted(scripts: readonly Script[], options: Partial<AgentOptions
     });
   };
   await show(make);
-  const last = (): UseAgent => states.at(-1) as UseAgent;
+  const last = (): UseAgent => {
+    const state = states.at(-1);
+    if (state === undefined) throw new Error("nothing was rendered");
+    return state;
+  };
   const until = async (status: UseAgent["status"]): Promise<void> => {
     await waitFor(async () => {
       await settle(1);
