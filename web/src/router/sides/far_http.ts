@@ -18,6 +18,13 @@ const QUEUE_HEADER = "X-Nearfar-Queue-Ms";
 /** The time for which a report of the queue is valid. */
 const REPORT_MS = 30_000;
 
+/** What has arrived of a streamed answer; ``last``: the number of its last event. */
+interface Arrived {
+  last: number;
+  hasBegun: boolean;
+  isDone: boolean;
+}
+
 export class FarHttp {
   readonly #root: string;
   #queue = { seconds: 0, reportedAt: -Infinity };
@@ -66,48 +73,59 @@ export class FarHttp {
     isOurs = false,
   ): AsyncGenerator<JsonObject, void, undefined> {
     const finished = new AbortController();
-    const either = AbortSignal.any([signal, finished.signal]);
     // Pages over http have no crypto.randomUUID.
     const key = isOurs ? { "Idempotency-Key": crypto.getRandomValues(new Uint32Array(4)).join("-") } : {};
-    // The number of the last event that arrived.
-    let last = 0;
-    let hasBegun = false;
-    let isDone = false;
+    const request = this.#posting(body, AbortSignal.any([signal, finished.signal]), key);
+    const arrived: Arrived = { last: 0, hasBegun: false, isDone: false };
     try {
-      for (let begun = -1; !isDone;) {
-        if (last === begun) throw this.#broken("its answer stopped before the end");
-        begun = last;
+      for (let before = -1; !arrived.isDone;) {
+        if (arrived.last === before) throw this.#broken("its answer stopped before the end");
+        before = arrived.last;
         try {
-          const after = last > 0 ? { "Last-Event-ID": String(last) } : {};
-          const response = await this.#send(route, this.#posting(body, either, { ...key, ...after }))
-            .then((answered) => this.#checked(answered))
-            .catch((error: unknown) => {
-              // What the server says about the rest is no answer to the request.
-              throw last > 0 ? this.#broken("its answer stopped before the end", error) : error;
-            });
-          if (response.body === null) throw this.#broken("its answer has no body");
-          hasBegun = true;
-          for await (const { id, data } of events(response.body)) {
-            isDone = data === "[DONE]";
-            if (isDone) break;
-            const value = this.#object(data);
-            if (typeof value.error === "object" && value.error !== null)
-              throw this.#streamError(value.error as JsonObject);
-            // An answer of another server is never continued; of ours, each event comes once, in its order.
-            if (isOurs && (id !== null || last > 0) && id !== ++last)
-              throw this.#broken(`event ${id ?? "without a number"} came in place of event ${last}`);
-            yield value;
-          }
+          yield* this.#connection(route, request, arrived, isOurs);
         } catch (error) {
           signal.throwIfAborted();
           if (error instanceof NearfarError) throw error;
-          if (last === begun) throw this.#broken(`the connection broke (${messageOf(error)})`, error);
+          if (arrived.last === before) throw this.#broken(`the connection broke (${messageOf(error)})`, error);
         }
       }
     } finally {
       finished.abort();
-      if (isOurs && hasBegun && !isDone)
+      if (isOurs && arrived.hasBegun && !arrived.isDone)
         void this.#send("/v1/cancel", { method: "POST", headers: key, keepalive: true }).catch(() => null);
+    }
+  }
+
+  /** The objects that one connection brings, from the event after the last one that has arrived. */
+  async *#connection(
+    route: string,
+    request: RequestInit,
+    arrived: Arrived,
+    isOurs: boolean,
+  ): AsyncGenerator<JsonObject, void, undefined> {
+    const { body } = await this.#opened(route, request, arrived.last);
+    if (body === null) throw this.#broken("its answer has no body");
+    arrived.hasBegun = true;
+    for await (const { id, data } of events(body)) {
+      arrived.isDone = data === "[DONE]";
+      if (arrived.isDone) return;
+      const value = this.#object(data);
+      if (typeof value.error === "object" && value.error !== null) throw this.#streamError(value.error as JsonObject);
+      // An answer of another server is never continued; of ours, each event comes once, in its order.
+      if (isOurs && (id !== null || arrived.last > 0) && id !== ++arrived.last)
+        throw this.#broken(`event ${id ?? "without a number"} came in place of event ${arrived.last}`);
+      yield value;
+    }
+  }
+
+  async #opened(route: string, request: RequestInit, last: number): Promise<Response> {
+    if (last === 0) return this.#checked(await this.#send(route, request));
+    const headers = { ...(request.headers as Record<string, string>), "Last-Event-ID": String(last) };
+    try {
+      return await this.#checked(await this.#send(route, { ...request, headers }));
+    } catch (error) {
+      // What the server says about the rest is no answer to the request.
+      throw this.#broken("its answer stopped before the end", error);
     }
   }
 
