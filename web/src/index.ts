@@ -10,7 +10,7 @@ export type { FinishReason, SamplingOptions, TokenRequest } from "./engine/reque
 export type { EngineInfo } from "./engine.js";
 export { Engine } from "./engine.js";
 export type { GenerateOptions, GenerationEvent, Timings } from "./generation.js";
-export type { LoadOptions, LoadProgress } from "./load.js";
+export type { LoadOptions, LoadProgress } from "./load_options.js";
 export type { Session, SessionOptions } from "./session.js";
 export type { MemoryPlan } from "./runtime/memory_plan.js";
 export type { ErrorCode, ErrorDetails, ErrorJson } from "./errors.js";

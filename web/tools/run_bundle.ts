@@ -10,7 +10,7 @@ import { parseArgs } from "node:util";
 
 import { Engine } from "../src/engine.js";
 import { NearfarError } from "../src/errors.js";
-import type { LoadProgress } from "../src/load.js";
+import type { LoadProgress } from "../src/load_options.js";
 import { dawn } from "./dawn.js";
 import { folderSource } from "./folder_source.js";
 

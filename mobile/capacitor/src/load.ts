@@ -4,8 +4,8 @@
 import { Capacitor } from "@capacitor/core";
 
 import { DeviceError } from "../../../web/src/errors.js";
-import type { LoadProgress } from "../../../web/src/load.js";
-import { LOAD_START } from "../../../web/src/load.js";
+import type { LoadProgress } from "../../../web/src/load_options.js";
+import { LOAD_START } from "../../../web/src/load_options.js";
 import { isExport } from "../../../web/src/runtime/any_manifest.js";
 import { PROBE_FILE } from "../../../web/src/runtime/bundle.js";
 import type { Manifest } from "../../../web/src/runtime/manifest.js";

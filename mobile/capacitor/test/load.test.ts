@@ -4,8 +4,8 @@ import { afterEach, expect, test } from "vitest";
 
 import { lettersBundle } from "../../../web/test/letters_bundle.js";
 import { lettersOnnx } from "../../../web/test/onnx/letters_onnx.js";
-import type { LoadProgress } from "../../../web/src/load.js";
-import { LOAD_START } from "../../../web/src/load.js";
+import type { LoadProgress } from "../../../web/src/load_options.js";
+import { LOAD_START } from "../../../web/src/load_options.js";
 import { BundleLoader } from "../src/index.js";
 import { FakePhone, usePhone } from "./fake_capacitor.js";
 

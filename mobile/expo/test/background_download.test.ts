@@ -4,7 +4,7 @@ import { dirname, join } from "node:path";
 
 import { afterEach, expect, test } from "vitest";
 
-import type { LoadProgress } from "../../../web/src/load.js";
+import type { LoadProgress } from "../../../web/src/load_options.js";
 import { lettersOnnx, stubRuntime } from "../../../web/test/onnx/letters_onnx.js";
 import { FakePhone, usePhone } from "../../capacitor/test/fake_capacitor.js";
 import { load, removeBundle } from "../../react-native/src/load.js";

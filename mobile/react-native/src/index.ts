@@ -4,7 +4,7 @@ export type { Engine, EngineInfo } from "../../../web/src/engine.js";
 export type { ErrorCode, ErrorDetails } from "../../../web/src/errors.js";
 export { BundleError, DeviceError, NearfarError, RequestError, StorageError } from "../../../web/src/errors.js";
 export type { GenerateOptions, GenerationEvent, Timings } from "../../../web/src/generation.js";
-export type { LoadProgress } from "../../../web/src/load.js";
+export type { LoadProgress } from "../../../web/src/load_options.js";
 export type { Session, SessionOptions } from "../../../web/src/session.js";
 export type { Message } from "../../../web/src/text/chat_template.js";
 export type { ExpoFileSystem } from "./expo_files.js";

@@ -3,8 +3,8 @@
 import type { Backend } from "../../../web/src/backend.js";
 import { Engine } from "../../../web/src/engine.js";
 import { DeviceError } from "../../../web/src/errors.js";
-import type { LoadProgress } from "../../../web/src/load.js";
-import { LOAD_START } from "../../../web/src/load.js";
+import type { LoadProgress } from "../../../web/src/load_options.js";
+import { LOAD_START } from "../../../web/src/load_options.js";
 import { onnxBackend, requireDevice } from "../../../web/src/onnx/index.js";
 import type { OnnxRuntime } from "../../../web/src/onnx/options.js";
 import { OnnxRunner } from "../../../web/src/onnx/runner.js";

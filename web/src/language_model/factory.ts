@@ -2,7 +2,7 @@
 // window.LanguageModel.
 
 import type { EngineApi } from "../api/engine_api.js";
-import type { LoadProgress } from "../load.js";
+import type { LoadProgress } from "../load_options.js";
 import { unlessAborted } from "../runtime/abort.js";
 import { bundleAddress } from "../runtime/source.js";
 import { BundleStore } from "../store/bundle_store.js";

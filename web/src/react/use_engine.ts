@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "react";
 
 import type { Engine } from "../engine.js";
-import type { BundleAddress, LoadOptions, LoadProgress } from "../load.js";
+import type { BundleAddress, LoadOptions, LoadProgress } from "../load_options.js";
 
 /** Frees an engine (`destroy`) or a Hybrid (`close`). */
 type Loaded = { destroy(): void } | { close(): void };

@@ -5,7 +5,7 @@ import { readParams } from "../api/params.js";
 import type { RequestOptions } from "../api/types.js";
 import type { Engine } from "../engine.js";
 import { Unavailable } from "../errors.js";
-import type { LoadOptions } from "../load.js";
+import type { LoadOptions } from "../load_options.js";
 import type { Ledger } from "./budget.js";
 import { browserLedger } from "./budget.js";
 import type { Clock } from "./sides/clock.js";

@@ -14,7 +14,7 @@ export type { PoolOptions, RunnerLimits } from "./memory.js";
 export { PREFILL_CHUNK, largestBuffer } from "./memory.js";
 export { readFile } from "./read_file.js";
 export type { ResultOptions, StepResult } from "./results.js";
-export type { RunnerInfo, RunnerOptions } from "./runner.js";
+export type { RunnerInfo, RunnerOptions } from "./runner_parts.js";
 export { Runner } from "./runner.js";
 export type { Bytes, Expected, OnBytes, Part, Source } from "./source.js";
 export { httpSource } from "./source.js";

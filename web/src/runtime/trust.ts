@@ -19,7 +19,7 @@ import { largestBuffer } from "./memory.js";
 import { poolWithin } from "./memory_plan.js";
 import type { Notes } from "./notes.js";
 import { browserNotes } from "./notes.js";
-import type { RunnerOptions } from "./runner.js";
+import type { RunnerOptions } from "./runner_parts.js";
 import { Runner } from "./runner.js";
 import type { TrialWatch, Verdict } from "./trials.js";
 import { shippedTuning } from "./shipped_tuning.js";

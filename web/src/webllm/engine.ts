@@ -3,7 +3,7 @@
 import { Engine } from "../engine.js";
 import { RequestError } from "../errors.js";
 import { formatBytes } from "../format_bytes.js";
-import type { LoadOptions, LoadProgress } from "../load.js";
+import type { LoadOptions, LoadProgress } from "../load_options.js";
 import { findAdapter } from "../runtime/device.js";
 import type { ChatOptions, MLCEngineConfig, ModelRecord } from "./config.js";
 import { checkChatOptions, findRecord, samplingDefaults } from "./config.js";

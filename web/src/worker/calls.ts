@@ -3,7 +3,7 @@
 
 export type { EngineApi } from "../api/engine_api.js";
 export type { EngineInfo } from "../engine.js";
-export type { LoadProgress } from "../load.js";
+export type { LoadProgress } from "../load_options.js";
 export type { ErrorJson } from "../errors.js";
 export {
   BundleError,

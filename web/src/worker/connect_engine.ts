@@ -7,7 +7,7 @@ import type { SoundSource, TranscribeOptions } from "../audio/index.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import type { ChatMessage, GenerateOptions, GenerationEvent } from "../generation.js";
-import type { LoadOptions } from "../load.js";
+import type { LoadOptions } from "../load_options.js";
 import type { OnnxOptions } from "../onnx/options.js";
 import { requireSecureContext } from "../runtime/device.js";
 import type { TuningEntry } from "../runtime/manifest.js";

@@ -6,7 +6,7 @@ import { Engine } from "../engine.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest } from "../engine/request.js";
 import { RequestError } from "../errors.js";
 import type { ChatMessage, GenerationEvent, SessionGenerateOptions } from "../generation.js";
-import type { LoadOptions } from "../load.js";
+import type { LoadOptions } from "../load_options.js";
 import type { TuningEntry } from "../runtime/manifest.js";
 import type { SessionContent, SessionOptions } from "../session.js";
 import { hold, whenGone } from "./liveness.js";

@@ -2,7 +2,7 @@
 // last page that leaves frees it.
 
 import type { EngineApi } from "../api/engine_api.js";
-import type { LoadOptions, LoadProgress } from "../load.js";
+import type { LoadOptions, LoadProgress } from "../load_options.js";
 
 export type LoadEngine = (bundles: readonly string[], options: LoadOptions) => Promise<EngineApi>;
 

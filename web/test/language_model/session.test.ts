@@ -4,7 +4,7 @@ import type { EngineApi } from "../../src/api/engine_api.js";
 import type { LanguageModel, LanguageModelCreateOptions, LanguageModelPrompt } from "../../src/language_model/index.js";
 import { createLanguageModel } from "../../src/language_model/index.js";
 import type { Model } from "../../src/api/model.js";
-import type { LoadProgress } from "../../src/load.js";
+import type { LoadProgress } from "../../src/load_options.js";
 import { BundleError, DeviceError } from "../../src/errors.js";
 import { BundleStore } from "../../src/store/bundle_store.js";
 import { storedSource } from "../../src/store/stored_source.js";

@@ -4,7 +4,7 @@ import { renderToString } from "react-dom/server";
 import { expect, test, vi } from "vitest";
 
 import { BundleError } from "../../src/errors.js";
-import type { LoadProgress } from "../../src/load.js";
+import type { LoadProgress } from "../../src/load_options.js";
 import type { EngineState, LoadEngine } from "../../src/react/index.js";
 import { useEngine } from "../../src/react/index.js";
 import type { Hybrid } from "../../src/router/hybrid.js";

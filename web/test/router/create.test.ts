@@ -4,7 +4,7 @@ import { beforeEach, expect, test, vi } from "vitest";
 
 import type { EngineApi } from "../../src/api/engine_api.js";
 import { BundleError } from "../../src/errors.js";
-import type { LoadOptions, LoadProgress } from "../../src/load.js";
+import type { LoadOptions, LoadProgress } from "../../src/load_options.js";
 import type { HybridOptions } from "../../src/router/hybrid.js";
 import { Hybrid } from "../../src/router/hybrid.js";
 import { FAR, FakeClock, FakeFar, MemoryLedger, near, turns } from "./fakes.js";

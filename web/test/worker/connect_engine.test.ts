@@ -10,7 +10,7 @@ import type {
 } from "../../src/audio/index.js";
 import { createLanguageModel } from "../../src/language_model/index.js";
 import type { ChatCompletionCreateParamsNonStreaming } from "../../src/api/types.js";
-import type { LoadOptions } from "../../src/load.js";
+import type { LoadOptions } from "../../src/load_options.js";
 import type { GeneratedToken } from "../../src/engine/request.js";
 import { BundleError, RequestError } from "../../src/errors.js";
 import type { WorkerLike, WorkerTokenRequest } from "../../src/worker/connect_engine.js";

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-import type { LoadProgress } from "../../src/load.js";
+import type { LoadProgress } from "../../src/load_options.js";
 import { SharedEngines } from "../../src/worker/shared_engines.js";
 
 const FIRST: LoadProgress = {

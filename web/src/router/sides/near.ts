@@ -5,7 +5,7 @@ import type { EngineApi } from "../../api/engine_api.js";
 import type { ChatCompletionChunk, FunctionTool, PromptLogprobsOption } from "../../api/types.js";
 import type { TokenSource } from "../../engine/request.js";
 import { Unavailable, messageOf } from "../../errors.js";
-import type { BundleAddress, LoadOptions, LoadProgress } from "../../load.js";
+import type { BundleAddress, LoadOptions, LoadProgress } from "../../load_options.js";
 import type { PlainParams, Side, SideRequest } from "./sides.js";
 import { sideParams } from "./sides.js";
 
