@@ -19,7 +19,6 @@ from playwright.sync_api import Browser, Page
 from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 
-TIMEOUT_MS = 180_000
 # Makes the page's engine answer with these pieces. At a piece that is null, the answer pauses until `release`.
 SCRIPTED = """(pieces) => {
     const engine = window.nearfar.engine;
@@ -69,7 +68,6 @@ def open_page(browser: Browser, problems: list[str], script: str | None = None) 
     context = browser.new_context(
         permissions=["clipboard-read", "clipboard-write"], viewport={"width": DESK[0], "height": DESK[1]}
     )
-    context.set_default_timeout(TIMEOUT_MS)
     if script is not None:
         context.add_init_script(script)
     page = context.new_page()

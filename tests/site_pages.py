@@ -13,8 +13,6 @@ from static_site import serve
 from nearfar.compiler.browser.page_server import PAGE
 from nearfar.compiler.bundle.folder import Bundle
 
-TIMEOUT_MS = 180_000
-
 
 @contextmanager
 def engine_page(
@@ -30,7 +28,6 @@ def engine_page(
     shutil.copytree(bundle.path, site / "bundle")
     with serve(site) as url:
         opened = browser.new_page()
-        opened.set_default_timeout(TIMEOUT_MS)
         opened.goto(url)
         opened.wait_for_selector("body[data-state=ready]", state="attached")
         opened.evaluate("async () => { window.engine = await Engine.load('./bundle/'); }")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from faulty_server import TIMEOUT_MS, Server
+from faulty_server import Server
 from playwright.sync_api import Browser, BrowserContext, Page
 from waiting import wait_until
 
@@ -79,7 +79,6 @@ DAMAGE = """async (sha256) => {
 def new_context(browser: Browser, script: str = "") -> Iterator[BrowserContext]:
     """A context of its own, where the script runs before those of each page."""
     context = browser.new_context()
-    context.set_default_timeout(TIMEOUT_MS)
     context.add_init_script(script)
     yield context
     context.close()

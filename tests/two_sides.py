@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
-from chat_pages import TIMEOUT_MS, new_chat, send
+from chat_pages import new_chat, send
 from page_looks import DESK, fact
 from playwright.sync_api import Browser, Page
 from recording_proxy import RecordingProxy, recording_proxy
@@ -120,7 +120,6 @@ def ended(page: Page, index: int = 0) -> dict[str, str]:
 def page_of(browser: Browser, script: str) -> Iterator[Page]:
     """Open a page in a context of its own. The script runs before those of the page."""
     context = browser.new_context(viewport={"width": DESK[0], "height": DESK[1]})
-    context.set_default_timeout(TIMEOUT_MS)
     context.add_init_script(script)
     page = context.new_page()
     errors: list[str] = []

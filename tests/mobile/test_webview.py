@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, lacks
+from conftest import ROOT, TIMEOUT_MS, lacks
 from native_app import NativeApp
 from playwright.sync_api import Browser, BrowserContext, Page, Route, ViewportSize
 from static_site import serve
@@ -21,7 +21,6 @@ from static_site import serve
 WEBVIEW = ROOT / "mobile" / "webview"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 IPHONE = "Mozilla/5.0 (iPhone; CPU iPhone OS 18_5 like Mac OS X) AppleWebKit/605.1.15 (KHTML, like Gecko) Mobile/15E148"
-TIMEOUT_MS = 180_000
 ASK = {"messages": [{"role": "user", "content": "what is 27 + 58?"}], "temperature": 0, "stream": True}
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -42,11 +41,9 @@ def address(chromium: str, node: str, light_demo: Path, tmp_path_factory: pytest
 
 def phone(browser: Browser, user_agent: str | None = None) -> BrowserContext:
     viewport: ViewportSize = {"width": 390, "height": 844}
-    context = browser.new_context(
+    return browser.new_context(
         viewport=viewport, device_scale_factor=3, has_touch=True, is_mobile=True, user_agent=user_agent
     )
-    context.set_default_timeout(TIMEOUT_MS)
-    return context
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,6 @@ READ_WORKGROUP_MEMORY = """async () => {
     return new Uint32Array(read.getMappedRange())[0];
 }"""
 # The machine may be busy.
-TIMEOUT_MS = 180_000
 
 
 @pytest.fixture(scope="session")
@@ -149,7 +148,6 @@ def address(site: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def ready_page(browser: Browser, address: str) -> Iterator[Page]:
     page = browser.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
     open_page(page, f"{address}?bundle=./decode/", "ready")
     yield page
     page.close()

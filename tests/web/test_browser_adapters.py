@@ -39,7 +39,6 @@ document.body.dataset.state = "ready";
 WORKER = 'import { serveEngine } from "./worker.js"; serveEngine(self);'
 PROMPT = [5, 9, 2, 77, 31, *range(40, 54)]
 NAMES = ("every", "some")
-TIMEOUT_MS = 180_000
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +93,6 @@ def page(
     shutil.copytree(adapters, site / "adapters")
     with serve(site) as url:
         opened = browser.new_page()
-        opened.set_default_timeout(TIMEOUT_MS)
         opened.goto(url)
         opened.wait_for_selector("body[data-state=ready]", state="attached")
         opened.evaluate("""async () => {

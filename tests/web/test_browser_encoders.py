@@ -204,7 +204,6 @@ def by_distance(site: Path, tmp_path: Path) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def page(browser: Browser, address: str) -> Iterator[Page]:
     page = browser.new_page()
-    page.set_default_timeout(120_000)
     page.goto(address)
     page.wait_for_selector("body[data-state=ready]", state="attached")
     yield page

@@ -45,7 +45,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # As many heads of keys as of values, as in 0.8B and 2B: decoding takes one kernel for convolution and delta rule.
     "qwen3_5_text": {"linear_num_key_heads": 4},
 }
-TIMEOUT_MS = 180_000
 SCRIPT = """async ([bundle, promptIds, maxTokens]) => {
     const { Engine } = await import("./nearfar.js");
     const engine = await Engine.load(bundle, { tuning: false });
@@ -155,7 +154,6 @@ def test_numpy_and_chromium_agree(family: str, site: Path, browser: Browser, bun
     # An answer that repeats one token would reveal few errors.
     assert len(set(expected)) > MAX_TOKENS // 4
     page = browser.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
         page.goto(url)
         found, state = page.evaluate(SCRIPT, [f"./{family}/", TOKENS, MAX_TOKENS])
@@ -174,7 +172,6 @@ def test_tokens_are_the_same_whatever_the_chunk_of_prompts_is(
     expected = list(generate(ReferenceRunner(bundle_of(family)), prompt, DRAFTED_TOKENS, Sampler()))
     chunks = [5, 64, 100]
     page = browser.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
         page.goto(url)
         loads = [{"prefillChunk": chunk} for chunk in chunks]
@@ -195,7 +192,6 @@ def test_drafts_of_any_quality_leave_a_recurrent_models_tokens_as_they_are(
     shutil.copytree(page_bundle(), site / "other")
     lighten(site / "other")
     page = browser.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
         page.goto(url)
         right, wrong = (
@@ -230,7 +226,6 @@ def test_models_draft_their_own_tokens_with_heads_or_an_assistant(
     if compares_sampled:
         loads.append(("heads", None))
     page = browser.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
         page.goto(url)
         heads, assisted, *plain = (
@@ -286,7 +281,6 @@ def test_a_mixture_generates_the_same_tokens_whatever_part_of_its_experts_is_on_
     drafting = [{"expertMemory": of_one * held[0], "draft": draft} for draft in drafts]
     expected = list(generate(ReferenceRunner(bundle), TOKENS, DRAFTED_TOKENS, Sampler()))
     page = browser.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
         page.goto(url)
         found = page.evaluate(EXPERTS_SCRIPT, ["./split_mixture/", TOKENS, DRAFTED_TOKENS, [*loads, *drafting]])
@@ -318,7 +312,6 @@ def test_clones_and_saved_sessions_go_on_from_the_states_of_a_recurrent_model(
 ) -> None:
     bundle = bundle_of("qwen3_5_text")
     context = browser.new_context()
-    context.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
         first, second = (open_session_page(context, url) for _ in range(2))
         begin = """async () => {
@@ -375,7 +368,6 @@ def test_numpy_and_chromium_agree_on_a_gguf_file_of_k_blocks(site: Path, browser
     expected = list(generate(ReferenceRunner(bundle), TOKENS, 16, Sampler()))
     lighten(bundle.path, self_test=True)
     page = browser.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
         page.goto(url)
         assert page.evaluate(SCRIPT, ["./gguf/", TOKENS, 16]) == [expected, "passed"]

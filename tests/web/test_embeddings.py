@@ -70,7 +70,6 @@ def address(compile_light: CompileTiny, chromium: str, tmp_path_factory: pytest.
 @pytest.mark.exhaustive
 def test_vectors_are_those_of_the_reference(browser: Browser, address: str, compile_light: Callable[..., Path]) -> None:
     page = browser.new_page()
-    page.set_default_timeout(120_000)
     page.goto(address)
     page.wait_for_selector("body[data-state=ready]", state="attached")
     answer, errors = page.evaluate(EMBED, TEXTS)
@@ -88,7 +87,6 @@ def test_vectors_are_those_of_the_reference(browser: Browser, address: str, comp
 def test_documents_are_found_from_the_browsers_storage_and_nothing_is_sent(browser: Browser, address: str) -> None:
     context = browser.new_context()
     page = context.new_page()
-    page.set_default_timeout(120_000)
     requests: list[tuple[str, str, bytes | None]] = []
     context.on("request", lambda request: requests.append((request.method, request.url, request.post_data_buffer)))
     page.goto(address)

@@ -53,7 +53,6 @@ SCHEMAS = json.loads((ROOT / "tests/conformance/json_schemas.json").read_text())
 PAGE_TOKENS = 16
 # "</s>" of the tiny models' tokenizer.
 END_TOKEN = 257
-TIMEOUT_MS = 180_000
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +83,6 @@ def address(bundle: Path, chromium: str, tmp_path_factory: pytest.TempPathFactor
 def page(browser: Browser, address: str) -> Iterator[Page]:
     """A page with an engine, which all tests share."""
     page = browser.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
     open_engine(page, address)
     yield page
     page.close()
@@ -129,7 +127,6 @@ def test_answers_are_the_same_whatever_the_chunk_of_prompts_is(
         return results;
     }"""
     page = browser.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
     page.goto(address)
     page.wait_for_selector("body[data-state=ready]", state="attached")
     results = page.evaluate(script, [expected, chunks])

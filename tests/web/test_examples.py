@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, TIMEOUT_MS
 from page_whisper import page_whisper
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from sounds import chirp, wav
@@ -24,7 +24,6 @@ from nearfar.compiler.runtime.text.chat_template import ChatTemplate
 from nearfar.compiler.runtime.text.tool_formats import tool_format
 
 # The machine may be busy.
-TIMEOUT_MS = 180_000
 
 
 # Whether the question of the extension is stored, which is before its answer begins.
@@ -69,7 +68,6 @@ def url(site: Path) -> Iterator[str]:
 def context(browser: Browser) -> Iterator[BrowserContext]:
     """One context for all examples, so that their shared bundle is downloaded once."""
     context = browser.new_context()
-    context.set_default_timeout(TIMEOUT_MS)
     yield context
     context.close()
 

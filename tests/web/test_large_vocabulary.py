@@ -66,7 +66,6 @@ def test_workgroups_share_a_row_of_a_large_vocabulary(site: Path, browser: Brows
     assert any(len(names) == 2 for names in kernels), kernels
     expected = list(generate(ReferenceRunner(bundle, activation="float32"), PROMPT, MAX_TOKENS, Sampler()))
     page = browser.new_page()
-    page.set_default_timeout(180_000)
     with serve(site) as url:
         page.goto(url)
         found = page.evaluate(SCRIPT, [PROMPT, MAX_TOKENS])

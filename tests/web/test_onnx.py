@@ -131,7 +131,6 @@ def address(
 @pytest.fixture(scope="module")
 def page(browser: Browser, address: str) -> Iterator[Page]:
     context = browser.new_context()
-    context.set_default_timeout(120_000)
     context.add_init_script(WITHOUT_WEBGPU)
     page = context.new_page()
     page.goto(address)

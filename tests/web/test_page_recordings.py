@@ -76,7 +76,6 @@ def chat_page(browser: Browser, bundle: Path, transcriber: Path | None = None) -
     """The page has no problem."""
     problems: list[str] = []
     page = open_page(browser, problems)
-    page.set_default_timeout(180_000)
     with PageServer(bundle, transcriber=transcriber) as server:
         page.goto(server.url if transcriber is None else server.chat_url)
         page.wait_for_selector("body[data-near=ready]")

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from page_looks import fact
 from playwright.sync_api import Browser, Page
-from site_pages import TIMEOUT_MS
 from test_pictures import MAX_TOKENS, TEMPLATE, bundle_of, checkpoint_of, page_with, png_of
 from video_families import greedy_video_answer
 from video_files import GREYS, grey_video, trimmed_video, turned_video
@@ -166,7 +165,6 @@ def test_the_chat_page_plays_videos_that_are_chosen_dropped_and_pasted(
 ) -> None:
     with PageServer(bundle.path) as server:
         page = browser.new_page()
-        page.set_default_timeout(TIMEOUT_MS)
         page.goto(server.url)
         page.wait_for_selector("body[data-near=ready]")
         (tmp_path / "chosen.webm").write_bytes(grey_video("webm"))

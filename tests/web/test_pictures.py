@@ -16,7 +16,7 @@ from light_bundle import few_kernels, lighten
 from page_looks import fact
 from PIL import Image
 from playwright.sync_api import Browser, Page
-from site_pages import TIMEOUT_MS, engine_page
+from site_pages import engine_page
 from vision_families import greedy_answer, make_vision
 
 from nearfar.compiler.browser.page_server import PageServer
@@ -371,7 +371,6 @@ def test_the_chat_page_shows_pictures_that_are_dropped_and_pasted(
 ) -> None:
     with PageServer(bundle.path) as server:
         page = browser.new_page()
-        page.set_default_timeout(TIMEOUT_MS)
         page.goto(server.url)
         page.wait_for_selector("body[data-near=ready]")
         transfer = """async ([url, name]) => {

@@ -21,7 +21,6 @@ from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.reference import ReferenceRunner
 
 MAX_TOKENS = 6
-TIMEOUT_MS = 180_000
 # Two prompts at once and one more that begins with the first answer, from pages that the prefix cache has kept.
 SCRIPT = """async ([bundle, prompts, maxTokens]) => {
     const { Engine, cache } = await import("./nearfar.js");
@@ -80,7 +79,6 @@ def test_a_model_reads_the_rows_of_its_table_from_the_store(site: Path, browser:
     prompts = [[*TOKENS, *TOKENS[::-1]], TOKENS[5:]]
     expected = [answer(prompt) for prompt in prompts]
     page = browser.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
         page.goto(url)
         found = page.evaluate(SCRIPT, ["./bundle/", prompts, MAX_TOKENS])

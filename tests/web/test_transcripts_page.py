@@ -46,7 +46,6 @@ LIT = """(index) => JSON.stringify([...document.querySelectorAll(".segment")].fl
 def loaded(browser: Browser, chromium: str) -> Iterator[Page]:  # noqa: ARG001
     problems: list[str] = []
     page = open_page(browser, problems)
-    page.set_default_timeout(180_000)
     with PageServer(page_whisper(), transcriber=page_whisper()) as server:
         page.goto(server.transcripts_url)
         page.wait_for_selector("body[data-state=ready]")
@@ -137,7 +136,6 @@ def test_what_is_said_to_the_chat_becomes_its_message(browser: Browser, chromium
     lighten(copy)
     problems: list[str] = []
     page = open_page(browser, problems)
-    page.set_default_timeout(180_000)
     with PageServer(copy, transcriber=page_parakeet()) as server:
         page.goto(server.chat_url)
         page.wait_for_selector("body[data-state=ready]")

@@ -83,7 +83,6 @@ def loaded(browser: Browser, chromium: str, tmp_path_factory: pytest.TempPathFac
     lighten(copy)
     problems: list[str] = []
     page = open_page(browser, problems, STAND_INS)
-    page.set_default_timeout(180_000)
     with PageServer(copy, transcriber=page_whisper()) as server:
         page.goto(server.voice_url)
         page.wait_for_selector("body[data-state=ready]")

@@ -45,8 +45,6 @@ def page(browser: Browser, node: str, light_demo: Path, tmp_path_factory: pytest
     (site / "start.js").write_text(START)
     with serve(site) as url:
         page = browser.new_page()
-        # The machine may be busy.
-        page.set_default_timeout(180_000)
         page.goto(url)
         page.wait_for_selector("body[data-state=ready]", state="attached")
         yield page

@@ -29,7 +29,6 @@ LAYERS = ("sliding_attention", "full_attention", "sliding_attention")
 PROMPTS = [[(7 * i * i + 11 * i + seed) % 250 for i in range(75 + seed)] for seed in (3, 5)]
 # Each answer begins two pages.
 MAX_TOKENS = 20
-TIMEOUT_MS = 180_000
 SCRIPT = """async ([bundle, prompts, maxTokens]) => {
     const { Engine } = await import("./nearfar.js");
     const engine = await Engine.load(bundle, { tuning: false, maxSequences: 2 });
@@ -103,7 +102,6 @@ def test_answers_beyond_the_window_equal_the_reference(
     third = expected_ids(site / name, turn)
     lighten(site / name, self_test=True)
     page = browser.new_page()
-    page.set_default_timeout(TIMEOUT_MS)
     with serve(site) as url:
         page.goto(url)
         together, again, computed, state = page.evaluate(SCRIPT, [f"./{name}/", PROMPTS, MAX_TOKENS])

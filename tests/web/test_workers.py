@@ -36,7 +36,6 @@ SCRIPTS = (
     "decide.js",
 )
 # The machine may be busy.
-TIMEOUT_MS = 180_000
 CONNECT = """
 import * as client from "./client.js";
 window.client = client;
@@ -71,7 +70,6 @@ def address(chromium: str, light_demo: Path, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     context = browser.new_context()
-    context.set_default_timeout(TIMEOUT_MS)
     yield context.new_page()
     context.close()
 
