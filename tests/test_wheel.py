@@ -24,6 +24,7 @@ from openai import OpenAI
 from served_demo import WITH_FEW_KERNELS, Served, start
 from xgrammar_library import LIBRARY_SUFFIXES, pin
 
+from nearfar.compiler.browser.page_server import PAGE
 from nearfar.compiler.publish.library import DIST, NOTICES, library_files
 
 QUESTION, ANSWER = "what is 27 + 58?", "27 + 58 = 85"
@@ -63,7 +64,7 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that git knows, without xgrammar's library, and the npm packages of this checkout."""
+    """The files that git knows, and this checkout's npm packages and built page; without xgrammar's library."""
     folder = tmp_path_factory.mktemp("clone")
     listed = run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT)
     for name in listed.rstrip("\0").split("\0"):
@@ -71,6 +72,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     (folder / "web/node_modules").symlink_to(ROOT / "web/node_modules")
+    # It is newer than its sources, so it is not built again.
+    shutil.copytree(DIST, folder / "web/dist", copy_function=shutil.copy)
     return folder
 
 
@@ -133,6 +136,20 @@ def test_the_wheel_contains_the_page_and_the_library_with_their_licenses_and_not
     inside = {name for name in names if name.startswith("nearfar/web/") and not name.startswith(page)}
     assert dist <= inside
     assert {name for name in inside - dist if not name.endswith(".js")} == set()
+
+
+@pytest.mark.exhaustive
+def test_the_page_is_built_from_the_files_that_git_knows(clone: Path) -> None:
+    built = clone / "web/dist"
+    shutil.rmtree(built)
+    run(["node", "build.mjs"], clone / "web")
+    assert {path.name: path.read_bytes() for path in built.glob("*.js")} == {
+        path.name: path.read_bytes() for path in DIST.glob("*.js")
+    }
+    # The names of parts contain hashes, which depend on the paths of npm's packages.
+    assert {path.stem.rpartition("-")[0] for path in (built / "page").iterdir()} == {
+        path.stem.rpartition("-")[0] for path in PAGE.iterdir()
+    }
 
 
 def test_an_editable_install_without_a_network_fails_with_the_file_that_it_needs(clone: Path) -> None:

@@ -26,6 +26,10 @@ const CHANGES = [
     /var TokenLatticeNode = .*?(?=\nvar TokenLattice_default)/s,
     `import { PieceLattice as TokenLattice } from ${SEARCHES};`,
   ],
+  // One class for the four forms of Unicode.
+  [/var NFC = .*?var NFKD_default = NFKD;/s, "var NFC_default, NFD_default, NFKC_default, NFKD_default;"],
+  ['this.form = "NFC";', "this.form = this.config.type;"],
+  [/(?<=return new )NFK?[CD]_default(?=\(config\);)/g, "UnicodeNormalizer_default"],
   // Models without a type, from before tokenizer.json had one.
   [/ else \{\n\s+return new Legacy_default\(.*?\}\);\n\s+\}/s, ""],
   [/\n {2}tokenize\(text, \{ text_pair.*?\n {2}\}(?=\n {2}encode_text)/s, ""],

@@ -71,7 +71,7 @@ export class PieceLattice {
   tokens(): readonly string[] {
     const pieces: string[] = [];
     for (let end = this.chars.length; end > 0;) {
-      const { start } = this.#endings[end] as Ending;
+      const start = this.#endings[end]?.start ?? 0;
       pieces.push(this.chars.slice(start, end).join(""));
       end = start;
     }
