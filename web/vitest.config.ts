@@ -12,8 +12,8 @@ const alias =
     : { react: `${reactFolder}/node_modules/react`, "react-dom": `${reactFolder}/node_modules/react-dom` };
 
 // Most files of tests share a process and its modules, because importing them again for each file takes longer than most
-// tests. A file that replaces modules or changes globals has a process of its own.
-const CHANGES_GLOBALS = /vi\.(?:mock|stub|spyOn|useFake)|globalThis|defineProperty|process\.env|dom\.js|fake_extension/;
+// tests. A file that replaces modules, changes globals for longer than a test, or runs kernels has a process of its own.
+const CHANGES_GLOBALS = /vi\.(?:mock|useFake)|globalThis(?:\.\w+ =|,)|defineProperty|hasAdapter|dom\.js|fake_extension/;
 const files = readdirSync("test", { recursive: true, encoding: "utf8" })
   .map((file) => `test/${file.replaceAll("\\", "/")}`)
   .filter((file) => file.endsWith(".test.ts"));
@@ -29,6 +29,9 @@ export default defineConfig({
     testTimeout: 60_000,
     hookTimeout: 60_000,
     expect: { poll: { timeout: 50_000 } },
+    restoreMocks: true,
+    unstubGlobals: true,
+    unstubEnvs: true,
     projects: [
       { extends: true, test: { name: "together", include: together, isolate: false } },
       { extends: true, test: { name: "alone", include: alone } },
