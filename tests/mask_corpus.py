@@ -18,7 +18,7 @@ from urllib.parse import quote
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.situation import FarState, NearState, Situation
-from nearfar.server_fallback.router.sides.masker import Masker
+from nearfar.server_fallback.router.sides.masker import Masker, Stays
 from nearfar.server_fallback.router.sides.texts import texts_of, with_texts_of
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 
@@ -187,9 +187,9 @@ def measured() -> tuple[Mapping[str, Measured], int]:
             return with_texts_of(situation, masked)
 
         chat = await masker.mask(request, situation, situated, Call("c"))
-        if chat is None:
+        if isinstance(chat, Stays):
             return "near"
-        sent = [text for each in chat.messages for text in _texts(each.model_dump(exclude_none=True))]
+        sent = [text for each in chat.request.messages for text in _texts(each.model_dump(exclude_none=True))]
         pieces = {part[at : at + LEAST] for part in written for at in range(max(len(part) - LEAST, 0) + 1)}
         leaves = any(piece in text for text in sent for piece in pieces)
         return "leaks" if leaves else "masked"

@@ -32,6 +32,9 @@ from ..schema.transcription import TranscriptionRequest
 from ..schema.verify import VerifyOpen
 from ..text.output import Output
 
+# Of a request: the preview that its sender agrees to let leave this machine.
+CONFIRM_HEADER = "X-Nearfar-Confirm"
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -45,7 +48,8 @@ class Call:
     ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens, at most 32. Other executors call
     none of these. ``ignore_param`` is called with the name of a parameter that the model lacks, which is then ignored;
     None makes it an error. ``received`` is the body of a request that wants a receipt. Pipelines call ``observe_step``
-    with each step that has ended, and its start (`time.monotonic`).
+    with each step that has ended, and its start (`time.monotonic`). ``confirmed``: what the sender has agreed to let
+    leave this machine, if a policy asks.
     """
 
     request_id: str
@@ -59,6 +63,7 @@ class Call:
     observe_step: Callable[[StepTime, float], None] | None = None
     ignore_param: Callable[[str], None] | None = None
     received: dict[str, Any] | None = None
+    confirmed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from .common import (
     OF_ACCOUNTS,
     STATUS_OF_TYPE,
     ErrorDetail,
+    MaskedText,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -68,7 +69,7 @@ from .decide import (
 from .encoding import EncodingUsage
 from .receipt import Receipt, ReceiptChoice, ReceiptSampling, ReceiptSignature, SignedReceipt
 from .rerank import RerankResponse, RerankResult
-from .route import Description, MaskedText, Route
+from .route import Description, Route
 from .score import Classification, ClassifyResponse, ScoreResponse, SpanClass, TokenClass
 from .verify import VerifyAccepted, VerifyError, VerifyOpened
 

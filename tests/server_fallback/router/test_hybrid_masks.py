@@ -17,9 +17,9 @@ from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.router.sides.masker import MAX_CONFIRMED, MaskedChat, Masker, utf16_indices
-from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionChunk
+from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
+from nearfar.server_fallback.schema.common import MaskedText
 from nearfar.server_fallback.schema.encoding import EncodingUsage
-from nearfar.server_fallback.schema.route import MaskedText
 from nearfar.server_fallback.schema.score import (
     Classification,
     ClassifyRequest,
@@ -285,9 +285,10 @@ def test_the_application_is_asked_once_about_a_text_and_only_the_last_texts_are_
     async def work() -> None:
         given = Policy.model_validate_json(json.dumps(rules(masks={**MASKS, "then": "ask"})))
         masker = Masker(given, never, never, confirm=confirm)
+        chat = ChatCompletionRequest.model_validate({"model": "m", "messages": QUESTION})
         numbers = [*range(MAX_CONFIRMED + 1), MAX_CONFIRMED, 0]
         for number in numbers:
-            assert await masker.may_leave(MaskedChat([], texts=[MaskedText(path="", text=str(number))]))
+            assert await masker.may_leave(MaskedChat(chat, texts=[MaskedText(path="", text=str(number))]))
         assert asked == [str(number) for number in (*range(MAX_CONFIRMED + 1), 0)]
 
     run(work())

@@ -124,6 +124,8 @@ export interface ChatCompletionMessage {
   tool_calls?: ChatCompletionMessageToolCall[];
   /** The call, if the request has ``functions``. */
   function_call?: { name: string; arguments: string };
+  /** Citations of a far server that searches the web, as it writes them. */
+  annotations?: Record<string, unknown>[];
 }
 
 export interface ChatCompletionChoice {
@@ -178,6 +180,8 @@ export interface ChatCompletionDelta {
   tool_calls?: ChatCompletionToolCallDelta[];
   /** The call, if the request has ``functions``. */
   function_call?: { name?: string; arguments?: string };
+  /** Citations of a far server that searches the web, as it writes them. */
+  annotations?: Record<string, unknown>[];
 }
 
 export interface ChatCompletionChunkChoice {
@@ -341,6 +345,10 @@ export interface ErrorObject {
   type: string;
   param: string | null;
   code: string | null;
+  /** Of the code "confirmation_required": the value of X-Nearfar-Confirm that agrees to ``masked``. */
+  confirm?: string;
+  /** All texts that would leave the machine, if its policy asks. */
+  masked?: MaskedText[];
 }
 
 /** ``max_drafts``: further drafts of a message are not checked. ``context``: the most tokens of the prompt and the answer together. */

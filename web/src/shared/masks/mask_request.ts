@@ -1,7 +1,8 @@
 // The request that far receives in place of one with private texts: its messages with placeholders for what the policy's
-// patterns and the entities of a model find, and for every other occurrence of the same texts. The texts of messages and
-// the strings in the arguments of their calls are masked; names, tools and formats are not. Whoever masks a request
-// searches the masked one again, and if anything private is left, the request stays on the device.
+// patterns and the entities of a model find, and for every other occurrence of the same texts. The texts of messages are
+// masked, and in the arguments of their calls and in results in JSON the strings and numbers; names, tools and formats
+// are not. Whoever masks a request searches the masked one again, and if anything private is left, the request stays on
+// the device.
 
 import type { MaskedText } from "../../api/replies.js";
 import { Visits } from "../decision/automaton.js";
@@ -27,20 +28,28 @@ export interface MaskedMessages {
 }
 
 type Value = Readonly<Record<string, unknown>>;
-/** Changes a text; ``path`` is its place. */
-type Change = (text: string, path: string) => string;
+/** Changes a text; ``path`` is its place. ``isNumber``: it is a number of JSON, and becomes a string if it changes. */
+type Change = (text: string, path: string, isNumber?: boolean) => string;
 
-/** A string of JSON, with its quotation marks. */
-const JSON_STRING = /"(?:[^"\\]|\\[^])*"/g;
+/** A string of JSON, with its quotation marks, or a number. */
+const JSON_VALUE = /"(?:[^"\\]|\\[^])*"|-?\d+(?:\.\d+)?(?:e[+-]?\d+)?/gi;
+/** A number that may also be written in another way. */
+const FLOAT = /^-?\d+(?:\.\d+)?(?:e[+-]?\d+)?$/i;
 
 /** The texts of messages that are masked, each once, in which a model may find entities. */
 export function maskableTexts(messages: readonly unknown[]): readonly string[] {
-  const texts = new Set<string>();
-  changed(messages, (text) => {
-    if (text.trim() !== "") texts.add(text);
+  return [...texts(messages).keys()];
+}
+
+/** Whether each text occurs as a number of JSON, and as another text. */
+function texts(messages: readonly unknown[]): ReadonlyMap<string, { number: boolean; text: boolean }> {
+  const found = new Map<string, { number: boolean; text: boolean }>();
+  changed(messages, (text, _, isNumber = false) => {
+    const { number, text: isText } = found.get(text) ?? { number: false, text: false };
+    if (text.trim() !== "") found.set(text, { number: number || isNumber, text: isText || !isNumber });
     return text;
   });
-  return [...texts];
+  return found;
 }
 
 /**
@@ -62,12 +71,13 @@ export function maskMessages(
   const spans = new Map<string, readonly Span[]>();
   const ofEntities = new Map(entities);
   const known = new Map<string, Known>();
-  for (const text of maskableTexts(messages)) {
+  const all = texts(messages);
+  for (const text of all.keys()) {
     const named = (ofEntities.get(text) ?? []).flatMap(({ label, start, end }): Span[] => {
       const kind = kinds.get(label);
       return kind === undefined ? [] : [widened(text, { start, end, kind })];
     });
-    const found = joined([...findSpans(text, compiled, visits), ...named]);
+    const found = joined([...findSpans(text, compiled, visits), ...inOtherDigits(text, compiled, visits), ...named]);
     spans.set(text, found);
     for (const { start, end, kind } of found) {
       const part = text.slice(start, end);
@@ -78,15 +88,26 @@ export function maskMessages(
   const table = new MaskTable(masks);
   // Numbers follow the order in which the texts are found, so that a text which a later message shows to be private does
   // not change the placeholders of earlier ones.
-  for (const [text, found] of spans) table.mask(text, found);
-  const texts: MaskedText[] = [];
-  const all = [...known.values()];
-  const masked = changed(messages, (text, path) => {
-    const now = table.mask(text, [...(spans.get(text) ?? []), ...findKnown(text, all)]);
-    if (now !== text) texts.push({ path, text: now });
+  for (const [text, found] of spans) {
+    if (all.get(text)?.text === true) table.mask(text, found);
+    if (all.get(text)?.number === true) table.maskNumber(text, found);
+  }
+  const changes: MaskedText[] = [];
+  const everywhere = [...known.values()];
+  const masked = changed(messages, (text, path, isNumber = false) => {
+    const found = [...(spans.get(text) ?? []), ...findKnown(text, everywhere)];
+    const now = isNumber ? table.maskNumber(text, found) : table.mask(text, found);
+    if (now !== text) changes.push({ path, text: now });
     return now;
   });
-  return { messages: masked, masks: table.masks, texts };
+  return { messages: masked, masks: table.masks, texts: changes };
+}
+
+/** The whole of a number that matches as JavaScript writes it. */
+function inOtherDigits(text: string, masks: readonly CompiledMask[], visits: Visits): readonly Span[] {
+  const written = FLOAT.test(text) ? String(Number(text)) : text;
+  const [found] = written === text ? [] : findSpans(written, masks, visits);
+  return found === undefined ? [] : [{ start: 0, end: text.length, kind: found.kind }];
 }
 
 /**
@@ -129,9 +150,13 @@ function changed(messages: readonly unknown[], change: Change): readonly unknown
 
 function changedMessage(message: Value, path: string, change: Change): Value {
   const now: Record<string, unknown> = { ...message };
+  const isResult = message.role === "tool" || message.role === "function";
   const text = (key: string): void => {
     const value = now[key];
-    if (typeof value === "string") now[key] = change(value, `${path}.${key}`);
+    if (typeof value !== "string") return;
+    // Of a text that has JSON in it, the text is masked.
+    const isJsonResult = isResult && key === "content" && /^\s*[[{]/.test(value);
+    now[key] = isJsonResult ? changedJson(value, `${path}.${key}`, change) : change(value, `${path}.${key}`);
   };
   // In the order in which chat templates write them.
   for (const key of ["reasoning_content", "reasoning", "content", "refusal"]) {
@@ -162,18 +187,17 @@ function changedCall(call: unknown, path: string, change: Change): unknown {
   return { ...call, arguments: changedJson(call.arguments, `${path}.arguments`, change) };
 }
 
-/** JSON with its strings changed. A text that is not JSON, as of a call that was cut off, is changed as a whole. */
+/**
+ * JSON with its strings and numbers changed. A text that is not JSON, as of a call that was cut off, is changed as a
+ * whole.
+ */
 function changedJson(json: string, path: string, change: Change): string {
   if (!isJson(json)) return change(json, path);
-  return json.replace(JSON_STRING, (string) => {
-    let text: unknown;
-    try {
-      text = JSON.parse(string);
-    } catch {
-      return string;
-    }
-    const now = change(String(text), path);
-    return now === text ? string : JSON.stringify(now);
+  return json.replace(JSON_VALUE, (value) => {
+    const isNumber = !value.startsWith('"');
+    const text = isNumber ? value : String(JSON.parse(value));
+    const now = change(text, path, isNumber);
+    return now === text ? value : JSON.stringify(now);
   });
 }
 
