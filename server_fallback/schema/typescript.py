@@ -150,6 +150,8 @@ QUESTIONS: dict[type[BaseModel], str] = {
 # What differs in the page's answers: more fields, None for those that they never have, and narrower types.
 PAGE: dict[type[BaseModel], dict[str, str | None]] = {
     TokenLogprob: {"token_id?": "number"},
+    AnswerMessage: {"annotations": "ChatCompletionAnnotation[]"},
+    Delta: {"annotations": "ChatCompletionAnnotation[]"},
     ChatCompletion: {"nearfar": None, "timings": "CompletionTimings"},
     ChatCompletionChunk: {"nearfar": None, "timings?": "CompletionTimings"},
     Completion: {"route": None, "timings": "CompletionTimings"},
@@ -234,7 +236,7 @@ def replies() -> str:
     """The types of the answers."""
     parts = [HEADER.format(sources="the classes of that folder"), "\n"]
     parts.append('import type { TextDocument } from "./encoder_types.js";\n')
-    parts.append('import type { CompletionTimings } from "./types.js";\n')
+    parts.append('import type { ChatCompletionAnnotation, CompletionTimings } from "./types.js";\n')
     return "".join([*parts, *interfaces(REPLIES, reply_schema()["$defs"])])
 
 

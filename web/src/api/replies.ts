@@ -1,7 +1,7 @@
 // Written by server_fallback/schema/typescript.py from the classes of that folder: edit those files.
 
 import type { TextDocument } from "./encoder_types.js";
-import type { CompletionTimings } from "./types.js";
+import type { ChatCompletionAnnotation, CompletionTimings } from "./types.js";
 
 export interface CompletionUsage {
   prompt_tokens: number;
@@ -125,7 +125,7 @@ export interface ChatCompletionMessage {
   /** The call, if the request has ``functions``. */
   function_call?: { name: string; arguments: string };
   /** Citations of a far server that searches the web, as it writes them. */
-  annotations?: Record<string, unknown>[];
+  annotations?: ChatCompletionAnnotation[];
 }
 
 export interface ChatCompletionChoice {
@@ -181,7 +181,7 @@ export interface ChatCompletionDelta {
   /** The call, if the request has ``functions``. */
   function_call?: { name?: string; arguments?: string };
   /** Citations of a far server that searches the web, as it writes them. */
-  annotations?: Record<string, unknown>[];
+  annotations?: ChatCompletionAnnotation[];
 }
 
 export interface ChatCompletionChunkChoice {

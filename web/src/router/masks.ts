@@ -3,9 +3,15 @@
 
 import type { ClassifyParams } from "../api/encoder_types.js";
 import type { ClassifyResponse, MaskedText } from "../api/replies.js";
-import type { ChatCompletionChunk, ChatCompletionToolCallDelta, RequestOptions } from "../api/types.js";
-import { NearfarError, RequestError } from "../errors.js";
+import type {
+  ChatCompletionAnnotation,
+  ChatCompletionChunk,
+  ChatCompletionToolCallDelta,
+  RequestOptions,
+} from "../api/types.js";
+import { NearfarError, RequestError, Unavailable } from "../errors.js";
 import { unlessAborted } from "../runtime/abort.js";
+import { checkMasks } from "../shared/decision/contradictions.js";
 import type { Policy } from "../shared/decision/policy.js";
 import type { MaskRules } from "../shared/decision/policy_schema.js";
 import type { PrivateCheck } from "../shared/decision/privacy.js";
@@ -16,10 +22,10 @@ import type { Entity } from "../shared/masks/mask_request.js";
 import { hasMasked, maskMessages, maskText, maskableTexts } from "../shared/masks/mask_request.js";
 import type { Mask } from "../shared/masks/placeholders.js";
 import type { Pending } from "../shared/masks/restorer.js";
-import { NOTHING_PENDING, restore } from "../shared/masks/restorer.js";
+import { restore, restoredCitations } from "../shared/masks/restorer.js";
+import { leavingTexts, strictRequest, unmaskedTexts } from "../shared/masks/strict.js";
 import { privateText } from "../shared/router/failures.js";
 import type { HybridRequest } from "./request.js";
-import { withMessages } from "./request.js";
 import type { AnswerSoFar, PlainParams, Side, SideRequest } from "./sides/sides.js";
 import { textOf } from "./sides/sides.js";
 
@@ -42,45 +48,97 @@ const MOST_CONFIRMED = 4096;
 /** In a text of these formats, a placeholder may be impossible. */
 const STRICT_FORMATS: readonly unknown[] = ["regex", "grammar"];
 
+/** A request with other messages. */
+type WithMessages = (request: HybridRequest, messages: PlainParams["messages"]) => HybridRequest;
+
 export class Masker {
   readonly #rules: MaskRules;
   readonly #entities = new Map<string, readonly Entity[]>();
   /** The last texts that the application has agreed to. */
   readonly #confirmed = new Set<string>();
+  /** What far receives in place of each request; null if it must stay on the device. */
+  readonly #masked = new WeakMap<HybridRequest, MaskedRequest | null>();
+  /** The path of what keeps a request on the device under strict masks. */
+  readonly #refused = new WeakMap<HybridRequest, string>();
 
   /** Throws RequestError with the code "bad_policy" for options that do not fit the policy. */
   constructor(
     private readonly policy: Policy,
     private readonly check: PrivateCheck,
     private readonly options: MaskOptions,
+    private readonly withMessages: WithMessages,
   ) {
     const { masks } = policy.private;
     if (masks === null) throw new Error("the policy has no masks");
     this.#rules = masks;
+    checkMasks(policy, options.finder !== null, options.confirm !== null);
   }
 
-  /** The request for far, or null if it must stay on the device. Throws the signal's reason. */
+  get strict(): boolean {
+    return this.#rules.strict;
+  }
+
+  /** The request for far, or null if it must stay on the device; the same each time. Throws the signal's reason. */
   async mask(request: HybridRequest, signal: AbortSignal): Promise<MaskedRequest | null> {
+    if (!this.#masked.has(request)) this.#masked.set(request, await this.#mask(request, signal));
+    return this.of(request);
+  }
+
+  /** Of a request that was masked before. */
+  of(request: HybridRequest): MaskedRequest | null {
+    return this.#masked.get(request) ?? null;
+  }
+
+  /** The error of a request that nobody may or can answer, which names what keeps it on the device. */
+  explained(request: HybridRequest, error: unknown): unknown {
+    const param = this.#refused.get(request);
+    if (param === undefined || !(error instanceof NearfarError)) return error;
+    const advice = "remove it, or let near answer: the policy's private.masks are strict";
+    const message = `${param}: may not leave; ${advice} (${error.message})`;
+    const details = { ...error.details, param };
+    return error instanceof RequestError ? new RequestError(message, details) : new Unavailable(message, details);
+  }
+
+  async #mask(request: HybridRequest, signal: AbortSignal): Promise<MaskedRequest | null> {
     const { params, properties } = request;
     const isPrivate = (of: Pick<Situation, "messages" | "texts">): boolean =>
       this.check.isPrivate({ labels: properties.labels, ...of } as Situation);
+    const listed = this.strict ? strictRequest(params) : { params, refused: null };
+    if (listed.refused !== null) return this.#refuse(request, listed.refused);
+    const allowed = listed.params as PlainParams;
     const entities: (readonly [string, readonly Entity[]])[] = [];
-    for (const text of maskableTexts(params.messages)) {
+    for (const text of maskableTexts(allowed.messages)) {
       const found = await this.#find(text, signal);
       if (found === null) return null;
       entities.push([text, found]);
     }
     const { ignore_case: ignoreCase } = this.policy.private;
-    const masked = maskMessages(this.#rules, ignoreCase, params.messages, entities);
-    if (masked === null) return isPrivate(properties) ? null : new MaskedRequest(this, params, [], []);
-    const format = params.response_format?.type;
-    if (this.#rules.then === "near" || params.logprobs === true || STRICT_FORMATS.includes(format)) return null;
-    const sent = withMessages(request, masked.messages as PlainParams["messages"]);
-    const { messages, texts } = sent.properties;
-    const parts = messages.map(({ content, parts: own = [] }) => (own.length > 0 ? own : [content]));
-    const groups = [...parts, parts.flat(), ...texts.map((text) => (typeof text === "string" ? [text] : text))];
-    if (isPrivate(sent.properties) || hasMasked(masked.masks, groups)) return null;
-    return new MaskedRequest(this, sent.params, masked.masks, masked.texts);
+    const masked = maskMessages(this.#rules, ignoreCase, allowed.messages, entities);
+    for (const { path, text } of this.strict ? unmaskedTexts(allowed) : [])
+      if (await this.#hasPrivate(text, masked?.masks ?? [], signal)) return this.#refuse(request, path);
+    if (masked === null && !this.strict) return isPrivate(properties) ? null : new MaskedRequest(this, params, [], []);
+    const format = allowed.response_format?.type;
+    const isHard = this.#rules.then === "near" || allowed.logprobs === true || STRICT_FORMATS.includes(format);
+    if (masked !== null && isHard) return null;
+    const messages = (masked?.messages ?? allowed.messages) as PlainParams["messages"];
+    const { params: sent, properties: now } = this.withMessages({ ...request, params: allowed }, messages);
+    const parts = now.messages.map(({ content, parts: own = [] }) => (own.length > 0 ? own : [content]));
+    const groups = [...parts, parts.flat(), ...now.texts.map((text) => (typeof text === "string" ? [text] : text))];
+    const masks = masked?.masks ?? [];
+    if (isPrivate(now) || hasMasked(masks, groups)) return null;
+    return new MaskedRequest(this, sent, masks, this.strict ? leavingTexts(sent) : (masked?.texts ?? []));
+  }
+
+  #refuse(request: HybridRequest, path: string): null {
+    this.#refused.set(request, path);
+    return null;
+  }
+
+  /** Whether a text that is not masked matches, has an entity, or has what is masked elsewhere. */
+  async #hasPrivate(text: string, masks: readonly Mask[], signal: AbortSignal): Promise<boolean> {
+    if (this.check.matches(text) || hasMasked(masks, [[text]])) return true;
+    const found = await this.#find(text, signal);
+    return found === null || found.some((each) => this.#rules.entities.some(({ label }) => label === each.label));
   }
 
   /** A text of near's with the masks of its request; null if it must not leave. */
@@ -96,11 +154,16 @@ export class Masker {
     return isNew && this.#rules.then !== "mask" ? null : masked;
   }
 
-  /** Whether the application agrees that far receives these texts; each of them is asked about once. */
-  async mayLeave({ texts }: MaskedRequest, signal: AbortSignal): Promise<boolean> {
+  /**
+   * Whether the application agrees that far receives the texts of a masked request; each of them is asked about once. If
+   * not, the request stays on the device.
+   */
+  async mayLeave(request: HybridRequest, signal: AbortSignal): Promise<boolean> {
+    const texts = this.of(request)?.texts ?? [];
     if (this.#rules.then !== "ask" || texts.every(({ text }) => this.#confirmed.has(text))) return true;
     const agreed = this.options.confirm !== null && (await unlessAborted(this.#confirm(texts), signal));
     if (agreed) for (const { text } of texts) this.#confirmed.add(text);
+    else this.#masked.set(request, null);
     for (const oldest of [...this.#confirmed].slice(0, -MOST_CONFIRMED)) this.#confirmed.delete(oldest);
     return agreed;
   }
@@ -145,7 +208,7 @@ export class Masker {
 export class MaskedRequest {
   readonly #left: MaskedText[] = [];
 
-  /** ``texts`` are those that differ from the request's own. */
+  /** ``texts`` are those that differ from the request's own, or under strict masks all. */
   constructor(
     private readonly masker: Masker,
     readonly params: PlainParams,
@@ -181,19 +244,25 @@ export class MaskedRequest {
         const masked = await this.masker.maskMore(hidden[name], masks, signal);
         if (masked === null) throw privateText();
         masks = masked.masks;
-        if (masked.text !== hidden[name]) more.push({ path: `answer.${name}`, text: masked.text });
+        const isShown = masked.text !== hidden[name] || (this.masker.strict && masked.text !== "");
+        if (isShown) more.push({ path: `answer.${name}`, text: masked.text });
         hidden[name] = masked.text;
       }
       if (this.masker.matches(this.params, hidden)) throw privateText();
-      from = { ...from, ...hidden, tokenIds: masks.length === 0 ? from.tokenIds : null };
+      from = { ...from, ...hidden, tokenIds: masks.length === 0 && !this.masker.strict ? from.tokenIds : null };
       this.leaves(more);
     } else this.leaves();
-    const answer = far.answer({ ...request, params: { ...request.params, messages }, from });
+    const params = { ...request.params, messages };
+    const listed = this.masker.strict ? (strictRequest(params).params as typeof params) : params;
+    const answer = far.answer({ ...request, params: listed, from });
     yield* masks.length === 0 ? answer : restoredChunks(masks, this.params, answer);
   }
 }
 
-/** The chunks of an answer with their private texts, which come once their placeholders are complete. */
+/**
+ * The chunks of an answer with their private texts, which come once their placeholders are complete. Citations, whose
+ * offsets depend on all of the text, come with the end.
+ */
 async function* restoredChunks(
   masks: readonly Mask[],
   { response_format: format }: PlainParams,
@@ -201,11 +270,12 @@ async function* restoredChunks(
 ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
   const pending = new Map<string, Pending>();
   const restoredOf = (key: string, form: Form, piece: string, last: boolean): string => {
-    const [text, after] = restore(masks, form, pending.get(key) ?? NOTHING_PENDING, piece, last);
+    const [text, after] = restore(masks, form, pending.get(key) ?? null, piece, last);
     pending.set(key, after);
     return text;
   };
   const contentForm: Form = format === undefined || format.type === "text" ? "text" : "json";
+  const citations: ChatCompletionAnnotation[] = [];
   for await (const chunk of chunks) {
     const [choice] = chunk.choices;
     if (choice === undefined) {
@@ -214,9 +284,15 @@ async function* restoredChunks(
     }
     const { finish_reason: end, delta } = choice;
     const last = end !== null;
-    const { content, reasoning_content: thought, tool_calls: calls = [] } = delta;
-    const text = restoredOf("content", contentForm, content ?? "", last);
-    const reasoning = restoredOf("reasoning", "text", thought ?? "", last);
+    const { role, tool_calls: calls = [], annotations, ...rest } = delta;
+    const texts: Record<string, unknown> = { ...rest };
+    for (const key of new Set([...Object.keys(rest), ...(last ? [...pending.keys()] : [])])) {
+      const piece = texts[key] ?? "";
+      if (key.startsWith("call ") || typeof piece !== "string") continue;
+      const text = restoredOf(key, key === "content" ? contentForm : "text", piece, last);
+      if (key in rest || text !== "") texts[key] = text;
+    }
+    if (Array.isArray(annotations)) citations.push(...annotations);
     const given = new Map<number, ChatCompletionToolCallDelta>();
     for (const call of calls) {
       const { arguments: piece } = call.function ?? {};
@@ -233,14 +309,15 @@ async function* restoredChunks(
     if (last)
       for (const key of [...pending.keys()].filter((each) => each.startsWith("call "))) {
         const index = Number(key.slice("call ".length));
-        const rest = restoredOf(key, "json", "", true);
+        const held = restoredOf(key, "json", "", true);
         const call = given.get(index) ?? { index };
-        if (rest !== "")
+        if (held !== "")
           given.set(index, {
             ...call,
-            function: { ...call.function, arguments: (call.function?.arguments ?? "") + rest },
+            function: { ...call.function, arguments: (call.function?.arguments ?? "") + held },
           });
       }
+    const cited = last ? restoredCitations(masks, pending.get("content") ?? null, citations) : [];
     yield {
       ...chunk,
       choices: [
@@ -248,10 +325,10 @@ async function* restoredChunks(
           ...choice,
           logprobs: null,
           delta: {
-            ...delta,
-            ...((content !== undefined || text !== "") && { content: text }),
-            ...((thought !== undefined || reasoning !== "") && { reasoning_content: reasoning }),
+            ...(role !== undefined && { role }),
+            ...texts,
             ...(given.size > 0 && { tool_calls: [...given.values()] }),
+            ...(last && citations.length > 0 && { annotations: cited as typeof citations }),
           },
         },
       ],

@@ -8,8 +8,8 @@ import type { MaskedText } from "../../api/replies.js";
 import { Visits } from "../decision/automaton.js";
 import { compilePattern } from "../decision/pattern.js";
 import type { MaskRules } from "../decision/policy_schema.js";
-import type { CompiledMask, Known } from "./find_spans.js";
-import { findKnown, findSpans, widened } from "./find_spans.js";
+import type { CompiledMask, Known, Reading } from "./find_spans.js";
+import { findKnown, findSpans, seen, widened } from "./find_spans.js";
 import type { Mask, Span } from "./placeholders.js";
 import { MaskTable, joined, placeholders } from "./placeholders.js";
 
@@ -38,26 +38,38 @@ const FLOAT = /^-?\d+(?:\.\d+)?(?:e[+-]?\d+)?$/i;
 
 /** The texts of messages that are masked, each once, in which a model may find entities. */
 export function maskableTexts(messages: readonly unknown[]): readonly string[] {
-  return [...texts(messages).keys()];
+  return [...new Set(maskables(messages).map(({ text }) => text))];
 }
 
-/** Whether each text occurs as a number of JSON, and as another text. */
-function texts(messages: readonly unknown[]): ReadonlyMap<string, { number: boolean; text: boolean }> {
-  const found = new Map<string, { number: boolean; text: boolean }>();
+/** A text or a number of the request, the spans of it that are private, and how it is read. */
+interface Maskable {
+  readonly text: string;
+  readonly isNumber: boolean;
+  spans: readonly Span[];
+  readonly reading: () => Reading;
+}
+
+/** Each once, in their order. */
+function maskables(messages: readonly unknown[]): readonly Maskable[] {
+  const found = new Map<string, Maskable>();
   changed(messages, (text, _, isNumber = false) => {
-    const { number, text: isText } = found.get(text) ?? { number: false, text: false };
-    if (text.trim() !== "") found.set(text, { number: number || isNumber, text: isText || !isNumber });
+    let read: Reading | undefined;
+    const reading = (): Reading => (read ??= seen(text, true));
+    const key = keyOf(text, isNumber);
+    if (text.trim() !== "" && !found.has(key)) found.set(key, { text, isNumber, spans: [], reading });
     return text;
   });
-  return found;
+  return [...found.values()];
 }
+
+const keyOf = (text: string, isNumber: boolean): string => `${isNumber} ${text}`;
 
 /**
  * Masks messages. ``entities`` are those of each text of ``maskableTexts``. ``masks`` are made before, of the same
  * conversation. Null if nothing is found.
  */
 export function maskMessages(
-  rules: MaskRules,
+  rules: Pick<MaskRules, "patterns" | "entities">,
   ignoreCase: boolean,
   messages: readonly unknown[],
   entities: readonly (readonly [text: string, entities: readonly Entity[]])[],
@@ -68,35 +80,43 @@ export function maskMessages(
   });
   const visits = new Visits();
   const kinds = new Map(rules.entities.map(({ label, kind }) => [label, kind]));
-  const spans = new Map<string, readonly Span[]>();
   const ofEntities = new Map(entities);
   const known = new Map<string, Known>();
-  const all = texts(messages);
-  for (const text of all.keys()) {
+  const table = new MaskTable(masks);
+  const all = maskables(messages);
+  const replaced = ({ text, isNumber, spans }: Maskable): string =>
+    isNumber ? table.maskNumber(text, spans) : table.mask(text, spans);
+  // Each text is masked as if it were the last, with those before it in which it shows more to be private. So a later
+  // turn changes no placeholder of an earlier one.
+  for (const [index, maskable] of all.entries()) {
+    const { text } = maskable;
     const named = (ofEntities.get(text) ?? []).flatMap(({ label, start, end }): Span[] => {
       const kind = kinds.get(label);
       return kind === undefined ? [] : [widened(text, { start, end, kind })];
     });
     const found = joined([...findSpans(text, compiled, visits), ...inOtherDigits(text, compiled, visits), ...named]);
-    spans.set(text, found);
+    const shown: Known[] = [];
     for (const { start, end, kind } of found) {
       const part = text.slice(start, end);
-      if (!known.has(part)) known.set(part, { text: part, kind });
+      if (!known.has(part)) {
+        known.set(part, { text: part, kind });
+        shown.push({ text: part, kind });
+      }
     }
+    maskable.spans = [...found, ...findKnown(maskable.reading, [...known.values()])];
+    for (const earlier of shown.length > 0 ? all.slice(0, index) : []) {
+      const more = findKnown(earlier.reading, shown);
+      if (more.length > 0) earlier.spans = [...earlier.spans, ...more];
+      if (more.length > 0) replaced(earlier);
+    }
+    replaced(maskable);
   }
   if (known.size === 0 && masks.length === 0) return null;
-  const table = new MaskTable(masks);
-  // Numbers follow the order in which the texts are found, so that a text which a later message shows to be private does
-  // not change the placeholders of earlier ones.
-  for (const [text, found] of spans) {
-    if (all.get(text)?.text === true) table.mask(text, found);
-    if (all.get(text)?.number === true) table.maskNumber(text, found);
-  }
+  const byKey = new Map(all.map((maskable) => [keyOf(maskable.text, maskable.isNumber), maskable]));
   const changes: MaskedText[] = [];
-  const everywhere = [...known.values()];
   const masked = changed(messages, (text, path, isNumber = false) => {
-    const found = [...(spans.get(text) ?? []), ...findKnown(text, everywhere)];
-    const now = isNumber ? table.maskNumber(text, found) : table.mask(text, found);
+    const maskable = byKey.get(keyOf(text, isNumber));
+    const now = maskable === undefined ? text : replaced(maskable);
     if (now !== text) changes.push({ path, text: now });
     return now;
   });
@@ -120,7 +140,9 @@ export function hasMasked(masks: readonly Mask[], texts: readonly (readonly stri
     text.replace(placeholders(), "") === "" ? [] : [{ text, kind: "" }],
   );
   return texts.some((parts) =>
-    (parts.length < 2 ? [""] : ["", " ", "\n"]).some((separator) => findKnown(parts.join(separator), known).length > 0),
+    (parts.length < 2 ? [""] : ["", " ", "\n"]).some(
+      (separator) => known.length > 0 && findKnown(() => seen(parts.join(separator), true), known).length > 0,
+    ),
   );
 }
 
@@ -129,7 +151,7 @@ export function hasMasked(masks: readonly Mask[], texts: readonly (readonly stri
  * masks.
  */
 export function maskText(
-  rules: MaskRules,
+  rules: Pick<MaskRules, "patterns" | "entities">,
   ignoreCase: boolean,
   text: string,
   entities: readonly Entity[],

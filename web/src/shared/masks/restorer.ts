@@ -22,8 +22,8 @@ export interface Pending {
 
 export const NOTHING_PENDING: Pending = { held: "", place: START, read: 0, edits: [] };
 
-/** A string of JSON that begins, and may have a placeholder alone. */
-const STRING_BEGUN = new RegExp(String.raw`"(?:${placeholders().source})?$`);
+/** A string of JSON that begins, and may have a placeholder alone; with its end as the last group. */
+const STRING_BEGUN = new RegExp(String.raw`"(?:(?:${placeholders().source})("?))?$`);
 
 /**
  * The restored text of a piece, in JSON escaped, and what is pending after it; null before the first piece. ``last``: no
@@ -76,7 +76,8 @@ function decidedUpTo(text: string, hasNumbers: boolean): number {
   const before = text.slice(0, begun);
   // Its quotation mark goes if the placeholder is all of the string, which may also be escaped.
   const string = STRING_BEGUN.exec(before);
-  return string === null ? begun : string.index - (before[string.index - 1] === "\\" ? 1 : 0);
+  if (string === null || string.at(-1) === '"') return begun;
+  return string.index - (before[string.index - 1] === "\\" ? 1 : 0);
 }
 
 /** The complete text, restored. */
