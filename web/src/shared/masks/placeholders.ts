@@ -57,9 +57,7 @@ export class MaskTable {
 
   get masks(): readonly Mask[] {
     return Array.from(this.#placeholders, ([text, placeholder]) =>
-      text.startsWith(NUMBER)
-        ? { placeholder, text: text.slice(NUMBER.length), number: true }
-        : { placeholder, text },
+      text.startsWith(NUMBER) ? { placeholder, text: text.slice(NUMBER.length), number: true } : { placeholder, text },
     );
   }
 
