@@ -29,6 +29,8 @@ from .continued import format_type
 
 # Texts whose entities are retained, so that a conversation's next turn does not search them again.
 MAX_TEXTS = 256
+# Those that the finder reads at once.
+MAX_WINDOWS = 64
 MAX_CONFIRMED = 4096
 # In texts of these formats, placeholders are possible.
 FORMATS = (None, "text", "json_object", "json_schema")
@@ -145,16 +147,14 @@ class Masker:
             unmasked = [MaskedText(**each) for each in self._ask("unmaskedTexts", as_json(request))]
         given = [message.model_dump(by_alias=True, exclude_none=True) for message in request.messages]
         texts: list[str] = self._ask("maskableTexts", given)
-        entities = []
-        for text in texts:
-            found = await self._find(text, call)
-            if found is None:
-                return Stays()
-            entities.append([text, found])
+        found = await self._find([*texts, *(each.text for each in unmasked)], call)
+        if found is None:
+            return Stays()
+        entities = [[text, found[text]] for text in texts]
         masked = self._ask("maskMessages", self._rules.model_dump(), self._ignore_case, given, entities)
         masks = [] if masked is None else masked["masks"]
         for each in unmasked:
-            if await self._has_private(each.text, masks, call):
+            if await self._has_private(each.text, masks, found[each.text]):
                 return Stays(each.path)
         if masked is None:
             if await self._is_private(await situated(request) if self.strict else situation):
@@ -183,12 +183,12 @@ class Masker:
         """All that leaves under strict masks; none under others."""
         return [MaskedText(**each) for each in self._ask("leavingTexts", as_json(request))] if self.strict else []
 
-    async def _has_private(self, text: str, masks: list[dict[str, Any]], call: Call) -> bool:
-        """Whether a text that is not masked matches, has an entity, or has what is masked elsewhere."""
-        if await self._matches(text) or self._ask("hasMasked", masks, [[text]]):
+    async def _has_private(self, text: str, masks: list[dict[str, Any]], entities: Sequence[Any]) -> bool:
+        """Whether a text that is not masked matches, has one of its entities, or has what is masked elsewhere."""
+        labels = {each.label for each in self._rules.entities}
+        if any(each["label"] in labels for each in entities):
             return True
-        labels, found = {each.label for each in self._rules.entities}, await self._find(text, call)
-        return found is None or any(each["label"] in labels for each in found)
+        return await self._matches(text) or bool(self._ask("hasMasked", masks, [[text]]))
 
     @property
     def asks_caller(self) -> bool:
@@ -214,10 +214,10 @@ class Masker:
         masks, changed = chat.masks, []
         hidden = {"reasoning": reasoning, "text": text}
         for name, own in hidden.items():
-            entities = await self._find(own, call)
-            if entities is None:
+            found = await self._find([own], call)
+            if found is None:
                 return None
-            masked = self._ask("maskText", self._rules.model_dump(), self._ignore_case, own, entities, masks)
+            masked = self._ask("maskText", self._rules.model_dump(), self._ignore_case, own, found[own], masks)
             if len(masked["masks"]) > len(masks) and self._rules.then != "mask":
                 return None
             if masked["text"] != own or (own and self.strict):
@@ -228,24 +228,34 @@ class Masker:
             return None
         return MaskedAnswer(hidden["text"], hidden["reasoning"], masks, changed)
 
-    async def _find(self, text: str, call: Call) -> list[Any] | None:
-        """The entities of a text; None if the model fails. Raises DeadlineExceeded."""
-        if not self._rules.entities or self._finder is None or not text.strip():
-            return []
-        if text not in self._entities:
-            windows = [window for window in self._ask("textWindows", text) if window["text"].strip()]
-            request = ClassifyRequest(model="finder", input=[window["text"] for window in windows])
-            try:
+    async def _find(self, texts: Sequence[str], call: Call) -> dict[str, list[Any]] | None:
+        """The entities of each text; None if the model fails. Raises DeadlineExceeded."""
+        if not self._rules.entities or self._finder is None:
+            return {text: [] for text in texts}
+        found = {text: self._entities.get(text, [] if not text.strip() else None) for text in texts}
+        windows = [
+            (text, window)
+            for text, known in found.items()
+            if known is None
+            for window in self._ask("textWindows", text)
+            if window["text"].strip()
+        ]
+        entities: dict[str, list[Any]] = {text: known or [] for text, known in found.items()}
+        try:
+            for start in range(0, len(windows), MAX_WINDOWS):
+                part = windows[start : start + MAX_WINDOWS]
+                request = ClassifyRequest(model="finder", input=[window["text"] for _, window in part])
                 data = (await self._finder.classify(request, call)).data
-                found = [each for pair in zip(windows, data, strict=True) for each in self._entities_of(*pair)]
-            except DeadlineExceeded:
-                raise
-            except NearfarError:
-                return None
-            self._entities[text] = found
-            if len(self._entities) > MAX_TEXTS:
-                self._entities.popitem(last=False)
-        return self._entities[text]
+                for (text, window), labelled in zip(part, data, strict=True):
+                    entities[text] += self._entities_of(window, labelled)
+        except DeadlineExceeded:
+            raise
+        except NearfarError:
+            return None
+        self._entities.update({text: entities[text] for text, _ in windows})
+        while len(self._entities) > MAX_TEXTS:
+            self._entities.popitem(last=False)
+        return entities
 
     def _entities_of(self, window: dict[str, Any], labelled: Classification) -> list[Any]:
         if labelled.tokens is None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_openai import Reply, running, text_chunks
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, outcome, policy, run
+from mask_corpus import LEAST, POLICY, cases
 from recording_proxy import recording_proxy
 from test_hybrid_masks import EMAIL, SECRET, Names, rules
 
@@ -130,8 +131,8 @@ class Recorded:
     """A hybrid whose far side records each byte that it gets."""
 
     def __init__(self, hybrid: Hybrid, far: FakeFar, received: bytearray) -> None:
-        self.hybrid, self.far, self._received = hybrid, far, received
-        # The server is asked what it serves before.
+        self.hybrid, self.far, self.received = hybrid, far, received
+        # Before this, the server was asked what it serves.
         self._start = len(received)
 
     async def refused(self, request: Mapping[str, Any]) -> str | None:
@@ -143,9 +144,9 @@ class Recorded:
             answer = await folded(lambda output: self.hybrid.executor.answer(read, call, output), ChatFold())
         except RequestError as error:
             assert len(self.far.generated) == count
-            assert not PRIVATE.search(self._received[self._start :])
+            assert not PRIVATE.search(self.received[self._start :])
             return str(error.details["param"]) if "may not leave" in error.message else ""
-        assert not PRIVATE.search(self._received[self._start :])
+        assert not PRIVATE.search(self.received[self._start :])
         assert answer.route is not None
         assert answer.route.masked is not None
         self.require_shown({each.path: each.text for each in answer.route.masked})
@@ -174,12 +175,12 @@ def leaves(value: Any, path: str) -> list[tuple[str, str]]:
     return [(path, value if isinstance(value, str) else json.dumps(value))]
 
 
-def strictly(work: Callable[[Recorded], Any]) -> None:
+def strictly(work: Callable[[Recorded], Any], given: Mapping[str, Any] = STRICT) -> None:
     async def recorded() -> None:
         far = FakeFar(lambda _: Reply(chunks=text_chunks("ok", usage=FAR_USAGE)))
         async with running(far):
             with recording_proxy(int(far.url.rpartition(":")[2].partition("/")[0])) as proxy:
-                async with await Hybrid.create(far=Far(proxy.url), policy=STRICT, finder=Names()) as hybrid:
+                async with await Hybrid.create(far=Far(proxy.url), policy=given, finder=Names()) as hybrid:
                     await work(Recorded(hybrid, far, proxy.received))
 
     run(recorded())
@@ -215,6 +216,29 @@ def test_of_random_requests_arrives_what_is_shown() -> None:
         assert answered > 3
 
     strictly(work)
+
+
+@pytest.mark.exhaustive
+def test_what_leaves_of_the_corpus_is_what_is_shown() -> None:
+    leaking = set[str]()
+
+    async def work(recorded: Recorded) -> None:
+        for case in cases():
+            start = len(recorded.received)
+            await recorded.refused({"messages": case.messages})
+            sent = json.dumps(json.loads(body_of(recorded.received[start:])), ensure_ascii=False)
+            pieces = {part[at : at + LEAST] for part in case.written for at in range(max(len(part) - LEAST, 0) + 1)}
+            if any(piece in sent for piece in pieces):
+                leaking.add(case.form)
+
+    masks = {**POLICY["private"]["masks"], "strict": True}
+    strictly(work, policy("far-only", private={"labels": [], "media": "far", "masks": masks}))
+    assert leaking <= {"spelled"}
+
+
+def body_of(received: bytes) -> bytes:
+    """The JSON body of the last request, "{}" if there is none."""
+    return received.rpartition(b"\r\n\r\n")[2] or b"{}"
 
 
 def test_a_request_without_private_texts_is_shown_too_and_near_answers_what_may_not_leave() -> None:

@@ -44,6 +44,8 @@ export interface MaskOptions {
 
 /** Texts whose entities are retained, so that a conversation's next turn does not search them again. */
 const MOST = 256;
+/** Those that the finder reads at once. */
+const MOST_WINDOWS = 64;
 const MOST_CONFIRMED = 4096;
 /** In a text of these formats, a placeholder may be impossible. */
 const STRICT_FORMATS: readonly unknown[] = ["regex", "grammar"];
@@ -106,16 +108,15 @@ export class Masker {
     const listed = this.strict ? strictRequest(params) : { params, refused: null };
     if (listed.refused !== null) return this.#refuse(request, listed.refused);
     const allowed = listed.params as PlainParams;
-    const entities: (readonly [string, readonly Entity[]])[] = [];
-    for (const text of maskableTexts(allowed.messages)) {
-      const found = await this.#find(text, signal);
-      if (found === null) return null;
-      entities.push([text, found]);
-    }
+    const unmasked = this.strict ? unmaskedTexts(allowed) : [];
+    const texts = maskableTexts(allowed.messages);
+    const found = await this.#find([...texts, ...unmasked.map(({ text }) => text)], signal);
+    if (found === null) return null;
+    const entities = texts.map((text) => [text, found.get(text) ?? []] as const);
     const { ignore_case: ignoreCase } = this.policy.private;
     const masked = maskMessages(this.#rules, ignoreCase, allowed.messages, entities);
-    for (const { path, text } of this.strict ? unmaskedTexts(allowed) : [])
-      if (await this.#hasPrivate(text, masked?.masks ?? [], signal)) return this.#refuse(request, path);
+    const hidden = unmasked.find(({ text }) => this.#hasPrivate(text, masked?.masks ?? [], found.get(text) ?? []));
+    if (hidden !== undefined) return this.#refuse(request, hidden.path);
     if (masked === null && !this.strict) return isPrivate(properties) ? null : new MaskedRequest(this, params, [], []);
     const format = allowed.response_format?.type;
     const isHard = this.#rules.then === "near" || allowed.logprobs === true || STRICT_FORMATS.includes(format);
@@ -134,11 +135,11 @@ export class Masker {
     return null;
   }
 
-  /** Whether a text that is not masked matches, has an entity, or has what is masked elsewhere. */
-  async #hasPrivate(text: string, masks: readonly Mask[], signal: AbortSignal): Promise<boolean> {
-    if (this.check.matches(text) || hasMasked(masks, [[text]])) return true;
-    const found = await this.#find(text, signal);
-    return found === null || found.some((each) => this.#rules.entities.some(({ label }) => label === each.label));
+  /** Whether a text that is not masked matches, has one of its entities, or has what is masked elsewhere. */
+  #hasPrivate(text: string, masks: readonly Mask[], entities: readonly Entity[]): boolean {
+    const labels = this.#rules.entities.map(({ label }) => label);
+    if (entities.some(({ label }) => labels.includes(label))) return true;
+    return this.check.matches(text) || hasMasked(masks, [[text]]);
   }
 
   /** A text of near's with the masks of its request; null if it must not leave. */
@@ -147,9 +148,9 @@ export class Masker {
     masks: readonly Mask[],
     signal: AbortSignal,
   ): Promise<{ readonly text: string; readonly masks: readonly Mask[] } | null> {
-    const entities = await this.#find(text, signal);
-    if (entities === null) return null;
-    const masked = maskText(this.#rules, this.policy.private.ignore_case, text, entities, masks);
+    const found = await this.#find([text], signal);
+    if (found === null) return null;
+    const masked = maskText(this.#rules, this.policy.private.ignore_case, text, found.get(text) ?? [], masks);
     const isNew = masked.masks.length > masks.length;
     return isNew && this.#rules.then !== "mask" ? null : masked;
   }
@@ -177,30 +178,34 @@ export class Masker {
     return (await this.options.confirm?.(texts)) === true;
   }
 
-  /** The entities of a text; null if the model fails. */
-  async #find(text: string, signal: AbortSignal): Promise<readonly Entity[] | null> {
+  /** The entities of each text; null if the model fails. */
+  async #find(texts: readonly string[], signal: AbortSignal): Promise<ReadonlyMap<string, readonly Entity[]> | null> {
     const { finder } = this.options;
-    if (this.#rules.entities.length === 0 || finder === null || text.trim() === "") return [];
-    const known = this.#entities.get(text);
-    if (known !== undefined) return known;
-    const windows = textWindows(text).filter((window) => window.text.trim() !== "");
+    const found = new Map(texts.map((text) => [text, [...(this.#entities.get(text) ?? [])]]));
+    if (this.#rules.entities.length === 0 || finder === null) return found;
+    const windows = [...found.keys()].flatMap((text) =>
+      this.#entities.has(text) ? [] : textWindows(text).map((window) => ({ of: text, ...window })),
+    );
+    const read = windows.filter(({ text }) => text.trim() !== "");
     try {
-      const { data } = await finder.classify({ input: windows.map((window) => window.text) }, { signal });
-      const found = windows.flatMap((window, index) => {
-        const labelled = data[index];
-        if (labelled?.tokens === undefined)
-          throw new RequestError("the finder labels no tokens; use a classifier of tokens", { param: "finder" });
-        return entitiesOf(window, labelled);
-      });
-      this.#entities.set(text, found);
-      const [oldest] = this.#entities.keys();
-      if (this.#entities.size > MOST && oldest !== undefined) this.#entities.delete(oldest);
-      return found;
+      for (let start = 0; start < read.length; start += MOST_WINDOWS) {
+        const part = read.slice(start, start + MOST_WINDOWS);
+        const { data } = await finder.classify({ input: part.map(({ text }) => text) }, { signal });
+        for (const [index, window] of part.entries()) {
+          const labelled = data[index];
+          if (labelled?.tokens === undefined)
+            throw new RequestError("the finder labels no tokens; use a classifier of tokens", { param: "finder" });
+          found.get(window.of)?.push(...entitiesOf(window, labelled));
+        }
+      }
     } catch (error) {
       signal.throwIfAborted();
       if (error instanceof NearfarError) return null;
       throw error;
     }
+    for (const { of } of windows) this.#entities.set(of, found.get(of) ?? []);
+    for (const oldest of [...this.#entities.keys()].slice(0, -MOST)) this.#entities.delete(oldest);
+    return found;
   }
 }
 
