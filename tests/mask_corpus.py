@@ -29,11 +29,8 @@ PATTERNS = {
     "IBAN": r"\b[a-z]{2}[0-9]{2} ?(?:(?:[a-z]{4}|[a-z][0-9]{3}) ?)?(?:[0-9]{4} ?){2,6}[0-9a-z]{1,12}\b",
     "KEY": r"\b(?:sk-[\w-]{20}|gh[opsur]_\w{30}|AKIA[A-Z0-9]{16}\b)",
 }
-POLICY = {
-    "version": 1,
-    "mode": "auto",
-    "private": {"masks": {"patterns": [{"kind": kind, "pattern": pattern} for kind, pattern in PATTERNS.items()]}},
-}
+PATTERN_MASKS = {"patterns": [{"kind": kind, "pattern": pattern} for kind, pattern in PATTERNS.items()]}
+POLICY = {"version": 1, "mode": "auto", "private": {"masks": PATTERN_MASKS}}
 SECRETS = [
     "anna.lee@example.org", "bob+bills@mail.example.co.uk", "078-05-1120", "219-09-9999", "4242 4242 4242 4242",
     "5555555555554444", "DE89370400440532013000", "GB82 WEST 1234 5698 7654 32", "sk-Zm9vYmFyMTIzNDU2Nzg5MGFi",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_openai import Reply, running, text_chunks
 from hybrid_sides import FAR_USAGE, QUESTION, FakeFar, FakeNear, outcome, policy, run
-from mask_corpus import LEAST, POLICY, cases
+from mask_corpus import LEAST, PATTERN_MASKS, cases
 from recording_proxy import recording_proxy
 from test_hybrid_masks import EMAIL, SECRET, Names, rules
 
@@ -226,12 +226,12 @@ def test_what_leaves_of_the_corpus_is_what_is_shown() -> None:
         for case in cases():
             start = len(recorded.received)
             await recorded.refused({"messages": case.messages})
-            sent = json.dumps(json.loads(body_of(recorded.received[start:])), ensure_ascii=False)
+            sent = json.dumps(json.loads(body_of(bytes(recorded.received[start:]))), ensure_ascii=False)
             pieces = {part[at : at + LEAST] for part in case.written for at in range(max(len(part) - LEAST, 0) + 1)}
             if any(piece in sent for piece in pieces):
                 leaking.add(case.form)
 
-    masks = {**POLICY["private"]["masks"], "strict": True}
+    masks = {**PATTERN_MASKS, "strict": True}
     strictly(work, policy("far-only", private={"labels": [], "media": "far", "masks": masks}))
     assert leaking <= {"spelled"}
 

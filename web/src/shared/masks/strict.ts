@@ -127,7 +127,7 @@ export function leavingTexts({ messages = [], ...rest }: Value): readonly Masked
     if (value !== undefined) texts.push({ path, text: typeof value === "string" ? value : JSON.stringify(value) });
   };
   const leaves = (value: unknown, path: string): void => {
-    if (Array.isArray(value)) value.forEach((item, index) => leaves(item, `${path}[${index}]`));
+    if (Array.isArray(value)) for (const [index, item] of value.entries()) leaves(item, `${path}[${index}]`);
     else if (typeof value === "object" && value !== null)
       for (const [key, inner] of Object.entries(value)) leaves(inner, `${path}.${key}`);
     else add(value, path);

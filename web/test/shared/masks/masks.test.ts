@@ -395,7 +395,7 @@ test("a name in an address without a scheme is masked with its beginning, and re
       [user(address)],
       [[address, [{ label: "person", start: at, end: at + 4 }]]],
     );
-    const [message] = found?.messages as { content: string }[];
+    const [message] = (found?.messages ?? []) as { content: string }[];
     expect(message?.content).not.toMatch(/anna/);
     expect(restored(found?.masks ?? [], "text", message?.content ?? "")).toBe(address);
   }
