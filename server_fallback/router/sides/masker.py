@@ -220,6 +220,9 @@ class Masker:
             masked = self._ask("maskText", self._rules.model_dump(), self._ignore_case, own, found[own], masks)
             if len(masked["masks"]) > len(masks) and self._rules.then != "mask":
                 return None
+            # Nobody has agreed to it.
+            if own and self.strict and self._rules.then == "ask":
+                return None
             if masked["text"] != own or (own and self.strict):
                 changed.append(MaskedText(path=f"answer.{name}", text=masked["text"]))
             masks, hidden[name] = masked["masks"], masked["text"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from mask_corpus import LEAST, PATTERN_MASKS, cases
 from recording_proxy import recording_proxy
 from test_hybrid_masks import EMAIL, SECRET, Names, rules
 
-from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.errors import NearfarError, RequestError
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.sides.far import Far
+from nearfar.server_fallback.schema.common import MaskedText
 from nearfar.server_fallback.schema.fold import ChatFold
 from nearfar.server_fallback.text.output import folded
 
@@ -291,3 +293,26 @@ def test_a_hand_over_shows_near_s_text() -> None:
     assert answer.route.masked[-1].model_dump() == {"path": "answer.text", "text": "plain!"}
     assert far.generated[-1]["messages"][-1] == {"role": "assistant", "content": "plain!"}
     assert not any("/tokenize" in each.path for each in far.received)
+
+
+def test_near_s_text_does_not_leave_without_the_consent_of_whoever_was_asked_about_the_request() -> None:
+    near = FakeNear(text="plain!!", logprobs=(*(-0.1 for _ in "plain"), -9.0, -9.0))
+    far = FakeFar(lambda _: Reply(chunks=text_chunks(" far", usage=FAR_USAGE)))
+    watch = {"then": "continue", "window_tokens": 2, "min_mean_logprob": -3, "warm": "never"}
+    asked = []
+
+    async def confirm(texts: Sequence[MaskedText]) -> bool:
+        asked.append(texts)
+        return True
+
+    async def work() -> None:
+        given = rules("prefer-near", masks={**MASKS, "then": "ask"}, escalation=watch)
+        async with (
+            running(far),
+            await Hybrid.create(near=near, far=Far(far.url), policy=given, finder=Names(), confirm=confirm) as hybrid,
+        ):
+            with suppress(NearfarError):
+                await hybrid.chat.completions.create(messages=QUESTION)
+
+    run(work())
+    assert (len(asked), far.generated) == (1, [])

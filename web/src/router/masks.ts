@@ -152,7 +152,9 @@ export class Masker {
     if (found === null) return null;
     const masked = maskText(this.#rules, this.policy.private.ignore_case, text, found.get(text) ?? [], masks);
     const isNew = masked.masks.length > masks.length;
-    return isNew && this.#rules.then !== "mask" ? null : masked;
+    // Nobody has agreed to near's text.
+    const isUnasked = this.strict && this.#rules.then === "ask" && text !== "";
+    return (isNew && this.#rules.then !== "mask") || isUnasked ? null : masked;
   }
 
   /**

@@ -132,3 +132,15 @@ test("near answers what may not leave, and near's text is shown if far continues
   const near = await kept.nf.chat.completions.create({ ...user("hi"), logit_bias: { 1: 1 } } as never);
   expect(near.route).toMatchObject({ side: "near", reason: "private" });
 });
+
+test("near's text does not leave without the consent of whoever was asked about the request", async () => {
+  const masks = { ...MASKS, then: "ask" };
+  const policy = { mode: "prefer-near", private: { masks }, escalation: { ...WATCHED, warm: "never" } };
+  const asked: (readonly MaskedText[])[] = [];
+  const confirm = (texts: readonly MaskedText[]) => asked.push(texts) > 0;
+  const { nf, far } = await setUp({ policy, scripts: [LOST], far: [{ texts: [" far"] }], confirm });
+  const answer = await nf.chat.completions.create({ ...user("hi"), max_tokens: 20 } as never).catch(String);
+  expect(asked.length).toBe(1);
+  expect(far.chats).toEqual([]);
+  expect(JSON.stringify(answer)).not.toContain(" far");
+});
