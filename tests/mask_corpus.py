@@ -18,7 +18,7 @@ from urllib.parse import quote
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.situation import FarState, NearState, Situation
-from nearfar.server_fallback.router.sides.masker import Masker
+from nearfar.server_fallback.router.sides.masker import Masker, Stays
 from nearfar.server_fallback.router.sides.texts import texts_of, with_texts_of
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 
@@ -29,11 +29,8 @@ PATTERNS = {
     "IBAN": r"\b[a-z]{2}[0-9]{2} ?(?:(?:[a-z]{4}|[a-z][0-9]{3}) ?)?(?:[0-9]{4} ?){2,6}[0-9a-z]{1,12}\b",
     "KEY": r"\b(?:sk-[\w-]{20}|gh[opsur]_\w{30}|AKIA[A-Z0-9]{16}\b)",
 }
-POLICY = {
-    "version": 1,
-    "mode": "auto",
-    "private": {"masks": {"patterns": [{"kind": kind, "pattern": pattern} for kind, pattern in PATTERNS.items()]}},
-}
+PATTERN_MASKS = {"patterns": [{"kind": kind, "pattern": pattern} for kind, pattern in PATTERNS.items()]}
+POLICY = {"version": 1, "mode": "auto", "private": {"masks": PATTERN_MASKS}}
 SECRETS = [
     "anna.lee@example.org", "bob+bills@mail.example.co.uk", "078-05-1120", "219-09-9999", "4242 4242 4242 4242",
     "5555555555554444", "DE89370400440532013000", "GB82 WEST 1234 5698 7654 32", "sk-Zm9vYmFyMTIzNDU2Nzg5MGFi",
@@ -187,9 +184,9 @@ def measured() -> tuple[Mapping[str, Measured], int]:
             return with_texts_of(situation, masked)
 
         chat = await masker.mask(request, situation, situated, Call("c"))
-        if chat is None:
+        if isinstance(chat, Stays):
             return "near"
-        sent = [text for each in chat.messages for text in _texts(each.model_dump(exclude_none=True))]
+        sent = [text for each in chat.request.messages for text in _texts(each.model_dump(exclude_none=True))]
         pieces = {part[at : at + LEAST] for part in written for at in range(max(len(part) - LEAST, 0) + 1)}
         leaves = any(piece in text for text in sent for piece in pieces)
         return "leaks" if leaves else "masked"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -32,7 +33,7 @@ MAX_MESSAGE = 2000
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """``kind`` is the error's ``type``."""
+    """``kind`` is the error's ``type``, ``more`` are further fields of `ErrorDetail`."""
 
     status: int
     message: str
@@ -40,10 +41,12 @@ class ApiError(Exception):
     param: str | None = None
     kind: str = "invalid_request_error"
     headers: Mapping[str, str] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self) -> ErrorResponse:
         message = self.message if len(self.message) <= MAX_MESSAGE else f"{self.message[:MAX_MESSAGE]} ..."
-        return ErrorResponse(error=ErrorDetail(message=message, type=self.kind, param=self.param, code=self.code))
+        detail = ErrorDetail(message=message, type=self.kind, param=self.param, code=self.code, **self.more)
+        return ErrorResponse(error=detail)
 
     def response(self, write: WriteError) -> Response:
         return Response(write(self), self.status, dict(self.headers), "application/json")
@@ -104,7 +107,8 @@ def _of_ours(error: NearfarError) -> ApiError:
     if isinstance(error, UnknownModel):
         return ApiError(404, error.message, error.code, param or "model")
     if isinstance(error, RequestError):
-        return ApiError(400, error.message, code or "invalid_value", param)
+        more = {name: error.details[name] for name in ("confirm", "masked") if name in error.details}
+        return ApiError(400, error.message, code or "invalid_value", param, more=more)
     if isinstance(error, CheckpointError | BundleError | QuantizationError):
         # The files of a loaded model are missing or invalid. Another server may have them.
         return ApiError(503, error.message, code or error.code, param, "server_error", retry_after())

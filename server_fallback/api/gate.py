@@ -16,6 +16,7 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..executors.executor import CONFIRM_HEADER
 from ..log_event import log_event
 from .addresses import Addresses
 from .drain import ClientGone
@@ -53,6 +54,7 @@ class Gate:
         address = self._addresses.sender(peer[0] if peer else "", headers.getlist("x-forwarded-for"))
         write_error = self._service.error_form(scope["path"])
         exchange = Exchange(request_id, context_headers(headers), address, write_error)
+        exchange.confirmed = headers.get(CONFIRM_HEADER)
         traces = self._service.traces
         span = None
         if traces is not None:

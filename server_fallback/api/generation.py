@@ -180,6 +180,7 @@ def _call(service: Service, body: GenerationRequest, exchange: Exchange, receive
         observe_step=observe_step,
         ignore_param=ignore_param if service.config.lenient else None,
         received=received,
+        confirmed=exchange.confirmed,
     )
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from rich.console import Console
 
@@ -25,6 +26,8 @@ from ..router.opening import HybridOpener
 from ..router.private_speaker import PrivateSpeaker
 from ..router.sides.far import Far
 from ..router.sides.local_embedder import LocalEmbedder, require_encoder
+from ..router.sides.local_encoder import LocalEncoder
+from ..router.sides.local_finder import finder_of, require_finder
 from ..schema.models import LoadRequest
 from ..speech.speaker import Speaker, open_speaker
 from .announcement import Announcement
@@ -40,6 +43,7 @@ def run(options: Gateway) -> None:
     """Raises RequestError for invalid options."""
     policy, far = Policy.read(options.policy), far_of(options, os.environ)
     components = require_encoder(policy, options.encoder)
+    require_finder(policy, options.finder)
     announcement = Announcement()
     config = api_config(options, os.environ)
     speaker: Speaker | None = None
@@ -55,10 +59,16 @@ def run(options: Gateway) -> None:
         # A prompt waits for its vector no longer than for near's first token, so all may wait.
         waiting = replace(local, max_waiting=WAITING_PROMPTS)
         embedder = LocalEmbedder(LocalOpener(waiting, announcement.progress), options.encoder or "", components)
+    finder = None
+    if options.finder is not None:
+        # A chat waits for its entities before anything is decided, so all may wait.
+        waiting = replace(local, max_waiting=WAITING_PROMPTS)
+        check = partial(finder_of, options.finder)
+        finder = LocalEncoder(LocalOpener(waiting, announcement.progress), options.finder, check)
     near = replace(local, receipt_key=options.receipt_key)
     opener = LocalOpener(near, announcement.progress, side="near")
     transcriber = None if options.transcriber is None else TranscriberByName(default_name(options.transcriber))
-    registry = Registry(HybridOpener(opener, far, policy, embedder, transcriber))
+    registry = Registry(HybridOpener(opener, far, policy, embedder, transcriber, finder))
     loads = [LoadRequest(model=options.near, name=options.name)]
     if transcriber is not None and options.transcriber is not None:
         transcriber.models = registry
@@ -82,7 +92,11 @@ def run(options: Gateway) -> None:
         Console(soft_wrap=True).print(printed, highlight=False, markup=False)
         announcement.serving(registry, listener.getsockname(), keyed=bool(config.keys.keys))
 
-    on_close = None if embedder is None else embedder.close
+    async def on_close() -> None:
+        for encoder in (embedder, finder):
+            if encoder is not None:
+                await encoder.close()
+
     app = create_app(registry, config, traces, routed=True, on_close=on_close, speaker=speaker)
     run_server(app, listener, started)
 

@@ -33,6 +33,9 @@ from ..schema.transcription import TranscriptionRequest
 from ..schema.verify import VerifyOpen
 from ..text.output import Output
 
+# Of a request: the preview that its sender agrees to let leave this machine.
+CONFIRM_HEADER = "X-Nearfar-Confirm"
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -48,6 +51,7 @@ class Call:
     None makes it an error. ``received`` is the body of a request that wants a receipt; our own executors call
     ``observe_receipt`` with that of an answer that was broken off. Far sides call ``observe_request`` with the body
     that they send. Pipelines call ``observe_step`` with each step that has ended, and its start (`time.monotonic`).
+    ``confirmed``: what the sender has agreed to let leave this machine, if a policy asks.
     """
 
     request_id: str
@@ -63,6 +67,7 @@ class Call:
     received: dict[str, Any] | None = None
     observe_receipt: Callable[[SignedReceipt], None] | None = None
     observe_request: Callable[[dict[str, Any]], None] | None = None
+    confirmed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class Leaving:
 
     @property
     def messages(self) -> Sequence[Message]:
-        return self.chat.messages
+        return self.chat.request.messages
 
     def restored(self, text: str) -> str:
         """A text that came back, with the private texts."""

@@ -120,12 +120,13 @@ class HybridExecutor:
         situation = situation_of(request, messages, texts, media)
         plain, masker = unlabelled_chat(request), self.sides.masker
         if masker is None:
-            return None if await self.sides.is_private(situation) else MaskedChat(list(plain.messages))
+            return None if await self.sides.is_private(situation) else MaskedChat(plain)
 
         async def situated(masked: ChatCompletionRequest) -> Situation:
             return await asyncio.to_thread(with_texts_of, situation, masked)
 
-        return await masker.mask(plain, situation, situated, call)
+        masked = await masker.mask(plain, situation, situated, call)
+        return masked if isinstance(masked, MaskedChat) else None
 
     async def tokenize(self, request: TokenizeRequest) -> TokenizeResponse:
         """Near's tokens."""

@@ -19,14 +19,16 @@ from .hybrid_executor import HybridExecutor
 from .sides.embedder import Embedder
 from .sides.far import Far, FarSide
 from .sides.local_embedder import LocalEmbedder
-from .sides.masker import Confirm
+from .sides.local_encoder import LocalEncoder
+from .sides.masker import AskedCaller, Confirm
 from .sides.near import NearSide
 from .sides.sides import DeviceHints, Sides
 
 
 class HybridOpener:
     """Implements `Opener`: each near model that ``near`` opens forms a pair with the same far side, except one that
-    transcribes sound. All pairs use the same ``embedder`` and ``transcriber``, which are the caller's to close.
+    transcribes sound. All pairs use the same ``embedder``, ``transcriber`` and ``finder``, which are the caller's to
+    close. Whoever sends a request is asked what may leave, if the policy asks.
     """
 
     def __init__(
@@ -36,14 +38,17 @@ class HybridOpener:
         policy: Policy,
         embedder: LocalEmbedder | None = None,
         transcriber: Transcribes | None = None,
+        finder: LocalEncoder | None = None,
     ) -> None:
         self._near, self._far, self._policy = near, far, policy
-        self._embedder, self._transcriber = embedder, transcriber
+        self._embedder, self._transcriber, self._finder = embedder, transcriber, finder
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         require_sides(self._policy, near=True, far=self._far)
         embedder = None if self._embedder is None else await self._embedder.open()
         require_embedder(self._policy, embedder)
+        finder = None if self._finder is None else await self._finder.open()
+        require_masks(self._policy, finder, "caller")
         near = await self._near.prepare(model, name)
         if near.task == "transcribe":
             return near
@@ -51,7 +56,14 @@ class HybridOpener:
             near.name,
             near.memory_bytes,
             lambda: open_hybrid(
-                near.name, near.open, self._far, self._policy, embedder=embedder, transcriber=self._transcriber
+                near.name,
+                near.open,
+                self._far,
+                self._policy,
+                embedder=embedder,
+                transcriber=self._transcriber,
+                finder=finder,
+                confirm="caller",
             ),
             near.task,
             near.answers_at_once,
@@ -68,15 +80,20 @@ async def open_hybrid(
     embedder: Embedder | None = None,
     transcriber: Transcribes | None = None,
     finder: Ranks | None = None,
-    confirm: Confirm | None = None,
+    confirm: Confirm | AskedCaller | None = None,
 ) -> HybridExecutor:
     """As `Hybrid.create`; ``near`` opens the near model. If anything fails, nothing stays open."""
     require_sides(policy, near=near is not None, far=far)
     require_embedder(policy, embedder)
     require_masks(policy, finder, confirm)
     async with AsyncExitStack() as opened:
+        masks = policy.private.masks
         far_side = (
-            FarSide(far, hides_ids=bool(policy.private_check.patterns or policy.private.masks))
+            FarSide(
+                far,
+                hides_ids=bool(policy.private_check.patterns or masks),
+                strict=masks is not None and masks.strict,
+            )
             if far is not None
             else None
         )
@@ -102,7 +119,7 @@ def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:
     SharedScript.of_thread().ask("checkSides", rules, near, None if far is None else far.dialect)
 
 
-def require_masks(policy: Policy, finder: Ranks | None, confirm: Confirm | None) -> None:
+def require_masks(policy: Policy, finder: Ranks | None, confirm: Confirm | AskedCaller | None) -> None:
     """Raises RequestError with the code "bad_policy" for masks that nothing finds or nobody confirms."""
     rules = {"private": policy.private.model_dump()}
     SharedScript.of_thread().ask("checkMasks", rules, finder is not None, confirm is not None)

@@ -154,7 +154,7 @@ class Message(Request):
     # The older form of ``tool_calls``; see `functions`.
     function_call: Annotated[FunctionCall | None, Field(exclude=True)] = None
     parsed: Parsed = None
-    annotations: Unused = None
+    annotations: Parsed = None
     audio: Unused = None
     # DeepSeek's name, and vLLM's newer one.
     reasoning_content: str | None = None
@@ -284,6 +284,11 @@ class ToolCallDelta(Reply):
     function: LeftOut[FunctionCallDelta] = None
 
 
+def as_objects(value: object) -> object:
+    """None for another server's field of the same name."""
+    return value if isinstance(value, list) and all(isinstance(each, dict) for each in value) else None
+
+
 class Delta(Reply):
     role: LeftOut[Literal["assistant"]] = None
     content: LeftOut[str] = None
@@ -294,6 +299,8 @@ class Delta(Reply):
     tool_calls: LeftOut[list[ToolCallDelta]] = None
     function_call: LeftOut[FunctionCallDelta] = None
     """The call, if the request has ``functions``."""
+    annotations: Annotated[LeftOut[list[dict[str, Any]]], BeforeValidator(as_objects)] = None
+    """Citations of a far server that searches the web, as it writes them."""
 
 
 class ChunkChoice(Reply):
@@ -369,6 +376,8 @@ class AnswerMessage(Reply):
     tool_calls: LeftOut[list[AnswerToolCall]] = None
     function_call: LeftOut[AnswerFunction] = None
     """The call, if the request has ``functions``."""
+    annotations: LeftOut[list[dict[str, Any]]] = None
+    """Citations of a far server that searches the web, as it writes them."""
 
 
 class ChatChoice(Reply):

@@ -248,11 +248,24 @@ class PromptLogprob(Reply):
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 
 
+class MaskedText(Reply):
+    """A text with placeholders such as [PERSON_1] in place of private texts. ``path`` is that of the request's own
+    text, such as "messages[0].content"; that of near's text is "answer.text" or "answer.reasoning".
+    """
+
+    path: str
+    text: str
+
+
 class ErrorDetail(Reply):
     message: str
     type: str
     param: str | None = None
     code: str | None = None
+    confirm: LeftOut[str] = None
+    """Of the code "confirmation_required": the value of X-Nearfar-Confirm that agrees to ``masked``."""
+    masked: LeftOut[list[MaskedText]] = None
+    """All texts that would leave the machine, if its policy asks."""
 
 
 class ErrorResponse(Reply):

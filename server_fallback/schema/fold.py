@@ -143,6 +143,7 @@ class _ChatParts:
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCallDelta] = field(default_factory=list)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
     function: _CallParts = field(default_factory=_CallParts)
     logprobs: list[TokenLogprob] | None = None
     token_ids: list[int] | None = None
@@ -152,6 +153,7 @@ class _ChatParts:
         self.texts.append(choice.delta.content or "")
         self.reasoning.append(choice.delta.reasoning_content or "")
         self.calls += choice.delta.tool_calls or ()
+        self.annotations += choice.delta.annotations or ()
         self.function.add(choice.delta.function_call)
         if choice.logprobs is not None:
             self.logprobs = self.logprobs or []
@@ -174,6 +176,7 @@ class _ChatParts:
                 reasoning_content=reasoning,
                 tool_calls=calls or None,
                 function_call=function,
+                annotations=self.annotations or None,
             ),
             logprobs=None if self.logprobs is None else ChatLogprobs(content=self.logprobs),
             finish_reason=self.finish_reason,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .common import LeftOut, Reply
+from .common import LeftOut, MaskedText, Reply
 
 Side = Literal["near", "far"]
 
@@ -16,15 +16,6 @@ class Description(Reply):
 
     path: str
     kind: Literal["picture", "video", "sound", "file"]
-    text: str
-
-
-class MaskedText(Reply):
-    """A text with placeholders such as [PERSON_1] in place of private texts. ``path`` is that of the request's own
-    text, such as "messages[0].content"; that of near's text is "answer.text" or "answer.reasoning".
-    """
-
-    path: str
     text: str
 
 

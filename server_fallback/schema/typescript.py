@@ -43,6 +43,7 @@ from .common import (
     OF_ACCOUNTS,
     STATUS_OF_TYPE,
     ErrorDetail,
+    MaskedText,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -68,7 +69,7 @@ from .decide import (
 from .encoding import EncodingUsage
 from .receipt import AnswerPart, Receipt, ReceiptChoice, ReceiptSampling, ReceiptSignature, SignedReceipt
 from .rerank import RerankResponse, RerankResult
-from .route import Description, MaskedText, Route
+from .route import Description, Route
 from .score import Classification, ClassifyResponse, ScoreResponse, SpanClass, TokenClass
 from .verify import VerifyAccepted, VerifyError, VerifyOpened
 
@@ -150,6 +151,8 @@ QUESTIONS: dict[type[BaseModel], str] = {
 # What differs in the page's answers: more fields, None for those that they never have, and narrower types.
 PAGE: dict[type[BaseModel], dict[str, str | None]] = {
     TokenLogprob: {"token_id?": "number"},
+    AnswerMessage: {"annotations": "ChatCompletionAnnotation[]"},
+    Delta: {"annotations": "ChatCompletionAnnotation[]"},
     ChatCompletion: {"nearfar": None, "timings": "CompletionTimings"},
     ChatCompletionChunk: {"nearfar": None, "timings?": "CompletionTimings"},
     Completion: {"route": None, "timings": "CompletionTimings"},
@@ -234,7 +237,7 @@ def replies() -> str:
     """The types of the answers."""
     parts = [HEADER.format(sources="the classes of that folder"), "\n"]
     parts.append('import type { TextDocument } from "./encoder_types.js";\n')
-    parts.append('import type { CompletionTimings } from "./types.js";\n')
+    parts.append('import type { ChatCompletionAnnotation, CompletionTimings } from "./types.js";\n')
     return "".join([*parts, *interfaces(REPLIES, reply_schema()["$defs"])])
 
 

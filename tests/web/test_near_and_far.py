@@ -20,7 +20,7 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from chat_pages import new_chat, send
 from demo_model.traffic import part_of
-from page_looks import NAMELESS, SCREENSHOTS, fact, look
+from page_looks import DESK, NAMELESS, SCREENSHOTS, fact, look
 from playwright.sync_api import Browser, Page, Route
 from recording_proxy import RecordingProxy
 from routed_prompts import DEMO_POLICY, EASY, GO, HARD, MARGIN, POLICY, STAY, UNSURE, reading_first_tokens
@@ -240,6 +240,45 @@ def test_no_byte_of_a_private_message_is_sent_and_later_messages_are_private_too
     send(chat, HARD)
     assert ended(chat)["side"] == "far"
     assert b"quokka" not in far_server.received
+
+
+def test_the_page_asks_before_masked_texts_leave_and_shows_them_word_for_word(
+    chat: Page, far_server: RecordingProxy, route_by: Callable[..., None]
+) -> None:
+    masks = {"patterns": [{"kind": "EMAIL", "pattern": r"\b[a-z]+@[a-z]+\.org\b"}], "then": "ask", "strict": True}
+    route_by(mode="prefer-far", quality={}, private={"masks": masks})
+    before = len(far_server.received)
+    send(chat, "I am anna@lee.org.\nWhat is 27 + 58?")
+    chat.wait_for_selector("#leaving")
+    assert [each.text_content() for each in chat.locator("#leaving q").all()][:2] == [
+        "user",
+        "I am [EMAIL_1].\nWhat is 27 + 58?",
+    ]
+    assert "Send this to 127.0.0.1" in (chat.text_content("#leaving-title") or "")
+    for name in look(chat):
+        chat.screenshot(path=SCREENSHOTS / f"leaving-{name}.png")
+    assert chat.evaluate(NAMELESS) == []
+    assert len(far_server.received) == before
+    chat.click("#leaving-refuse")
+    shown = ended(chat)
+    assert (shown["side"], shown["reason"], len(far_server.received)) == ("near", "private", before)
+    chat.click(".regenerate")
+    chat.click("#leaving-accept")
+    shown = ended(chat)
+    assert shown["side"] == "far"
+    sent = bytes(far_server.received[before:])
+    assert b"anna" not in sent
+    body = json.loads(sent[sent.index(b"\r\n\r\n") + 4 :])
+    chat.click(".answer summary")
+    left = fact(chat, 0, "Left this device")
+    assert body["messages"] == [{"role": "user", "content": "I am [EMAIL_1].\nWhat is 27 + 58?"}]
+    assert str(body["temperature"]) in left
+    assert body.keys() - {"model", "stream", "stream_options", "messages"} <= {
+        (each.text_content() or "") for each in chat.locator(".answer .leaving .place").all()
+    }
+    for name in look(chat):
+        chat.screenshot(path=SCREENSHOTS / f"left-{name}.png")
+    chat.set_viewport_size({"width": DESK[0], "height": DESK[1]})
 
 
 @pytest.mark.exhaustive

@@ -4,6 +4,7 @@ import { make } from "./elements.js";
 import { formatMs } from "./format.js";
 import type { Route, Side } from "./model.js";
 import { reasonWords, sidesWords } from "./route_words.js";
+import { leavingList } from "./what_leaves.js";
 
 /** ``totalMs`` is null while the answer grows. */
 export function badge(route: Route, sides: readonly Side[], totalMs: number | null): HTMLElement {
@@ -23,7 +24,7 @@ export function badge(route: Route, sides: readonly Side[], totalMs: number | nu
 }
 
 /** The facts that the router knew when it decided. */
-export function routeFacts(route: Route, host: string): readonly (readonly [string, string | null])[] {
+export function routeFacts(route: Route, host: string): readonly (readonly [string, string | Node | null])[] {
   const {
     near_right: near,
     far_right: far,
@@ -35,16 +36,16 @@ export function routeFacts(route: Route, host: string): readonly (readonly [stri
     ["Answered", route.side === "near" ? "on this device" : `by ${host}`],
     ["Why", reasonWords(route)],
     ["Changed sides", changed(route)],
-    ["Sent in place of private texts", masked(route)],
+    ["Left this device", left(route)],
     ["Expected to be right", both(near, far, (share) => `${(100 * share).toFixed(0)}%`)],
     ["Expected time", both(nearSeconds, farSeconds, (seconds) => formatMs(1000 * seconds))],
     ["Expected price", usd === null || usd === undefined || usd === 0 ? null : `$${usd.toPrecision(2)}`],
   ];
 }
 
-/** Word for word. */
-function masked({ masked: texts = [] }: Route): string | null {
-  return texts.length === 0 ? null : texts.map(({ text }) => `“${text}”`).join(" ");
+/** Word for word, under a policy that masks. */
+function left({ masked: texts = [] }: Route): HTMLElement | null {
+  return texts.length === 0 ? null : leavingList(texts);
 }
 
 function changed({ switched_at: switchedAt }: Route): string | null {

@@ -14,6 +14,7 @@ import { element } from "./elements.js";
 import type { FarAddress } from "./far_address.js";
 import { hostOf } from "./far_address.js";
 import { FarForm } from "./far_form.js";
+import { ChatFinder } from "./finder.js";
 import { withoutOldest } from "./fit_messages.js";
 import { History } from "./history.js";
 import type { Kept } from "./kept_answer.js";
@@ -76,6 +77,7 @@ export class Chat {
   });
   readonly #form = new FarForm((address) => this.join(address));
   readonly #engine: Promise<Engine>;
+  readonly #finder = ChatFinder.ofAddress();
   #near: Near = { state: "loading" };
   #model: Model | null = null;
   /** Null if no server is connected. */
@@ -189,6 +191,7 @@ export class Chat {
       this.#network,
       () => this.#controls.pin,
       this.transcriber,
+      this.#finder,
     );
     if (sides.farModel === null && this.#near.state === "failed") {
       throw silent(host);

@@ -2,6 +2,7 @@
 // anything before the user agrees.
 
 import { make } from "./elements.js";
+import { asks } from "./question_dialog.js";
 
 const AGREED = "nearfar agreed";
 
@@ -54,8 +55,6 @@ export function consentWords(kind: keyof LinkedAddresses): string {
 }
 
 function answered(items: readonly Item[]): Promise<boolean> {
-  const title = make("h2", "", "This link connects you to another site");
-  title.id = "consent-title";
   const list = make(
     "ul",
     "",
@@ -69,28 +68,12 @@ function answered(items: readonly Item[]): Promise<boolean> {
     "Nothing is loaded from there or sent there before you agree. Agree only if you trust the person who " +
       "gave you the link.",
   );
-  const refuse = make("button", "plain", "Stay on this device");
-  const accept = make("button", "solid", "Connect");
-  refuse.id = "consent-refuse";
-  accept.id = "consent-accept";
-  const dialog = make("dialog", "", title, list, advice, make("div", "actions", refuse, accept));
-  dialog.id = "consent";
-  dialog.setAttribute("aria-labelledby", title.id);
-  document.body.append(dialog);
-  dialog.showModal();
-  refuse.focus();
-  return new Promise((resolve) => {
-    refuse.addEventListener("click", () => {
-      dialog.close();
-    });
-    accept.addEventListener("click", () => {
-      dialog.close("agreed");
-    });
-    // The Escape key closes it without a value.
-    dialog.addEventListener("close", () => {
-      dialog.remove();
-      resolve(dialog.returnValue === "agreed");
-    });
+  return asks({
+    id: "consent",
+    title: "This link connects you to another site",
+    content: [list, advice],
+    refuse: "Stay on this device",
+    accept: "Connect",
   });
 }
 

@@ -10,7 +10,8 @@ import { offerModels } from "./model_picker.js";
 import { NearNotice } from "./near_notice.js";
 import { keepPage } from "./offline.js";
 import { StoredModels } from "./stored_models.js";
-import { ChatTranscriber, transcriberOfAddress } from "./transcriber.js";
+import { ChatTranscriber } from "./transcriber.js";
+import { folderOfAddress } from "./worker_engine.js";
 
 declare global {
   interface Window {
@@ -23,7 +24,7 @@ async function main(): Promise<void> {
   const bundle = bundleOfAddress();
   const loading = new LoadView();
   const notice = new NearNotice();
-  const hears = transcriberOfAddress();
+  const hears = folderOfAddress("transcriber");
   const transcriber = hears === null ? null : new ChatTranscriber(hears);
   const opening = openModel(bundle, {
     ...(transcriber !== null && { transcriber }),

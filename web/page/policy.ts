@@ -136,10 +136,23 @@ export function privacyWords(policy: Policy, isOwn: boolean): string {
       "identity number, an e-mail address or a secret key."
     );
   const patterns = count === 1 ? "the pattern" : `one of the ${count} patterns`;
-  return count === 0
-    ? "Only messages that you lock are private: this policy does not look for card numbers, e-mail addresses or keys."
-    : `Private messages are those that you lock, and those that match ${patterns} of this policy. The page ` +
-        "adds no patterns of its own.";
+  const { masks } = policy.private;
+  if (count === 0 && masks === null)
+    return "Only messages that you lock are private: this policy does not look for card numbers, e-mail addresses or keys.";
+  const matching = count === 0 ? "" : `, and those that match ${patterns} of this policy`;
+  return `Private messages are those that you lock${matching}. The page adds no patterns of its own.${maskWords(masks)}`;
+}
+
+/** What the server receives in place of private texts. */
+function maskWords(masks: Policy["private"]["masks"]): string {
+  if (masks === null) return "";
+  const finds = masks.entities.length > 0 ? " A model on this device finds more of them." : "";
+  const then = {
+    mask: " In other messages, the server receives names in brackets in place of private texts.",
+    ask: " In other messages, the server receives names in brackets in place of private texts, after you have seen them.",
+    near: " Messages with private texts stay here.",
+  }[masks.then];
+  return `${then}${finds}${masks.strict ? " Each answer shows all that has left." : ""}`;
 }
 
 async function readPolicy(address: string): Promise<unknown> {

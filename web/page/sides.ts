@@ -8,11 +8,14 @@ import { journalled } from "../src/journal/index.js";
 import type { Policy } from "../src/shared/decision/policy.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import type { FarAddress } from "./far_address.js";
+import { hostOf } from "./far_address.js";
+import type { ChatFinder } from "./finder.js";
 import type { KeepingAnswerer, Side } from "./model.js";
 import type { Network } from "./network.js";
 import type { ChatTranscriber } from "./transcriber.js";
 import { fittedPolicy, givenPolicy, lockLabel, ownPolicy, policyWords, privacyWords, withLock } from "./policy.js";
 import { answerFromSides } from "./sides_answer.js";
+import { confirmLeaving } from "./what_leaves.js";
 
 export interface Sides extends KeepingAnswerer {
   readonly policy: Policy;
@@ -38,6 +41,7 @@ export async function connectSides(
   network: Network,
   pin: () => Side | null,
   transcriber: ChatTranscriber | null = null,
+  finder: ChatFinder | null = null,
 ): Promise<Sides> {
   const { url: baseURL, key: apiKey, model, dialect } = far;
   const platform = platformDevice();
@@ -47,6 +51,8 @@ export async function connectSides(
     far: { baseURL, apiKey, model, dialect },
     fetch: network.fetch,
     ...(transcriber !== null && { transcriber }),
+    ...(finder !== null && { finder }),
+    confirm: (texts) => confirmLeaving(hostOf(baseURL), texts),
     device: {
       read: async () => {
         const hints = await platform.read();

@@ -145,7 +145,8 @@ export async function* answerFromSides({
 /** Whether only this device may answer a conversation. */
 function onlyNearAnswers(policy: Policy, messages: readonly ChatMessage[], pin: Side | null): boolean {
   if (policy.mode === "far-only") return false;
-  const check = PrivateCheck.of(policy.private);
+  // What is masked may leave.
+  const check = PrivateCheck.of({ ...policy.private, masks: null });
   return (
     pin === "near" ||
     policy.mode === "near-only" ||

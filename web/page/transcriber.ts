@@ -1,27 +1,11 @@
 // The model of the pages that writes down what is said: an engine in a worker, so that the page stays responsive.
 
 import { httpSource } from "../src/index.js";
-import type { LoadProgress } from "../src/index.js";
 import type { Transcribe, Transcript } from "../src/audio/index.js";
 import { openBundle } from "../src/runtime/index.js";
 import type { WorkerEngine } from "../src/worker/client.js";
-import { connectEngine } from "../src/worker/client.js";
 import { loadState } from "./load_words.js";
-
-/** The folder of the bundle that ?transcriber= names; null without it. */
-export function transcriberOfAddress(): string | null {
-  const bundle = new URLSearchParams(location.search).get("transcriber");
-  return bundle === null || bundle.endsWith("/") ? bundle : `${bundle}/`;
-}
-
-/** Throws what `connectEngine` throws. */
-export async function openTranscriber(
-  bundle: string,
-  onProgress?: (progress: LoadProgress) => void,
-): Promise<WorkerEngine> {
-  const worker = new Worker("engine_worker.js", { type: "module" });
-  return connectEngine(worker, bundle, onProgress === undefined ? {} : { onProgress });
-}
+import { openWorkerEngine } from "./worker_engine.js";
 
 /** What a transcriber wrote down of a recording in a message. */
 export interface WrittenDown extends Pick<Transcript, "text" | "language"> {
@@ -44,7 +28,7 @@ export class ChatTranscriber {
   /** ``onLoad`` receives how far the load is. A failed load is tried again. Throws what `connectEngine` throws. */
   async open(onLoad: (words: string) => void): Promise<WorkerEngine> {
     this.#onLoad = onLoad;
-    this.#engine ??= openTranscriber(this.bundle, (progress) => {
+    this.#engine ??= openWorkerEngine(this.bundle, (progress) => {
       const { words, amount } = loadState(progress);
       this.#onLoad(words.endsWith("…") || amount === "" ? `${words} ${amount}` : `${words}: ${amount}`);
     });

@@ -20,16 +20,16 @@ from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError
 
 from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest, SoundTranscript
-from ...schema.common import TokenLogprob
+from ...schema.common import MaskedText, TokenLogprob
 from ...schema.completions import CompletionRequest
 from ...schema.receipt import AnswerPart, SignedReceipt
-from ...schema.route import Description, MaskedText, Route, Side
+from ...schema.route import Description, Route, Side
 from ..decision.decide import Choice
 from ..decision.policy import Escalation
 from ..decision.situation import Message, Situation
 from ..sides.answer_piece import AnswerPiece, Chunk, Form
 from ..sides.continued import continued, limits, request_facts
-from ..sides.masker import MaskedChat, restored
+from ..sides.masker import MaskedChat, Stays, restored
 from ..sides.sides import Sides
 from ..sides.texts import conversation_of, with_texts_of
 from .answer_machine import AnswerMachine, Effect, Event, WatchedToken
@@ -81,8 +81,8 @@ class RunningAnswer:
         # Those whose texts are shown.
         self._writers: list[Attempt] = []
         self._heard = Heard(sides.near, call)
-        # What far receives in place of the request; None: the request itself, or nothing.
-        self._masked: MaskedChat | None = None
+        # What far receives in place of the request; None: the request itself. Stays: nothing.
+        self._masked: MaskedChat | Stays | None = None
         # What the request has in place of media.
         self._descriptions: Sequence[Description] = ()
         self._over = False
@@ -120,8 +120,13 @@ class RunningAnswer:
             situation = self._situation = described.situation
         may_leave = choice.decision.side == "far" or choice.standby
         masked, masker = self._masked, sides.masker
-        if masked is not None and masker is not None and may_leave and not await masker.may_leave(masked):
-            self._masked = None
+        agreed = True
+        if isinstance(masked, MaskedChat) and masker is not None and may_leave:
+            agreed = await masker.may_leave(masked, self._call.confirmed)
+            if not agreed and masker.asks_caller and choice.decision.side == "far":
+                raise masked.unconfirmed()
+        if not agreed:
+            self._masked = Stays()
             choice = await sides.choose(situation, private=True)
         if choice.wants_signals:
             near = self._start_attempt("near", 0, None)
@@ -133,7 +138,8 @@ class RunningAnswer:
                 self._drop_held()
             choice = await sides.choose(situation, private=choice.decision.private)
         if choice.decision.side is None:
-            raise sides.refusal(choice.decision, situation)
+            error = sides.refusal(choice.decision, situation)
+            raise self._masked.explained(error) if isinstance(self._masked, Stays) else error
         return choice
 
     async def _is_private(self, request: ChatCompletionRequest | CompletionRequest, situation: Situation) -> bool:
@@ -146,7 +152,7 @@ class RunningAnswer:
             return await asyncio.to_thread(with_texts_of, situation, masked)
 
         self._masked = await masker.mask(request, situation, situated, self._call)
-        return self._masked is None
+        return isinstance(self._masked, Stays)
 
     @property
     def _running(self) -> AnswerMachine:
@@ -289,9 +295,7 @@ class RunningAnswer:
                 self._ask(side, continue_from, number)
             case {"type": "warm"}:
                 assert not self._choice.decision.private, "a private request does not leave"
-                request = self._request
-                if self._masked is not None and self._masked.masks and isinstance(request, ChatCompletionRequest):
-                    request = self._masked.sent(request)
+                request = self._masked.sent() if isinstance(self._masked, MaskedChat) else self._request
                 self._warm_up = WarmUp(self._sides, request, self._call, self._conversation())
             case {"type": "cancel", "side": side}:
                 self._current.pop(side).stop()
@@ -372,9 +376,9 @@ class RunningAnswer:
             return sides.near.answer(request, observed, self._logprobs(attempt))
         assert sides.far is not None
         assert not self._choice.decision.private, "a private request does not leave"
-        call, masked = self._far_call(attempt), self._masked
-        if masked is not None and (masked.masks or continue_from is not None):
-            return await self._masked_stream(attempt, masked, continue_from)
+        call = self._far_call(attempt)
+        if isinstance(self._masked, MaskedChat):
+            return await self._masked_stream(attempt, self._masked, continue_from)
         if continue_from is not None:
             request = await far_continuation(sides, request, call, continue_from, self._shown)
         if not await sides.reserve_request():
@@ -388,27 +392,28 @@ class RunningAnswer:
         """Far's answer to the masked chat, with the private texts. Near knows them, so it does not guess."""
         sides, call, shown = self._sides, self._far_call(attempt), self._shown
         assert sides.masker is not None
-        assert isinstance(self._request, ChatCompletionRequest)
-        request: ChatCompletionRequest | CompletionRequest = self._request
-        masks, more = masked.masks, list[MaskedText]()
-        answer = None
+        request: ChatCompletionRequest | CompletionRequest = masked.request
+        masks, more, answer = masked.masks, list[MaskedText](), None
         if continue_from is not None:
             answer = await sides.masker.continuation(masked, continue_from, shown.reasoning, call)
             if answer is None:
                 raise side_fault("privateText", "near")
             masks, more = answer.masks, answer.changed
-        if not masks and continue_from is not None:
-            request = await far_continuation(sides, self._request, call, continue_from, shown)
+        # Token ids are no text that could be shown.
+        hides = bool(masks) or sides.masker.strict
+        if continue_from is not None and not hides:
+            request = await far_continuation(sides, masked.request, call, continue_from, shown)
+        elif answer is not None:
+            request = continued(request, answer.text, shown.num_tokens, answer.reasoning)
         if not await sides.reserve_request():
             raise side_fault("budgetSpent", "far")
         attempt.sent = True
-        if not masks:
-            return sides.far_answer(request, call, speculate=False)
-        attempt.changed.append("masked")
-        request = masked.sent(self._request, more)
-        if answer is not None:
-            request = continued(request, answer.text, shown.num_tokens, answer.reasoning)
-        return restored(masks, self._request, sides.far_answer(request, call, speculate=False))
+        masked.sent(more)
+        if masked.left:
+            attempt.changed.append("masked")
+        guesses = not hides and continue_from is None and self._near_guesses()
+        pieces = sides.far_answer(request, call, speculate=guesses)
+        return restored(masks, masked.request, pieces) if masks else pieces
 
     def _far_call(self, attempt: Attempt) -> Call:
         return replace(self._call, observe_request=attempt.record_request) if self._request.receipt else self._call
@@ -504,7 +509,7 @@ class RunningAnswer:
             scores=scores,
             switched_at=machine.switched_at,
             described=list(self._descriptions) or None,
-            masked=None if self._masked is None else list(self._masked.left) or None,
+            masked=(list(self._masked.left) or None) if isinstance(self._masked, MaskedChat) else None,
         )
 
     def _conversation(self) -> tuple[Message, ...]:

@@ -58,12 +58,14 @@ class MaskRules(PolicyPart):
     model on the device finds.
 
     ``then``: with "mask" far receives placeholders, with "ask" after the application has agreed to what would leave,
-    and with "near" the request stays on the device.
+    and with "near" the request stays on the device. ``strict``: only listed fields of a chat may leave, of which each
+    is shown; see `web/src/shared/masks/strict.ts`.
     """
 
     patterns: Annotated[tuple[MaskPattern, ...], Field(max_length=100)] = ()
     entities: Annotated[tuple[MaskEntity, ...], Field(max_length=100)] = ()
     then: Literal["mask", "ask", "near"] = "mask"
+    strict: bool = False
 
 
 class PrivateRules(PolicyPart):

@@ -33,7 +33,7 @@ class AnswerPiece:
     """``tokens`` are the tokens whose text is emitted, if log-probabilities were requested.
 
     ``usage`` comes last, after ``finish_reason``, and with it ``receipts``. ``transcripts``: what the side wrote down
-    of recordings.
+    of recordings. ``annotations``: the citations of far's answer.
     """
 
     text: str = ""
@@ -44,15 +44,16 @@ class AnswerPiece:
     reasoning: str = ""
     transcripts: Sequence[SoundTranscript] | None = None
     receipts: Sequence[SignedReceipt] = ()
+    annotations: Sequence[dict[str, Any]] | None = None
 
     @property
     def has_content(self) -> bool:
-        return bool(self.text or self.reasoning or self.tool_calls or self.tokens)
+        return bool(self.text or self.reasoning or self.tool_calls or self.tokens or self.annotations)
 
     @property
     def num_tokens(self) -> int:
         """If a server does not list its tokens, a piece counts as one token."""
-        return len(self.tokens) or int(self.has_content)
+        return len(self.tokens) or int(bool(self.text or self.reasoning or self.tool_calls))
 
 
 def piece_of(chunk: Chunk) -> AnswerPiece:
@@ -73,6 +74,7 @@ def piece_of(chunk: Chunk) -> AnswerPiece:
         chunk.usage,
         delta.reasoning_content or "",
         chunk.transcripts if isinstance(chunk, ChatCompletionChunk) else None,
+        annotations=delta.annotations,
     )
 
 
@@ -150,11 +152,12 @@ class Form:
         rest: dict[str, Any] = {"index": 0, "finish_reason": finish_reason}
         if not self._begin:
             return CompletionChunkChoice(text=piece.text, logprobs=_listed(tokens, start) if tokens else None, **rest)
-        is_other = piece.tool_calls or piece.reasoning or finish_reason
+        is_other = piece.tool_calls or piece.reasoning or piece.annotations or finish_reason
         delta = Delta(
             content=None if is_other and not piece.text else piece.text,
             reasoning_content=piece.reasoning or None,
             tool_calls=piece.tool_calls,
+            annotations=None if piece.annotations is None else list(piece.annotations),
         )
         return ChunkChoice(delta=delta, logprobs=ChatLogprobs(content=tokens) if tokens else None, **rest)
 

@@ -80,11 +80,12 @@ class FarModel:
 class FarSide:
     """``model`` is None until the server has answered once."""
 
-    def __init__(self, far: Far, *, hides_ids: bool = False) -> None:
+    def __init__(self, far: Far, *, hides_ids: bool = False, strict: bool = False) -> None:
         """``hides_ids``: the server gets none of the clients' request ids and trace states, in which nothing private is
-        searched. Raises RequestError for an invalid URL.
+        searched. ``strict``: nor their traces and priorities, which nobody is shown. Raises RequestError for an invalid
+        URL.
         """
-        self.far, self._hides_ids = far, hides_ids
+        self.far, self._hides_ids, self._strict = far, hides_ids, strict
         self.model: FarModel | None = None
         self._upstream: Upstream = make_upstream(far.base_url, far.api_key, any_request_id=far.dialect != "openai")
         self._queue = FarQueue()
@@ -134,7 +135,7 @@ class FarSide:
 
     async def answer(self, request: AnswerRequest, call: Call) -> AsyncGenerator[AnswerPiece, None]:
         """Raises the errors of `Upstream.answer`, and those of `reach` if the server was not reached before."""
-        model, dialect = await self.reach(call), self.far.dialect
+        model, dialect, call = await self.reach(call), self.far.dialect, self._sent(call)
         body = generation_body(request, model.id, dialect, priority=call.priority if dialect == "nearfar" else None)
         if call.observe_request is not None:
             call.observe_request(body)
@@ -142,7 +143,7 @@ class FarSide:
 
         async def send(output: Output[Any]) -> None:
             relay = Relay(kind, model.id, bounds_of(request, dialect), output, self._upstream.event_object)
-            await self._upstream.answer(path, body, self._sent(call), relay)
+            await self._upstream.answer(path, body, call, relay)
 
         async with aclosing(streamed(send)) as chunks:
             async for chunk in chunks:
@@ -177,6 +178,8 @@ class FarSide:
         """The call as the server gets it."""
         if not self._hides_ids:
             return call
+        if self._strict:
+            return replace(call, request_id=str(uuid4()), headers={}, priority=0)
         trace = {name: value for name, value in call.headers.items() if TRACE_PARENT.fullmatch(value)}
         return replace(call, request_id=str(uuid4()), headers=trace)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 
-from nearfar.compiler.runtime.errors import RequestError, Unavailable
+from nearfar.compiler.runtime.errors import RequestError
 
 from ...executors.encoder_executor import EncoderExecutor
 from ...executors.executor import Executor, Opener
@@ -12,35 +12,21 @@ from ...executors.registry import default_name
 from ..decision.policy import Policy
 from ..decision.predictor import Components
 from .embedder import Embedder
+from .local_encoder import LocalEncoder
 
 
 class LocalEmbedder:
     """``model`` in any form that ``opener`` accepts. `open` loads it at its first call; `close` closes it."""
 
     def __init__(self, opener: Opener, model: str, components: Components) -> None:
-        self._opener, self._model, self._components = opener, model, components
-        self._opening = asyncio.Lock()
-        self._executor: EncoderExecutor | None = None
-        self._closed = False
+        self._encoder = LocalEncoder(opener, model, partial(encoder_of, model, components=components))
 
     async def open(self) -> Embedder:
         """Raises RequestError for a model that is not that of the policy, and the errors of opening it."""
-        async with self._opening:
-            if self._executor is None:
-                executor = await (await self._opener.prepare(self._model, None)).open()
-                try:
-                    if self._closed:
-                        raise Unavailable("the server is shutting down; use another server")
-                    self._executor = encoder_of(self._model, executor, self._components)
-                finally:
-                    if self._executor is None:
-                        await executor.close()
-        return Embedder.of(self._executor)
+        return Embedder.of(await self._encoder.open())
 
     async def close(self) -> None:
-        self._closed = True
-        if self._executor is not None:
-            await self._executor.close()
+        await self._encoder.close()
 
 
 def require_encoder(policy: Policy, model: str | None) -> Components | None:

@@ -6,19 +6,21 @@ in far's answers.
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from hashlib import sha256
+from typing import Any, Literal
 
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, RequestError
 from nearfar.compiler.shared.script import SharedScript
 
-from ...executors.executor import Call, Ranks
+from ...executors.executor import CONFIRM_HEADER, Call, Ranks
 from ...schema.chat import ChatCompletionRequest, Message, ToolCallDelta
+from ...schema.common import MaskedText
 from ...schema.functions import FunctionCallDelta
-from ...schema.route import MaskedText
 from ...schema.score import Classification, ClassifyRequest
 from ..decision.policy import MaskRules, Policy
 from ..decision.situation import Situation
@@ -27,30 +29,67 @@ from .continued import format_type
 
 # Texts whose entities are retained, so that a conversation's next turn does not search them again.
 MAX_TEXTS = 256
+# Those that the finder reads at once.
+MAX_WINDOWS = 64
 MAX_CONFIRMED = 4096
-# Of `web/src/shared/masks/restorer.ts`.
-NOTHING_PENDING = {"held": "", "place": {"word": "", "quote": "", "within": "", "inAddress": False}}
 # In texts of these formats, placeholders are possible.
 FORMATS = (None, "text", "json_object", "json_schema")
 # Called with what would leave; whether it may, for a policy whose ``private.masks.then`` is "ask".
 Confirm = Callable[[Sequence[MaskedText]], Awaitable[bool]]
+# Whoever sends a request is asked, by an error: a server has nobody else to ask.
+AskedCaller = Literal["caller"]
 
 
 @dataclass(eq=False, slots=True)
 class MaskedChat:
     """A chat as far receives it. ``masks`` are a list of Mask of `web/src/shared/masks/placeholders.ts`; ``texts``
-    those that differ from the request's own, and ``left`` those that were sent.
+    those that differ from the request's own, or under a policy with ``strict`` masks all; ``left`` those that were
+    sent.
     """
 
-    messages: list[Message]
-    masks: list[dict[str, str]] = field(default_factory=list)
+    request: ChatCompletionRequest
+    masks: list[dict[str, Any]] = field(default_factory=list)
     texts: list[MaskedText] = field(default_factory=list)
     left: list[MaskedText] = field(default_factory=list)
 
-    def sent(self, request: ChatCompletionRequest, more: Sequence[MaskedText] = ()) -> ChatCompletionRequest:
-        """The request with these messages, which is sent now."""
+    def sent(self, more: Sequence[MaskedText] = ()) -> ChatCompletionRequest:
+        """The request, which is sent now."""
         self.left += [text for text in (*self.texts, *more) if text not in self.left]
-        return request.model_copy(update={"messages": self.messages})
+        return self.request
+
+    @property
+    def preview(self) -> str:
+        """The name of exactly these texts, by which a caller agrees to them: a SHA-256 in hexadecimal digits."""
+        texts = [[text.path, text.text] for text in self.texts]
+        return sha256(json.dumps(texts).encode()).hexdigest()
+
+    def unconfirmed(self) -> RequestError:
+        """The error that shows a caller what would leave, and how to agree."""
+        return RequestError(
+            f"the policy asks before texts leave this machine; error.masked has all that would leave. To agree, send "
+            f"the request again with the header {CONFIRM_HEADER}: {self.preview}; to refuse, pin it to near",
+            code="confirmation_required",
+            param=CONFIRM_HEADER,
+            confirm=self.preview,
+            masked=[text.model_dump() for text in self.texts],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """A chat that must stay on this machine. ``field``: the path of the value that a strict policy does not let leave,
+    if it is one.
+    """
+
+    field: str | None = None
+
+    def explained(self, error: NearfarError) -> NearfarError:
+        """An error of a request that nobody may or can answer, which names the field."""
+        if self.field is None:
+            return error
+        advice = "remove it, or let near answer: the policy's private.masks are strict"
+        message = f"{self.field}: may not leave; {advice} ({error.message})"
+        return type(error)(message, **{**error.details, "param": self.field})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +98,19 @@ class MaskedAnswer:
 
     text: str
     reasoning: str
-    masks: list[dict[str, str]]
+    masks: list[dict[str, Any]]
     changed: list[MaskedText]
 
 
 def restored_text(masks: Sequence[Mapping[str, str]], text: str) -> str:
     """A text that came back, with the private texts."""
-    [whole, _] = SharedScript.of_thread().ask("restore", list(masks), "text", NOTHING_PENDING, text, True)
+    [whole, _] = SharedScript.of_thread().ask("restore", list(masks), "text", None, text, True)
     return str(whole)
 
 
 class Masker:
     """``is_private`` and ``matches`` are those of `Sides` for patterns and labels alone. ``finder`` finds entities, and
-    stays the caller's to close.
+    stays the caller's to close. ``confirm`` is asked what may leave; "caller": whoever sends the request.
     """
 
     def __init__(
@@ -80,7 +119,7 @@ class Masker:
         is_private: Callable[[Situation], Awaitable[bool]],
         matches: Callable[..., Awaitable[bool]],
         finder: Ranks | None = None,
-        confirm: Confirm | None = None,
+        confirm: Confirm | AskedCaller | None = None,
     ) -> None:
         assert policy.private.masks is not None
         self._rules: MaskRules = policy.private.masks
@@ -95,44 +134,86 @@ class Masker:
         """Whether the application has to agree to what leaves."""
         return self._rules.then == "ask"
 
+    @property
+    def strict(self) -> bool:
+        """Whether only listed fields leave, of which each is shown."""
+        return self._rules.strict
+
     async def mask(
         self,
         request: ChatCompletionRequest,
         situation: Situation,
         situated: Callable[[ChatCompletionRequest], Awaitable[Situation]],
         call: Call,
-    ) -> MaskedChat | None:
-        """The chat for far; None if it must stay here. ``situated`` is ``situation`` with the texts of another request.
+    ) -> MaskedChat | Stays:
+        """The chat for far. ``situated`` is ``situation`` with the texts of another request.
 
         Raises DeadlineExceeded.
         """
+        unmasked: list[MaskedText] = []
+        if self.strict:
+            request, field = self._listed(request)
+            if field is not None:
+                return Stays(field)
+            unmasked = [MaskedText(**each) for each in self._ask("unmaskedTexts", as_json(request))]
         given = [message.model_dump(by_alias=True, exclude_none=True) for message in request.messages]
         texts: list[str] = self._ask("maskableTexts", given)
-        entities = []
-        for text in texts:
-            found = await self._find(text, call)
-            if found is None:
-                return None
-            entities.append([text, found])
+        found = await self._find([*texts, *(each.text for each in unmasked)], call)
+        if found is None:
+            return Stays()
+        entities = [[text, found[text]] for text in texts]
         masked = self._ask("maskMessages", self._rules.model_dump(), self._ignore_case, given, entities)
+        masks = [] if masked is None else masked["masks"]
+        for each in unmasked:
+            if await self._has_private(each.text, masks, found[each.text]):
+                return Stays(each.path)
         if masked is None:
-            return None if await self._is_private(situation) else MaskedChat(list(request.messages))
+            if await self._is_private(await situated(request) if self.strict else situation):
+                return Stays()
+            return MaskedChat(request, texts=self._all_texts(request))
         if self._rules.then == "near" or request.logprobs or format_type(request) not in FORMATS:
-            return None
+            return Stays()
         pairs = zip(request.messages, given, masked["messages"], strict=True)
         messages = [own if before == now else Message.model_validate(now) for own, before, now in pairs]
-        sent = await situated(request.model_copy(update={"messages": messages}))
+        hidden = request.model_copy(update={"messages": messages})
+        sent = await situated(hidden)
         parts = [list(each.parts) or [each.content] for each in sent.messages]
         groups = [*parts, [part for own in parts for part in own], *([each] for each in sent.texts)]
-        if await self._is_private(sent) or self._ask("hasMasked", masked["masks"], groups):
-            return None
-        return MaskedChat(messages, masked["masks"], [MaskedText(**each) for each in masked["texts"]])
+        if await self._is_private(sent) or self._ask("hasMasked", masks, groups):
+            return Stays()
+        return MaskedChat(hidden, masks, self._all_texts(hidden) or [MaskedText(**each) for each in masked["texts"]])
 
-    async def may_leave(self, chat: MaskedChat) -> bool:
-        """Whether the application agrees that far receives these texts; each of them is asked about once."""
+    def _listed(self, request: ChatCompletionRequest) -> tuple[ChatCompletionRequest, str | None]:
+        """The part of a request that may leave under strict masks, and the path of what keeps it here."""
+        found = self._ask("strictRequest", as_json(request))
+        if found["refused"] is not None:
+            return request, found["refused"]
+        return ChatCompletionRequest.model_validate({**found["params"], "model": request.model}), None
+
+    def _all_texts(self, request: ChatCompletionRequest) -> list[MaskedText]:
+        """All that leaves under strict masks; none under others."""
+        return [MaskedText(**each) for each in self._ask("leavingTexts", as_json(request))] if self.strict else []
+
+    async def _has_private(self, text: str, masks: list[dict[str, Any]], entities: Sequence[Any]) -> bool:
+        """Whether a text that is not masked matches, has one of its entities, or has what is masked elsewhere."""
+        labels = {each.label for each in self._rules.entities}
+        if any(each["label"] in labels for each in entities):
+            return True
+        return await self._matches(text) or bool(self._ask("hasMasked", masks, [[text]]))
+
+    @property
+    def asks_caller(self) -> bool:
+        return self._confirm == "caller"
+
+    async def may_leave(self, chat: MaskedChat, confirmed: str | None = None) -> bool:
+        """Whether the application, or the caller by the preview that was ``confirmed``, agrees that far receives these
+        texts. The application is asked about each of them once.
+        """
         if self._rules.then != "ask" or all(each.text in self._confirmed for each in chat.texts):
             return True
-        agreed = self._confirm is not None and await self._confirm(chat.texts) is True
+        if self._confirm is None or self._confirm == "caller":
+            return confirmed == chat.preview
+        agreed = await self._confirm(chat.texts) is True
         if agreed:
             self._confirmed.update(dict.fromkeys(each.text for each in chat.texts))
             while len(self._confirmed) > MAX_CONFIRMED:
@@ -144,38 +225,51 @@ class Masker:
         masks, changed = chat.masks, []
         hidden = {"reasoning": reasoning, "text": text}
         for name, own in hidden.items():
-            entities = await self._find(own, call)
-            if entities is None:
+            found = await self._find([own], call)
+            if found is None:
                 return None
-            masked = self._ask("maskText", self._rules.model_dump(), self._ignore_case, own, entities, masks)
+            masked = self._ask("maskText", self._rules.model_dump(), self._ignore_case, own, found[own], masks)
             if len(masked["masks"]) > len(masks) and self._rules.then != "mask":
                 return None
-            if masked["text"] != own:
+            # Nobody has agreed to it.
+            if own and self.strict and self._rules.then == "ask":
+                return None
+            if masked["text"] != own or (own and self.strict):
                 changed.append(MaskedText(path=f"answer.{name}", text=masked["text"]))
             masks, hidden[name] = masked["masks"], masked["text"]
-        meets = await self._matches(chat.messages[-1].text, hidden["text"])
+        meets = await self._matches(chat.request.messages[-1].text, hidden["text"])
         if meets or (hidden["reasoning"] and await self._matches(hidden["reasoning"])):
             return None
         return MaskedAnswer(hidden["text"], hidden["reasoning"], masks, changed)
 
-    async def _find(self, text: str, call: Call) -> list[Any] | None:
-        """The entities of a text; None if the model fails. Raises DeadlineExceeded."""
-        if not self._rules.entities or self._finder is None or not text.strip():
-            return []
-        if text not in self._entities:
-            windows = [window for window in self._ask("textWindows", text) if window["text"].strip()]
-            request = ClassifyRequest(model="finder", input=[window["text"] for window in windows])
-            try:
+    async def _find(self, texts: Sequence[str], call: Call) -> dict[str, list[Any]] | None:
+        """The entities of each text; None if the model fails. Raises DeadlineExceeded."""
+        if not self._rules.entities or self._finder is None:
+            return {text: [] for text in texts}
+        found = {text: self._entities.get(text, [] if not text.strip() else None) for text in texts}
+        windows = [
+            (text, window)
+            for text, known in found.items()
+            if known is None
+            for window in self._ask("textWindows", text)
+            if window["text"].strip()
+        ]
+        entities: dict[str, list[Any]] = {text: known or [] for text, known in found.items()}
+        try:
+            for start in range(0, len(windows), MAX_WINDOWS):
+                part = windows[start : start + MAX_WINDOWS]
+                request = ClassifyRequest(model="finder", input=[window["text"] for _, window in part])
                 data = (await self._finder.classify(request, call)).data
-                found = [each for pair in zip(windows, data, strict=True) for each in self._entities_of(*pair)]
-            except DeadlineExceeded:
-                raise
-            except NearfarError:
-                return None
-            self._entities[text] = found
-            if len(self._entities) > MAX_TEXTS:
-                self._entities.popitem(last=False)
-        return self._entities[text]
+                for (text, window), labelled in zip(part, data, strict=True):
+                    entities[text] += self._entities_of(window, labelled)
+        except DeadlineExceeded:
+            raise
+        except NearfarError:
+            return None
+        self._entities.update({text: entities[text] for text, _ in windows})
+        while len(self._entities) > MAX_TEXTS:
+            self._entities.popitem(last=False)
+        return entities
 
     def _entities_of(self, window: dict[str, Any], labelled: Classification) -> list[Any]:
         if labelled.tokens is None:
@@ -191,6 +285,12 @@ class Masker:
 
     def _ask(self, name: str, *values: Any) -> Any:
         return SharedScript.of_thread().ask(name, *values)
+
+
+def as_json(request: ChatCompletionRequest) -> dict[str, Any]:
+    """A chat as JSON, without the name of its model and how its answer is delivered: far gets its own."""
+    left_out = {"model", "stream", "stream_options", "n"}
+    return request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=left_out)
 
 
 def _placed(label: str, start: int | None, end: int | None, at: Sequence[int]) -> dict[str, Any]:
@@ -209,15 +309,18 @@ def utf16_indices(text: str) -> Sequence[int]:
 
 
 async def restored(
-    masks: list[dict[str, str]], request: ChatCompletionRequest, pieces: AsyncGenerator[AnswerPiece, None]
+    masks: list[dict[str, Any]], request: ChatCompletionRequest, pieces: AsyncGenerator[AnswerPiece, None]
 ) -> AsyncGenerator[AnswerPiece, None]:
-    """The pieces of far's answer with the private texts, which come once their placeholders are complete."""
+    """The pieces of far's answer with the private texts, which come once their placeholders are complete. Citations,
+    whose offsets depend on all of the text, come with the end.
+    """
     script, pending = SharedScript.of_thread(), dict[str, Any]()
     form = "text" if format_type(request) in (None, "text") else "json"
+    citations: list[Any] = []
 
     def restore(key: str, form: str, piece: str, *, last: bool) -> str:
         text: str
-        text, pending[key] = script.ask("restore", masks, form, pending.get(key, NOTHING_PENDING), piece, last)
+        text, pending[key] = script.ask("restore", masks, form, pending.get(key), piece, last)
         return text
 
     def restore_call(call: ToolCallDelta) -> ToolCallDelta:
@@ -239,10 +342,14 @@ async def restored(
         async for piece in pieces:
             last = piece.finish_reason is not None
             calls = [restore_call(call) for call in piece.tool_calls or ()]
+            text = restore("text", form, piece.text, last=last)
+            citations += piece.annotations or ()
+            own = script.ask("restoredCitations", masks, pending["text"], citations) if last else None
             yield replace(
                 piece,
-                text=restore("text", form, piece.text, last=last),
+                text=text,
                 reasoning=restore("reasoning", "text", piece.reasoning, last=last),
                 tool_calls=[*calls, *(held_calls() if last else ())] or None,
                 tokens=(),
+                annotations=own or None,
             )

@@ -31,7 +31,7 @@ from .answer_piece import AnswerPiece
 from .describer import Describer
 from .embedder import Embedder
 from .far import FarSide
-from .masker import Confirm, Masker
+from .masker import AskedCaller, Confirm, Masker
 from .near import NearSide
 from .speculated_far import SpeculatedFar
 from .texts import conversation_of
@@ -93,7 +93,7 @@ class Sides:
         self._same_tokens: bool | None = None
         self._speculated: SpeculatedFar | None = None
 
-    def open_masker(self, finder: Ranks | None, confirm: Confirm | None) -> None:
+    def open_masker(self, finder: Ranks | None, confirm: Confirm | AskedCaller | None) -> None:
         """Set what masks chats, if the policy has masks."""
         if self.policy.private.masks is not None:
             self.masker = Masker(self.policy, self.matches_rules, self.matches_private, finder, confirm)
@@ -161,13 +161,13 @@ class Sides:
         self._speeds["far"]["round_trip_seconds"] = model.round_trip_seconds
 
     async def is_private(self, situation: Situation) -> bool:
-        """Whether the policy forbids that the request leaves the device. Only `masker` searches for entities, so all
-        other requests are private under a policy that has any.
+        """Whether the policy forbids that the request leaves the device. Only `masker` searches for entities and knows
+        what may leave under strict masks, so all other requests are private under a policy that has any.
 
         Runs in a thread, because long texts take up to seconds.
         """
         masks = self.policy.private.masks
-        return bool(masks and masks.entities) or await self.matches_rules(situation)
+        return bool(masks and (masks.entities or masks.strict)) or await self.matches_rules(situation)
 
     async def matches_rules(self, situation: Situation) -> bool:
         """Whether a request has a private label or a text that matches a pattern, in a thread as `is_private`."""

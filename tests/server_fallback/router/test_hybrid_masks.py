@@ -17,9 +17,9 @@ from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.hybrid import Hybrid, read_request
 from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.router.sides.masker import MAX_CONFIRMED, MaskedChat, Masker, utf16_indices
-from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionChunk
+from nearfar.server_fallback.schema.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionRequest
+from nearfar.server_fallback.schema.common import MaskedText
 from nearfar.server_fallback.schema.encoding import EncodingUsage
-from nearfar.server_fallback.schema.route import MaskedText
 from nearfar.server_fallback.schema.score import (
     Classification,
     ClassifyRequest,
@@ -285,9 +285,45 @@ def test_the_application_is_asked_once_about_a_text_and_only_the_last_texts_are_
     async def work() -> None:
         given = Policy.model_validate_json(json.dumps(rules(masks={**MASKS, "then": "ask"})))
         masker = Masker(given, never, never, confirm=confirm)
+        chat = ChatCompletionRequest.model_validate({"model": "m", "messages": QUESTION})
         numbers = [*range(MAX_CONFIRMED + 1), MAX_CONFIRMED, 0]
         for number in numbers:
-            assert await masker.may_leave(MaskedChat([], texts=[MaskedText(path="", text=str(number))]))
+            assert await masker.may_leave(MaskedChat(chat, texts=[MaskedText(path="", text=str(number))]))
         assert asked == [str(number) for number in (*range(MAX_CONFIRMED + 1), 0)]
 
     run(work())
+
+
+def test_citations_of_far_are_restored_with_their_places() -> None:
+    def cite(start: int, end: int) -> dict[str, Any]:
+        place = {"start_index": start, "end_index": end, "title": "of [EMAIL_1]", "url": "https://x.org/[EMAIL_1]"}
+        return {"type": "url_citation", "url_citation": place}
+
+    deltas = [{"content": "\U0001f600 [EMAIL"}, {"content": "_1] by", "annotations": [cite(2, 11)]}]
+    deltas += [{"content": " post"}, {"annotations": [cite(12, 14)]}, {"annotations": {"of": "another server"}}]
+    made = [{**chunk(), "choices": [{"index": 0, "delta": each, "finish_reason": None}]} for each in deltas]
+    answer = run(answered(FakeFar(lambda _: Reply(chunks=[*made, chunk(finish="stop")])), rules()))
+    message = answer.choices[0].message
+    assert message.content == f"\U0001f600 {SECRET} by post"
+    assert message.annotations is not None
+    places = [each["url_citation"] for each in message.annotations]
+    assert [message.content[each["start_index"] : each["end_index"]] for each in places] == [SECRET, "by"]
+    assert (places[0]["title"], places[0]["url"]) == (f"of {SECRET}", "https://x.org/[EMAIL_1]")
+    # It may be sent back, and is never passed on.
+    assert "annotations" not in read_request({"model": "m", "messages": [*ASKED, message]}).messages[1].model_dump()
+
+
+def test_a_conversation_has_the_same_placeholders_after_a_change_of_sides_and_in_a_new_process() -> None:
+    text = "to bob@x.org, not BOB@X.ORG"
+    near = FakeNear(text=f"{text}!!", logprobs=(*(-0.1 for _ in text), -9.0, -9.0))
+    far = far_saying(" [EMAIL_2]")
+    watch = {"then": "continue", "window_tokens": 2, "min_mean_logprob": -3, "warm": "never"}
+    first = run(answered(far, rules("prefer-near", escalation=watch), near=near))
+    assert outcome(first)[:2] == (f"{text}! bob@x.org", "far")
+    later = [*ASKED, first.choices[0].message, {"role": "user", "content": "and carl@x.org"}]
+    # Another router, as after a reload.
+    far = far_saying("[EMAIL_2] [EMAIL_3] [EMAIL_4]")
+    second = run(answered(far, rules(), parameters={"messages": later}))
+    assert second.choices[0].message.content == "bob@x.org BOB@X.ORG carl@x.org"
+    sent = [each["content"] for each in far.generated[0]["messages"]]
+    assert sent == [SENT.text, "to [EMAIL_2], not [EMAIL_3]! [EMAIL_2]", "and [EMAIL_4]"]

@@ -10,7 +10,8 @@ import { keepPage } from "../offline.js";
 import type { Recording } from "../recording.js";
 import { record } from "../recording.js";
 import { StoredModels } from "../stored_models.js";
-import { languageName, openTranscriber, speechAbilities, transcriberOfAddress } from "../transcriber.js";
+import { languageName, speechAbilities } from "../transcriber.js";
+import { folderOfAddress, openWorkerEngine } from "../worker_engine.js";
 import { wavFile } from "../wav_file.js";
 import type { WorkerEngine } from "../../src/worker/client.js";
 import type { ExportFormat, Segment } from "./transcripts_view.js";
@@ -30,8 +31,8 @@ const FORMATS: Readonly<Record<ExportFormat, (segments: readonly Segment[]) => s
 };
 
 class TranscriptsPage {
-  readonly #bundle = transcriberOfAddress() ?? "./transcriber/";
-  readonly #engine = openTranscriber(this.#bundle, (progress) => {
+  readonly #bundle = folderOfAddress("transcriber") ?? "./transcriber/";
+  readonly #engine = openWorkerEngine(this.#bundle, (progress) => {
     if (progress.phase !== "ready") this.#view.progress(loadState(progress));
   });
   #recording: Recording | null = null;

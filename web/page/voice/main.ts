@@ -19,7 +19,7 @@ import { keepPage } from "../offline.js";
 import type { Sides } from "../sides.js";
 import { connectSides } from "../sides.js";
 import { StoredModels } from "../stored_models.js";
-import { openTranscriber, transcriberOfAddress } from "../transcriber.js";
+import { folderOfAddress, openWorkerEngine } from "../worker_engine.js";
 import { chatOf } from "./answerer_chat.js";
 import { VoiceView } from "./voice_view.js";
 
@@ -65,7 +65,7 @@ class VoicePage {
         if (this.#sides === null) throw error;
         return null;
       });
-      this.#transcriber = await openTranscriber(transcriberOfAddress() ?? "./transcriber/", (progress) => {
+      this.#transcriber = await openWorkerEngine(folderOfAddress("transcriber") ?? "./transcriber/", (progress) => {
         if (progress.phase !== "ready") this.#view.progress(loadState(progress));
       });
       await connected;

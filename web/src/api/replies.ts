@@ -1,7 +1,7 @@
 // Written by server_fallback/schema/typescript.py from the classes of that folder: edit those files.
 
 import type { TextDocument } from "./encoder_types.js";
-import type { CompletionTimings } from "./types.js";
+import type { ChatCompletionAnnotation, CompletionTimings } from "./types.js";
 
 export interface CompletionUsage {
   prompt_tokens: number;
@@ -134,6 +134,8 @@ export interface ChatCompletionMessage {
   tool_calls?: ChatCompletionMessageToolCall[];
   /** The call, if the request has ``functions``. */
   function_call?: { name: string; arguments: string };
+  /** Citations of a far server that searches the web, as it writes them. */
+  annotations?: ChatCompletionAnnotation[];
 }
 
 export interface ChatCompletionChoice {
@@ -189,6 +191,8 @@ export interface ChatCompletionDelta {
   tool_calls?: ChatCompletionToolCallDelta[];
   /** The call, if the request has ``functions``. */
   function_call?: { name?: string; arguments?: string };
+  /** Citations of a far server that searches the web, as it writes them. */
+  annotations?: ChatCompletionAnnotation[];
 }
 
 export interface ChatCompletionChunkChoice {
@@ -355,6 +359,10 @@ export interface ErrorObject {
   type: string;
   param: string | null;
   code: string | null;
+  /** Of the code "confirmation_required": the value of X-Nearfar-Confirm that agrees to ``masked``. */
+  confirm?: string;
+  /** All texts that would leave the machine, if its policy asks. */
+  masked?: MaskedText[];
 }
 
 /** ``max_drafts``: further drafts of a message are not checked. ``context``: the most tokens of the prompt and the answer together. */

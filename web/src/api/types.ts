@@ -53,6 +53,12 @@ export interface PromptLogprobsOption {
   readonly onLogprobs: (logprobs: readonly number[]) => void;
 }
 
+/** A citation of a far server that searches the web. Its indices count the code points of the answer. */
+export interface ChatCompletionAnnotation {
+  type: "url_citation";
+  url_citation: { start_index: number; end_index: number; title: string; url: string };
+}
+
 /** Extension. tokens_per_second is measured from the first token on; null if there was only one. */
 export interface CompletionTimings {
   time_to_first_token_ms: number;

@@ -17,8 +17,9 @@ import { FarSide } from "./sides/far.js";
 import type { Fetch } from "./sides/far_http.js";
 import type { SoundTranscriber } from "./describer.js";
 import type { Embedder } from "./hybrid_completions.js";
-import type { Confirm, EntityFinder, LeavingChat } from "./masks.js";
+import type { Confirm, EntityFinder, LeavingChat, Masker } from "./masks.js";
 import type { HybridParams } from "./request.js";
+import { withMessages } from "./request.js";
 import { HybridCompletions } from "./hybrid_completions.js";
 import type {
   HybridEmbeddingParams,
@@ -34,7 +35,7 @@ import type { LoadNear, NearOption } from "./sides/near.js";
 import { NearSide } from "./sides/near.js";
 import type { Policy } from "../shared/decision/policy.js";
 import { parsePolicy } from "../shared/decision/policy.js";
-import { checkMasks, checkSides } from "../shared/decision/contradictions.js";
+import { checkSides } from "../shared/decision/contradictions.js";
 import { badPolicy } from "../shared/decision/schema_check.js";
 import type { Questions } from "../shared/questions/questions.js";
 import { Routing } from "./routing.js";
@@ -140,9 +141,9 @@ export class Hybrid {
       });
       if (!isReached) routing.records.far.circuit.failed(true);
       const speculating = far === null ? null : await speculatingFar(far, routing, options);
-      const { embedder = null, finder = null, confirm = null } = options;
-      const maskOptions = { finder, confirm };
-      const completions = new HybridCompletions({ routing, speculating, embedder, transcriber, maskOptions });
+      const { embedder = null } = options;
+      const masker = await maskerOf(routing, options);
+      const completions = new HybridCompletions({ routing, speculating, embedder, transcriber, masker });
       return new Hybrid(routing, speculating, completions);
     } catch (error) {
       near.close();
@@ -204,13 +205,22 @@ export class Hybrid {
 const loadEngine: LoadNear = async (bundle, options): Promise<Engine> =>
   (await import("../index.js")).Engine.load(bundle, options);
 
-function checkOptions(policy: Policy, { near, far, embedder, finder, confirm }: HybridOptions): void {
+function checkOptions(policy: Policy, { near, far, embedder }: HybridOptions): void {
   if (far !== null) readParams(far, FAR_OPTIONS);
   checkSides(policy, near !== null, far === null ? null : (far.dialect ?? "nearfar"));
   const read = policy.quality.predictor?.embedding?.model;
   if (read && read !== embedder?.model)
     throw badPolicy("quality.predictor", `it reads embeddings of ${read}; set embedder to that model's`);
-  checkMasks(policy, finder != null, confirm != null);
+}
+
+/** The code is loaded only if the policy has `private.masks`. */
+async function maskerOf(
+  { privacy, wiring: { policy } }: Routing,
+  { finder, confirm }: HybridOptions,
+): Promise<Masker | null> {
+  if (policy.private.masks === null) return null;
+  const { Masker } = await import("./masks.js");
+  return new Masker(policy, privacy, { finder: finder ?? null, confirm: confirm ?? null }, withMessages);
 }
 
 /** The code is loaded only if the policy has `speculation`. */

@@ -25,7 +25,7 @@ import type { AnswerItem, AnswerJob } from "./answer/running_answer.js";
 import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
 import { remainingLimit, textOf } from "./sides/sides.js";
 import type { Situation } from "../shared/decision/situation.js";
-import type { LeavingChat, MaskOptions, MaskedRequest, Masker } from "./masks.js";
+import type { LeavingChat, MaskedRequest, Masker } from "./masks.js";
 import { warmUp } from "./answer/warm_up.js";
 import { privateText } from "../shared/router/failures.js";
 import { Watch } from "../shared/router/watch.js";
@@ -36,7 +36,8 @@ export interface ChatWiring {
   readonly speculating: AnsweringSide | null;
   readonly embedder: Embedder | null;
   readonly transcriber: SoundTranscriber | null;
-  readonly maskOptions: MaskOptions;
+  /** Null if the policy masks nothing. */
+  readonly masker: Masker | null;
 }
 
 export interface HybridRequestOptions extends Pick<RequestOptions, "signal"> {
@@ -63,9 +64,6 @@ const BYTES_PER_TOKEN = 4;
 export class HybridCompletions {
   readonly #routing: Routing;
   #describer: Describer | null = null;
-  #masker: Masker | null = null;
-  /** What far receives in place of each request; null if it must stay on the device. */
-  readonly #masked = new WeakMap<HybridRequest, MaskedRequest | null>();
 
   constructor(private readonly wiring: ChatWiring) {
     this.#routing = wiring.routing;
@@ -96,7 +94,7 @@ export class HybridCompletions {
   async leaving(params: HybridParams, signal: AbortSignal): Promise<LeavingChat | null> {
     const request = readRequest(params);
     if (await this.#isPrivate(request, request.properties as Situation, signal)) return null;
-    return this.#masked.get(request) ?? request;
+    return this.wiring.masker?.of(request) ?? request;
   }
 
   /** What is answered, once it is decided who answers. A journal may have the complete answer. */
@@ -123,12 +121,12 @@ export class HybridCompletions {
     }
     const route = chunks.findLast((chunk) => chunk.route !== undefined)?.route;
     const { receipts, parts } = chunks.at(-1) ?? {};
-    return {
-      ...(await foldChat(chunks)),
-      ...(route && { route }),
-      ...(receipts && { receipts }),
-      ...(parts && { parts }),
-    };
+    const answer = await foldChat(chunks);
+    // Only a far side cites.
+    const annotations = chunks.flatMap(({ choices: [choice] }) => choice?.delta.annotations ?? []);
+    const [first] = answer.choices;
+    if (first && annotations.length > 0) first.message.annotations = annotations;
+    return { ...answer, ...(route && { route }), ...(receipts && { receipts }), ...(parts && { parts }) };
   }
 
   async *#stream(
@@ -151,7 +149,7 @@ export class HybridCompletions {
   ): AsyncGenerator<AnswerItem, void, undefined> {
     const { policy, near: engine } = this.#routing.wiring;
     const { choice: first, tokens, shown } = continuation(chosen, journal?.begun ?? null, engine);
-    const masked = this.#masked.get(request) ?? null;
+    const masked = this.wiring.masker?.of(request) ?? null;
     const parts = request.params.receipt ? new (await import("./parts.js")).Parts(masked, descriptions) : null;
     const own = journal === undefined ? engine : recorded(engine, journal, tokens);
     const near = parts?.over("near", own) ?? own;
@@ -233,34 +231,34 @@ export class HybridCompletions {
   }
 
   async #choose(request: HybridRequest, signal: AbortSignal): Promise<SituatedChoice> {
+    const { masker } = this.wiring;
+    const isPrivate = masker === null ? null : await this.#isPrivate(request, null, signal);
+    try {
+      return await this.#chooseAs(request, isPrivate, signal);
+    } catch (error) {
+      throw masker === null ? error : masker.explained(request, error);
+    }
+  }
+
+  #chooseAs(request: HybridRequest, isPrivate: boolean | null, signal: AbortSignal): Promise<SituatedChoice> {
     const routing = this.#routing;
-    const { policy } = routing.wiring;
-    const isPrivate = policy.private.masks === null ? null : await this.#isPrivate(request, null, signal);
-    return routing.choose(policy, () => this.#situation(request, signal), isPrivate, signal);
+    return routing.choose(routing.wiring.policy, () => this.#situation(request, signal), isPrivate, signal);
   }
 
   /** Whether a request must stay on the device; one that is masked need not. ``situation``: for a policy without masks. */
   async #isPrivate(request: HybridRequest, situation: Situation | null, signal: AbortSignal): Promise<boolean> {
-    const { wiring, privacy } = this.#routing;
-    if (wiring.policy.private.masks === null) return situation !== null && privacy.isPrivate(situation);
-    if (this.#masker === null) {
-      const { Masker } = await import("./masks.js");
-      this.#masker ??= new Masker(wiring.policy, privacy, this.wiring.maskOptions);
-    }
-    if (!this.#masked.has(request)) this.#masked.set(request, await this.#masker.mask(request, signal));
-    return this.#masked.get(request) === null;
+    const { masker } = this.wiring;
+    if (masker !== null) return (await masker.mask(request, signal)) === null;
+    return situation !== null && this.#routing.privacy.isPrivate(situation);
   }
 
   /** The request stays on the device if the application does not agree to what would leave. */
   async #confirmed(answered: DescribedRequest, signal: AbortSignal): Promise<DescribedRequest> {
     const { request, choice } = answered;
-    const masked = this.#masked.get(request) ?? null;
-    if (masked === null || (choice.decision.side === "near" && !choice.standby)) return answered;
-    if (await this.#masker?.mayLeave(masked, signal)) return answered;
-    this.#masked.set(request, null);
-    const { policy } = this.#routing.wiring;
-    const situate = (): Promise<Situation> => this.#situation(request, signal);
-    return { ...answered, choice: await this.#routing.choose(policy, situate, true, signal) };
+    const { masker } = this.wiring;
+    const leaves = choice.decision.side === "far" || choice.standby;
+    if (!leaves || masker === null || (await masker.mayLeave(request, signal))) return answered;
+    return { ...answered, choice: await this.#chooseAs(request, true, signal) };
   }
 
   async #situation(request: HybridRequest, signal: AbortSignal): Promise<Situation> {

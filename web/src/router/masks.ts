@@ -3,9 +3,15 @@
 
 import type { ClassifyParams } from "../api/encoder_types.js";
 import type { ClassifyResponse, MaskedText } from "../api/replies.js";
-import type { ChatCompletionChunk, ChatCompletionToolCallDelta, RequestOptions } from "../api/types.js";
-import { NearfarError, RequestError } from "../errors.js";
+import type {
+  ChatCompletionAnnotation,
+  ChatCompletionChunk,
+  ChatCompletionToolCallDelta,
+  RequestOptions,
+} from "../api/types.js";
+import { NearfarError, RequestError, Unavailable } from "../errors.js";
 import { unlessAborted } from "../runtime/abort.js";
+import { checkMasks } from "../shared/decision/contradictions.js";
 import type { Policy } from "../shared/decision/policy.js";
 import type { MaskRules } from "../shared/decision/policy_schema.js";
 import type { PrivateCheck } from "../shared/decision/privacy.js";
@@ -16,10 +22,10 @@ import type { Entity } from "../shared/masks/mask_request.js";
 import { hasMasked, maskMessages, maskText, maskableTexts } from "../shared/masks/mask_request.js";
 import type { Mask } from "../shared/masks/placeholders.js";
 import type { Pending } from "../shared/masks/restorer.js";
-import { NOTHING_PENDING, restore } from "../shared/masks/restorer.js";
+import { restore, restoredCitations } from "../shared/masks/restorer.js";
+import { leavingTexts, strictRequest, unmaskedTexts } from "../shared/masks/strict.js";
 import { privateText } from "../shared/router/failures.js";
 import type { HybridRequest } from "./request.js";
-import { withMessages } from "./request.js";
 import type { AnswerSoFar, PlainParams, Side, SideRequest } from "./sides/sides.js";
 import { textOf } from "./sides/sides.js";
 
@@ -38,53 +44,106 @@ export interface MaskOptions {
 
 /** Texts whose entities are retained, so that a conversation's next turn does not search them again. */
 const MOST = 256;
+/** Those that the finder reads at once. */
+const MOST_WINDOWS = 64;
 const MOST_CONFIRMED = 4096;
 /** In a text of these formats, a placeholder may be impossible. */
 const STRICT_FORMATS: readonly unknown[] = ["regex", "grammar"];
+
+/** A request with other messages. */
+type WithMessages = (request: HybridRequest, messages: PlainParams["messages"]) => HybridRequest;
 
 export class Masker {
   readonly #rules: MaskRules;
   readonly #entities = new Map<string, readonly Entity[]>();
   /** The last texts that the application has agreed to. */
   readonly #confirmed = new Set<string>();
+  /** What far receives in place of each request; null if it must stay on the device. */
+  readonly #masked = new WeakMap<HybridRequest, MaskedRequest | null>();
+  /** The path of what keeps a request on the device under strict masks. */
+  readonly #refused = new WeakMap<HybridRequest, string>();
 
   /** Throws RequestError with the code "bad_policy" for options that do not fit the policy. */
   constructor(
     private readonly policy: Policy,
     private readonly check: PrivateCheck,
     private readonly options: MaskOptions,
+    private readonly withMessages: WithMessages,
   ) {
     const { masks } = policy.private;
     if (masks === null) throw new Error("the policy has no masks");
     this.#rules = masks;
+    checkMasks(policy, options.finder !== null, options.confirm !== null);
   }
 
   get asks(): boolean {
     return this.#rules.then === "ask";
   }
 
-  /** The request for far, or null if it must stay on the device. Throws the signal's reason. */
+  get strict(): boolean {
+    return this.#rules.strict;
+  }
+
+  /** The request for far, or null if it must stay on the device; the same each time. Throws the signal's reason. */
   async mask(request: HybridRequest, signal: AbortSignal): Promise<MaskedRequest | null> {
+    if (!this.#masked.has(request)) this.#masked.set(request, await this.#mask(request, signal));
+    return this.of(request);
+  }
+
+  /** Of a request that was masked before. */
+  of(request: HybridRequest): MaskedRequest | null {
+    return this.#masked.get(request) ?? null;
+  }
+
+  /** The error of a request that nobody may or can answer, which names what keeps it on the device. */
+  explained(request: HybridRequest, error: unknown): unknown {
+    const param = this.#refused.get(request);
+    if (param === undefined || !(error instanceof NearfarError)) return error;
+    const advice = "remove it, or let near answer: the policy's private.masks are strict";
+    const message = `${param}: may not leave; ${advice} (${error.message})`;
+    const details = { ...error.details, param };
+    return error instanceof RequestError ? new RequestError(message, details) : new Unavailable(message, details);
+  }
+
+  async #mask(request: HybridRequest, signal: AbortSignal): Promise<MaskedRequest | null> {
     const { params, properties } = request;
     const isPrivate = (of: Pick<Situation, "messages" | "texts">): boolean =>
       this.check.isPrivate({ labels: properties.labels, ...of } as Situation);
-    const entities: (readonly [string, readonly Entity[]])[] = [];
-    for (const text of maskableTexts(params.messages)) {
-      const found = await this.#find(text, signal);
-      if (found === null) return null;
-      entities.push([text, found]);
-    }
+    const listed = this.strict ? strictRequest(params) : { params, refused: null };
+    if (listed.refused !== null) return this.#refuse(request, listed.refused);
+    const allowed = listed.params as PlainParams;
+    const unmasked = this.strict ? unmaskedTexts(allowed) : [];
+    const texts = maskableTexts(allowed.messages);
+    const found = await this.#find([...texts, ...unmasked.map(({ text }) => text)], signal);
+    if (found === null) return null;
+    const entities = texts.map((text) => [text, found.get(text) ?? []] as const);
     const { ignore_case: ignoreCase } = this.policy.private;
-    const masked = maskMessages(this.#rules, ignoreCase, params.messages, entities);
-    if (masked === null) return isPrivate(properties) ? null : new MaskedRequest(this, params, [], []);
-    const format = params.response_format?.type;
-    if (this.#rules.then === "near" || params.logprobs === true || STRICT_FORMATS.includes(format)) return null;
-    const sent = withMessages(request, masked.messages as PlainParams["messages"]);
-    const { messages, texts } = sent.properties;
-    const parts = messages.map(({ content, parts: own = [] }) => (own.length > 0 ? own : [content]));
-    const groups = [...parts, parts.flat(), ...texts.map((text) => (typeof text === "string" ? [text] : text))];
-    if (isPrivate(sent.properties) || hasMasked(masked.masks, groups)) return null;
-    return new MaskedRequest(this, sent.params, masked.masks, masked.texts);
+    const masked = maskMessages(this.#rules, ignoreCase, allowed.messages, entities);
+    const hidden = unmasked.find(({ text }) => this.#hasPrivate(text, masked?.masks ?? [], found.get(text) ?? []));
+    if (hidden !== undefined) return this.#refuse(request, hidden.path);
+    if (masked === null && !this.strict) return isPrivate(properties) ? null : new MaskedRequest(this, params, [], []);
+    const format = allowed.response_format?.type;
+    const isHard = this.#rules.then === "near" || allowed.logprobs === true || STRICT_FORMATS.includes(format);
+    if (masked !== null && isHard) return null;
+    const messages = (masked?.messages ?? allowed.messages) as PlainParams["messages"];
+    const { params: sent, properties: now } = this.withMessages({ ...request, params: allowed }, messages);
+    const parts = now.messages.map(({ content, parts: own = [] }) => (own.length > 0 ? own : [content]));
+    const groups = [...parts, parts.flat(), ...now.texts.map((text) => (typeof text === "string" ? [text] : text))];
+    const masks = masked?.masks ?? [];
+    if (isPrivate(now) || hasMasked(masks, groups)) return null;
+    return new MaskedRequest(this, sent, masks, this.strict ? leavingTexts(sent) : (masked?.texts ?? []));
+  }
+
+  #refuse(request: HybridRequest, path: string): null {
+    this.#refused.set(request, path);
+    return null;
+  }
+
+  /** Whether a text that is not masked matches, has one of its entities, or has what is masked elsewhere. */
+  #hasPrivate(text: string, masks: readonly Mask[], entities: readonly Entity[]): boolean {
+    const labels = this.#rules.entities.map(({ label }) => label);
+    if (entities.some(({ label }) => labels.includes(label))) return true;
+    return this.check.matches(text) || hasMasked(masks, [[text]]);
   }
 
   /** A text of near's with the masks of its request; null if it must not leave. */
@@ -93,18 +152,25 @@ export class Masker {
     masks: readonly Mask[],
     signal: AbortSignal,
   ): Promise<{ readonly text: string; readonly masks: readonly Mask[] } | null> {
-    const entities = await this.#find(text, signal);
-    if (entities === null) return null;
-    const masked = maskText(this.#rules, this.policy.private.ignore_case, text, entities, masks);
+    const found = await this.#find([text], signal);
+    if (found === null) return null;
+    const masked = maskText(this.#rules, this.policy.private.ignore_case, text, found.get(text) ?? [], masks);
     const isNew = masked.masks.length > masks.length;
-    return isNew && this.#rules.then !== "mask" ? null : masked;
+    // Nobody has agreed to near's text.
+    const isUnasked = this.strict && this.#rules.then === "ask" && text !== "";
+    return (isNew && this.#rules.then !== "mask") || isUnasked ? null : masked;
   }
 
-  /** Whether the application agrees that far receives these texts; each of them is asked about once. */
-  async mayLeave({ texts }: MaskedRequest, signal: AbortSignal): Promise<boolean> {
+  /**
+   * Whether the application agrees that far receives the texts of a masked request; each of them is asked about once. If
+   * not, the request stays on the device.
+   */
+  async mayLeave(request: HybridRequest, signal: AbortSignal): Promise<boolean> {
+    const texts = this.of(request)?.texts ?? [];
     if (this.#rules.then !== "ask" || texts.every(({ text }) => this.#confirmed.has(text))) return true;
     const agreed = this.options.confirm !== null && (await unlessAborted(this.#confirm(texts), signal));
     if (agreed) for (const { text } of texts) this.#confirmed.add(text);
+    else this.#masked.set(request, null);
     for (const oldest of [...this.#confirmed].slice(0, -MOST_CONFIRMED)) this.#confirmed.delete(oldest);
     return agreed;
   }
@@ -118,30 +184,34 @@ export class Masker {
     return (await this.options.confirm?.(texts)) === true;
   }
 
-  /** The entities of a text; null if the model fails. */
-  async #find(text: string, signal: AbortSignal): Promise<readonly Entity[] | null> {
+  /** The entities of each text; null if the model fails. */
+  async #find(texts: readonly string[], signal: AbortSignal): Promise<ReadonlyMap<string, readonly Entity[]> | null> {
     const { finder } = this.options;
-    if (this.#rules.entities.length === 0 || finder === null || text.trim() === "") return [];
-    const known = this.#entities.get(text);
-    if (known !== undefined) return known;
-    const windows = textWindows(text).filter((window) => window.text.trim() !== "");
+    const found = new Map(texts.map((text) => [text, [...(this.#entities.get(text) ?? [])]]));
+    if (this.#rules.entities.length === 0 || finder === null) return found;
+    const windows = [...found.keys()].flatMap((text) =>
+      this.#entities.has(text) ? [] : textWindows(text).map((window) => ({ of: text, ...window })),
+    );
+    const read = windows.filter(({ text }) => text.trim() !== "");
     try {
-      const { data } = await finder.classify({ input: windows.map((window) => window.text) }, { signal });
-      const found = windows.flatMap((window, index) => {
-        const labelled = data[index];
-        if (labelled?.tokens === undefined)
-          throw new RequestError("the finder labels no tokens; use a classifier of tokens", { param: "finder" });
-        return entitiesOf(window, labelled);
-      });
-      this.#entities.set(text, found);
-      const [oldest] = this.#entities.keys();
-      if (this.#entities.size > MOST && oldest !== undefined) this.#entities.delete(oldest);
-      return found;
+      for (let start = 0; start < read.length; start += MOST_WINDOWS) {
+        const part = read.slice(start, start + MOST_WINDOWS);
+        const { data } = await finder.classify({ input: part.map(({ text }) => text) }, { signal });
+        for (const [index, window] of part.entries()) {
+          const labelled = data[index];
+          if (labelled?.tokens === undefined)
+            throw new RequestError("the finder labels no tokens; use a classifier of tokens", { param: "finder" });
+          found.get(window.of)?.push(...entitiesOf(window, labelled));
+        }
+      }
     } catch (error) {
       signal.throwIfAborted();
       if (error instanceof NearfarError) return null;
       throw error;
     }
+    for (const { of } of windows) this.#entities.set(of, found.get(of) ?? []);
+    for (const oldest of [...this.#entities.keys()].slice(0, -MOST)) this.#entities.delete(oldest);
+    return found;
   }
 }
 
@@ -158,7 +228,7 @@ export interface LeavingChat {
 export class MaskedRequest implements LeavingChat {
   readonly #left: MaskedText[] = [];
 
-  /** ``texts`` are those that differ from the request's own. */
+  /** ``texts`` are those that differ from the request's own, or under strict masks all. */
   constructor(
     private readonly masker: Masker,
     readonly params: PlainParams,
@@ -171,7 +241,7 @@ export class MaskedRequest implements LeavingChat {
   }
 
   restored(text: string): string {
-    return restore(this.masks, "text", NOTHING_PENDING, text, true)[0];
+    return restore(this.masks, "text", null, text, true)[0];
   }
 
   /** The masked texts that were sent to far, word for word. */
@@ -202,19 +272,25 @@ export class MaskedRequest implements LeavingChat {
         const masked = await this.masker.maskMore(hidden[name], masks, signal);
         if (masked === null) throw privateText();
         masks = masked.masks;
-        if (masked.text !== hidden[name]) more.push({ path: `answer.${name}`, text: masked.text });
+        const isShown = masked.text !== hidden[name] || (this.masker.strict && masked.text !== "");
+        if (isShown) more.push({ path: `answer.${name}`, text: masked.text });
         hidden[name] = masked.text;
       }
       if (this.masker.matches(this.params, hidden)) throw privateText();
-      from = { ...from, ...hidden, tokenIds: masks.length === 0 ? from.tokenIds : null };
+      from = { ...from, ...hidden, tokenIds: masks.length === 0 && !this.masker.strict ? from.tokenIds : null };
       this.leaves(more);
     } else this.leaves();
-    const answer = far.answer({ ...request, params: { ...request.params, messages }, from });
+    const params = { ...request.params, messages };
+    const listed = this.masker.strict ? (strictRequest(params).params as typeof params) : params;
+    const answer = far.answer({ ...request, params: listed, from });
     yield* masks.length === 0 ? answer : restoredChunks(masks, this.params, answer);
   }
 }
 
-/** The chunks of an answer with their private texts, which come once their placeholders are complete. */
+/**
+ * The chunks of an answer with their private texts, which come once their placeholders are complete. Citations, whose
+ * offsets depend on all of the text, come with the end.
+ */
 async function* restoredChunks(
   masks: readonly Mask[],
   { response_format: format }: PlainParams,
@@ -222,11 +298,12 @@ async function* restoredChunks(
 ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
   const pending = new Map<string, Pending>();
   const restoredOf = (key: string, form: Form, piece: string, last: boolean): string => {
-    const [text, after] = restore(masks, form, pending.get(key) ?? NOTHING_PENDING, piece, last);
+    const [text, after] = restore(masks, form, pending.get(key) ?? null, piece, last);
     pending.set(key, after);
     return text;
   };
   const contentForm: Form = format === undefined || format.type === "text" ? "text" : "json";
+  const citations: ChatCompletionAnnotation[] = [];
   for await (const chunk of chunks) {
     const [choice] = chunk.choices;
     if (choice === undefined) {
@@ -235,9 +312,15 @@ async function* restoredChunks(
     }
     const { finish_reason: end, delta } = choice;
     const last = end !== null;
-    const { content, reasoning_content: thought, tool_calls: calls = [] } = delta;
-    const text = restoredOf("content", contentForm, content ?? "", last);
-    const reasoning = restoredOf("reasoning", "text", thought ?? "", last);
+    const { role, tool_calls: calls = [], annotations, ...rest } = delta;
+    const texts: Record<string, unknown> = { ...rest };
+    for (const key of new Set([...Object.keys(rest), ...(last ? [...pending.keys()] : [])])) {
+      const piece = texts[key] ?? "";
+      if (key.startsWith("call ") || typeof piece !== "string") continue;
+      const text = restoredOf(key, key === "content" ? contentForm : "text", piece, last);
+      if (key in rest || text !== "") texts[key] = text;
+    }
+    if (Array.isArray(annotations)) citations.push(...annotations);
     const given = new Map<number, ChatCompletionToolCallDelta>();
     for (const call of calls) {
       const { arguments: piece } = call.function ?? {};
@@ -254,14 +337,15 @@ async function* restoredChunks(
     if (last)
       for (const key of [...pending.keys()].filter((each) => each.startsWith("call "))) {
         const index = Number(key.slice("call ".length));
-        const rest = restoredOf(key, "json", "", true);
+        const held = restoredOf(key, "json", "", true);
         const call = given.get(index) ?? { index };
-        if (rest !== "")
+        if (held !== "")
           given.set(index, {
             ...call,
-            function: { ...call.function, arguments: (call.function?.arguments ?? "") + rest },
+            function: { ...call.function, arguments: (call.function?.arguments ?? "") + held },
           });
       }
+    const cited = last ? restoredCitations(masks, pending.get("content") ?? null, citations) : [];
     yield {
       ...chunk,
       choices: [
@@ -269,10 +353,10 @@ async function* restoredChunks(
           ...choice,
           logprobs: null,
           delta: {
-            ...delta,
-            ...((content !== undefined || text !== "") && { content: text }),
-            ...((thought !== undefined || reasoning !== "") && { reasoning_content: reasoning }),
+            ...(role !== undefined && { role }),
+            ...texts,
             ...(given.size > 0 && { tool_calls: [...given.values()] }),
+            ...(last && citations.length > 0 && { annotations: cited as typeof citations }),
           },
         },
       ],

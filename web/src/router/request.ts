@@ -22,7 +22,7 @@ import { requestTexts } from "../shared/decision/private_texts.js";
 import type { Situation } from "../shared/decision/situation.js";
 
 /** Of an answer; an application's objects, which JSON may not even write. */
-const ALWAYS_LEFT_OUT: readonly string[] = ["parsed", "parsed_arguments", "index"];
+const ALWAYS_LEFT_OUT: readonly string[] = ["parsed", "parsed_arguments", "index", "annotations"];
 
 /** The parameters of Hybrid besides OpenAI's. */
 interface Routing {

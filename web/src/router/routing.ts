@@ -76,8 +76,9 @@ export class Routing {
   ): Promise<SituatedChoice> {
     const { near } = this.wiring;
     let situation = await situate();
-    // Only chats are searched by the model that finds entities.
-    const isUnsearched = (policy.private.masks?.entities.length ?? 0) > 0;
+    const { masks } = policy.private;
+    // Only chats are searched by the model that finds entities, and only for them it is known what may leave.
+    const isUnsearched = masks !== null && (masks.strict || masks.entities.length > 0);
     const staysNear = isPrivate ?? (isUnsearched || this.privacy.isPrivate(situation));
     let choice = choose(policy, situation, staysNear);
     if (near.state === "loading" && waitsForNear(policy, choice.decision, situation)) {

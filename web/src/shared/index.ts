@@ -41,7 +41,8 @@ import { imageLayout } from "./images/layout.js";
 import { soundKeyHead, soundLayout, wrongSounds } from "./sounds.js";
 import { entitiesOf, textWindows } from "./masks/entities.js";
 import { hasMasked, maskMessages, maskText, maskableTexts } from "./masks/mask_request.js";
-import { restore } from "./masks/restorer.js";
+import { restore, restoredCitations } from "./masks/restorer.js";
+import { leavingTexts, strictRequest, unmaskedTexts } from "./masks/strict.js";
 import { axisTaps } from "./images/positions.js";
 import { labelSpans } from "./label_spans.js";
 import { checkReading, readDecisions } from "./questions/answers.js";
@@ -202,6 +203,10 @@ Object.assign(globalThis, {
     maskText: overJson(maskText),
     hasMasked: overJson(hasMasked),
     restore: overJson(restore),
+    restoredCitations: overJson(restoredCitations),
+    strictRequest: overJson(strictRequest),
+    leavingTexts: overJson(leavingTexts),
+    unmaskedTexts: overJson(unmaskedTexts),
     textWindows: overJson(textWindows),
     entitiesOf: overJson(entitiesOf),
     openAnswer: overJson(openAnswer),

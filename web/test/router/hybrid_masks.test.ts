@@ -189,3 +189,21 @@ test("an answer of near's alone reports nothing, because nothing left", async ()
   expect([answer.route?.side, answer.route?.masked]).toEqual(["near", undefined]);
   expect(far.chats).toEqual([]);
 });
+
+test("citations come with the end, at their places in the restored text", async () => {
+  const cite = (start: number, end: number) => ({
+    type: "url_citation",
+    url_citation: { start_index: start, end_index: end, title: "[EMAIL_1]", url: "https://x.org/[EMAIL_1]" },
+  });
+  const deltas = [{ content: "to [EMAIL" }, { content: "_1] by", annotations: [cite(3, 12)] }, { content: " post" }];
+  const { nf } = await masking([{ deltas: [...deltas, { annotations: [cite(13, 15)] }] }]);
+  const { message } = (await nf.chat.completions.create({ messages: ASKED } as never)).choices[0] ?? {};
+  const content = message?.content ?? "";
+  const cited = message?.annotations?.map(({ url_citation: { start_index: start, end_index: end } }) =>
+    content.slice(start, end),
+  );
+  expect(cited).toEqual([SECRET, "by"]);
+  expect(message?.annotations?.[0]?.url_citation).toMatchObject({ title: SECRET, url: "https://x.org/[EMAIL_1]" });
+  // It may be sent back.
+  await nf.chat.completions.create({ messages: [...ASKED, message, user("and?")] } as never);
+});

@@ -315,7 +315,8 @@ class RunningAnswer {
   #handleChunk(side: Side, attempt: number, part: OpenPart, chunk: ChatCompletionChunk): void {
     const choice = chunk.choices[0];
     if (choice === undefined) return;
-    const { content = "", tool_calls: calls = [], reasoning_content: thought = "" } = choice.delta;
+    const { content = "", tool_calls: calls = [], reasoning_content: thought = "", annotations } = choice.delta;
+    if (annotations && this.#state.side === side) this.#shown.cited.push(...annotations);
     const isSilent = content + thought === "" && calls.length === 0;
     const tokens = choice.logprobs?.content ?? [];
     // A chunk with only a role or only an end is not a token.

@@ -2,6 +2,7 @@
 // adds the role, the requested log-probabilities, and the route and the transcripts whenever they change.
 
 import type {
+  ChatCompletionAnnotation,
   ChatCompletionChunk,
   ChatCompletionDelta,
   ChatCompletionLogprobs,
@@ -37,6 +38,8 @@ export class ShownAnswer {
   #tokens = 0;
   #listed: ChatCompletionTokenLogprob[] = [];
   #reasoning = "";
+  /** Far's citations, which come with the end. */
+  readonly cited: ChatCompletionAnnotation[] = [];
 
   constructor(private readonly options: ShownOptions) {
     const { clock } = options;
@@ -79,6 +82,7 @@ export class ShownAnswer {
     this.#tokens = 0;
     this.#listed = [];
     this.#reasoning = "";
+    this.cited.length = 0;
   }
 
   /** The shown part of the answer; its text is ``text``. */
@@ -102,7 +106,7 @@ export class ShownAnswer {
     // A chunk before the last one tells the reader that a text was withdrawn, even if no text followed.
     if (this.#routeDue) this.#push({ content: "" }, { logprobs: null, finish_reason: null }, true, transcripts);
     this.#push(
-      {},
+      this.cited.length > 0 ? { annotations: this.cited } : {},
       { logprobs: this.#logprobsOf(this.#tokensWith([])), finish_reason: finishReason },
       true,
       transcripts,

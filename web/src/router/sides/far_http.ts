@@ -141,12 +141,13 @@ export class FarHttp {
     };
     try {
       // No cookies: the key identifies the caller, and the browser's cookies for that origin are not ours to send. No
-      // redirects: nobody has agreed to send anything to their target.
+      // redirects: nobody has agreed to send anything to their target. Nor the page's address, which may be private.
       const response = await this.fetch(`${this.#root}${route}`, {
         ...init,
         headers,
         credentials: "omit",
         redirect: "manual",
+        referrerPolicy: "no-referrer",
       });
       const waitMs = response.headers.get(QUEUE_HEADER) ?? "";
       if (/^\d{1,12}$/.test(waitMs)) this.#queue = { seconds: Number(waitMs) / 1000, reportedAt: this.clock.now() };

@@ -57,13 +57,13 @@ export function checkMasks({ private: { masks } }: Pick<Policy, "private">, find
     throw badPolicy("private.masks.then", 'nobody can be asked; set confirm, or use "mask" or "near"');
 }
 
-function* ofMasks({ mode, speculation }: Policy, { patterns, entities, then }: MaskRules): Contradictions {
+function* ofMasks({ mode, speculation }: Policy, { patterns, entities, then, strict }: MaskRules): Contradictions {
   if (mode === "near-only") yield ["private.masks", "in mode near-only nothing is masked for far"];
   if (mode === "far-only" && then === "near")
     yield ["private.masks.then", "in mode far-only a private request could never be answered"];
   if (patterns.length + entities.length === 0) yield ["private.masks", "there are no patterns and no entities"];
-  if (entities.length > 0 && speculation !== null)
-    yield ["speculation", "no model searches near's guesses for the entities of private.masks"];
+  if ((entities.length > 0 || strict) && speculation !== null)
+    yield ["speculation", "near's guesses are neither searched for entities nor shown, as private.masks requires"];
   for (const [name, list] of [
     ["patterns", patterns],
     ["entities", entities],

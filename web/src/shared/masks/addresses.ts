@@ -1,8 +1,8 @@
 // Where addresses are in a text that is read in pieces. A private text is never restored within one: if far were made to
 // write a link or a picture whose address has a placeholder, opening it would send the private text there.
 //
-// An address begins with a scheme of the web or with two slashes (browsers take a backslash for one), or with what
-// Markdown, HTML or JSON may decode to that. It ends with white space; after a quotation mark or <, with its
+// An address begins with a scheme of the web, with www. or with two slashes (browsers take a backslash for one), or with
+// what Markdown, HTML or JSON may decode to that. It ends with white space; after a quotation mark or <, with its
 // counterpart, because such an address may contain spaces, and in a tag of HTML also lines. In JSON it ends with its
 // string if that begins with it, and otherwise with white space too.
 
@@ -22,10 +22,10 @@ export interface Place {
 
 export const START: Place = { word: "", quote: "", within: "", inAddress: false };
 const BEGINS: Readonly<Record<Form, RegExp>> = {
-  text: /(?:https?|wss?|ftp)\\?:$|[/\\]{2}$|&(?:#|sol;|bsol;|colon;)$/i,
-  json: /(?:https?|wss?|ftp):$|(?:\\?\/|\\\\){2}$|\\u00(?:2f|3a|5c)$/i,
+  text: /(?:https?|wss?|ftp)\\?:$|(?:^|[^\p{L}\p{N}_])www\\?\.$|[/\\]{2}$|&(?:#|sol;|bsol;|colon;)$/iu,
+  json: /(?:https?|wss?|ftp):$|(?:^|[^\p{L}\p{N}_])www\.$|(?:\\?\/|\\\\){2}$|\\u00(?:2f|3a|5c)$/iu,
 };
-const ANY = /(?:https?|wss?|ftp)\\?:|[/\\]{2}|&(?:#|sol;|bsol;|colon;)/i;
+const ANY = /(?:https?|wss?|ftp)\\?:|www\\?\.|[/\\]{2}|&(?:#|sol;|bsol;|colon;)/i;
 /** More characters than any beginning of an address has. */
 const WORD_CHARACTERS = 8;
 const SPACE = /\s/;

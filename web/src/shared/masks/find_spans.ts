@@ -16,7 +16,7 @@ export interface CompiledMask {
 }
 
 /** A text in another way to read it; ``starts`` has the index in the text of each of its UTF-16 units. */
-interface Reading {
+export interface Reading {
   readonly text: string;
   readonly starts: readonly number[] | null;
 }
@@ -64,9 +64,9 @@ export interface Known {
 }
 
 /** Every occurrence of known texts, in whole words, in any case, and in any way that a reader sees as the same. */
-export function findKnown(text: string, known: readonly Known[]): readonly Span[] {
+export function findKnown(read: () => Reading, known: readonly Known[]): readonly Span[] {
   if (known.length === 0) return [];
-  const reading = seen(text, true);
+  const reading = read();
   const spans: Span[] = [];
   for (const { text: value, kind } of known) {
     const wanted = seen(value, true).text;
@@ -90,7 +90,7 @@ function readingsOf(text: string): readonly Reading[] {
 }
 
 /** A text as a reader sees it. */
-function seen(text: string, ignoresCase: boolean): Reading {
+export function seen(text: string, ignoresCase: boolean): Reading {
   const starts: number[] = [];
   let read = "";
   let at = 0;

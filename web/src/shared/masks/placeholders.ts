@@ -10,6 +10,8 @@ import { addressesIn } from "./addresses.js";
 
 /** The kind of a text that looks like a placeholder. */
 const LOOKALIKE = "TEXT";
+/** No text begins with it that is masked. */
+const NUMBER = "number \0";
 const NAME = String.raw`([A-Za-z]{1,20})(?:\\?_| )([0-9]{1,6})`;
 
 /** Every form of a placeholder, also of one that nobody made. It is stateful, so each search makes its own. */
@@ -21,6 +23,8 @@ export const BEGUN = /(?:\\|\\?\[[A-Za-z]{0,20}(?:\\|(?:\\?_| )[0-9]{0,6}\\?)?)$
 export interface Mask {
   readonly placeholder: string;
   readonly text: string;
+  /** The text is a number of JSON: a string that has the placeholder alone is restored to it. */
+  readonly number?: true;
 }
 
 /** The placeholder of a match of ``placeholders``, as it is written here. */
@@ -37,11 +41,14 @@ export interface Span {
 
 /** The masks of a conversation. Those that it begins with keep their placeholders. */
 export class MaskTable {
+  /** By the text, or for a number by a text that begins with `NUMBER`. */
   readonly #placeholders: Map<string, string>;
   readonly #counts = new Map<string, number>();
 
   constructor(masks: readonly Mask[] = []) {
-    this.#placeholders = new Map(masks.map(({ placeholder, text }) => [text, placeholder]));
+    this.#placeholders = new Map(
+      masks.map(({ placeholder, text, number }) => [(number ? NUMBER : "") + text, placeholder]),
+    );
     for (const { placeholder } of masks) {
       const [kind = "", number = ""] = placeholder.slice(1, -1).split("_");
       this.#counts.set(kind, Math.max(this.#counts.get(kind) ?? 0, Number(number)));
@@ -49,7 +56,9 @@ export class MaskTable {
   }
 
   get masks(): readonly Mask[] {
-    return Array.from(this.#placeholders, ([text, placeholder]) => ({ placeholder, text }));
+    return Array.from(this.#placeholders, ([text, placeholder]) =>
+      text.startsWith(NUMBER) ? { placeholder, text: text.slice(NUMBER.length), number: true } : { placeholder, text },
+    );
   }
 
   /**
@@ -72,6 +81,11 @@ export class MaskTable {
       at = end;
     }
     return masked + text.slice(at);
+  }
+
+  /** The placeholder of a number of JSON, of the kind of the first span, or the number if there is none. */
+  maskNumber(number: string, [span]: readonly Pick<Span, "kind">[]): string {
+    return span === undefined ? number : this.#placeholderOf(NUMBER + number, span.kind);
   }
 
   #placeholderOf(text: string, kind: string): string {

@@ -7,12 +7,12 @@ import { Visits } from "../../../src/shared/decision/automaton.js";
 import { compilePattern } from "../../../src/shared/decision/pattern.js";
 import type { Form } from "../../../src/shared/masks/addresses.js";
 import { findMatches } from "../../../src/shared/masks/find_matches.js";
-import { findKnown, findSpans } from "../../../src/shared/masks/find_spans.js";
+import { findKnown, findSpans, seen } from "../../../src/shared/masks/find_spans.js";
 import { hasMasked, maskMessages, maskText, maskableTexts } from "../../../src/shared/masks/mask_request.js";
 import type { Mask, Span } from "../../../src/shared/masks/placeholders.js";
 import { MaskTable, joined } from "../../../src/shared/masks/placeholders.js";
 import type { Pending } from "../../../src/shared/masks/restorer.js";
-import { NOTHING_PENDING, restore, restored } from "../../../src/shared/masks/restorer.js";
+import { NOTHING_PENDING, restore, restored, restoredCitations } from "../../../src/shared/masks/restorer.js";
 import type { MaskRules } from "../../../src/shared/decision/policy_schema.js";
 
 const EMAIL = String.raw`\b[\w.%+-]+@(?:[a-z0-9-]+\.)+[a-z]{2,24}\b`;
@@ -23,6 +23,7 @@ const RULES: MaskRules = {
   ],
   entities: [{ label: "person", kind: "PERSON" }],
   then: "mask",
+  strict: false,
 };
 const user = (content: unknown) => ({ role: "user", content });
 const masked = (messages: readonly unknown[], entities: Parameters<typeof maskMessages>[3] = []) =>
@@ -281,7 +282,7 @@ test("a masked text in a place that is not masked is found", () => {
   expect(hasMasked(masks, [["tool of ANNA LEE"]])).toBe(true);
   expect(hasMasked([{ placeholder: "[TEXT_1]", text: "Anna Lee" }], [["tool of Anna Lee"]])).toBe(true);
   expect(hasMasked(masks, [["Anna", "Lee"]])).toBe(true);
-  expect(findKnown("Annalee", [{ text: "Anna", kind: "" }])).toEqual([]);
+  expect(findKnown(() => seen("Annalee", true), [{ text: "Anna", kind: "" }])).toEqual([]);
 });
 
 test("near's text continues the masks of its request", () => {
@@ -289,4 +290,122 @@ test("near's text continues the masks of its request", () => {
   const { text, masks } = maskText(RULES, true, "To anna@a.org and bob@b.org", [], made);
   expect(text).toBe("To [EMAIL_1] and [EMAIL_2]");
   expect(masks).toEqual([...made, { placeholder: "[EMAIL_2]", text: "bob@b.org" }]);
+});
+
+/** Texts with few different names, of which a model finds some, so that they meet in many ways. */
+const TURN = fc
+  .array(fc.constantFrom("Anna", "ANNA", "Bob", "BOB", "bob@b.org", "Bob@b.org", "[EMAIL_1]", "[TEXT_1]", "and", "1"), {
+    maxLength: 5,
+  })
+  .map((words) => words.join(" "));
+
+test("a placeholder keeps its text in every later turn, and in a page that starts again", () => {
+  const maskedTurns = (turns: readonly string[]) =>
+    masked(
+      turns.map(user),
+      turns.map((text) => {
+        const names = [...text.matchAll(/\b(?:Anna|Bob)\b/g)];
+        return [text, names.map(({ index, 0: name }) => ({ label: "person", start: index, end: index + name.length }))];
+      }),
+    );
+  fc.assert(
+    fc.property(fc.array(TURN, { minLength: 2, maxLength: 6 }), fc.nat(), (turns, at) => {
+      const earlier = maskedTurns(turns.slice(0, 1 + (at % (turns.length - 1))));
+      const later = maskedTurns(turns)?.masks ?? [];
+      for (const { placeholder, text } of earlier?.masks ?? [])
+        expect(later.find((mask) => mask.placeholder === placeholder)?.text).toBe(text);
+      expect(maskedTurns(turns)).toEqual(maskedTurns([...turns]));
+    }),
+    { numRuns: 300 },
+  );
+});
+
+test("what leaves is the same whoever the private texts are about", () => {
+  const names = fc.uniqueArray(fc.stringMatching(/^[b-y]{3,12}$/), { minLength: 4, maxLength: 4 });
+  fc.assert(
+    fc.property(names, fc.array(fc.nat(1), { minLength: 1, maxLength: 5 }), ([a, b, c, d], order) => {
+      const about = (people: readonly unknown[]) =>
+        masked(order.map((who) => user(`to ${String(people[who])}@x.org and ${String(people[who])}@x.org`)))?.messages;
+      expect(about([a, b])).toEqual(about([c, d]));
+    }),
+    { numRuns: 50 },
+  );
+});
+
+test("a number in JSON becomes a number again, however its answer is split", () => {
+  const account = "12345678901";
+  const rules = { patterns: [{ kind: "ACCOUNT", pattern: String.raw`\b[0-9]{11,}\b` }], entities: [] };
+  const given = { account: Number(account), same: account, all: [1, 1.2345678901e10], text: `see ${account}` };
+  const call = { id: "c", type: "function", function: { name: "f", arguments: JSON.stringify(given) } };
+  const result = { role: "tool", tool_call_id: "c", content: ` ${JSON.stringify([given])}` };
+  const found = maskMessages(rules, true, [{ role: "assistant", tool_calls: [call] }, result], []);
+  const [asked, told] = (found?.messages ?? []) as { tool_calls: (typeof call)[]; content: string }[];
+  const sent = asked?.tool_calls[0]?.function.arguments ?? "";
+  const hidden = { account: "[ACCOUNT_1]", same: "[ACCOUNT_2]", all: [1, "[ACCOUNT_1]"], text: "see [ACCOUNT_2]" };
+  expect(JSON.parse(sent)).toEqual(hidden);
+  expect(JSON.parse(told?.content ?? "")).toEqual([hidden]);
+  fc.assert(
+    fc.property(CUTS, (cuts) => {
+      expect(JSON.parse(inPieces(found?.masks ?? [], "json", sent, cuts))).toEqual(given);
+    }),
+  );
+  const others = String.raw`{"a":"\"[ACCOUNT_1]\"","b":"[ACCOUNT_1] [ACCOUNT_1]","[ACCOUNT_1]":["[ACCOUNT_9]"]}`;
+  const kept = { a: `"${account}"`, b: `${account} ${account}` };
+  const own = inPieces(found?.masks ?? [], "json", others.replace(/,"\[.*/, "}"), [7, 8, 9, 20]);
+  expect(JSON.parse(own)).toEqual(kept);
+});
+
+test("citations are restored with their offsets, in code points", () => {
+  const masks = [{ placeholder: "[PERSON_1]", text: "Anna 😀 Lee" }];
+  const text = "😀 [PERSON_1] wrote a book, says [person 1].";
+  const parts = ["wrote a book", "[PERSON_1] wrote", "[person 1]."];
+  const points = (whole: string, part: string) => Array.from(whole.slice(0, whole.indexOf(part))).length;
+  const now = restored(masks, "text", text);
+  const cut = [5, 30];
+  let pending: Pending | null = null;
+  for (const [index, end] of [...cut, text.length].entries())
+    [, pending] = restore(masks, "text", pending, text.slice(cut[index - 1] ?? 0, end), end === text.length);
+  const cited = parts.map((part) => {
+    const start = points(text, part);
+    return {
+      url_citation: { start_index: start, end_index: start + part.length, title: "of [PERSON_1]", url: "/[PERSON_1]" },
+    };
+  });
+  const found = restoredCitations(masks, pending, cited) as typeof cited;
+  expect(
+    found.map(({ url_citation: { start_index: start, end_index: end } }) => Array.from(now).slice(start, end).join("")),
+  ).toEqual(parts.map((part) => restored(masks, "text", part)));
+  // Nothing private gets into an address.
+  expect(found[0]?.url_citation).toMatchObject({ title: "of Anna 😀 Lee", url: "/[PERSON_1]" });
+});
+
+test("a name in an address without a scheme is masked with its beginning, and restored", () => {
+  for (const address of [
+    "www.anna.org/x",
+    "see (www.anna.org)",
+    "WWW.anna.org",
+    "<www.anna.org>",
+    "anna@www.org",
+    "mailto:anna@a.org",
+  ]) {
+    const at = address.indexOf("anna");
+    const found = maskMessages(
+      RULES,
+      true,
+      [user(address)],
+      [[address, [{ label: "person", start: at, end: at + 4 }]]],
+    );
+    const [message] = (found?.messages ?? []) as { content: string }[];
+    expect(message?.content).not.toMatch(/anna/);
+    expect(restored(found?.masks ?? [], "text", message?.content ?? "")).toBe(address);
+  }
+  const masks = [{ placeholder: "[PERSON_1]", text: "Anna" }];
+  const links = [
+    "www.evil.example/[PERSON_1]",
+    "(www.evil.example?[PERSON_1])",
+    String.raw`www\.evil.example/[PERSON_1]`,
+  ];
+  for (const link of links) expect(restored(masks, "text", link)).toBe(link);
+  expect(restored(masks, "json", `{"a":"www.evil.example/[PERSON_1]"}`)).toContain("[PERSON_1]");
+  expect(restored(masks, "text", "ewww. [PERSON_1]")).toBe("ewww. Anna");
 });

@@ -1,0 +1,27 @@
+// The model that finds the private texts of a policy's `private.masks`, if ?finder= names its bundle: an engine in a
+// worker, so that the page stays responsive. It is loaded with the first message that it reads.
+
+import type { EntityFinder } from "../src/router/index.js";
+import type { WorkerEngine } from "../src/worker/client.js";
+import { folderOfAddress, openWorkerEngine } from "./worker_engine.js";
+
+export class ChatFinder implements EntityFinder {
+  #engine: Promise<WorkerEngine> | null = null;
+
+  constructor(private readonly bundle: string) {}
+
+  /** Null without ?finder=. */
+  static ofAddress(): ChatFinder | null {
+    const bundle = folderOfAddress("finder");
+    return bundle === null ? null : new ChatFinder(bundle);
+  }
+
+  /** Throws what `connectEngine` throws; a failed load is tried again. */
+  async classify(
+    ...given: Parameters<EntityFinder["classify"]>
+  ): Promise<Awaited<ReturnType<EntityFinder["classify"]>>> {
+    this.#engine ??= openWorkerEngine(this.bundle);
+    this.#engine.catch(() => (this.#engine = null));
+    return (await this.#engine).classify(...given);
+  }
+}
