@@ -218,4 +218,12 @@ Trust = Annotated[
         "and runs with your permissions, so load only bundles that you trust (default: any bundle)",
     ),
 ]
+CatalogUrl = Annotated[
+    str | None,
+    Flag(
+        metavar="URL",
+        text="the address or the file of a published site's catalog.json, or hf:OWNER/NAME; a model is then a name in "
+        "it, whose best bundle for this machine is downloaded once into the cache",
+    ),
+]
 Json = Annotated[bool, Flag(text="print one JSON object")]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 from chat_pages import new_chat, send
@@ -29,6 +30,8 @@ from nearfar.server_fallback.router.answer.signals import SIGNAL_TOKENS, near_si
 from nearfar.server_fallback.router.decision.situation import FarState, Message, NearSignals, NearState, Situation
 from nearfar.server_fallback.router.fitting import query_both
 from nearfar.server_fallback.router.fitting.prompts import Prompt
+from nearfar.server_fallback.router.hybrid import Hybrid
+from nearfar.server_fallback.router.sides.far import Far
 
 # The model of the server.
 FAR_MODEL = "demo-far"
@@ -133,9 +136,7 @@ def near_signals_in_python(bundle: Path, prompts: Sequence[str]) -> dict[str, Ne
     """The near model's signals of the prompts on the numpy reference, as `nearfar router log` computes them."""
 
     async def computed() -> dict[str, NearSignals]:
-        opened = open_bundle(bundle)
-        runner = ReferenceRunner(opened, limits=Limits(tokens=128, sequences=2, rows=128), activation="float32")
-        near = LocalExecutor(TokenEngine(runner, TokenModel.of(opened.manifest)), TextModel.of(opened, "near"))
+        near = near_in_python(bundle)
         signals = {}
         for prompt in prompts:
             logprobs: list[float] = []
@@ -149,6 +150,28 @@ def near_signals_in_python(bundle: Path, prompts: Sequence[str]) -> dict[str, Ne
     # In another thread, because Playwright's event loop runs in this one.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, computed()).result()
+
+
+def near_in_python(bundle: Path) -> LocalExecutor:
+    """The near model on the numpy reference."""
+    opened = open_bundle(bundle)
+    runner = ReferenceRunner(opened, limits=Limits(tokens=128, sequences=2, rows=128), activation="float32")
+    return LocalExecutor(TokenEngine(runner, TokenModel.of(opened.manifest)), TextModel.of(opened, "near"))
+
+
+def on_both_sides(
+    bundle: Path, far: RecordingProxy, rules: Mapping[str, Any], work: Callable[[Hybrid], Awaitable[None]]
+) -> None:
+    """``work`` with near in this process and the server as far."""
+
+    async def run() -> None:
+        policy = {"version": 1, "mode": "prefer-near", **rules}
+        place = Far(far.url, model=FAR_MODEL)
+        async with await Hybrid.create(near=near_in_python(bundle), far=place, policy=policy) as hybrid:
+            await work(hybrid)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, run()).result()
 
 
 @contextmanager

@@ -8,12 +8,14 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import MANIFEST_FILE
+from ..bundle.signature import TrustedKey
 from ..demo import DEMOS
 from ..pipeline.target import check_machine, open_runner
 from ..runtime.errors import DeviceError, RequestError
@@ -23,6 +25,7 @@ from .phases import phases, progress_bars
 # The server owns the cache. The compiler does not depend on the server, so it loads this module by name, as it does
 # with commands.
 CACHE = "nearfar.server_fallback.executors.compile_process"
+CATALOG_MODELS = "nearfar.server_fallback.executors.catalog_models"
 
 
 def refuse_ignore_key(ignore_keys: Sequence[str], bundle: Path) -> None:
@@ -50,6 +53,32 @@ def bundle_of(model: Path, ignore_keys: Sequence[str] = (), *, quiet: bool) -> t
         text = f"compiled {model} into the cache: {bundle}"
         Console(stderr=True, soft_wrap=True).print(escape(text), style="dim", highlight=False)
     return bundle, True
+
+
+def catalog_models(place: str) -> Any:
+    """The `CatalogModels` of the catalog at an address. Raises BundleError, RequestError and Unavailable."""
+    return importlib.import_module(CATALOG_MODELS).CatalogModels.fetch(place)
+
+
+def bundle_from(
+    catalog: str | None,
+    model: Path,
+    ignore_keys: Sequence[str],
+    trust: Sequence[TrustedKey],
+    *,
+    runner: str | None,
+    quiet: bool,
+) -> tuple[Path, bool]:
+    """As `bundle_of`, or the bundle of a model of the catalog, downloaded into the cache unless it is there.
+    ``runner``: only the target that it runs. Raises what downloading raises, too.
+    """
+    models = None if catalog is None else catalog_models(catalog)
+    if models is None or not models.has(str(model)):
+        return bundle_of(model, ignore_keys, quiet=quiet)
+    refuse_ignore_key(ignore_keys, model)
+    target = None if runner == "numpy" else runner
+    with progress_bars(quiet=quiet, transient=True) as bars:
+        return models.cached(str(model), target, trust, phases(bars)), False
 
 
 def checkpoint_of(model: Path) -> Path | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ..names import ACTIVATIONS, EXPORTS, QUANTIZATIONS, RUNNERS, TARGETS
-from ..options import Count, File, Flag, Json, ModelName, Name, Text, Trust, Url, options
+from ..options import CatalogUrl, Count, File, Flag, Json, ModelName, Name, Text, Trust, Url, options
 from ..pipeline.options import CompileOptions, IgnoredKeys
 
 BundlePlace = Annotated[Path, Flag(metavar="BUNDLE", place=True)]
@@ -78,6 +78,7 @@ class Run:
     seed: int = 0
     """the same seed gives the same text"""
     runner: Runner | None = None
+    catalog: CatalogUrl = None
     raw: bool = False
     """continue the prompt as plain text, without the chat template"""
     split_special_tokens: bool = True
@@ -342,6 +343,6 @@ class Pull:
     output: Annotated[Path, Output, Flag(metavar="BUNDLE")]
     """the folder of the bundle; an older version in it is replaced, and its equal files are kept"""
     target: Annotated[str | None, Flag(choices=(*TARGETS, *EXPORTS))] = None
-    """the device or framework (default: cpu on Linux, or the first that the catalog has for this machine)"""
+    """the device or framework (default: the one whose bundle fits this machine best)"""
     trust: Trust = ()
     json: Json = False

@@ -27,6 +27,8 @@ PHASES = {
     "weights": "packing weights",
     "self-test": "running reference",
     "prefixes": "making prefixes",
+    # Of a catalog's bundle.
+    "download": "downloading",
 }
 # The columns of the longest name.
 NAME_WIDTH = max(map(len, PHASES.values()))

@@ -15,6 +15,7 @@ from ..bundle.entries import OriginEntry
 from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import MANIFEST_FILE
 from ..demo import DEMOS
+from ..demo import FOLDER as DEMO_FOLDER
 from ..formats import Checkpoint, load
 from ..formats.origin import license_files
 from ..measure.checkpoint_reference import CheckpointReference
@@ -155,7 +156,9 @@ def measured_quality(bundle: Bundle | ExportBundle, checkpoint: Checkpoint | Non
 def files_of_license(checkpoint: Checkpoint | None) -> list[Path]:
     if checkpoint is None:
         return []
-    return license_files(checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent)
+    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    # The demo models share a text.
+    return license_files(folder) or (license_files(DEMO_FOLDER) if folder.parent == DEMO_FOLDER else [])
 
 
 def command_of(options: Publish) -> str:

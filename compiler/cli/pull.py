@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, cast
+
 from rich.console import Console
 from rich.markup import escape
 
 from ..bundle.signature import read_trusted_keys
-from ..publish.pull import choose_bundle, fetch_catalog, pull
+from ..ir.spec import Task
+from ..publish.catalog import CatalogBundle
+from ..publish.pull import pull
+from ..runtime.errors import DeviceError
+from .model import catalog_models
 from .options import Pull
 from .output import megabytes, print_json
-from .overview import TARGET
 from .phases import progress_bars
 from .program import path_word, program
 
 
 def run(options: Pull) -> None:
+    """Raises DeviceError if no bundle fits this machine and none is for ``options.target``."""
     trust = read_trusted_keys(options.trust)
-    catalog, address = fetch_catalog(options.catalog)
-    entry = choose_bundle(catalog, options.name, options.target, TARGET)
+    models = catalog_models(options.catalog)
+    catalog, address = models.catalog, models.address
+    entry = chosen(models, options)
     with progress_bars(quiet=options.json, transient=True) as bars:
         bars.start()
         task = bars.add_task("downloading", total=entry.download_bytes)
@@ -36,4 +44,31 @@ def run(options: Pull) -> None:
     console.print(f"[bold green]pulled[/] {where}  {megabytes(pulled.new_bytes)}{kept}")
     link = f", {license.link}" if license.link else ""
     console.print(f"license: {escape(license.title + link)}")
-    console.print(f"[bold]try it:[/]  {escape(program())} inspect {where}")
+    console.print(
+        f"[bold]try it:[/]  {escape(program())} {try_it(catalog.models[options.name].task, entry.target, where)}"
+    )
+
+
+def chosen(models: Any, options: Pull) -> CatalogBundle:
+    """The bundle that fits this machine; for a target that does not run here, the first, which is the most exact."""
+    bundles: Sequence[CatalogBundle] = models.catalog.model(options.name).bundles
+    of_target = [each for each in bundles if each.target == options.target]
+    try:
+        return cast("CatalogBundle", models.choose(options.name, options.target))
+    except DeviceError:
+        if not of_target:
+            raise
+        return of_target[0]
+
+
+def try_it(task: Task, target: str, bundle: str) -> str:
+    """The command that uses a bundle: in a page for webgpu, else on this machine."""
+    if target == "webgpu" and task == "generate":
+        return f"demo {bundle} --serve"
+    return {
+        "generate": f"run {bundle} 'Why is the sky blue?'",
+        "embed": f"run {bundle} 'Why is the sky blue?'",
+        "rerank": f"run {bundle} 'colour of the sky' --passage 'The sky is blue.'",
+        "classify": f"run {bundle} 'Why is the sky blue?'",
+        "transcribe": f"transcribe SOUND.wav {bundle}",
+    }[task]

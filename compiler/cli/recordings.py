@@ -17,7 +17,7 @@ from ..runtime.audio.transcribe import Transcript, TranscriptionOptions
 from ..runtime.batch import FloatArray
 from ..runtime.errors import RequestError
 from ..shared.script import SharedScript
-from .model import bundle_of
+from .model import bundle_from
 from .options import Run
 from .transcribe import open_transcriber
 
@@ -88,7 +88,8 @@ def write_down(
     """Raises the errors of opening and running the transcriber."""
     if options.transcriber is None:
         return []
-    path, from_cache = bundle_of(options.transcriber, quiet=options.json)
+    catalog, quiet = options.catalog, options.json
+    path, from_cache = bundle_from(catalog, options.transcriber, (), trusted, runner=None, quiet=quiet)
     bundle = open_any(path, () if from_cache else trusted)
     # Another target than the model's has another runner.
     runner = "numpy" if options.runner == "numpy" else None

@@ -25,7 +25,7 @@ from ..runtime.text.tokenizer import Tokenizer
 from .answer import Answer, Answerer, print_speed, write_out
 from .chat import Conversation, converse
 from .messages import require_videos
-from .model import bundle_of, open_command_runner
+from .model import bundle_from, open_command_runner
 from .options import Run
 from .output import print_json
 from .recordings import Recording, prepare_sounds, read_recordings, require_transcriber, said, write_down
@@ -53,7 +53,9 @@ def run(options: Run) -> None:
     trusted = read_trusted_keys(options.trust)
     # What cannot be read is reported before a checkpoint is compiled, which takes a minute.
     decoded, heard = decode_pictures(options.image, options.video), read_recordings(options.audio)
-    path, from_cache = bundle_of(options.bundle, options.ignore_keys, quiet=options.json)
+    path, from_cache = bundle_from(
+        options.catalog, options.bundle, options.ignore_keys, trusted, runner=options.runner, quiet=options.json
+    )
     # A bundle that was compiled here needs no signature.
     bundle = open_any(path, () if from_cache else trusted)
     tokenizer = Tokenizer(bundle.tokenizer_files())

@@ -91,9 +91,10 @@ def new_names(bundle: Bundle | ExportBundle) -> Mapping[str, str]:
 
 
 def addressed_name(file: str, digest: str) -> str:
-    path = PurePosixPath(file)
+    """The name with the hash, which that of a published bundle has."""
+    path, mark = PurePosixPath(file), f"-{digest[:HASH_DIGITS]}"
     stem, dot, suffix = path.name.partition(".")
-    return str(path.with_name(f"{stem}-{digest[:HASH_DIGITS]}{dot}{suffix}"))
+    return str(path.with_name(f"{stem.removesuffix(mark)}{mark}{dot}{suffix}"))
 
 
 def renamed(manifest: bytes, names: Mapping[str, str]) -> bytes:

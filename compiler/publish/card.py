@@ -6,6 +6,8 @@ It states what was measured and what was not, the license and what it asks for, 
 from __future__ import annotations
 
 import html
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 from ..bundle.entries import OriginEntry
 from ..cli.output import megabytes
 from ..ir.spec import Task
+from ..runtime.errors import BundleError
 from .catalog import CatalogBundle, CatalogModel
 from .licenses import Kind, License, license_of, stated
 
@@ -26,7 +29,8 @@ PIPELINES: Mapping[Task, str] = {
 }
 WORDS: Mapping[Kind, str] = {
     "copy": "", "notice": "This notice accompanies the model: ", "display": "A page with the model shows: ",
-    "name": "The name of the model begins with: ", "changes": "Done by this card: ", "keep": "", "use": "", "bound": "",
+    "name": "The name of a model that was made with it begins with: ", "changes": "Done by this card: ", "keep": "",
+    "use": "", "bound": "",
     "noncommercial": "",
 }  # fmt: skip
 
@@ -43,6 +47,17 @@ class Measured:
     device: str = ""
     reason: str = ""
 
+    def __post_init__(self) -> None:
+        """Raises BundleError for a figure that is not a number: a model that computes none is not published."""
+        for name in ("kl_mean", "top1_agreement", "perplexity_ratio"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise BundleError(
+                    f"the measured quality is not a number ({name} is {value} over {self.tokens:,} tokens of "
+                    f"{self.text}, computed by {self.device}): activations overflow, or the weights are damaged; "
+                    "compile it with --quantization f32 and compare both with nearfar quality"
+                )
+
     @property
     def words(self) -> str:
         if self.kl_mean is None or self.top1_agreement is None or self.perplexity_ratio is None:
@@ -56,7 +71,8 @@ class Measured:
 @dataclass(frozen=True, slots=True)
 class Card:
     """``measured``: by the folder of a bundle. ``command`` made the bundles or published them; ``generators`` compiled
-    them. ``snippet`` is for web pages, None if no bundle runs in them. ``chat``: the address of the chat page.
+    them. ``snippet`` is for web pages, None if no bundle runs in them: for those in the card's folder if the site's
+    ``address`` is not known. ``chat``: the address of the chat page.
     """
 
     name: str
@@ -68,6 +84,12 @@ class Card:
     license_files: Sequence[str]
     snippet: str | None
     chat: str | None
+    address: str | None = None
+
+    @property
+    def where(self) -> str:
+        """Of the pages that can have the snippet."""
+        return "In a page" if self.address else "In a page in this folder"
 
     @property
     def license(self) -> License | None:
@@ -165,9 +187,20 @@ def targets(card: Card) -> list[str]:
     return list(dict.fromkeys(bundle.target for bundle in card.model.bundles))
 
 
+def commands(card: Card) -> str:
+    """What uses the model without a page."""
+    catalog = f"{card.address or 'ADDRESS/'}catalog.json"
+    lines = [
+        *([f"nearfar run {card.name} --catalog {catalog}"] if card.model.task != "transcribe" else []),
+        f"nearfar serve {card.name} --catalog {catalog}",
+        f"nearfar pull {card.name} --catalog {catalog} -o {card.name}",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
 def use(card: Card) -> str:
-    pull = f"On this machine:\n\n```\nnearfar pull {card.name} --catalog ADDRESS/catalog.json -o {card.name}\n```\n"
-    return pull if card.snippet is None else f"In a page:\n\n```html\n{card.snippet}```\n\n{pull}"
+    code = "" if card.snippet is None else f"{card.where}:\n\n```html\n{card.snippet}```\n\n"
+    return f"{code}On this machine:\n\n```\n{commands(card)}```\n"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -205,7 +238,8 @@ def section(card: Card) -> str:
         license_title = f'<a href="{html.escape(link)}">{license_title}</a>'
     display = "".join(f"<p><strong>{html.escape(line)}</strong></p>\n" for line in card.model.license.display)
     chat = "" if card.chat is None else f'<p><a href="{html.escape(card.chat)}">Chat with it on this device</a></p>\n'
-    code = "" if card.snippet is None else f"<h2>In a page</h2>\n<pre>{html.escape(card.snippet)}</pre>\n"
+    code = "" if card.snippet is None else f"<h2>{card.where}</h2>\n<pre>{html.escape(card.snippet)}</pre>\n"
+    code += f"<h2>On this machine</h2>\n<pre>{html.escape(commands(card))}</pre>\n"
     hashes = [(f"{each.folder}/manifest.json", each.manifest_sha256) for each in card.model.bundles]
     return (
         f"<h1>{html.escape(card.name)}</h1>\n{display}<p>{html.escape(card.model.model)}, compiled by nearfar for "
@@ -222,4 +256,6 @@ def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def html_list(lines: Sequence[str]) -> str:
-    return "<ul>\n" + "".join(f"<li>{html.escape(line)}</li>\n" for line in lines) + "</ul>\n"
+    """Words between backticks are code."""
+    shown = (re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(line)) for line in lines)
+    return "<ul>\n" + "".join(f"<li>{line}</li>\n" for line in shown) + "</ul>\n"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
-from pydantic import ValidationError, field_validator
+from pydantic import ConfigDict, ValidationError, field_validator
 
 from ..bundle.entries import ActivationEntry, Entry, FileName, Sha256
 from ..bundle.folder import Bundle, ExportBundle
@@ -60,6 +60,8 @@ class CatalogBundle(Entry):
     largest_buffer_bytes: Natural
     kl_mean: float | None
     signed_by: str | None
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class CatalogModel(Entry):

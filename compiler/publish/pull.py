@@ -82,31 +82,22 @@ def fetch_catalog(place: str) -> tuple[Catalog, str]:
     return read_catalog(read_all(address, MAX_CATALOG_BYTES), address), address
 
 
-def choose_bundle(catalog: Catalog, name: str, target: str | None, default: str) -> CatalogBundle:
-    """The first bundle for the target: the catalog has the most exact first. Raises RequestError."""
-    model = catalog.model(name)
-    wanted = target or default
-    for bundle in model.bundles:
-        if bundle.target == wanted:
-            return bundle
-    offered = ", ".join(dict.fromkeys(bundle.target for bundle in model.bundles))
-    raise RequestError(f"{name}: the catalog has no bundle for {wanted}; choose one with --target: {offered}")
-
-
 def pull(
     entry: CatalogBundle,
     address: str,
     output: Path,
     trust: Sequence[TrustedKey] = (),
     progress: Progress = lambda *_: None,
+    former: Path | None = None,
 ) -> Pulled:
-    """Download a bundle into ``output``, which is new or an older version of it, and then has its equal files.
+    """Download a bundle into ``output``, which is new or an older version of it. Files that the older version has, or
+    the one in the folder ``former``, are links to them.
 
     Raises BundleError for bytes with another hash, OutputError, and Unavailable if the server cannot be reached.
     """
     base = urljoin(address, f"{entry.folder}/")
     with new_folder(output, force=True, resume=True) as partial:
-        former = Path(os.path.realpath(output))
+        former = Path(os.path.realpath(former or output))
         data = read_all(urljoin(base, MANIFEST_FILE), MAX_MANIFEST_BYTES)
         found = hashlib.sha256(data).hexdigest()
         if found != entry.manifest_sha256:
@@ -129,7 +120,7 @@ def pull(
             new, kept = fetch(urljoin(base, file), target, wanted)
             new_bytes, kept_bytes = new_bytes + new, kept_bytes + kept
             progress(new_bytes + kept_bytes, entry.download_bytes)
-        if trust or entry.signed_by is not None:
+        if entry.signed_by is not None:
             (partial / SIGNATURE_FILE).write_bytes(read_all(urljoin(base, SIGNATURE_FILE), CHUNK_BYTES))
         if trust:
             verify_signature(partial, data, trust)

@@ -216,27 +216,35 @@ def write_pages(
         for each, source in zip(copied, sources, strict=True)
     }
     first = next((folder for label, folder in chats if label == name), None)
+    runs_in_pages = bool(hashes) and name in in_pages
+
+    def code(base: str) -> str | None:
+        return snippet(name, model.task, hashes, options.base or base) if runs_in_pages else None
+
     card = Card(
         name=name,
         model=model,
+        address=options.base,
         origin=origin,
         measured=measured,
         command=options.command,
         generators=list(dict.fromkeys(source.bundle.manifest.generator for source in sources)),
         license_files=files,
-        snippet=snippet(name, model.task, hashes, options.base or "./") if hashes and name in in_pages else None,
+        snippet=code("./"),
         chat=f"{CHAT_FOLDER}/?bundle=../{first}/" if options.web and first is not None else None,
     )
-    inner = replace(card, chat=None if card.chat is None else f"../{card.chat}")
-    (site / name / "README.md").write_text(markdown(card), encoding="utf-8")
+    # The files of the model's own folder are one level below.
+    chat = None if card.chat is None else f"../{card.chat}"
+    inner = replace(card, chat=chat, snippet=code("../"))
+    (site / name / "README.md").write_text(markdown(inner), encoding="utf-8")
     (site / name / "index.html").write_text(page([inner]), encoding="utf-8")
-    if card.snippet is not None:
-        (site / name / "snippet.html").write_text(card.snippet, encoding="utf-8")
+    if inner.snippet is not None:
+        (site / name / "snippet.html").write_text(inner.snippet, encoding="utf-8")
     if len(catalog.models) == 1:
         (site / "README.md").write_text(markdown(card), encoding="utf-8")
         (site / "index.html").write_text(page([card]), encoding="utf-8")
     else:
-        write_list(site, catalog)
+        write_list(site, catalog, has_chat=options.web and len(chats) > 0)
     hashed = [each.bundle.path.relative_to(site).as_posix() for each in copied if each.addressed]
     others = [bundle.folder for key, each in catalog.models.items() if key != name for bundle in each.bundles]
     # A bundle whose files have their hash in their names has a shard like this.
@@ -270,7 +278,7 @@ def write_license(folder: Path, files: Sequence[Path], sources: Sequence[Source]
     return names
 
 
-def write_list(site: Path, catalog: Catalog) -> None:
+def write_list(site: Path, catalog: Catalog, *, has_chat: bool) -> None:
     rows = []
     items = []
     for name, model in catalog.models.items():
@@ -281,9 +289,10 @@ def write_list(site: Path, catalog: Catalog) -> None:
             f'<li><a href="{name}/index.html">{name}</a>: {html.escape(model.model)}, '
             f"{html.escape(model.license.title)}{bold}</li>\n"
         )
+    chat = f'<p><a href="{CHAT_FOLDER}/">Chat with one on this device</a></p>\n' if has_chat else ""
     (site / "README.md").write_text("# Models\n\n" + "".join(rows), encoding="utf-8")
     (site / "index.html").write_text(
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8" />\n<title>Models</title>\n'
-        f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>Models</h1>\n<ul>\n{''.join(items)}</ul>\n</body>\n</html>\n",
+        f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>Models</h1>\n{chat}<ul>\n{''.join(items)}</ul>\n</body>\n</html>\n",
         encoding="utf-8",
     )

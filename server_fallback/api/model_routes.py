@@ -100,6 +100,7 @@ def _model_about(card: ModelCard, executor: Executor, hears: bool) -> ModelAbout
     can = executor.abilities()
     return ModelAbout(
         id=card.id,
+        model=can.model,
         context=card.max_model_len,
         tokenizer_sha256=can.tokenizer_sha256,
         vocab_size=can.vocab_size,

@@ -16,13 +16,14 @@ from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.cli.phases import phases, progress_bars
 from nearfar.compiler.ir.spec import Task
 
+from ..executors.catalog_models import DOWNLOAD
 from ..executors.registry import Registry
 
 QUESTION = "what is 27 + 58?"
 
 
 class Announcement:
-    """``progress`` is called while a model is compiled."""
+    """``progress`` is called while a model is compiled or downloaded."""
 
     def __init__(self) -> None:
         self._bars: Progress | None = None
@@ -44,7 +45,8 @@ class Announcement:
             return
         if model != self._model:
             self._model = model
-            self._bars.console.print(f"compiling {model} (first use only)", highlight=False, markup=False)
+            verb = "downloading" if phase == DOWNLOAD else "compiling"
+            self._bars.console.print(f"{verb} {model} (first use only)", highlight=False, markup=False)
             self._report = phases(self._bars)
         assert self._report is not None
         self._report(phase, done, total)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -25,7 +25,7 @@ from ..executors.decide import fit_calibration, questions_of
 from ..executors.executor import Call, Decides
 from ..executors.local_opener import LocalOpener
 from ..executors.local_options import LocalOptions
-from ..router.fitting.prompts import JsonLine
+from ..router.fitting.prompts import JsonLine, parse
 from ..router.fitting.reliability import calibration_error
 from ..schema.decide import DecidedAnswer, DecideRequest, DecideResponse, DecisionCalibration, Question
 from .announcement import Announcement
@@ -87,13 +87,10 @@ def read_context(options: Decide) -> str:
 
 def read_json(path: Path, kind: TypeAdapter[Any], what: str) -> Any:
     try:
-        return kind.validate_json(path.read_bytes())
+        data = path.read_bytes()
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {reason_of(error)}; give a JSON file with {what}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise RequestError(f"{path}: {place or 'the file'}: {first['msg']}; it must have {what}") from error
+    return parse(kind.validate_json, data, str(path), whole="the file", advice=f"; it must have {what}")
 
 
 async def decide_all(options: Decide, requests: Sequence[DecideRequest]) -> list[DecideResponse]:
@@ -153,7 +150,7 @@ def write_fit(options: Decide, output: Path, questions: dict[str, Question], exa
         {"decisions": answer.model_dump()["decisions"], "answers": example.answers}
         for answer, example in zip(answers, examples, strict=True)
     ]
-    calibration = fit_calibration(asked, decided, model=answers[0].model)
+    calibration = fit_calibration(asked, decided, model=answers[0].calibration_model)
     with open_output(output) as file:
         file.write(json.dumps(calibration, ensure_ascii=False, indent=1) + "\n")
     figures = {name: figures_of(name, asked[name], decided) for name in asked}

@@ -34,7 +34,7 @@ class ExecutorWithAdapters(LocalExecutor):
 
     def with_adapter(self, name: str, identity: str) -> Executor:
         issuer = None if self._issuer is None else replace(self._issuer, model=name, adapter=identity)
-        model = replace(self._model, name=name)
+        model = replace(self._model, name=name, model=name)
         return AdaptedExecutor(self._engine, model, workers=self._workers, adapter=name, issuer=issuer)
 
 

@@ -62,7 +62,7 @@ class Decider:
     async def decide(self, request: DecideRequest, call: Call) -> DecideResponse:
         """Raises RequestError, and the errors of the engine."""
         questions = questions_of(request)
-        reading = reading_of(request, self.model.name)
+        reading = reading_of(request, self.model.model)
         asked = SharedScript.of_thread().ask("askedQuestions", questions, reading)
         rows = await self._rows(messages_of(request), asked)
         logprobs = await self._logprobs(rows, call)
@@ -72,6 +72,7 @@ class Decider:
             id=f"decide-{uuid4().hex}",
             created=int(time.time()),
             model=self.model.name,
+            calibration_model=self.model.model,
             decisions={name: decided(decisions[name], asked, name) for name in questions},
             usage=EncodingUsage(prompt_tokens=tokens, total_tokens=tokens),
         )
@@ -230,7 +231,8 @@ def fit_calibration(
     regularization: float = 1.0,
 ) -> dict[str, Any]:
     """A calibration from ``examples``, each {"decisions", "answers"}: what /v1/decide has answered about one context,
-    and the right answers to some of its questions. A calibration of ``model`` applies to no other one.
+    and the right answers to some of its questions. ``model`` is the answers' ``calibration_model``; the calibration
+    applies to no other one.
 
     ``regularization`` is the weight of the prior, by which nothing is changed. Raises RequestError.
     """

@@ -182,6 +182,7 @@ class LocalExecutor:
             video=model.images is not None and model.images.video is not None and decodes_video_files(),
             hears=model.sounds is not None,
             hears_seconds=None if model.sounds is None else longest_sound(model.sounds),
+            model=model.model,
         )
 
     @property

@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -35,6 +36,7 @@ from ..schema.route import Side
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.text_workers import TextWorkers
 from .adaptable import AdaptableExecutor
+from .catalog_models import CatalogModels
 from .compile_process import compiled
 from .devices import default_arch, default_target, kv_memory_bytes
 from .encoder_executor import EncoderExecutor
@@ -72,6 +74,7 @@ class LocalOpener:
         self._trusted = read_trusted_keys(options.trust)
         self._ignored_keys = IgnoredKeys(options.ignore_keys)
         self._receipt_key = None if options.receipt_key is None else ReceiptKey(options.receipt_key)
+        self._catalog: CatalogModels | None = None
         # One process for all models.
         self._compiler = GrammarCompiler()
 
@@ -226,6 +229,14 @@ class LocalOpener:
 
     async def _bundle(self, model: str) -> Bundle | ExportBundle:
         options = self._options
+        if options.catalog is not None:
+            if self._catalog is None:
+                self._catalog = await asyncio.to_thread(CatalogModels.fetch, options.catalog)
+            models = self._catalog
+            if models.has(model):
+                progress = partial(self._progress, model)
+                pulled = await asyncio.to_thread(models.cached, model, options.target, self._trusted, progress)
+                return await asyncio.to_thread(open_any, pulled, self._trusted)
         path = DEMOS.get(model) or Path(os.path.expanduser(model))
         try:
             is_bundle, is_folder = (path / MANIFEST_FILE).is_file(), path.is_dir()

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Annotated
 
 from nearfar.compiler.names import EXPORTS
-from nearfar.compiler.options import Count, CountOrNone, File, Flag, ModelName, Trust, options
+from nearfar.compiler.options import CatalogUrl, Count, CountOrNone, File, Flag, ModelName, Trust, options
 from nearfar.compiler.pipeline.options import ModelOptions
 
 from ..engine.batching import Batching
@@ -25,6 +25,7 @@ class LocalOptions(ModelOptions):
 
     target: Annotated[str | None, Flag(choices=("cpu", "cuda", *EXPORTS))] = None
     """the target to compile for (default: cuda if there is a GPU, else cpu)"""
+    catalog: CatalogUrl = None
     max_adapters: Count = 4
     """LoRA adapters that can be loaded at once"""
     max_sequences: Count | None = None

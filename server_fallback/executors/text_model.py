@@ -26,10 +26,12 @@ from .long_texts import LongTexts
 
 @dataclass(frozen=True)
 class TextModel:
-    """The properties of a model that the text layer needs. A model has an ``embedding`` with vectors of
-    ``embedding_size`` numbers, a ``classifier``, ``transcribes`` sound, or generates text. ``images`` and ``sounds``
-    say how it reads pictures and sound in chats, None if it does not. ``identity`` is equal for models whose vectors
-    can be compared.
+    """The properties of a model that the text layer needs. ``name`` is that of requests, ``model`` the one in its
+    manifest, which is the same everywhere; of an adapter, both are its own.
+
+    A model has an ``embedding`` with vectors of ``embedding_size`` numbers, a ``classifier``, ``transcribes`` sound, or
+    generates text. ``images`` and ``sounds`` say how it reads pictures and sound in chats, None if it does not.
+    ``identity`` is equal for models whose vectors can be compared.
     """
 
     name: str
@@ -46,6 +48,7 @@ class TextModel:
     sounds: SoundSpec | None = None
     transcribes: bool = False
     identity: str = ""
+    model: str = ""
     long_texts: LongTexts = field(default_factory=LongTexts, compare=False)
 
     @staticmethod
@@ -69,6 +72,7 @@ class TextModel:
             manifest.sounds if manifest.hears else None,
             manifest.transcribes,
             identity_of(bundle),
+            manifest.model,
         )
 
     @property

@@ -19,6 +19,7 @@ from ..schema.decide import DecideRequest, DecideResponse, DecisionCalibration
 from ..schema.route import Route, Side
 from ..schema.routed import RoutedDecideResponse
 from .decision.situation import Situation
+from .sides.far import FarSide
 from .sides.sides import Sides
 from .whole_answer import ask_side, on_a_side
 
@@ -44,7 +45,9 @@ async def decide(
     # A predictor was fitted to answers of chats, and no vector is needed for this decision.
     ids = None if sides.near is None else await sides.near.prompt_ids(chat)
     tokens = None if ids is None else len(ids)
-    near, far = sides.near_state(ids), replace(await sides.far_state(), prompt_tokens=tokens)
+    # No description takes the place of a picture: it leaves itself, or not at all.
+    near = replace(sides.near_state(ids), describes=())
+    far = replace(await sides.far_state(), prompt_tokens=tokens)
     situation = replace(situation, near=near, far=far)
     hands_over = sides.policy.escalation.then != "never"
     first = await on_a_side(sides, situation, ask, embeds=False, searched=hands_over)
@@ -86,18 +89,28 @@ async def _ask(sides: Sides, side: Side, request: DecideRequest, call: Call) -> 
                 "for it, or a policy by which near decides",
                 param="model",
             )
-        model = (await sides.far.reach(call)).id
-        return await sides.far.decide(calibrated(request, model), call)
+        others = [] if sides.near is None else [sides.near.model]
+        model = await sides.far.reach(call)
+        return await sides.far.decide(calibrated(request, model.name or model.id, others), call)
     assert sides.near is not None
     if not isinstance(sides.near.executor, Decides):
         raise RequestError("the near side's model answers no questions; use one that generates text", param="model")
-    return await sides.near.executor.decide(calibrated(request, sides.near.name), call)
+    return await sides.near.executor.decide(calibrated(request, sides.near.model, far_models(sides.far)), call)
 
 
-def calibrated(request: DecideRequest, model: str) -> DecideRequest:
-    """The request with the calibration of its questions, only if that is the model's."""
+def far_models(far: FarSide | None) -> list[str] | None:
+    """None before far was reached."""
+    if far is None:
+        return []
+    return None if far.model is None else [far.model.name or far.model.id]
+
+
+def calibrated(request: DecideRequest, model: str, others: list[str] | None) -> DecideRequest:
+    """The request with the calibration of its questions, only if that is the model's; ``others`` is the other side's.
+    Raises RequestError for one that fits neither.
+    """
     given = None if request.calibration is None else request.calibration.model_dump()
-    kept = SharedScript.of_thread().ask("calibrationFor", given, model, questions_of(request))
+    kept = SharedScript.of_thread().ask("calibrationFor", given, model, others, questions_of(request))
     calibration = None if kept is None else DecisionCalibration.model_validate(kept)
     return request.model_copy(update={"calibration": calibration})
 

@@ -104,13 +104,14 @@ class HybridExecutor:
         """As the function `decide`."""
         chat = chat_of(request)
         messages, texts, media = await asyncio.to_thread(texts_of, chat)
-        if media:
+        if any(each.kind not in ("picture", "video") for each in media):
             raise RequestError(
-                "the messages have media, and two sides decide about texts only; send their texts, or ask one side",
+                "the messages have recordings or files, and two sides decide about texts and pictures only; send their "
+                "texts, or ask one side",
                 param="messages",
             )
         # Far reads the names, too.
-        situation = situation_of(request, messages, (*texts, *request.questions), ())
+        situation = situation_of(request, messages, (*texts, *request.questions), media)
         answer = await decide(self.sides, unlabelled_decisions(request), chat, situation, call)
         return answer.model_copy(update={"model": self._name})
 

@@ -13,7 +13,7 @@ QUEUE_HEADER = "X-Nearfar-Queue-Ms"
 
 class ModelAbout(Reply):
     """``tokenizer_sha256`` is the hash of tokenizer.json. It, ``vocab_size`` and ``context`` are None if an upstream
-    does not report them.
+    does not report them. ``model`` is its name in its manifest, None for upstreams and pairs.
 
     ``verify``: the model checks drafts over /v1/nearfar/verify. ``vision``: it reads images. ``video``: it reads
     videos. ``sound``: it reads recordings in chats, which the server's transcriber writes down.
@@ -21,6 +21,7 @@ class ModelAbout(Reply):
     """
 
     id: str
+    model: str | None = None
     context: int | None = None
     tokenizer_sha256: str | None = None
     vocab_size: int | None = None

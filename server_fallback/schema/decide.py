@@ -58,8 +58,8 @@ class Scaling(Request):
 
 
 class DecisionCalibration(Request):
-    """What `fit_calibration` learned from examples answered by ``model``, None for any. ``questions``: the scaling of
-    each question by its name; of a question of labels, by its name, a slash and the label.
+    """What `fit_calibration` learned from examples. ``model`` is the ``calibration_model`` of their answers, None for
+    any. ``questions``: the scaling of each question by its name; of labels, by its name, a slash and the label.
     """
 
     version: Literal[1]
@@ -106,11 +106,14 @@ class DecidedAnswer(Reply):
 
 
 class DecideResponse(Reply):
-    """``decisions`` by the names of the questions."""
+    """``decisions`` by the names of the questions. ``calibration_model`` is the name of the model in its manifest, the
+    same wherever it runs; a calibration is fitted to it.
+    """
 
     id: str
     object: Literal["decisions"] = "decisions"
     created: int
     model: str
+    calibration_model: str
     decisions: dict[str, DecidedAnswer]
     usage: EncodingUsage

@@ -40,14 +40,19 @@ def open_device(manifest: Manifest, activation: str | None, path: Path) -> tuple
 
 def find_adapter(manifest: Manifest, activation: str | None, path: Path) -> tuple[Any, ActivationEntry]:
     """The adapter that a bundle runs on, and the activations chosen. Raises DeviceError."""
-    offered = [entry.needs for entry in manifest.activations if activation in (None, entry.dtype)]
+    adapter = require_adapter([entry.needs for entry in manifest.activations if activation in (None, entry.dtype)])
+    return adapter, choose_activation(manifest, features_of(adapter.features), activation, path)
+
+
+def require_adapter(offered: Sequence[Collection[str]]) -> Any:
+    """As `preferred_adapter`. Raises DeviceError if there is no adapter."""
     adapter = preferred_adapter(offered)
     if adapter is None:
         raise DeviceError(
             "no WebGPU adapter was found; install a Vulkan driver (Debian: apt-get install mesa-vulkan-drivers), or "
             "compile the model for the CPU (nearfar compile MODEL --target cpu)"
         )
-    return adapter, choose_activation(manifest, features_of(adapter.features), activation, path)
+    return adapter
 
 
 def preferred_adapter(offered: Sequence[Collection[str]]) -> Any | None:

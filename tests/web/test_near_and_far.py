@@ -38,6 +38,7 @@ from two_sides import (
     ended,
     far_alone,
     near_signals_in_python,
+    on_both_sides,
     page_of,
     pin,
     serve_far,
@@ -45,9 +46,12 @@ from two_sides import (
 )
 
 from nearfar.compiler.browser.page_server import PageServer
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.router.answer.signals import SIGNAL_TOKENS
 from nearfar.server_fallback.router.decision.decide import decide
 from nearfar.server_fallback.router.decision.policy import Policy
+from nearfar.server_fallback.router.hybrid import Hybrid
+from nearfar.server_fallback.schema.routed import RoutedDecideResponse
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +208,43 @@ def test_without_a_policy_file_the_demo_page_uses_the_fitted_policy_and_explains
     assert f"ahead by more than {points} points" in (chat.text_content("#far-state") or "")
     chat.evaluate("(search) => history.replaceState(null, '', search)", given)
     connect(chat)
+
+
+def test_far_decides_what_near_is_unsure_of_and_a_calibration_stays_with_its_model(
+    far_server: RecordingProxy, light_demo: Path
+) -> None:
+    questions = {
+        "room": {"type": "choice", "question": "Which room?", "choices": ["kitchen", "bedroom", "garage"]},
+        "lit": {"type": "yes_no", "question": "Is it about lights?"},
+    }
+    certain = {"temperature": 1.0, "bias": {"Yes": 0.0, "No": 40.0}}
+
+    async def work(hybrid: Hybrid) -> None:
+        async def ask(**options: Any) -> RoutedDecideResponse:
+            return await hybrid.decide("turn on the kitchen light", questions, **options)
+
+        near, far = await ask(pin="near"), await ask(pin="far")
+        assert [each.calibration_model for each in (near, far)] == ["nearfar-demo", "nearfar-demo-far"]
+        assert near.decisions["room"].confidence < 0.9 < near.decisions["lit"].confidence
+        shared = await ask(abstain_below=0.9)
+        assert shared.sides == {"room": "far", "lit": "near"}
+        assert shared.decisions["room"].answer == far.decisions["room"].answer == "kitchen"
+        sent = bytes(far_server.received)
+        kept = await ask(abstain_below=0.9, labels=["private"])
+        assert (kept.decisions["room"].answer, bytes(far_server.received)) == (None, sent)
+        for side, model in (("near", "nearfar-demo"), ("far", "nearfar-demo-far")):
+            calibration = {"version": 1, "model": model, "questions": {"lit": certain}}
+            answers = [
+                (await ask(pin=each, calibration=calibration)).decisions["lit"].answer for each in ("near", "far")
+            ]
+            assert answers == [side != "near", side != "far"]
+        with pytest.raises(
+            RequestError, match="was fitted to demo, and this model is nearfar-demo or nearfar-demo-far"
+        ):
+            await ask(calibration={"version": 1, "model": "demo", "questions": {}})
+
+    far_server.come_back()
+    on_both_sides(light_demo, far_server, {"escalation": {"then": "continue"}}, work)
 
 
 @pytest.mark.exhaustive

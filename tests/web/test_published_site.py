@@ -24,8 +24,6 @@ def site(light_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = tmp_path_factory.mktemp("published") / "site"
     source = Source(open_any(light_demo), Measured(reason="a test"))
     write_site([source], site, SiteOptions("demo", "nearfar publish demo"))
-    snippet = (site / "demo/snippet.html").read_text()
-    (site / "page.html").write_text(f"<!doctype html><title>mine</title><body>{snippet}</body>")
     return site
 
 
@@ -40,7 +38,7 @@ def test_the_snippet_answers_and_the_chat_page_opens(browser: Browser, chromium:
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(f"{url}page.html")
+    page.goto(f"{url}demo/snippet.html")
     page.wait_for_function("document.body.innerText.trim().length > 3", timeout=TIMEOUT_MS)
     assert errors == []
     page.goto(f"{url}index.html")
@@ -64,5 +62,5 @@ def test_a_changed_library_does_not_run(browser: Browser, chromium: str, site: P
         serve(tmp_path / "site") as url,
         page.expect_console_message(lambda message: "integrity" in message.text, timeout=TIMEOUT_MS),
     ):
-        page.goto(f"{url}page.html")
+        page.goto(f"{url}demo/snippet.html")
     context.close()

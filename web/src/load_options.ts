@@ -131,7 +131,7 @@ const LOAD_OPTIONS: Checks = {
   adapter: "object",
   selfTest: "=first-load|always|never",
   selfTestLimitMs: "number 0..",
-  tuning: "boolean or object",
+  tuning: check("true, false or a TuningModule", (value) => typeof value === "boolean" || "measure" in Object(value)),
   notes: "object",
   maxSequences: "integer 1..",
   maxBatchTokens: "integer 1..",

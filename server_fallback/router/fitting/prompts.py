@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 
-Line = TypeVar("Line", bound="JsonLine")
+Parsed = TypeVar("Parsed")
+Json = TypeVar("Json", str, bytes)
 
 
 class JsonLine(BaseModel):
@@ -67,10 +68,13 @@ class Prompt(JsonLine):
         return None if self.expected is None else answer.strip() == self.expected.strip()
 
 
-def parse(validate: Callable[[str], Line], line: str, location: str) -> Line:
+def parse(
+    validate: Callable[[Json], Parsed], data: Json, location: str, *, whole: str = "the line", advice: str = ""
+) -> Parsed:
+    """Raises RequestError, which names the place in the JSON, ``whole`` if there is none."""
     try:
-        return validate(line)
+        return validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = ".".join(str(part) for part in first["loc"])
-        raise RequestError(f"{location}: {path or 'the line'}: {first['msg']}") from error
+        raise RequestError(f"{location}: {path or whole}: {first['msg']}{advice}") from error

@@ -63,7 +63,8 @@ class FarModel:
     """The server's report about the model; None if there is no report.
 
     ``round_trip_seconds`` is the time of that request; ``verify``: the server checks drafts over the wire; ``vision``:
-    the model reads images, ``video``: videos, and ``sound``: recordings.
+    the model reads images, ``video``: videos, and ``sound``: recordings. ``name`` is the one in the manifest of its
+    bundle, None if it reports none.
     """
 
     id: str
@@ -75,6 +76,7 @@ class FarModel:
     vision: bool = False
     video: bool = False
     sound: bool = False
+    name: str | None = None
 
 
 class FarSide:
@@ -202,6 +204,7 @@ class FarSide:
                 vision=each.vision,
                 video=each.video,
                 sound=each.sound,
+                name=each.model,
             )
             for each in models
             # The transcriber of a server is no side, unless it is named.

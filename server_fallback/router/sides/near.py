@@ -28,6 +28,11 @@ class NearSide:
         self.abilities: Abilities | None = executor.abilities() if isinstance(executor, TellsAbilities) else None
 
     @property
+    def model(self) -> str:
+        """The name of its model in its manifest."""
+        return (self.abilities and self.abilities.model) or self.name
+
+    @property
     def embeds(self) -> bool:
         return self.abilities is not None and self.abilities.embeds
 

@@ -13,6 +13,9 @@ import pytest
 from light_bundle import few_kernels
 
 from nearfar.compiler.cli import main
+from nearfar.compiler.cli.publish import files_of_license
+from nearfar.compiler.demo import DEMOS
+from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import compile_model
 from nearfar.compiler.pipeline.options import CompileOptions
 
@@ -97,6 +100,14 @@ def test_a_model_is_compiled_measured_and_published(
     assert "tokens of text.txt" in card
     assert (site / "tiny/LICENSE").read_text() == "the text of the license"
     assert str(tmp_path) not in card
+
+
+def test_a_demo_model_has_the_text_of_its_license() -> None:
+    root = Path(__file__).parents[3]
+    for checkpoint in DEMOS.values():
+        assert [path.read_text() for path in files_of_license(load(str(checkpoint)))] == [
+            (root / "LICENSE").read_text()
+        ]
 
 
 def test_quality_that_was_not_measured_says_why(

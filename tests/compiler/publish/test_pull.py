@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,20 +11,23 @@ from functools import partial
 from hashlib import sha256
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from server_thread import serving
 
 from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.bundle.new_folder import new_folder
-from nearfar.compiler.bundle.signature import new_key
-from nearfar.compiler.cli import main
+from nearfar.compiler.bundle.signature import new_key, read_trusted_keys
+from nearfar.compiler.cli import main, parse
+from nearfar.compiler.cli.pull import try_it
+from nearfar.compiler.ir.spec import Task
 from nearfar.compiler.publish import pull as pull_module
 from nearfar.compiler.publish.card import Measured
-from nearfar.compiler.publish.pull import catalog_address, choose_bundle, fetch_catalog, pull
+from nearfar.compiler.publish.pull import catalog_address, fetch_catalog, pull
 from nearfar.compiler.publish.site import SiteOptions, Source, write_site
-from nearfar.compiler.runtime.errors import BundleError, OutputError, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import BundleError, DeviceError, OutputError, RequestError, Unavailable
+from nearfar.server_fallback.executors.catalog_models import CatalogModels
 
 UNMEASURED = Measured(reason="a test")
 
@@ -79,7 +83,7 @@ def site(tiny_bundle: Path, tmp_path: Path) -> Path:
 
 def pulled(url: str, output: Path, **options: Any) -> Any:
     catalog, address = fetch_catalog(url)
-    return pull(choose_bundle(catalog, "tiny", None, "webgpu"), address, output, **options)
+    return pull(catalog.model("tiny").bundles[0], address, output, **options)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -98,7 +102,16 @@ def test_a_pulled_bundle_is_the_published_one(site: Path, tmp_path: Path, capsys
         server.requested.clear()
         assert main(arguments) == 0
         assert [path for path, _ in server.requested] == ["/catalog.json", "/tiny/webgpu/manifest.json"]
+        assert f"demo {tmp_path / 'here'} --serve" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "site"]
+
+
+@pytest.mark.parametrize("target", ["webgpu", "cpu"])
+@pytest.mark.parametrize("task", get_args(Task))
+def test_the_command_that_pull_suggests_is_one(task: Task, target: str) -> None:
+    call, given = parse(shlex.split(try_it(task, target, "here")))
+    assert call.words[0] in ("demo", "run", "transcribe")
+    assert str(given["bundle"]) == "here"
 
 
 def test_a_lost_connection_continues(site: Path, tmp_path: Path) -> None:
@@ -189,15 +202,15 @@ def test_what_a_killed_pull_had_moved_aside_is_there_again(site: Path, tmp_path:
     assert content(tmp_path / "here") == before
 
 
-def test_a_signature_of_a_trusted_key_is_checked(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_signature_of_a_trusted_key_is_checked(tiny_bundle: Path, site: Path, tmp_path: Path) -> None:
     key, other = tmp_path / "key", tmp_path / "other"
     new_key(key)
     new_key(other)
     source = Source(open_any(tiny_bundle), UNMEASURED)
-    write_site([source], tmp_path / "site", SiteOptions("tiny", "test", key=key, web=False))
-    from nearfar.compiler.bundle.signature import read_trusted_keys
-
-    with web(tmp_path / "site") as server:
+    with pytest.raises(BundleError, match="is not signed"):
+        pulled(str(site), tmp_path / "here", trust=read_trusted_keys([key.with_name("key.pub")]))
+    write_site([source], tmp_path / "signed", SiteOptions("tiny", "test", key=key, web=False))
+    with web(tmp_path / "signed") as server:
         with pytest.raises(BundleError, match="which --trust does not list"):
             pulled(server.url, tmp_path / "here", trust=read_trusted_keys([other.with_name("other.pub")]))
         pulled(server.url, tmp_path / "here", trust=read_trusted_keys([key.with_name("key.pub")]))
@@ -263,11 +276,11 @@ def test_a_manifest_that_is_no_json_is_refused(site: Path, tmp_path: Path) -> No
 
 
 def test_what_the_catalog_lacks_is_named(site: Path) -> None:
-    catalog, _ = fetch_catalog(str(site))
-    with pytest.raises(RequestError, match="no bundle for cpu; choose one with --target: webgpu"):
-        choose_bundle(catalog, "tiny", None, "cpu")
+    models = CatalogModels.fetch(str(site))
+    with pytest.raises(DeviceError, match="no bundle of tiny fits this machine: it has bundles for webgpu only"):
+        models.choose("tiny", "cpu")
     with pytest.raises(RequestError, match="the catalog has no such model"):
-        choose_bundle(catalog, "large", None, "cpu")
+        models.choose("large")
     shutil.rmtree(site)
     with pytest.raises(Unavailable, match=r"catalog\.json: cannot be read"):
         fetch_catalog(str(site / "catalog.json"))

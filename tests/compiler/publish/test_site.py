@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -89,6 +90,9 @@ def test_files_of_a_bundle_have_their_hashes_in_their_names(bundle: Path, tmp_pa
     published.verify()
     for file, digest in dict(published.hashes()).items():
         assert f"-{digest[:12]}." in file, file
+    # A bundle that was published keeps its names, and so its readers keep its files.
+    publish(published.path, tmp_path / "again")
+    assert dict(open_any(tmp_path / "again/llama-tiny/webgpu").hashes()) == dict(published.hashes())
     before, after = open_any(bundle).manifest.model_dump(), published.manifest.model_dump()
     for table in ("weights", "plans", "variants", "spec"):
         assert before[table] == after[table]
@@ -133,6 +137,19 @@ def test_a_second_version_keeps_the_files_that_are_equal(bundle: Path, tmp_path:
     assert second.new_bytes == sum(path.stat().st_size for path in set((webgpu / "weights").iterdir()) - shards) > 0
     assert second.new_bytes + second.kept_bytes == first.new_bytes
     open_any(webgpu).verify()
+
+
+@pytest.mark.parametrize("figures", [(math.nan, 1.0, 1.0), (0.1, math.nan, 1.0), (0.1, 0.9, math.inf)])
+def test_a_quality_that_is_no_number_is_not_published(figures: tuple[float, float, float]) -> None:
+    with pytest.raises(BundleError, match=r"is not a number .* over 100 tokens of a text, computed by numpy"):
+        Measured(*figures, 100, "a text", "numpy")
+
+
+def test_a_catalog_whose_figures_are_no_numbers_is_refused(bundle: Path, tmp_path: Path) -> None:
+    publish(bundle, tmp_path / "site")
+    data = (tmp_path / "site/catalog.json").read_bytes()
+    with pytest.raises(BundleError, match="kl_mean: Input should be a finite number"):
+        read_catalog(data.replace(b'"kl_mean": 0.0123', b'"kl_mean": NaN'), "catalog.json")
 
 
 def test_a_site_that_fails_half_way_stays_as_it_was(

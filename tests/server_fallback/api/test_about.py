@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from asgi import ask
 from fake_models import FakeExecutor, FakeModels
@@ -17,7 +17,8 @@ KEY = "sk-web-12345678"
 @dataclass
 class OwnExecutor(FakeExecutor):
     def abilities(self) -> Abilities:
-        return Abilities("5ha", 509, tools=False, embeds=False, verify=True, vision=True, video=True)
+        can = Abilities("5ha", 509, tools=False, embeds=False, verify=True, vision=True, video=True)
+        return replace(can, model="Own-1B")
 
 
 def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> None:
@@ -28,6 +29,7 @@ def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> 
     own, _, upstream = about["models"]
     assert own == {
         "id": "fake",
+        "model": "Own-1B",
         "context": 256,
         "tokenizer_sha256": "5ha",
         "vocab_size": 509,
@@ -40,6 +42,7 @@ def test_our_own_models_report_their_tokens_and_upstreams_the_known_counts() -> 
     }
     assert upstream == {
         "id": "there",
+        "model": None,
         "context": None,
         "tokenizer_sha256": None,
         "vocab_size": None,

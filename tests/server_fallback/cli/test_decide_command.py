@@ -45,6 +45,8 @@ def test_a_calibration_that_is_fitted_changes_the_next_decisions(
     assert figures["room"]["after"]["right"] == 1
     fitted = json.loads(calibration.read_text())
     assert set(fitted["questions"]) == {"room", "lit", "tags/x", "tags/y"}
+    # The page and every server know the model by its manifest's name.
+    assert fitted["model"] == json.loads((Path(command[1]) / "manifest.json").read_text())["model"]
     assert main([*command, "go 0", "--calibration", str(calibration), "--json"]) == 0
     after = json.loads(capsys.readouterr().out)["decisions"]
     assert after["room"]["probabilities"]["b"] > before["room"]["probabilities"]["b"]

@@ -187,7 +187,9 @@ def test_too_uncertain_decisions_have_no_answer(bundle: Path) -> None:
 def test_a_calibration_moves_probabilities_and_belongs_to_its_model_and_answers(bundle: Path) -> None:
     (plain,) = decided(bundle, {})
     example = {"decisions": plain.model_dump()["decisions"], "answers": {"lit": False, "about": ["doors"], "level": 3}}
-    calibration = fit_calibration(QUESTIONS, [example] * 8, model="demo")
+    calibration = fit_calibration(QUESTIONS, [example] * 8, model=plain.calibration_model)
+    # The served name differs by place.
+    assert (plain.model, plain.calibration_model) == ("demo", "nearfar-demo")
     assert set(calibration["questions"]) == {"lit", "level", "about/lights", "about/doors"}
     (fitted,) = decided(bundle, {"calibration": calibration})
     assert fitted.decisions["lit"].probabilities["No"] > plain.decisions["lit"].probabilities["No"]

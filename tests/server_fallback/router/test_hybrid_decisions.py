@@ -22,6 +22,8 @@ QUESTIONS: dict[str, Any] = {
     "topic": {"type": "choice", "question": "Which topic?", "choices": ["art", "sport"]},
 }
 OVER: dict[str, Any] = {"escalation": {"then": "continue"}}
+PICTURE: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+SOUND = {"data": "", "format": "wav"}
 SURE, UNSURE = [-0.1, -3.0], [-0.7, -0.8]
 
 
@@ -34,6 +36,7 @@ def answer_of(request: DecideRequest, name: str, rows: dict[str, list[float]], t
         id="1",
         created=1,
         model=name,
+        calibration_model=name,
         decisions={each: DecidedAnswer.model_validate(decisions[each]) for each in request.questions},
         usage=EncodingUsage(prompt_tokens=tokens, total_tokens=tokens),
     )
@@ -111,6 +114,21 @@ def test_nothing_leaves_without_leave(rules: dict[str, Any], rest: dict[str, Any
     assert asked(far) == []
 
 
+@pytest.mark.parametrize(
+    ("private", "far_sees", "leaves"),
+    [({"media": "near"}, True, False), ({"media": "far"}, False, False), ({"media": "far"}, True, True)],
+)
+def test_a_picture_stays_with_near_unless_it_may_leave_and_far_sees(
+    private: dict[str, Any], far_sees: bool, leaves: bool
+) -> None:
+    near, far = DecidingNear(sees=True), deciding_far()
+    far.about = Reply(value={"api_version": 1, "models": [{**ABOUT, "context": 4096}]})
+    rules = policy(**OVER, private=private)
+    answer = decide(near, far, rules, PICTURE, abstain_below=0.9, options={"vision": far_sees})
+    assert answer.sides == {"spam": "near", "topic": "far" if leaves else "near"}
+    assert [body["messages"] for body in asked(far)] == [PICTURE] * leaves
+
+
 def test_a_failing_far_leaves_near_s_decisions_as_they_are() -> None:
     answer = decide(DecidingNear(), deciding_far(Reply(status=503)), policy(**OVER), abstain_below=0.9)
     assert answer.sides == {"spam": "near", "topic": "near"}
@@ -146,16 +164,22 @@ def test_far_gets_no_calibration_of_questions_that_it_is_not_asked() -> None:
     assert asked(far)[0]["calibration"]["questions"] == {"topic": scaling}
 
 
-def test_a_calibration_goes_to_its_own_model() -> None:
+def test_a_calibration_goes_to_the_model_whose_manifest_has_its_name() -> None:
     questions = DecideRequest.model_validate({"model": "m", "questions": QUESTIONS, "context": "x"})
     example = {"decisions": answer_of(questions, "m", {"spam": SURE, "topic": SURE}).model_dump()["decisions"]}
-    for model, kept in (("hybrid", ("near",)), ("big", ("far",)), (None, ("near", "far"))):
+    for model, kept in (("hybrid", ("near",)), ("Big-70B", ("far",)), (None, ("near", "far"))):
         near, far = DecidingNear(), deciding_far()
+        far.about = Reply(value={"api_version": 1, "models": [{**ABOUT, "model": "Big-70B"}]})
         calibration = fit_calibration(QUESTIONS, [{**example, "answers": {"spam": True, "topic": "art"}}], model=model)
         decide(near, far, policy(**OVER), abstain_below=0.99, calibration=calibration)
         (of_far,), (of_near,) = asked(far), near.decided
         given = {"near": of_near.calibration is not None, "far": "calibration" in of_far}
         assert given == {"near": "near" in kept, "far": "far" in kept}
+    calibration = fit_calibration(QUESTIONS, [{**example, "answers": {"spam": True}}], model="another")
+    sides: list[tuple[FakeFar | None, str]] = [(None, "hybrid"), (deciding_far(), "big or hybrid")]
+    for other, models in sides:
+        with pytest.raises(RequestError, match=f"was fitted to another, and this model is {models}"):
+            decide(DecidingNear(), other, policy("prefer-far" if other else "near-only"), calibration=calibration)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +191,10 @@ def test_a_calibration_goes_to_its_own_model() -> None:
         (
             DecidingNear(),
             policy(),
-            {"context": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
-            "texts only",
+            {"context": [{"role": "user", "content": [{"type": "input_audio", "input_audio": SOUND}]}]},
+            "texts and pictures only",
         ),
+        (DecidingNear(), policy(), {"context": PICTURE}, "reads only text"),
     ],
 )
 def test_what_no_side_decides_is_an_error(

@@ -1,6 +1,7 @@
 // Whether a device can run a bundle, by what a catalog says about it: before anything of the bundle is downloaded.
 
 import { formatBytes } from "../format_bytes.js";
+import { tooLarge } from "../shared/offers.js";
 import type { CatalogBundle } from "./catalog.js";
 
 /**
@@ -27,9 +28,4 @@ export function misfit(bundle: CatalogBundle, device: DeviceFacts | null): strin
   if (bundle.largest_buffer_bytes > device.maxBufferBytes)
     return `its largest buffer has ${formatBytes(bundle.largest_buffer_bytes)}, this device's limit is ${formatBytes(device.maxBufferBytes)}`;
   return tooLarge(bundle, device.memoryBytes);
-}
-
-function tooLarge({ memory_bytes: needed }: CatalogBundle, available: number | null): string | null {
-  if (available === null || needed <= available) return null;
-  return `it needs ${formatBytes(needed)} of memory, this device has ${formatBytes(available)} for it`;
 }

@@ -2,10 +2,12 @@
 // imports it for `Engine.load(name, { catalog })`.
 
 import { BundleError, DeviceError, RequestError, messageOf } from "../errors.js";
+import { requireKnown } from "../known_options.js";
 import { findAdapter, knownFeatures } from "../runtime/device.js";
 import { sha256 } from "../runtime/read_file.js";
 import type { Bytes } from "../runtime/source.js";
 import { isObject, patternsOf, shown, tableReader } from "../shared/declared.js";
+import { chooseOffers } from "../shared/offers.js";
 import type { CatalogBundle, CatalogModel, Catalog as CatalogData } from "./catalog.js";
 import { CATALOG_VERSION } from "./catalog.js";
 import types from "./catalog_types.json" with { type: "json" };
@@ -42,6 +44,7 @@ export class Catalog {
    * the signal's reason.
    */
   static async fetch(place: string | URL, signal?: AbortSignal): Promise<Catalog> {
+    requireSignal(signal);
     const address = catalogAddress(place);
     let data: unknown;
     try {
@@ -79,17 +82,19 @@ export class Catalog {
    * or a probe measures it, else the smallest. Throws RequestError, and DeviceError with the reasons if none fits.
    */
   addresses(name: string, device: DeviceFacts | null): readonly string[] {
+    requireKnown(device ?? {}, ["features", "maxBufferBytes", "memoryBytes", "isProbed"], "device.");
     const { bundles } = this.model(name);
-    const why = new Map(bundles.map((bundle) => [bundle, misfit(bundle, device)]));
-    const fitting = bundles.filter((bundle) => why.get(bundle) === null);
-    if (fitting.length === 0) {
-      const reasons = bundles.map((bundle) => `${bundle.folder}: ${String(why.get(bundle))}`);
-      throw new DeviceError(`No bundle of ${name} fits this device: ${reasons.join("; ")}`, { refusals: reasons });
-    }
-    return sorted(fitting, device).map((bundle) => this.addressOf(bundle));
+    const why = bundles.map((bundle) => [bundle.folder, misfit(bundle, device)] as const);
+    const misfits = Object.fromEntries(why.filter((each): each is [string, string] => each[1] !== null));
+    const memory_bytes = device?.memoryBytes ?? null;
+    const places = ["webgpu", "onnx"].map((target) => ({ target, memory_bytes }));
+    const { folders, refusals } = chooseOffers(bundles, places, misfits, device?.isProbed);
+    if (folders.length === 0)
+      throw new DeviceError(`No bundle of ${name} fits this device: ${refusals.join("; ")}`, { refusals });
+    return folders.map((folder) => this.addressOf({ folder }));
   }
 
-  addressOf({ folder }: CatalogBundle): string {
+  addressOf({ folder }: Pick<CatalogBundle, "folder">): string {
     return new URL(`${folder}/`, this.address).href;
   }
 }
@@ -101,12 +106,17 @@ export interface Chosen {
 }
 
 /** The addresses that `Engine.load` tries. Throws the errors of `Catalog`. */
-export async function chooseAddresses(name: unknown, place: string | URL, options: ChooseOptions): Promise<Chosen> {
+export async function chooseAddresses(
+  name: unknown,
+  place: string | URL,
+  { gpu, adapter, memoryBudget, probe, signal }: ChooseOptions,
+): Promise<Chosen> {
   if (typeof name !== "string")
     throw new RequestError(`With a catalog, the bundle is the name of a model, not ${shown(name)}`, {
       param: "bundle",
     });
-  const [catalog, device] = await Promise.all([Catalog.fetch(place, options.signal), deviceFacts(options)]);
+  const facts = deviceFacts({ gpu, adapter, memoryBudget, probe });
+  const [catalog, device] = await Promise.all([Catalog.fetch(place, signal), facts]);
   const hashes = new Map(catalog.model(name).bundles.map((each) => [catalog.addressOf(each), each.manifest_sha256]));
   const checkManifest = async (address: unknown, manifest: Bytes): Promise<void> => {
     const [found, expected = ""] = [await sha256(manifest), hashes.get(String(address))];
@@ -123,12 +133,9 @@ export async function chooseAddresses(name: unknown, place: string | URL, option
  * What this device has; null without WebGPU. The memory is the budget of a load, or else half of what the browser
  * reports; with a probe it is not guessed, because the probe measures it for each bundle.
  */
-export async function deviceFacts({
-  gpu,
-  adapter,
-  memoryBudget,
-  probe,
-}: ChooseOptions = {}): Promise<DeviceFacts | null> {
+export async function deviceFacts(options: Omit<ChooseOptions, "signal"> = {}): Promise<DeviceFacts | null> {
+  requireKnown(options, ["gpu", "adapter", "memoryBudget", "probe"]);
+  const { gpu, adapter, memoryBudget, probe } = options;
   const found = adapter ?? (await findAdapter(gpu).catch(() => null));
   if (found === null) return null;
   const { maxBufferSize, maxStorageBufferBindingSize } = found.limits;
@@ -142,13 +149,10 @@ export async function deviceFacts({
   };
 }
 
-/** WebGPU before ONNX. The catalog has the most exact ones first. */
-function sorted(bundles: readonly CatalogBundle[], device: DeviceFacts | null): readonly CatalogBundle[] {
-  const isLater = ({ target }: CatalogBundle): number => (target === "webgpu" ? 0 : 1);
-  const bySize = (device?.memoryBytes ?? null) === null && device?.isProbed !== true;
-  return [...bundles].sort(
-    (one, other) => isLater(one) - isLater(other) || (bySize ? one.download_bytes - other.download_bytes : 0),
-  );
+/** An object of options in place of a signal would be ignored. */
+function requireSignal(signal: unknown): void {
+  if (signal === undefined || signal instanceof AbortSignal) return;
+  throw new RequestError(`signal is ${shown(signal)}, it must be an AbortSignal`, { param: "signal" });
 }
 
 function catalogAddress(place: string | URL): URL {

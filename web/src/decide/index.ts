@@ -40,6 +40,8 @@ export interface DecideResponse {
   readonly object: "decisions";
   readonly created: number;
   readonly model: string;
+  /** The name of the model in its manifest, which is the same wherever it runs; a calibration is fitted to it. */
+  readonly calibration_model: string;
   readonly decisions: Decisions;
   readonly usage: EncodingUsage;
 }
@@ -81,6 +83,7 @@ export async function decide(
   return {
     ...identity("decide", model.name),
     object: "decisions",
+    calibration_model: model.name,
     decisions: readDecisions(questions, logprobs, reading),
     usage: { prompt_tokens: scored.tokens, total_tokens: scored.tokens },
   };

@@ -66,16 +66,20 @@ export async function decideOverSides(
   // Far reads the names, too.
   const text = prompts.map((prompt) => [prompt.text, ...prompt.answers, prompt.name].join("\n")).join("\n\n");
   const request = readRequest({ messages: asking(messagesOf(context), text), labels, pin, language });
-  if (request.properties.media.length > 0)
+  if (request.properties.media.some(({ kind }) => kind !== "picture" && kind !== "video"))
     throw new RequestError(
-      "the messages have media, and two sides decide about texts only; send their texts, or ask one side",
+      "the messages have recordings or files, and two sides decide about texts and pictures only; send their texts, or ask one side",
       { param: "context" },
     );
   // Labels are never sent.
   const plain = typeof context === "string" ? context : context.map((message) => ({ ...message, labels: undefined }));
   const asked = { context: plain, questions, options };
   const { policy } = routing.wiring;
-  const situate = () => routing.situation(request, { tokens: null, conversation: [], embedding: null });
+  const situate = async () => {
+    const situation = await routing.situation(request, { tokens: null, conversation: [], embedding: null });
+    // No description takes the place of a picture: it leaves itself, or not at all.
+    return { ...situation, near: { ...situation.near, describes: [] } };
+  };
   const choice = await routing.choose(encodingPolicy(policy), situate, null, signal);
   const { decision, standby } = choice;
   const over = (choose: Pick<SituatedChoice, "situation" | "decision" | "standby">, own: Asked) =>
@@ -115,13 +119,14 @@ async function ask(
   { context, questions, options }: Asked,
   signal: AbortSignal,
 ): Promise<DecideResponse> {
-  const own = (model: string | null) => ({
+  const own = (model: string, others: readonly string[] | null) => ({
     ...options,
-    calibration: calibrationFor(options.calibration, model, questions),
+    calibration: calibrationFor(options.calibration, model, others, questions),
   });
   if (side === "near") {
     const engine = near.ready;
-    return engine.decide(context, questions, { ...own(engine.info.model), signal });
+    const others = far === null ? [] : far.model && [far.model.name];
+    return engine.decide(context, questions, { ...own(engine.info.model, others), signal });
   }
   if (far === null) throw new Unavailable("There is no far side", { retryable: false });
   if (far.dialect !== "nearfar")
@@ -130,11 +135,17 @@ async function ask(
         "policy by which near decides",
       { param: "model" },
     );
-  const { id } = await far.reach(signal);
+  const { name } = await far.reach(signal);
   const about = typeof context === "string" ? { context } : { messages: context };
-  const answer = await far.post("/v1/decide", { ...about, questions, ...own(id) }, signal);
+  const answer = await far.post("/v1/decide", { ...about, questions, ...own(name, modelsOf(near)) }, signal);
   const { decisions } = answer;
   if (!isObject(decisions) || Object.keys(questions).some((name) => !isObject(decisions[name])))
     throw new Unavailable("The far side's answer of /v1/decide does not fit the request", { retryable: false });
   return answer as unknown as DecideResponse;
+}
+
+/** The model of near; null while it loads. */
+function modelsOf({ info, state }: Routing["wiring"]["near"]): readonly string[] | null {
+  if (info !== null) return [info.model];
+  return state === "loading" ? null : [];
 }

@@ -62,6 +62,7 @@ import {
 import { continuesAsTokens, setsTemplateVariables } from "./router/continuation.js";
 import { sideFault } from "./router/failures.js";
 import { totalUsage } from "./router/usage.js";
+import { chooseOffers } from "./offers.js";
 import { LACKING_METHODS } from "./template/attributes.js";
 import { wrongPart } from "./template/check_tree.js";
 import { FILTERS, OPEN_FILTERS } from "./template/filters.js";
@@ -261,6 +262,7 @@ Object.assign(globalThis, {
     handedOver: overJson(handedOver),
     mergedDecisions: overJson(merged),
     calibrationFor: overJson(calibrationFor),
+    chooseOffers: overJson(chooseOffers),
     fitCalibration: overJson(fitCalibration),
     canonicalJson: overJson(canonicalJson),
     requestText: overJson(requestText),

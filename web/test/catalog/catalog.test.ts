@@ -134,6 +134,13 @@ test("the memory is the budget, else half of what the browser reports, else unkn
   expect(await deviceFacts()).toBeNull();
 });
 
+test("an option that is not known is refused by name", async () => {
+  const catalog = await catalogOf(SIZES);
+  expect(() => catalog.addresses("letters", { ...device(), memory: 5 } as never)).toThrow("'device.memory' is not");
+  await expect(deviceFacts({ budget: 5 } as never)).rejects.toThrow("'budget' is not supported; supported: gpu");
+  await expect(Catalog.fetch("https://host/all/", { signal: null } as never)).rejects.toThrow("must be an AbortSignal");
+});
+
 test("an unknown name lists the known ones", async () => {
   const catalog = await catalogOf(SIZES);
   expect(() => catalog.model("toString")).toThrow(RequestError);

@@ -20,7 +20,15 @@ const OVER = { escalation: { then: "continue" } };
 const SURE = [-0.1, -3];
 const UNSURE = [-0.7, -0.8];
 const ONLINE = { online: true, battery: null, charging: null, thermal: null };
-const CARD = { id: "big", context: 256, tokenizer_sha256: "abc", vocab_size: 512, tools: false, verify: false };
+const CARD = {
+  id: "served",
+  model: "big",
+  context: 256,
+  tokenizer_sha256: "abc",
+  vocab_size: 512,
+  tools: false,
+  verify: false,
+};
 
 function answerOf(
   questions: Questions,
@@ -31,10 +39,16 @@ function answerOf(
   const { abstain_below, calibration } = options;
   const logprobs = Object.keys(questions).map((name) => rows[name] ?? []);
   const decisions = readDecisions(questions, logprobs, { model, abstain_below, calibration });
-  return { id: "1", object: "decisions", created: 1, model, decisions, usage: { prompt_tokens: 10, total_tokens: 10 } };
+  const usage = { prompt_tokens: 10, total_tokens: 10 };
+  return { id: "1", object: "decisions", created: 1, model, calibration_model: model, decisions, usage };
 }
 
-async function setUp(policy: object, far: "answers" | "refused" = "answers", rest: Partial<HybridOptions> = {}) {
+async function setUp(
+  policy: object,
+  far: "answers" | "refused" = "answers",
+  rest: Partial<HybridOptions> = {},
+  images = false,
+) {
   const fake = new FakeFar();
   fake.about = { api_version: 1, models: [CARD] };
   const bodies: ({ questions: Questions } & DecideOptions)[] = [];
@@ -50,7 +64,7 @@ async function setUp(policy: object, far: "answers" | "refused" = "answers", res
   const decide = vi.fn((_: unknown, questions: Questions, options: DecideOptions) =>
     Promise.resolve(answerOf(questions, "small", { spam: SURE, topic: UNSURE }, options)),
   );
-  const info = { ...engine.info, model: "small" };
+  const info = { ...engine.info, model: "small", images };
   const nf = await Hybrid.create({
     near: { ...engine, info, decide } as unknown as EngineApi,
     far: { baseURL: FAR },
@@ -73,7 +87,7 @@ describe("Hybrid.decide", () => {
     expect([route.side, route.reason, usage.prompt_tokens]).toEqual(["near", "prefer", 20]);
     expect(bodies).toEqual([
       {
-        model: "big",
+        model: "served",
         context: "A note.",
         questions: { topic: QUESTIONS.topic },
         abstain_below: 0.9,
@@ -111,6 +125,22 @@ describe("Hybrid.decide", () => {
     expect(lost.bodies[0]).toMatchObject({ messages: [{ role: "user", content: "A note." }] });
   });
 
+  test("a picture stays with near, unless it may leave and far sees", async () => {
+    const picture = { role: "user" as const, content: [{ type: "image_url" as const, image_url: { url: "data:," } }] };
+    const far = { baseURL: FAR, vision: true };
+    for (const [rules, sees, asked] of [
+      [{ private: { media: "near" } }, true, false],
+      [{ private: { media: "far" } }, false, false],
+      [{ private: { media: "far" } }, true, true],
+    ] as const) {
+      const { nf, bodies } = await setUp({ ...OVER, ...rules }, "answers", sees ? { far } : {}, true);
+      const { sides } = await nf.decide([picture], QUESTIONS, { abstain_below: 0.9 });
+      expect([sides, bodies.length > 0]).toEqual([{ spam: "near", topic: asked ? "far" : "near" }, asked]);
+    }
+    const { nf } = await setUp(OVER);
+    await expect(nf.decide([picture], QUESTIONS)).rejects.toThrow("reads only text");
+  });
+
   test("a calibration goes to its own model, and media to nobody", async () => {
     const questions = { spam: { temperature: 1, bias: { Yes: 0, No: 0 } } };
     for (const [model, kept] of [
@@ -122,14 +152,26 @@ describe("Hybrid.decide", () => {
       await nf.decide("A", QUESTIONS, { abstain_below: 0.99, calibration: { version: 1, model, questions } });
       expect([decide.mock.calls[0]?.[2].calibration != null, bodies[0]?.calibration != null]).toEqual(kept);
     }
+    const other = { version: 1 as const, model: "another", questions };
+    for (const [mode, names] of [
+      ["near-only", "small"],
+      ["prefer-far", "big or small"],
+    ] as const) {
+      const { nf } = await setUp({ mode }, "answers", mode === "near-only" ? { far: null } : {});
+      const deciding = nf.decide("A", QUESTIONS, { calibration: other });
+      await expect(deciding).rejects.toThrow(`was fitted to another, and this model is ${names}`);
+    }
     const { nf, bodies } = await setUp(OVER);
     const topic = { temperature: 1, bias: { art: 0, sport: 0 } };
     const private_ = { temperature: 1, bias: { Yes: 0, No: 0 } };
     const calibration = { version: 1 as const, questions: { topic, "Does Ann Smith owe money?": private_ } };
     await nf.decide("A", QUESTIONS, { abstain_below: 0.9, calibration });
     expect(bodies[0]?.calibration?.questions).toEqual({ topic });
-    const picture = { role: "user", content: [{ type: "image_url", image_url: { url: "data:," } }] } as const;
-    await expect(nf.decide([picture], QUESTIONS)).rejects.toThrow("texts only");
+    const sound = {
+      role: "user",
+      content: [{ type: "input_audio", input_audio: { data: "", format: "wav" } }],
+    } as const;
+    await expect(nf.decide([sound], QUESTIONS)).rejects.toThrow("texts and pictures only");
     const vllm = await setUp({ mode: "far-only" }, "answers", { far: { baseURL: FAR, dialect: "vllm", model: "big" } });
     await expect(vllm.nf.decide("A", QUESTIONS)).rejects.toThrow("no /v1/decide");
   });

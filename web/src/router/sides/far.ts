@@ -38,6 +38,8 @@ export interface FarOptions {
 /** The server's report about its model; null if there is no report. */
 export interface FarModel {
   readonly id: string;
+  /** The name in the manifest of its bundle; its id if it reports none. */
+  readonly name: string;
   readonly context: number | null;
   readonly tokenizerSha256: string | null;
   readonly tools: boolean;
@@ -163,7 +165,7 @@ export class FarSide implements Side {
   /** The answer of one of the server's routes for its model. Throws as `answer`. */
   async post(route: string, body: JsonObject, signal: AbortSignal): Promise<JsonObject> {
     const { id: model } = await this.reach(signal);
-    return this.#http.post(route, { ...body, model }, signal);
+    return this.#http.post(route, { ...(await withSentPictures(body)), model }, signal);
   }
 
   /** The tokens of a chat's prompt, from a server of ours. Throws as `answer`. */
@@ -215,6 +217,7 @@ export class FarSide implements Side {
     }
     const {
       id,
+      model: name,
       context,
       tokenizer_sha256: sha256,
       tools,
@@ -225,6 +228,7 @@ export class FarSide implements Side {
     } = this.#chosen(response.models);
     return {
       id,
+      name: typeof name === "string" ? name : id,
       context: number(context),
       tokenizerSha256: typeof sha256 === "string" ? sha256 : null,
       tools: tools !== false,
@@ -245,6 +249,7 @@ export class FarSide implements Side {
     const { id, max_model_len: context } = this.#chosen(response.data);
     return {
       id,
+      name: id,
       context: number(context),
       tokenizerSha256: null,
       tools: true,
@@ -289,11 +294,11 @@ const isOfPage = (part: SeenPart | null): boolean =>
   /^blob:/i.test(String(part?.image_url?.url ?? part?.video_url?.url));
 
 /** With the bytes of pictures and videos that only the page has; the code is loaded with the first one. Throws RequestError. */
-async function withSentPictures(params: PlainParams): Promise<PlainParams> {
-  const { messages } = params;
-  if (!messages.some(({ content }) => Array.isArray(content) && content.some(isOfPage))) return params;
+async function withSentPictures<B extends { readonly messages?: unknown }>(body: B): Promise<B> {
+  const messages = (body.messages ?? []) as PlainParams["messages"];
+  if (!messages.some(({ content }) => Array.isArray(content) && content.some(isOfPage))) return body;
   const { sentMessages } = await import("../../images/index.js");
-  return { ...params, messages: await sentMessages(messages) };
+  return { ...body, messages: await sentMessages(messages) };
 }
 
 /**

@@ -10,7 +10,7 @@ import type { DecidedAnswer, DecisionCalibration, Scaling } from "./schema.js";
 export type Decisions = Readonly<Record<string, DecidedAnswer>>;
 
 export interface ReadingOptions {
-  /** The model that answered; a calibration of another one is an error. */
+  /** The model that answered, by the name in its manifest; a calibration of another one is an error. */
   readonly model?: string | null | undefined;
   readonly calibration?: DecisionCalibration | null | undefined;
   /** A decision whose confidence is lower has no answer. */
@@ -50,10 +50,7 @@ export function checkReading(
   const { version, questions: scalings } = Object(calibration) as Readonly<Record<string, unknown>>;
   if (version !== 1 || !isObject(scalings)) throw unfit("calibration", "is not one that fitCalibration has made");
   if (model != null && calibration.model != null && calibration.model !== model)
-    throw unfit(
-      "calibration",
-      `was fitted to ${calibration.model}, and this model is ${model} (set its model to this name if they are the same one)`,
-    );
+    throw otherModel(calibration.model, model);
   for (const { key, answers } of asked) {
     const scaling = scalingOf(calibration, key);
     if (scaling !== null) factorsOf(scaling, answers, `calibration.questions.${key}`);
@@ -91,6 +88,10 @@ function unfit(where: string, what: string): RequestError {
     param: "calibration",
     code: "calibration_differs",
   });
+}
+
+export function otherModel(fitted: string, model: string): RequestError {
+  return unfit("calibration", `was fitted to ${fitted}, and this model is ${model}`);
 }
 
 /** The softmax of the answers. */

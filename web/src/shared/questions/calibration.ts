@@ -16,7 +16,7 @@ export interface DecisionExample {
 }
 
 export interface FitOptions {
-  /** The model that decided; its calibration applies to no other one. */
+  /** The answers' ``calibration_model``; the calibration applies to no other one. */
   readonly model?: string | null | undefined;
   /** The weight of the prior, by which the factor is 1 and each bias is 0. By default 1. */
   readonly regularization?: number | null | undefined;

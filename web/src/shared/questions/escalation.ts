@@ -4,6 +4,7 @@
 import type { Side } from "../decision/decision.js";
 import type { Escalation } from "../decision/policy_schema.js";
 import type { Decisions } from "./answers.js";
+import { otherModel } from "./answers.js";
 import type { Questions } from "./questions.js";
 import { askedOf } from "./questions.js";
 import type { DecisionCalibration } from "./schema.js";
@@ -36,15 +37,22 @@ export function merged(side: Side, first: Decisions, far: Decisions): SharedDeci
 }
 
 /**
- * The calibration of these questions for a model: none if it was fitted to another one, because the sides differ. Other
- * questions of it may be private.
+ * The calibration of these questions for the ``model`` of a side: none if it was fitted to the ``other`` side's. Other
+ * questions of it may be private. ``others`` are the models of the other side, null if it is not known. Throws
+ * RequestError for a calibration that fits neither side.
  */
 export function calibrationFor(
   calibration: DecisionCalibration | null | undefined,
-  model: string | null,
+  model: string,
+  others: readonly string[] | null,
   questions: Questions,
 ): DecisionCalibration | null {
-  if (calibration == null || (calibration.model != null && calibration.model !== model)) return null;
+  if (calibration == null) return null;
+  if (calibration.model != null && calibration.model !== model) {
+    if (others?.includes(calibration.model) === false)
+      throw otherModel(calibration.model, [model, ...others].join(" or "));
+    return null;
+  }
   const keys = new Set(askedOf(questions).map(({ key }) => key));
   const own = Object.entries(calibration.questions).filter(([key]) => keys.has(key));
   return { ...calibration, questions: Object.fromEntries(own) };

@@ -35,7 +35,7 @@ export interface Scaling {
   readonly bias: Readonly<Record<string, number>>;
 }
 
-/** What `fit_calibration` learned from examples answered by ``model``, None for any. ``questions``: the scaling of each question by its name; of a question of labels, by its name, a slash and the label. */
+/** What `fit_calibration` learned from examples. ``model`` is the ``calibration_model`` of their answers, None for any. ``questions``: the scaling of each question by its name; of labels, by its name, a slash and the label. */
 export interface DecisionCalibration {
   readonly version: 1;
   readonly model?: string | null;
