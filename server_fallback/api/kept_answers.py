@@ -141,7 +141,8 @@ class KeptAnswers:
             raise ApiError(400, f"{LAST_HEADER} must be the number of an event", "invalid_header")
         after, answer = int(last or "0"), self._answers.get(Name(exchange.client, key))
         if answer is None:
-            if after > 0:
+            # Also for 0: all events of a stream that has begun, and no other one.
+            if last is not None:
                 raise not_kept()
             return None
         if answer.digest != digest_of(body):

@@ -10,8 +10,7 @@ import { rulesOf } from "../shared/router/answer_machine.js";
 import { withTimeout } from "./sides/clock.js";
 import { choose } from "../shared/decision/decide.js";
 import { lastUserText } from "../shared/decision/features.js";
-import type { HybridJournal } from "./begun.js";
-import { continuation, recorded, shownBefore } from "./begun.js";
+import type { HybridJournal } from "./hybrid_journal.js";
 import type { DescribedRequest, Describer, SoundTranscriber } from "./describer.js";
 import { HeldAnswer } from "./answer/held_answer.js";
 import { needs } from "../shared/decision/media.js";
@@ -92,14 +91,19 @@ export class HybridCompletions {
     return this.#completion(request, items(signal));
   }
 
+  /** End the answer that far generates under a key, for a journal that is deleted. */
+  endFar(key: string): void {
+    this.#routing.wiring.far?.end(key);
+  }
+
   /** What is answered, once it is decided who answers. A journal may have the complete answer. */
   async #items(
     request: HybridRequest,
     signal: AbortSignal,
     journal: HybridJournal | undefined,
   ): Promise<(until: AbortSignal) => AsyncIterable<AnswerItem>> {
-    const { begun } = journal ?? {};
-    if (begun?.done === true) return () => shownBefore(begun);
+    const whole = journal?.whole ?? null;
+    if (whole !== null) return () => whole;
     const answered = await this.#confirmed(
       await this.#described(request, await this.#choose(request, signal), signal),
       signal,
@@ -137,9 +141,8 @@ export class HybridCompletions {
     signal: AbortSignal,
     journal: HybridJournal | undefined,
   ): AsyncGenerator<AnswerItem, void, undefined> {
-    const { policy, near: engine } = this.#routing.wiring;
-    const { choice: first, tokens, shown } = continuation(chosen, journal?.begun ?? null, engine);
-    const near = journal === undefined ? engine : recorded(engine, journal, tokens);
+    const { policy, near: engine, clock } = this.#routing.wiring;
+    const { choice: first, near } = journal?.goOn(chosen, engine) ?? { choice: chosen, near: engine };
     const logprobs = this.#logprobs(request, first);
     const begun = first.wants_signals ? this.#hold(request, near, logprobs.near, signal) : null;
     const { choice, held, earlyFailure } =
@@ -149,13 +152,16 @@ export class HybridCompletions {
     const { decision, standby } = choice;
     const masked = this.#masked.get(request) ?? null;
     const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
-    const sides = {
-      near: held === null ? near : heldFirst(held, near),
-      far: this.#guarded(this.#farOf(choice, earlyFailure === null, masked), masked),
-    };
-    // The time of a held answer is not the time of its generation, nor is that of tokens of an earlier page.
-    const learns = (side: Side): boolean => side === "far" || (held === null && tokens === undefined);
     const { params } = request;
+    const asked = this.#guarded(this.#farOf(choice, earlyFailure === null, masked), masked);
+    const whole = { params, logprobs: logprobs.far, signal };
+    const { far, shown, replays } =
+      journal === undefined
+        ? { far: asked, shown: null, replays: null }
+        : await withTimeout(clock, policy.timeouts.far_first_token_ms, (late) => journal.overFar(asked, whole, late));
+    const sides = { near: held === null ? near : heldFirst(held, near), far };
+    // The time of a held answer is not the time of its generation.
+    const learns = (side: Side): boolean => side !== replays && (side === "far" || held === null);
     const job: Parameters<Routing["run"]>[1] = {
       params,
       rules: this.#rules(request, decision.private),

@@ -59,6 +59,9 @@ async function resume({ hybrid }: Awaited<ReturnType<typeof page>>): Promise<Cha
   return chunks;
 }
 
+const cancelled = ({ requests }: FakeFar): readonly (string | undefined)[] =>
+  requests.filter(({ url }) => url.endsWith("/cancel")).map(({ headers }) => headers["Idempotency-Key"]);
+
 const NEAR = { policy: { mode: "prefer-near" } };
 const FAR = { policy: { mode: "prefer-far" } };
 const slow = (...texts: readonly string[]): FarScript => ({ texts, then: "hang" });
@@ -81,6 +84,70 @@ test.each([
     expect(next.far.chats).toHaveLength(0);
     expect(next.runner.batches.length).toBeLessThan(40);
   }
+});
+
+const away = (texts: readonly string[], later: readonly string[]): FarScript => ({ texts, later, then: "hang" });
+
+test("far goes on while the page is away, and its one answer is there when the page is back", async () => {
+  for (const rest of [
+    {},
+    { response_format: { type: "json_object" } },
+    { logprobs: true },
+    { tools: [{ type: "function", function: { name: "f" } }], tool_choice: "required" },
+  ]) {
+    const disk = memoryDisk();
+    const far = new FakeFar([away(["one ", "two "], ["three ", "four"])]);
+    const first = await page(disk, { ...FAR, far });
+    await until(first, disk, 8, rest);
+    // Any number of pages may come and go.
+    for (let pages = 0; pages < 2; pages++) {
+      const next = await page(disk, { ...FAR, far });
+      const chunks = await resume(next);
+      expect(shown(chunks)).toBe("one two three four");
+      expect(routes(chunks).at(-1)).toEqual({ side: "far", reason: "prefer", at: null });
+      expect(chunks.at(-1)?.choices[0]?.finish_reason).toBe("stop");
+    }
+    expect([far.chats.length, far.receivedAgain.length, cancelled(far)]).toEqual([1, 1, []]);
+  }
+});
+
+test("what near wrote before far is not lost, and far's stream is the same with its token ids and masks", async () => {
+  const far = new FakeFar([away(["one "], ["[EMAIL_1]", " three"])]);
+  far.about = { api_version: 1, models: [{ id: "big", context: 4096, tokenizer_sha256: "abc", tools: true }] };
+  const escalation = { then: "continue", window_tokens: 2, min_mean_logprob: -0.001 };
+  const masks = { then: "mask", patterns: [{ kind: "EMAIL", pattern: "[a-z]+@[a-z.]+" }] };
+  for (const [policy, rest] of [
+    [{ mode: "prefer-near", escalation }, {}],
+    [{ mode: "prefer-far", private: { masks } }, { messages: [{ role: "user", content: "I am anna@example.org" }] }],
+  ] as const) {
+    const disk = memoryDisk();
+    const begun = await until(await page(disk, { policy, far }), disk, 4, rest);
+    const before = far.chats.length;
+    const next = await page(disk, { policy, far });
+    const chunks = await resume(next);
+    expect(shown(chunks)).toBe(
+      `${shown(begun)}${"mode" in policy && policy.mode === "prefer-far" ? "anna@example.org" : "[EMAIL_1]"} three`,
+    );
+    expect(routes(chunks).at(-1)).toEqual(routes(begun).at(-1));
+    expect(far.chats).toHaveLength(before);
+    expect(next.runner.batches).toHaveLength(0);
+  }
+  expect(far.receivedAgain.map(({ url }) => new URL(url).pathname)).toEqual([
+    "/v1/completions",
+    "/v1/chat/completions",
+  ]);
+});
+
+test("an answer of far that is left goes on, and ends once it is deleted", async () => {
+  const far = new FakeFar([away(["one ", "two "], ["three"])]);
+  const { hybrid } = await page(memoryDisk(), { ...FAR, far });
+  for await (const _ of await hybrid.chat.completions.create(CHAT, { id: "x" })) break;
+  expect(cancelled(far)).toEqual([]);
+  await hybrid.journals.delete("x");
+  expect(cancelled(far)).toEqual([far.chats[0]?.headers["Idempotency-Key"]]);
+  // Without an id, it ends when it is left.
+  for await (const _ of await hybrid.chat.completions.create(CHAT)) break;
+  expect(cancelled(far)).toHaveLength(2);
 });
 
 test("far goes on after the text of the page before", async () => {

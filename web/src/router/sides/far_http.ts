@@ -5,6 +5,8 @@ import { not_now_statuses as NOT_NOW, status_of_type } from "../../api/parameter
 import { NearfarError, RequestError, Unavailable, messageOf } from "../../errors.js";
 import { isObject } from "../../shared/declared.js";
 import type { Clock } from "./clock.js";
+import type { KeptStream } from "./sides.js";
+import { LEFT } from "./sides.js";
 
 export type Fetch = (url: string, init: RequestInit) => Promise<Response>;
 export type JsonObject = Readonly<Record<string, unknown>>;
@@ -15,6 +17,8 @@ const STATUS_OF_TYPE: Readonly<Record<string, number>> = status_of_type;
 
 /** The time that an answer waits for the server's device, by the server's estimate; an integer in milliseconds. */
 const QUEUE_HEADER = "X-Nearfar-Queue-Ms";
+/** Names a stream. */
+const KEY_HEADER = "Idempotency-Key";
 /** The time for which a report of the queue is valid. */
 const REPORT_MS = 30_000;
 
@@ -57,18 +61,21 @@ export class FarHttp {
 
   /**
    * The objects of a streamed answer, up to "[DONE]". Leaving the loop closes the connection, and ends the answer. A
-   * server that ``isOurs`` keeps the answer while the connection is broken, so that the rest of it comes by another one.
+   * server that ``isOurs`` keeps the answer while the connection is broken, so that the rest of it comes by another one;
+   * with ``kept``, also if its reader has left.
    */
   async *stream(
     route: string,
     body: JsonObject,
     signal: AbortSignal,
     isOurs = false,
+    kept?: KeptStream,
   ): AsyncGenerator<JsonObject, void, undefined> {
     const finished = new AbortController();
     const either = AbortSignal.any([signal, finished.signal]);
     // Pages over http have no crypto.randomUUID.
-    const key = isOurs ? { "Idempotency-Key": crypto.getRandomValues(new Uint32Array(4)).join("-") } : {};
+    const key = kept?.key ?? crypto.getRandomValues(new Uint32Array(4)).join("-");
+    const named = isOurs ? { [KEY_HEADER]: key } : {};
     // The number of the last event that arrived.
     let last = 0;
     let hasBegun = false;
@@ -78,14 +85,15 @@ export class FarHttp {
         if (last === begun) throw this.#broken("its answer stopped before the end");
         begun = last;
         try {
-          const after = last > 0 ? { "Last-Event-ID": String(last) } : {};
-          const response = await this.#send(route, this.#posting(body, either, { ...key, ...after }))
+          const after = last > 0 || kept?.key !== undefined ? { "Last-Event-ID": String(last) } : {};
+          const response = await this.#send(route, this.#posting(body, either, { ...named, ...after }))
             .then((answered) => this.#checked(answered))
             .catch((error: unknown) => {
               // What the server says about the rest is no answer to the request.
               throw last > 0 ? this.#broken("its answer stopped before the end", error) : error;
             });
           if (response.body === null) throw this.#broken("its answer has no body");
+          if (isOurs && !hasBegun) kept?.onKey?.(key);
           hasBegun = true;
           for await (const { id, data } of events(response.body)) {
             isDone = data === "[DONE]";
@@ -106,9 +114,16 @@ export class FarHttp {
       }
     } finally {
       finished.abort();
-      if (isOurs && hasBegun && !isDone)
-        void this.#send("/v1/cancel", { method: "POST", headers: key, keepalive: true }).catch(() => null);
+      // A page that ends sees its connections break.
+      const goesOn = kept !== undefined && (!signal.aborted || signal.reason === LEFT);
+      if (isOurs && hasBegun && !isDone && !goesOn) this.end(key);
     }
+  }
+
+  /** End the answer that our server generates under a key. */
+  end(key: string): void {
+    const headers = { [KEY_HEADER]: key };
+    void this.#send("/v1/cancel", { method: "POST", headers, keepalive: true }).catch(() => null);
   }
 
   #posting(body: JsonObject, signal: AbortSignal, headers: Readonly<Record<string, string>> = {}): RequestInit {
