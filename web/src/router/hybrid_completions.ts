@@ -1,6 +1,7 @@
 // chat.completions.create over two sides: decides each request and runs its answer, which has its route.
 
 import { foldChat } from "../api/chat_completions.js";
+import { refuseId } from "../api/params.js";
 import { Stream, anySignal } from "../api/stream.js";
 import type { ChatCompletion, ChatCompletionChunk, RequestOptions } from "../api/types.js";
 import { Unavailable } from "../errors.js";
@@ -82,6 +83,7 @@ export class HybridCompletions {
     params: HybridParams,
     options: HybridRequestOptions = {},
   ): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
+    refuseId(options);
     const given = readRequest(params);
     const signal = anySignal(options.signal, given.signal);
     signal.throwIfAborted();
