@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 from chat_pages import TIMEOUT_MS, new_chat, send
 from page_looks import DESK, fact
-from playwright.sync_api import Browser, BrowserContext, Error, Page
+from playwright.sync_api import Browser, BrowserContext, Page
 from recording_proxy import RecordingProxy, recording_proxy
 from served_demo import compile_for_server, require_found, serving
 
@@ -206,7 +206,7 @@ JOURNAL_PAGE = """<!doctype html><title>journal</title><script type="module">
     const request = { messages: [{ role: "user", content: "STORY" }], stream: true, temperature: 0 };
     const timeouts = { near_first_token_ms: 60000, far_first_token_ms: 60000, between_tokens_ms: 60000 };
     const policy = { version: 1, mode: "far-only", timeouts };
-    const far = { baseURL: new URLSearchParams(location.search).get("far") };
+    const far = { baseURL: "FAR" };
     const hybrid = journalled(await Hybrid.create({ near: null, far, policy }), { flushTokens: 1 });
     window.text = "";
     async function read(chunks) {
@@ -223,17 +223,13 @@ JOURNAL_PAGE = """<!doctype html><title>journal</title><script type="module">
 def open_journal_page(context: BrowserContext, near_server: PageServer, far_server: RecordingProxy) -> Page:
     """A new page of `JOURNAL_PAGE`, at the origin that the server lets read its answers."""
     page = context.new_page()
-    page.route("**/journal/*.js", lambda route: route.fulfill(path=PAGE.parent / route.request.url.rpartition("/")[2]))
-    page.route("**/journal/?far=*", lambda route: route.fulfill(body=JOURNAL_PAGE, content_type="text/html"))
-    page.goto(f"{near_server.url}journal/?{urlencode({'far': far_server.url})}")
+    for name in ("hybrid.js", "journal.js"):
+        page.route(f"**/{name}", lambda route: route.fulfill(path=PAGE.parent / route.request.url.rpartition("/")[2]))
+    # A page that the test itself answers may not reach a local server.
+    page.goto(f"{near_server.url}policy.json")
+    page.set_content(JOURNAL_PAGE.replace("FAR", far_server.url))
     page.wait_for_function("document.title === 'ready'")
     return page
-
-
-def kill(page: Page) -> None:
-    """End the page's process."""
-    with suppress(Error), page.expect_event("crash"):
-        page.context.new_cdp_session(page).send("Page.crash")
 
 
 def generated_tokens(far_server: RecordingProxy) -> int:

@@ -39,7 +39,6 @@ from two_sides import (
     ended,
     far_alone,
     generated_tokens,
-    kill,
     near_signals_in_python,
     open_journal_page,
     page_of,
@@ -361,7 +360,8 @@ def test_without_near_far_answers_alone_and_the_page_explains_why(
             assert part in (page.text_content("#far-state") or "")
 
 
-@pytest.mark.parametrize("end", [kill, Page.reload], ids=["killed", "loaded again"])
+# Neither runs anything of the page first.
+@pytest.mark.parametrize("end", [Page.close, Page.reload], ids=["closed", "loaded again"])
 def test_far_goes_on_without_its_page_and_the_next_one_gets_its_one_answer(
     end: Callable[[Page], object], browser: Browser, near_server: PageServer, far_server: RecordingProxy
 ) -> None:
