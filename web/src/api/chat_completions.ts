@@ -93,7 +93,12 @@ export class ChatCompletions {
     const [first, ...others] = requestsOf(
       promptIds,
       { ...request, max_tokens: maxTokens },
-      { logprobs, logitProcessor: options.logitProcessor, images: await placed(until), prefix },
+      {
+        logprobs,
+        logitProcessor: options.logitProcessor,
+        images: await placed(until),
+        prefix: options.private ? undefined : prefix,
+      },
     );
     if (first === undefined) throw new Error("a chat has at least one answer");
     // This first constraint only checks that the grammar can be compiled.

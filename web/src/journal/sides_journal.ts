@@ -13,6 +13,7 @@ import type { OpenJournal } from "./open_journal.js";
 import type { KeptFar } from "./record.js";
 import { modelOf, sameModel, shownChunks } from "./record.js";
 
+type Near = Pick<NearSide, "answer" | "info">;
 type WholeRequest = Parameters<HybridJournal["overFar"]>[1];
 
 /** ``tokens``: near's. ``far``: the stream that is received again. ``isSame``: the side that wrote goes on. */
@@ -50,7 +51,7 @@ export class SidesJournal implements HybridJournal {
   }
 
   /** The side that wrote goes on if it still may; otherwise the side that is chosen now. Near's signals were read before. */
-  goOn(choice: SituatedChoice, engine: NearSide): NearContinuation {
+  goOn(choice: SituatedChoice, engine: Near): NearContinuation {
     const { near, choices, far } = this.journal.before;
     const [answer] = choices;
     if (this.#chunks.length === 0 && answer === undefined && far === null)
@@ -103,7 +104,7 @@ export class SidesJournal implements HybridJournal {
   }
 
   /** Near, which goes on after its tokens. */
-  #recordedNear(near: NearSide): Pick<NearSide, "answer"> {
+  #recordedNear(near: Near): Pick<NearSide, "answer"> {
     return {
       answer: (request, promptLogprobs) => {
         const { tokens } = this.#goingOn;

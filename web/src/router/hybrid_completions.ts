@@ -143,7 +143,9 @@ export class HybridCompletions {
     signal: AbortSignal,
     journal: HybridJournal | undefined,
   ): AsyncGenerator<AnswerItem, void, undefined> {
-    const { policy, near: engine, clock } = this.#routing.wiring;
+    const { policy, clock } = this.#routing.wiring;
+    const masked = this.#masked.get(request) ?? null;
+    const engine = this.#nearFor(chosen.decision.private || (masked?.masks.length ?? 0) > 0);
     const { choice: first, near } = journal?.goOn(chosen, engine) ?? { choice: chosen, near: engine };
     const logprobs = this.#logprobs(request, first);
     const begun = first.wants_signals ? this.#hold(request, near, logprobs.near, signal) : null;
@@ -152,7 +154,6 @@ export class HybridCompletions {
         ? { choice: first, held: null, earlyFailure: null }
         : await this.#chooseAgain(first, begun, signal);
     const { decision, standby } = choice;
-    const masked = this.#masked.get(request) ?? null;
     const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
     const { params } = request;
     const asked = this.#guarded(this.#farOf(choice, earlyFailure === null, masked), masked);
@@ -184,6 +185,13 @@ export class HybridCompletions {
       journal?.shown(item);
       yield item;
     }
+  }
+
+  /** Near, which stores nothing of a private prompt. */
+  #nearFor(isPrivate: boolean): Pick<NearSide, "answer" | "info"> {
+    const { near } = this.#routing.wiring;
+    if (!isPrivate) return near;
+    return { info: near.info, answer: (request, observed) => near.answer({ ...request, private: true }, observed) };
   }
 
   /**

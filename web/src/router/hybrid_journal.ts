@@ -15,7 +15,7 @@ export interface HybridJournal {
   /** The decision was made, and nothing was sent yet. Throws StorageError. */
   decided(isPrivate: boolean): Promise<void>;
   /** Called before `overFar`. */
-  goOn(choice: SituatedChoice, near: NearSide): NearContinuation;
+  goOn(choice: SituatedChoice, near: Pick<NearSide, "answer" | "info">): NearContinuation;
   /**
    * ``request``: for the whole answer. After ``late``, far's stream is not received again. Throws the reason of the
    * request's signal.

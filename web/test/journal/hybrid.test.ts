@@ -7,6 +7,7 @@ import type { JournalOptions } from "../../src/journal/index.js";
 import { journalled } from "../../src/journal/index.js";
 import type { FarScript } from "../router/fakes.js";
 import { FakeFar } from "../router/fakes.js";
+import { mulberry32 } from "../engine/mulberry32.js";
 import { MESSAGES, routes, setUp, shown } from "../router/hybrid_set_up.js";
 import { memoryDisk } from "../store/memory_folder.js";
 import { eachToken, pageEngine, pageStore } from "./pages.js";
@@ -235,4 +236,36 @@ test("a private answer is kept only if the page wants that, and never goes on fa
   expect(shown(await resume(strict))).toMatch(/^one [^]/);
   expect(far.chats).toHaveLength(0);
   expect(open.files.size).toBe(0);
+});
+
+const ANSWERS = Number(process.env.NEARFAR_FAULTS ?? 6);
+
+test(`${ANSWERS} answers of far are the same after pages that end at random points`, { timeout: 600_000 }, async () => {
+  const draw = mulberry32(11);
+  const below = (end: number): number => Math.floor(draw() * end);
+  for (let index = 0; index < ANSWERS; index++) {
+    const pieces = Array.from({ length: 4 + below(12) }, () => `${below(1e6)} `);
+    const at = 1 + below(pieces.length - 1);
+    const far = new FakeFar([away(pieces.slice(0, at), pieces.slice(at))]);
+    const disk = memoryDisk();
+    const written = pieces.slice(0, at).join("").length;
+    await until(await page(disk, { ...FAR, far }), disk, 1 + below(written), index % 2 === 0 ? {} : { logprobs: true });
+    let text = "";
+    for (let rounds = below(3); ; rounds--) {
+      const next = await page(disk, { ...FAR, far });
+      const stored = (await next.hybrid.journals.find("x")) !== null;
+      expect(stored).toBe(true);
+      const { answer } = await next.hybrid.journals.resume("x");
+      text = "";
+      const most = rounds > 0 ? below(pieces.join("").length) : Infinity;
+      for await (const chunk of answer as AsyncIterable<ChatCompletionChunk>) {
+        text += chunk.choices[0]?.delta.content ?? "";
+        if (text.length > most) break;
+      }
+      if (rounds <= 0) break;
+      next.store.crash(disk, below(3) === 0);
+    }
+    expect(text, `answer ${index}`).toBe(pieces.join(""));
+    expect(far.chats).toHaveLength(1);
+  }
 });

@@ -98,11 +98,12 @@ export class NearSide implements Side {
     request: SideRequest,
     promptLogprobs?: PromptLogprobsOption,
   ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-    const { signal, begun, onGenerated } = request;
+    const { signal, begun, onGenerated, private: isPrivate } = request;
     const { chat } = this.ready;
     const params = { ...sideParams(request), stream: true as const, stream_options: { include_usage: true } };
     yield* await chat.completions.create(params, {
       signal,
+      ...(isPrivate && { private: true }),
       ...(promptLogprobs === undefined ? {} : { promptLogprobs }),
       ...(begun && { begun: [begun] }),
       ...(onGenerated && {

@@ -45,6 +45,8 @@ export interface SideRequest {
    */
   readonly logprobs: number | null;
   readonly signal: AbortSignal;
+  /** For near: nothing of the prompt is stored on this device. */
+  readonly private?: boolean | undefined;
   /** For near: as in `TokenRequest`. */
   readonly begun?: BegunAnswer | undefined;
   readonly onGenerated?: TokenRequest["onGenerated"];
