@@ -248,8 +248,9 @@ class KeptAnswers:
             self._size -= answer.size
 
     def _make_room(self) -> None:
-        """Forget answers of the client with the most bytes, so that no client takes another's room: its complete answers
-        that nobody reads, then others that nobody reads, and at last let go of the others, each time the oldest first.
+        """Forget answers of the client with the most bytes, so that no client takes the room of another: its complete
+        answers that nobody reads, then others that nobody reads, and at last let go of the others, each time the
+        oldest first.
         """
         while self._size > self._max_bytes and self._answers:
             sizes = Counter[str]()
