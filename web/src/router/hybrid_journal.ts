@@ -39,7 +39,7 @@ export interface FarContinuation {
   readonly far: AnsweringSide;
   /** What the sides go on after; null if they start, or begin with what they have generated before. */
   readonly shown: ShownBefore | null;
-  /** The side that begins so: its time shows nothing about its speed, and far is not paid again. */
+  /** The side that begins so: its time shows nothing about its speed, and far is not counted again. */
   readonly replays: Side | null;
 }
 
