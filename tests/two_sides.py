@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
+from urllib.request import urlopen
 
 from chat_pages import new_chat, send
 from page_looks import DESK, fact
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, BrowserContext, Page
 from recording_proxy import RecordingProxy, recording_proxy
 from served_demo import compile_for_server, require_found, serving
 
-from nearfar.compiler.browser.page_server import PageServer
+from nearfar.compiler.browser.page_server import PAGE, PageServer
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
@@ -218,3 +219,43 @@ def assert_continued(page: Page, before: str, side: str, reason: str) -> None:
     # The mark is at the position where the other side begins.
     first = page.evaluate(BEFORE_MARK)
     assert fact(page, 0, "Changed sides") == f"after {len(first)} characters"
+
+
+# A page without the chat's code: `begin` and `resume` return the text of an answer that only far may write.
+JOURNAL_PAGE = """<!doctype html><title>journal</title><script type="module">
+    import { Hybrid } from "./hybrid.js";
+    import { journalled } from "./journal.js";
+    const request = { messages: [{ role: "user", content: "STORY" }], stream: true, temperature: 0 };
+    const timeouts = { near_first_token_ms: 60000, far_first_token_ms: 60000, between_tokens_ms: 60000 };
+    const policy = { version: 1, mode: "far-only", timeouts };
+    const far = { baseURL: "FAR" };
+    const hybrid = journalled(await Hybrid.create({ near: null, far, policy }), { flushTokens: 1 });
+    window.text = "";
+    async function read(chunks) {
+        for await (const { choices } of chunks) window.text += choices[0]?.delta.content ?? "";
+        return window.text;
+    }
+    window.begin = async (id) => read(await hybrid.chat.completions.create(request, { id }));
+    window.resume = async (id) => read((await hybrid.journals.resume(id)).answer);
+    window.running = async (id) => (await hybrid.journals.find(id)).running;
+    document.title = "ready";
+</script>""".replace("STORY", STORY)
+
+
+def open_journal_page(context: BrowserContext, near_server: PageServer, far_server: RecordingProxy) -> Page:
+    """A new page of `JOURNAL_PAGE`, at the origin that the server lets read its answers."""
+    page = context.new_page()
+    for name in ("hybrid.js", "journal.js"):
+        page.route(f"**/{name}", lambda route: route.fulfill(path=PAGE.parent / route.request.url.rpartition("/")[2]))
+    # A page that the test itself answers may not reach a local server.
+    page.goto(f"{near_server.url}policy.json")
+    page.set_content(JOURNAL_PAGE.replace("FAR", far_server.url))
+    page.wait_for_function("document.title === 'ready'")
+    return page
+
+
+def generated_tokens(far_server: RecordingProxy) -> int:
+    """The tokens of all answers of the server so far."""
+    with urlopen(f"{far_server.url}/metrics") as metrics:
+        lines = metrics.read().decode().splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("vllm:generation_tokens_total"))

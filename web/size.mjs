@@ -30,7 +30,7 @@ const FILES = {
   grammar_gzip_bytes: ["dist/grammar.js", 405_000],
   prefixes_gzip_bytes: ["dist/prefixes.js", 5_000],
   agent_gzip_bytes: ["dist/agent.js", 13_500],
-  journal_gzip_bytes: ["dist/journal.js", 7_000],
+  journal_gzip_bytes: ["dist/journal.js", 8_000],
   receipts_gzip_bytes: ["dist/receipts.js", 4_000],
   hybrid_gzip_bytes: ["dist/hybrid.js", 34_300],
   hybrid_encoding_gzip_bytes: ["dist/hybrid_encoding.js", 5_600],

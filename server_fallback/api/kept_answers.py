@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -141,7 +142,8 @@ class KeptAnswers:
             raise ApiError(400, f"{LAST_HEADER} must be the number of an event", "invalid_header")
         after, answer = int(last or "0"), self._answers.get(Name(exchange.client, key))
         if answer is None:
-            if after > 0:
+            # Also for 0: all events of a stream that has begun, and no other one.
+            if last is not None:
                 raise not_kept()
             return None
         if answer.digest != digest_of(body):
@@ -246,12 +248,17 @@ class KeptAnswers:
             self._size -= answer.size
 
     def _make_room(self) -> None:
-        """Forget complete answers that nobody reads, then others that nobody reads, and at last let go of the others,
-        each time the oldest first.
+        """Forget answers of the client with the most bytes, so that no client takes the room of another: its complete
+        answers that nobody reads, then others that nobody reads, and at last let go of the others, each time the
+        oldest first.
         """
-        for answer in sorted(self._answers.values(), key=lambda each: (not each.is_unread, not each.ended)):
-            if self._size <= self._max_bytes:
-                return
+        while self._size > self._max_bytes and self._answers:
+            sizes = Counter[str]()
+            for each in self._answers.values():
+                sizes[each.name.client] += each.size
+            [(largest, _)] = sizes.most_common(1)
+            own = (each for each in self._answers.values() if each.name.client == largest)
+            answer = min(own, key=lambda each: (not each.is_unread, not each.ended))
             if answer.is_unread:
                 self.forget(answer)
             else:

@@ -121,7 +121,13 @@ def test_an_answer_whose_worker_ends_is_continued_by_another_worker(page: Page) 
 
 @pytest.mark.exhaustive
 def test_200_answers_are_the_same_after_faults_at_random_points(node: str) -> None:
-    command = [node, "node_modules/vitest/vitest.mjs", "run", "test/journal/faults.test.ts"]
+    command = [
+        node,
+        "node_modules/vitest/vitest.mjs",
+        "run",
+        "test/journal/faults.test.ts",
+        "test/journal/hybrid.test.ts",
+    ]
     done = subprocess.run(
         command,
         cwd=ROOT / "web",

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -37,13 +38,16 @@ from two_sides import (
     connect,
     ended,
     far_alone,
+    generated_tokens,
     near_signals_in_python,
     on_both_sides,
+    open_journal_page,
     page_of,
     pin,
     serve_far,
     situation,
 )
+from waiting import wait_until
 
 from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.runtime.errors import RequestError
@@ -434,6 +438,48 @@ def test_without_near_far_answers_alone_and_the_page_explains_why(
         assert badge.endswith("no model was ready on this device")
         for part in ("every message that is not private", "Private messages are not sent"):
             assert part in (page.text_content("#far-state") or "")
+
+
+# Neither runs anything of the page first.
+@pytest.mark.parametrize("end", [Page.close, Page.reload], ids=["closed", "loaded again"])
+def test_far_goes_on_without_its_page_and_the_next_one_gets_its_one_answer(
+    end: Callable[[Page], object], browser: Browser, near_server: PageServer, far_server: RecordingProxy
+) -> None:
+    far_server.come_back()
+    with page_of(browser, NO_WEBGPU) as page:
+        opened = partial(open_journal_page, page.context, near_server, far_server)
+        counts = [generated_tokens(far_server)]
+        whole = opened().evaluate("begin('whole')")
+        counts.append(generated_tokens(far_server))
+        far_server.hold(8)
+        first = opened()
+        first.evaluate("() => void begin('story')")
+        first.wait_for_function("text.length > 8")
+        end(first)
+        # The server ends the answer before anyone asks for its rest.
+        wait_until(lambda: generated_tokens(far_server) - counts[1] == counts[1] - counts[0])
+        far_server.release()
+        following = opened()
+        wait_until(lambda: not following.evaluate("running('story')"))
+        assert following.evaluate("resume('story')") == whole
+        assert generated_tokens(far_server) - counts[1] == counts[1] - counts[0]
+
+
+def test_the_chat_page_shows_the_rest_of_a_far_answer_when_it_is_loaded_again(
+    browser: Browser, near_server: PageServer, far_server: RecordingProxy
+) -> None:
+    with far_alone(browser, NO_WEBGPU, near_server, far_server) as page:
+        begun = begin_a_story_far(page, far_server)
+        before = len(far_server.received)
+        page.reload()
+        far_server.release()
+        page.wait_for_function("() => document.querySelector('.answer .text')?.dataset.markdown?.endsWith('The end.')")
+        answer = ended(page)
+        assert answer["text"].startswith(begun)
+        assert answer["side"] == "far"
+        received = bytes(far_server.received[before:]).lower()
+        # It was received again, and not asked for again after its text.
+        assert received.count(b"post /v1/chat/completions") == received.count(b"last-event-id: 0") == 1
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import { encodeChat, prefixOf } from "./api/chat_prompt.js";
 import { Completions } from "./api/completions.js";
 import type { Embeddings, EngineApi, EngineWithSessions } from "./api/engine_api.js";
 import type { Model } from "./api/model.js";
-import { readParams, shown } from "./api/params.js";
+import { readParams, refuseId, shown } from "./api/params.js";
 import type { ChatCompletionMessageParam, RequestOptions } from "./api/types.js";
 import type { Backend, BackendInfo } from "./backend.js";
 import { Gate } from "./engine/gate.js";
@@ -244,6 +244,7 @@ export class Engine implements EngineWithSessions {
     prompt: string | readonly ChatMessage[],
     options: GenerateOptions = {},
   ): AsyncGenerator<GenerationEvent, void, undefined> {
+    refuseId(options);
     const request = tokenRequest(await this.#prompt(prompt, options), options);
     yield* generationEvents(this.generateTokens(request), this.#tokenizer);
   }
@@ -252,7 +253,8 @@ export class Engine implements EngineWithSessions {
    * Continue token ids with token ids, without text. Any number of requests may run at once. Throws the errors of
    * `generate`.
    */
-  generateTokens(request: TokenRequest): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
+  generateTokens(request: TokenRequest, options: object = {}): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
+    refuseId(options);
     return this.#tokens.generateTokens(request);
   }
 

@@ -151,7 +151,7 @@ def test_events_are_written_one_by_one_like_those_of_a_connection(monkeypatch: p
 def test_several_readers_follow_one_answer() -> None:
     async def work() -> None:
         kept = Kept.of()
-        readers = [kept.open(), kept.open(), kept.open(last_event_id="0")]
+        readers = [kept.open(), kept.open(), kept.open()]
         kept.fake.go(1)
         assert len({await body_of(reader, 2) for reader in readers}) == 1
         await kept.left(readers[0])
@@ -231,6 +231,7 @@ def test_a_failed_answer_is_computed_again() -> None:
         (STREAM, {"idempotency_key": "two words"}, 400, "invalid_header"),
         (STREAM, {"idempotency_key": "x" * 257}, 400, "invalid_header"),
         (STREAM, {"idempotency_key": "other", "last_event_id": "1"}, 409, "answer_not_kept"),
+        (STREAM, {"idempotency_key": "other", "last_event_id": "0"}, 409, "answer_not_kept"),
         (STREAM, {"last_event_id": "99"}, 400, "invalid_header"),
         (STREAM, {"last_event_id": "-1"}, 400, "invalid_header"),
         (STREAM, {"idempotency_key": None, "last_event_id": "1"}, 400, "invalid_header"),
@@ -293,6 +294,30 @@ def test_answers_that_ended_make_room_for_others_and_a_drain_ends_what_nobody_re
         await kept.left(unread)
         await service.drain.finish(60.0)
         assert (kept.fake.open, kept.fake.cancelled) == (0, 1)
+
+    checked(work)
+
+
+def test_a_client_without_room_loses_its_own_answers_and_not_those_of_others() -> None:
+    keys = Keys(tuple(ApiKey(name, hashlib.sha256(f"key-of-{name}".encode()).digest()) for name in "ab"))
+
+    async def work() -> None:
+        kept = Kept.of(ApiConfig(keys=keys))
+        service = kept.app.state.service
+        a, b = ({"authorization": f"Bearer key-of-{name}"} for name in "ab")
+        kept.fake.go(1000)
+        await kept.ask(idempotency_key="b1", **b)
+        service.kept._max_bytes = 7 * service.kept._size // 2
+        for number in range(1, 6):
+            await kept.ask(idempotency_key=f"a{number}", **a)
+
+        async def statuses(who: dict[str, str], *names: str) -> list[int]:
+            found = [await kept.ask(idempotency_key=name, last_event_id="0", **who) for name in names]
+            return [each.status_code for each in found]
+
+        assert await statuses(b, "b1") == [200]
+        assert await statuses(a, "a1", "a2", "a3", "a4", "a5") == [409, 409, 409, 200, 200]
+        assert len(kept.fake.requests) == 6
 
     checked(work)
 

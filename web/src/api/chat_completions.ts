@@ -14,7 +14,7 @@ import { KeptText } from "../text/token_bytes.js";
 import type { ToolCallEvent } from "../text/tool_call_stream.js";
 import type { Given } from "./params.js";
 import { CHAT_PARAMS } from "./chat_params.js";
-import { readParams } from "./params.js";
+import { readParams, refuseId } from "./params.js";
 import { nameOf, promptLogprobs } from "./prompt_tokens.js";
 import { answerText, continued, identity, requestsOf } from "./requests.js";
 import { answerFormat, constrained, constrainer } from "./response_format.js";
@@ -51,6 +51,7 @@ export class ChatCompletions {
     params: ChatCompletionCreateParams,
     options: RequestOptions = {},
   ): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
+    refuseId(options);
     const { stream = false, ...given } = readParams(params, CHAT_PARAMS);
     const { params: request, answered } = asTools(given);
     const answer = await this.#prepare(request, options);
@@ -92,7 +93,12 @@ export class ChatCompletions {
     const [first, ...others] = requestsOf(
       promptIds,
       { ...request, max_tokens: maxTokens },
-      { logprobs, logitProcessor: options.logitProcessor, images: await placed(until), prefix },
+      {
+        logprobs,
+        logitProcessor: options.logitProcessor,
+        images: await placed(until),
+        prefix: options.private ? undefined : prefix,
+      },
     );
     if (first === undefined) throw new Error("a chat has at least one answer");
     // This first constraint only checks that the grammar can be compiled.

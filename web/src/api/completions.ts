@@ -11,7 +11,7 @@ import { isA } from "../shared/declared.js";
 import { COMMON } from "./chat_params.js";
 import { completion } from "./parameters.json";
 import type { Checks } from "./params.js";
-import { check, readParams } from "./params.js";
+import { check, readParams, refuseId } from "./params.js";
 import { echoLogprobs, nameOf, namedLogprobs, promptLogprobs } from "./prompt_tokens.js";
 import { answerText, continued, identity, requestsOf, textsOf } from "./requests.js";
 import { answerFormat, constrained, constrainer } from "./response_format.js";
@@ -51,6 +51,7 @@ export class Completions {
     params: CompletionCreateParams,
     options: RequestOptions = {},
   ): Promise<Completion | Stream<CompletionChunk>> {
+    refuseId(options);
     const { stream = false, ...request } = readParams(params, COMPLETION_PARAMS);
     const model = named(this.model, request.model);
     const { prompt, logprobs, echo = false, n = 1, stream_options: streamOptions } = request;

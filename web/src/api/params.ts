@@ -46,3 +46,14 @@ export function readParams<T extends object>(params: T, checks: Checks): Given<T
     });
   return given as Given<T>;
 }
+
+/** Throws RequestError for an id, which an engine would ignore. */
+export function refuseId(options: object): void {
+  if ((options as { readonly id?: unknown }).id !== undefined)
+    throw new RequestError(
+      "This engine keeps no answers; request one with an id of journalled(engine), of journal.js",
+      {
+        param: "id",
+      },
+    );
+}

@@ -36,6 +36,8 @@ export interface RequestOptions {
    * only with engines on the same thread.
    */
   readonly logitProcessor?: LogitProcessor | undefined;
+  /** Extension, for chats: true stores nothing of the prompt on this device; see `LoadOptions.prefixes`. */
+  readonly private?: boolean | undefined;
   /** Extension: what an earlier run of the same request, with its seed, has generated of each choice. */
   readonly begun?: readonly BegunAnswer[] | undefined;
   /** Extension: receives what is generated of each choice; see `TokenRequest.onGenerated`. */

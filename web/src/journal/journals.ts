@@ -17,14 +17,13 @@ import { requireKnown } from "../known_options.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest } from "../engine/request.js";
 import { RequestError, StorageError } from "../errors.js";
 import type { ChatMessage, GenerateOptions, GenerationEvent } from "../generation.js";
-import type { TokenModel } from "../router/begun.js";
-import { modelOf, sameModel } from "../router/begun.js";
 import { JournalStore, isId } from "./journal_store.js";
 import type { Recording } from "./open_journal.js";
 import { OpenJournal } from "./open_journal.js";
-import type { Head, JournalApi } from "./record.js";
-import { FORMAT, contentsOf } from "./record.js";
+import type { Head, JournalApi, TokenModel } from "./record.js";
+import { FORMAT, contentsOf, modelOf, sameModel } from "./record.js";
 import { readArgs, requestText, storedArgs } from "./request.js";
+import { SidesJournal } from "./sides_journal.js";
 
 /** What two sides or one engine answer with. */
 export interface Source {
@@ -32,6 +31,8 @@ export interface Source {
   readonly chat: {
     readonly completions: {
       create(params: never, options?: never): Promise<ChatCompletion | Stream<ChatCompletionChunk>>;
+      /** Of a Hybrid. */
+      readonly endFar?: (key: string) => void;
     };
   };
   readonly completions?: EngineApi["completions"];
@@ -123,13 +124,16 @@ export class Journals {
   }
 
   /**
-   * Deletes an answer, for example once the page has stored it. Does nothing if there is none. Throws StorageError
-   * (``code``: "in_use") while it is generated.
+   * Deletes an answer, for example once the page has stored it; what far still generates of it ends. Does nothing if
+   * there is none. Throws StorageError (``code``: "in_use") while it is generated.
    */
   async delete(id: string): Promise<void> {
     const store = await this.#opened();
     const release = await store.hold(requireId(id));
     try {
+      const stored = await store.read(id).catch(() => null);
+      const { far, done } = contentsOf(stored?.all ?? {});
+      if (far !== null && !done) this.source.chat.completions.endFar?.(far.key);
       await store.delete(id);
     } finally {
       release();
@@ -181,7 +185,9 @@ export class Journals {
   ): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
     const { completions } = this.source.chat;
     return this.#answered("chat", id, params, options, (journal, seeded) => {
-      const recorded = this.#isHybrid ? { journal: journal.hybrid } : observed(journal);
+      const recorded = this.#isHybrid
+        ? { journal: new SidesJournal(journal, this.#options.keepPrivate) }
+        : observed(journal);
       return completions.create(seeded, { ...options, ...recorded } as never);
     });
   }

@@ -3,11 +3,9 @@
 
 import type { AnswerEnd, BegunAnswer, GeneratedToken } from "../engine/request.js";
 import { RequestError } from "../errors.js";
-import type { AnswerItem } from "../router/answer/running_answer.js";
-import type { HybridJournal } from "../router/begun.js";
 import type { JournalStore, Place, StoredJournal } from "./journal_store.js";
-import type { Contents, Head, Part } from "./record.js";
-import { begunHybrid, contentsOf, merged, packed, shownChunks } from "./record.js";
+import type { Contents, Head, Part, TokenModel } from "./record.js";
+import { contentsOf, merged, packed } from "./record.js";
 
 /** A folder of many files is slow to list, so this number of parts becomes one. */
 const MOST_PARTS = 64;
@@ -36,7 +34,6 @@ export class OpenJournal {
   readonly #generated: number[] = [];
   /** By choice, what is recorded of it. */
   readonly #recorded: number[];
-  #shown = 0;
   #timer: ReturnType<typeof setTimeout> | undefined;
   #writing: Promise<void> = Promise.resolve();
   #isRecording = true;
@@ -82,42 +79,28 @@ export class OpenJournal {
     const index = this.#generated[choice] ?? 0;
     this.#generated[choice] = index + 1;
     if (index < (this.#recorded[choice] ?? 0)) return;
-    this.#add({ generated: [packed(choice, generated)] });
+    this.record({ generated: [packed(choice, generated)] });
   };
 
-  /** The journal as a Hybrid uses it. */
-  get hybrid(): HybridJournal {
-    const before = shownChunks(this.before.items).length;
-    return {
-      begun: begunHybrid(this.before),
-      decided: async (isPrivate) => {
-        if (!isPrivate || this.recording.keepPrivate) {
-          await this.begin();
-          return;
-        }
-        this.#isRecording = false;
-        await this.store.delete(this.head.id);
-      },
-      shown: (item) => {
-        if (this.#shown++ >= before) this.#add({ items: [withoutHead(item)] });
-      },
-      nearAsked: (near, continues) => {
-        this.#generated.length = 0;
-        if (continues) return;
-        this.#recorded.length = 0;
-        this.#pending.generated = [];
-        this.#add({ near });
-      },
-      nearGenerated: (generated) => {
-        this.generated(0, generated);
-      },
-    };
+  /** Near of a Hybrid is asked. Null: not for the whole answer. ``continues``: it begins with the tokens of `begun`. */
+  nearAsked(near: TokenModel | null, continues: boolean): void {
+    this.#generated.length = 0;
+    if (continues) return;
+    this.#recorded.length = 0;
+    this.#pending.generated = [];
+    this.record({ near });
+  }
+
+  /** Nothing of the answer is kept. Throws StorageError. */
+  async forget(): Promise<void> {
+    this.#isRecording = false;
+    await this.store.delete(this.head.id);
   }
 
   /** The answer is complete, and recorded as such. */
   async finish(): Promise<void> {
-    this.#add({ done: true });
-    await this.#flush();
+    this.record({ done: true });
+    await this.flush();
     await this.#write(true);
   }
 
@@ -126,21 +109,21 @@ export class OpenJournal {
    * what ended the answer.
    */
   async close(error: unknown = null): Promise<void> {
-    await this.#flush();
+    await this.flush();
     if (error instanceof RequestError && Object.keys(this.#all).length === 0) await this.store.delete(this.head.id);
     this.release();
   }
 
-  #add(part: Part): void {
+  record(part: Part): void {
     if (!this.#isRecording) return;
     this.#pending = merged([this.#pending, part]);
     this.#count++;
-    if (this.#count >= this.recording.flushTokens) void this.#flush();
-    else this.#timer ??= setTimeout(() => void this.#flush(), this.recording.flushMs);
+    if (this.#count >= this.recording.flushTokens) void this.flush();
+    else this.#timer ??= setTimeout(() => void this.flush(), this.recording.flushMs);
   }
 
-  /** Never rejects. */
-  #flush(): Promise<void> {
+  /** Writes what is not written yet. Never rejects. */
+  flush(): Promise<void> {
     clearTimeout(this.#timer);
     this.#timer = undefined;
     this.#count = 0;
@@ -166,11 +149,4 @@ export class OpenJournal {
     this.#isRecording = false;
     this.recording.onError(error);
   }
-}
-
-/** The journal has the answer's id and time. */
-function withoutHead(item: AnswerItem): AnswerItem {
-  if (item.type === "withdraw") return item;
-  const { id: _, created: __, ...chunk } = item.chunk;
-  return { type: "chunk", chunk: chunk as typeof item.chunk };
 }

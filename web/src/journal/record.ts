@@ -3,9 +3,20 @@
 import type { ChatCompletionChunk } from "../api/types.js";
 import type { AnswerEnd, BegunAnswer, GeneratedToken } from "../engine/request.js";
 import type { AnswerItem } from "../router/answer/running_answer.js";
-import type { BegunHybrid, TokenModel } from "../router/begun.js";
+import type { AnswerSoFar } from "../router/sides/sides.js";
 
 export const FORMAT = 1;
+
+/** The model whose token ids were recorded. */
+export type TokenModel = Readonly<Record<"model" | "quantization", string>> & {
+  readonly tokenizerSha256: string | null;
+};
+
+/** A stream that far keeps under this key, of an answer that goes on after ``from``. */
+export interface KeptFar {
+  readonly key: string;
+  readonly from: AnswerSoFar | null;
+}
 
 /** The method that was called: chat.completions.create, completions.create, generate or generateTokens. */
 export type JournalApi = "chat" | "completions" | "generate" | "tokens";
@@ -41,6 +52,8 @@ export interface Part {
    * answer.
    */
   readonly near?: TokenModel | null;
+  /** Of a Hybrid: far was asked. */
+  readonly far?: KeptFar | null;
   readonly done?: boolean;
 }
 
@@ -49,6 +62,7 @@ export interface Contents {
   readonly choices: readonly BegunAnswer[];
   readonly items: readonly AnswerItem[];
   readonly near: TokenModel | null;
+  readonly far: KeptFar | null;
   readonly done: boolean;
 }
 
@@ -65,7 +79,7 @@ export function merged(parts: readonly Part[]): Part {
   );
 }
 
-export function contentsOf({ generated = [], items = [], near = null, done = false }: Part): Contents {
+export function contentsOf({ generated = [], items = [], near = null, far = null, done = false }: Part): Contents {
   const choices: { tokens: GeneratedToken[]; end?: AnswerEnd }[] = [];
   for (const [choice, packed] of generated) {
     while (choices.length <= choice) choices.push({ tokens: [] });
@@ -74,7 +88,7 @@ export function contentsOf({ generated = [], items = [], near = null, done = fal
     if (isEnd(packed)) own.end = unpackEnd(packed);
     else own.tokens.push(unpackToken(packed));
   }
-  return { choices, items, near, done };
+  return { choices, items, near, far, done };
 }
 
 export function packed(choice: number, generated: GeneratedToken | AnswerEnd): Entry {
@@ -110,11 +124,17 @@ export function shownChunks(items: readonly AnswerItem[]): readonly ChatCompleti
   return items.slice(last + 1).flatMap((item) => (item.type === "chunk" ? [item.chunk] : []));
 }
 
-/** What a Hybrid continues; null if nothing was generated. */
-export function begunHybrid({ items, choices, near, done }: Contents): BegunHybrid | null {
-  const chunks = shownChunks(items);
-  const [answer] = choices;
-  if (chunks.length === 0 && answer === undefined) return null;
-  const { route = null } = chunks.findLast((chunk) => chunk.route !== undefined) ?? {};
-  return { done, route, chunks, near: near === null || answer === undefined ? null : { model: near, answer } };
+export function modelOf({ model, quantization, tokenizerSha256 }: TokenModel): TokenModel {
+  return { model, quantization, tokenizerSha256 };
+}
+
+/** Whether token ids of one model are those of the other, and what follows them is the same. */
+export function sameModel(one: TokenModel | null, other: TokenModel | null): boolean {
+  return (
+    one !== null &&
+    other !== null &&
+    one.model === other.model &&
+    one.quantization === other.quantization &&
+    one.tokenizerSha256 === other.tokenizerSha256
+  );
 }

@@ -1,6 +1,7 @@
 // chat.completions.create over two sides: decides each request and runs its answer, which has its route.
 
 import { foldChat } from "../api/chat_completions.js";
+import { refuseId } from "../api/params.js";
 import { Stream, anySignal } from "../api/stream.js";
 import type { ChatCompletion, ChatCompletionChunk, RequestOptions } from "../api/types.js";
 import { Unavailable } from "../errors.js";
@@ -10,8 +11,7 @@ import { rulesOf } from "../shared/router/answer_machine.js";
 import { withTimeout } from "./sides/clock.js";
 import { choose } from "../shared/decision/decide.js";
 import { lastUserText } from "../shared/decision/features.js";
-import type { HybridJournal } from "./begun.js";
-import { continuation, recorded, shownBefore } from "./begun.js";
+import type { HybridJournal } from "./hybrid_journal.js";
 import type { DescribedRequest, Describer, SoundTranscriber } from "./describer.js";
 import { HeldAnswer } from "./answer/held_answer.js";
 import { needs } from "../shared/decision/media.js";
@@ -81,6 +81,7 @@ export class HybridCompletions {
     params: HybridParams,
     options: HybridRequestOptions = {},
   ): Promise<ChatCompletion | Stream<ChatCompletionChunk>> {
+    refuseId(options);
     const given = readRequest(params);
     const signal = anySignal(options.signal, given.signal);
     signal.throwIfAborted();
@@ -97,14 +98,19 @@ export class HybridCompletions {
     return this.wiring.masker?.of(request) ?? request;
   }
 
+  /** End the answer that far generates under a key, for a journal that is deleted. */
+  endFar(key: string): void {
+    this.#routing.wiring.far?.end(key);
+  }
+
   /** What is answered, once it is decided who answers. A journal may have the complete answer. */
   async #items(
     request: HybridRequest,
     signal: AbortSignal,
     journal: HybridJournal | undefined,
   ): Promise<(until: AbortSignal) => AsyncIterable<AnswerItem>> {
-    const { begun } = journal ?? {};
-    if (begun?.done === true) return () => shownBefore(begun);
+    const whole = journal?.whole ?? null;
+    if (whole !== null) return () => whole;
     const answered = await this.#confirmed(
       await this.#described(request, await this.#choose(request, signal), signal),
       signal,
@@ -147,11 +153,11 @@ export class HybridCompletions {
     signal: AbortSignal,
     journal: HybridJournal | undefined,
   ): AsyncGenerator<AnswerItem, void, undefined> {
-    const { policy, near: engine } = this.#routing.wiring;
-    const { choice: first, tokens, shown } = continuation(chosen, journal?.begun ?? null, engine);
+    const { policy, clock } = this.#routing.wiring;
     const masked = this.wiring.masker?.of(request) ?? null;
     const parts = request.params.receipt ? new (await import("./parts.js")).Parts(masked, descriptions) : null;
-    const own = journal === undefined ? engine : recorded(engine, journal, tokens);
+    const engine = this.#nearFor(chosen.decision.private || (masked?.masks.length ?? 0) > 0);
+    const { choice: first, near: own } = journal?.goOn(chosen, engine) ?? { choice: chosen, near: engine };
     const near = parts?.over("near", own) ?? own;
     const logprobs = this.#logprobs(request, first);
     const begun = first.wants_signals ? this.#hold(request, near, logprobs.near, signal) : null;
@@ -161,14 +167,16 @@ export class HybridCompletions {
         : await this.#chooseAgain(first, begun, signal);
     const { decision, standby } = choice;
     const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
-    const far = this.#guarded(this.#farOf(choice, earlyFailure === null && parts === null, masked), masked);
-    const sides = {
-      near: held === null ? near : heldFirst(held, near),
-      far: parts?.over("far", far) ?? far,
-    };
-    // The time of a held answer is not the time of its generation, nor is that of tokens of an earlier page.
-    const learns = (side: Side): boolean => side === "far" || (held === null && tokens === undefined);
     const { params } = request;
+    const asked = this.#guarded(this.#farOf(choice, earlyFailure === null && parts === null, masked), masked);
+    const whole = { params, logprobs: logprobs.far, signal };
+    const { far, shown, replays } =
+      journal === undefined
+        ? { far: asked, shown: null, replays: null }
+        : await withTimeout(clock, policy.timeouts.far_first_token_ms, (late) => journal.overFar(asked, whole, late));
+    const sides = { near: held === null ? near : heldFirst(held, near), far: parts?.over("far", far) ?? far };
+    // The time of a held answer is not the time of its generation.
+    const learns = (side: Side): boolean => side !== replays && (side === "far" || held === null);
     const job: Parameters<Routing["run"]>[1] = {
       params,
       rules: this.#rules(request, decision.private),
@@ -190,6 +198,13 @@ export class HybridCompletions {
       journal?.shown(item);
       yield item;
     }
+  }
+
+  /** Near, which stores nothing of a private prompt. */
+  #nearFor(isPrivate: boolean): Pick<NearSide, "answer" | "info"> {
+    const { near } = this.#routing.wiring;
+    if (!isPrivate) return near;
+    return { info: near.info, answer: (request, observed) => near.answer({ ...request, private: true }, observed) };
   }
 
   /**

@@ -159,9 +159,11 @@ export class Routing {
     const { ledger, policy, far, clock } = this.wiring;
     const observer: AnswerJob["observer"] = {
       requested: (side) => {
-        if (side === "far" && isSpent(policy.budget, ledger.today())) throw budgetSpent();
+        // What far sends again was counted when it was asked.
+        const counts = side === "far" && learns(side);
+        if (counts && isSpent(policy.budget, ledger.today())) throw budgetSpent();
         this.records[side].circuit.begin();
-        if (side === "far") ledger.add({ requests: 1 });
+        if (counts) ledger.add({ requests: 1 });
       },
       circuit: (side, outcome) => {
         this.records[side].circuit[outcome]();

@@ -5,6 +5,7 @@ import type { EngineApi, EngineWithSessions, SessionApi } from "../api/engine_ap
 import { Stream } from "../api/stream.js";
 import type { SoundSource, TranscribeOptions } from "../audio/index.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest } from "../engine/request.js";
+import { refuseId } from "../api/params.js";
 import { RequestError } from "../errors.js";
 import type { ChatMessage, GenerateOptions, GenerationEvent } from "../generation.js";
 import type { LoadOptions } from "../load_options.js";
@@ -91,7 +92,7 @@ export async function connectEngine(
         sentSound,
       ),
       createSession: (session) => new RemoteSession(remote, session),
-      generateTokens: (request) => generateTokens(remote, request),
+      generateTokens: (request, options: object = {}) => generateTokens(remote, request, options),
       exportTuning: () => remote.call(["exportTuning"], []) as Promise<TuningEntry | null>,
       // Addresses are relative to the page.
       loadAdapter: async (adapter, options) => {
@@ -156,8 +157,10 @@ export function remoteEngine(
 async function* generateTokens(
   remote: Remote,
   request: WorkerTokenRequest,
+  options: object,
 ): AsyncGenerator<GeneratedToken, AnswerEnd, undefined> {
   for (const option of ["constraint", "logitProcessor"]) requireSendable(request, option);
+  refuseId(options);
   return yield* (await remote.call(["generateTokens"], [request])) as ReturnType<WorkerEngine["generateTokens"]>;
 }
 

@@ -7,6 +7,7 @@ import type { JournalOptions } from "../../src/journal/index.js";
 import { journalled } from "../../src/journal/index.js";
 import type { FarScript } from "../router/fakes.js";
 import { FakeFar } from "../router/fakes.js";
+import { mulberry32 } from "../engine/mulberry32.js";
 import { MESSAGES, routes, setUp, shown } from "../router/hybrid_set_up.js";
 import { memoryDisk } from "../store/memory_folder.js";
 import { eachToken, pageEngine, pageStore } from "./pages.js";
@@ -59,6 +60,9 @@ async function resume({ hybrid }: Awaited<ReturnType<typeof page>>): Promise<Cha
   return chunks;
 }
 
+const cancelled = ({ requests }: FakeFar): readonly (string | undefined)[] =>
+  requests.filter(({ url }) => url.endsWith("/cancel")).map(({ headers }) => headers["Idempotency-Key"]);
+
 const NEAR = { policy: { mode: "prefer-near" } };
 const FAR = { policy: { mode: "prefer-far" } };
 const slow = (...texts: readonly string[]): FarScript => ({ texts, then: "hang" });
@@ -81,6 +85,70 @@ test.each([
     expect(next.far.chats).toHaveLength(0);
     expect(next.runner.batches.length).toBeLessThan(40);
   }
+});
+
+const away = (texts: readonly string[], later: readonly string[]): FarScript => ({ texts, later, then: "hang" });
+
+test("far goes on while the page is away, and its one answer is there when the page is back", async () => {
+  for (const rest of [
+    {},
+    { response_format: { type: "json_object" } },
+    { logprobs: true },
+    { tools: [{ type: "function", function: { name: "f" } }], tool_choice: "required" },
+  ]) {
+    const disk = memoryDisk();
+    const far = new FakeFar([away(["one ", "two "], ["three ", "four"])]);
+    const first = await page(disk, { ...FAR, far });
+    await until(first, disk, 8, rest);
+    // Any number of pages may come and go.
+    for (let pages = 0; pages < 2; pages++) {
+      const next = await page(disk, { ...FAR, far });
+      const chunks = await resume(next);
+      expect(shown(chunks)).toBe("one two three four");
+      expect(routes(chunks).at(-1)).toEqual({ side: "far", reason: "prefer", at: null });
+      expect(chunks.at(-1)?.choices[0]?.finish_reason).toBe("stop");
+    }
+    expect([far.chats.length, far.receivedAgain.length, cancelled(far)]).toEqual([1, 1, []]);
+  }
+});
+
+test("what near wrote before far is not lost, and far's stream is the same with its token ids and masks", async () => {
+  const far = new FakeFar([away(["one "], ["[EMAIL_1]", " three"])]);
+  far.about = { api_version: 1, models: [{ id: "big", context: 4096, tokenizer_sha256: "abc", tools: true }] };
+  const escalation = { then: "continue", window_tokens: 2, min_mean_logprob: -0.001 };
+  const masks = { then: "mask", patterns: [{ kind: "EMAIL", pattern: "[a-z]+@[a-z.]+" }] };
+  for (const [policy, rest] of [
+    [{ mode: "prefer-near", escalation }, {}],
+    [{ mode: "prefer-far", private: { masks } }, { messages: [{ role: "user", content: "I am anna@example.org" }] }],
+  ] as const) {
+    const disk = memoryDisk();
+    const begun = await until(await page(disk, { policy, far }), disk, 4, rest);
+    const before = far.chats.length;
+    const next = await page(disk, { policy, far });
+    const chunks = await resume(next);
+    expect(shown(chunks)).toBe(
+      `${shown(begun)}${"mode" in policy && policy.mode === "prefer-far" ? "anna@example.org" : "[EMAIL_1]"} three`,
+    );
+    expect(routes(chunks).at(-1)).toEqual(routes(begun).at(-1));
+    expect(far.chats).toHaveLength(before);
+    expect(next.runner.batches).toHaveLength(0);
+  }
+  expect(far.receivedAgain.map(({ url }) => new URL(url).pathname)).toEqual([
+    "/v1/completions",
+    "/v1/chat/completions",
+  ]);
+});
+
+test("an answer of far that is left goes on, and ends once it is deleted", async () => {
+  const far = new FakeFar([away(["one ", "two "], ["three"])]);
+  const { hybrid } = await page(memoryDisk(), { ...FAR, far });
+  for await (const _ of await hybrid.chat.completions.create(CHAT, { id: "x" })) break;
+  expect(cancelled(far)).toEqual([]);
+  await hybrid.journals.delete("x");
+  expect(cancelled(far)).toEqual([far.chats[0]?.headers["Idempotency-Key"]]);
+  // Without an id, it ends when it is left.
+  for await (const _ of await hybrid.chat.completions.create(CHAT)) break;
+  expect(cancelled(far)).toHaveLength(2);
 });
 
 test("far goes on after the text of the page before", async () => {
@@ -168,4 +236,36 @@ test("a private answer is kept only if the page wants that, and never goes on fa
   expect(shown(await resume(strict))).toMatch(/^one [^]/);
   expect(far.chats).toHaveLength(0);
   expect(open.files.size).toBe(0);
+});
+
+const ANSWERS = Number(process.env.NEARFAR_FAULTS ?? 6);
+
+test(`${ANSWERS} answers of far are the same after pages that end at random points`, { timeout: 600_000 }, async () => {
+  const draw = mulberry32(11);
+  const below = (end: number): number => Math.floor(draw() * end);
+  for (let index = 0; index < ANSWERS; index++) {
+    const pieces = Array.from({ length: 4 + below(12) }, () => `${below(1e6)} `);
+    const at = 1 + below(pieces.length - 1);
+    const far = new FakeFar([away(pieces.slice(0, at), pieces.slice(at))]);
+    const disk = memoryDisk();
+    const written = pieces.slice(0, at).join("").length;
+    await until(await page(disk, { ...FAR, far }), disk, 1 + below(written), index % 2 === 0 ? {} : { logprobs: true });
+    let text = "";
+    for (let rounds = below(3); ; rounds--) {
+      const next = await page(disk, { ...FAR, far });
+      const stored = (await next.hybrid.journals.find("x")) !== null;
+      expect(stored).toBe(true);
+      const { answer } = await next.hybrid.journals.resume("x");
+      text = "";
+      const most = rounds > 0 ? below(pieces.join("").length) : Infinity;
+      for await (const chunk of answer as AsyncIterable<ChatCompletionChunk>) {
+        text += chunk.choices[0]?.delta.content ?? "";
+        if (text.length > most) break;
+      }
+      if (rounds <= 0) break;
+      next.store.crash(disk, below(3) === 0);
+    }
+    expect(text, `answer ${index}`).toBe(pieces.join(""));
+    expect(far.chats).toHaveLength(1);
+  }
 });

@@ -6,6 +6,7 @@ import type { ChatCompletionChunk } from "../../src/api/types.js";
 import { RequestError, StorageError } from "../../src/errors.js";
 import type { JournalOptions } from "../../src/journal/index.js";
 import { journalled } from "../../src/journal/index.js";
+import { setUp } from "../router/hybrid_set_up.js";
 import { memoryDisk, memoryLocks } from "../store/memory_folder.js";
 import { eachToken, pageEngine, pageStore } from "./pages.js";
 
@@ -36,6 +37,22 @@ async function read<T>(items: AsyncIterable<T>): Promise<T[]> {
 
 const textOf = (chunks: readonly ChatCompletionChunk[]): string =>
   chunks.map(({ choices }) => choices[0]?.delta.content ?? "").join("");
+
+test("what keeps no answers refuses an id, and says what does", async () => {
+  const { engine } = pageEngine();
+  const { nf } = await setUp({ near: engine });
+  const id = { id: "x" } as object;
+  for (const asked of [
+    engine.chat.completions.create(CHAT, id),
+    engine.completions.create({ prompt: "hi" }, id),
+    nf.chat.completions.create(CHAT, id),
+  ])
+    await expect(asked).rejects.toMatchObject({
+      code: "request_error",
+      details: { param: "id" },
+      message: expect.stringContaining("journalled(engine)") as string,
+    });
+});
 
 test("only one tab writes an answer, and the next one goes on when that has ended", async () => {
   const [disk, locks] = [memoryDisk(), memoryLocks()];

@@ -67,6 +67,8 @@ export type FarScript =
       readonly data?: readonly string[];
       /** The number of the first event; by default, events have none. */
       readonly first?: number;
+      /** What the server has generated when the stream is received again; by default it has not kept it. */
+      readonly later?: readonly string[];
       readonly receipts?: readonly object[];
     }
   | { readonly status: number; readonly error?: object; readonly headers?: Readonly<Record<string, string>> }
@@ -96,6 +98,8 @@ export class FakeFar {
   promptIds: readonly number[] = [1, 2, 3];
   /** The headers of its successful answers. */
   headers: Readonly<Record<string, string>> = {};
+  /** The streams that it keeps, by their keys. */
+  readonly #kept = new Map<string, { readonly body: string; readonly script: FarScript }>();
 
   /** Chats are answered in turn, and by the last script from then on. */
   constructor(private readonly scripts: readonly FarScript[] = [{ texts: ["far", " away"] }]) {}
@@ -106,7 +110,12 @@ export class FakeFar {
   }
 
   get chats(): readonly FarRequest[] {
-    return this.requests.filter(({ url }) => url.endsWith("/completions"));
+    return this.requests.filter((request) => request.url.endsWith("/completions") && !isReceivedAgain(request));
+  }
+
+  /** The requests for streams that were begun before. */
+  get receivedAgain(): readonly FarRequest[] {
+    return this.requests.filter(isReceivedAgain);
   }
 
   /** The bodies of the chats. */
@@ -137,7 +146,17 @@ export class FakeFar {
     if (url.endsWith("/v1/models")) return json({ data: [{ id: "big", max_model_len: 4096 }] });
     if (url.endsWith("/tokenize"))
       return json({ tokens: this.promptIds, count: this.promptIds.length, max_model_len: 4096 });
-    const script = this.scripts[Math.min(this.chats.length, this.scripts.length) - 1] ?? "refused";
+    const key = request.headers["Idempotency-Key"] ?? "";
+    const kept = this.#kept.get(key);
+    if (isReceivedAgain(request) && (kept === undefined || !("later" in Object(kept.script))))
+      return json({ error: { message: "not kept", code: "answer_not_kept" } }, 409);
+    if (isReceivedAgain(request) && kept?.body !== request.body)
+      return json({ error: { message: "another request", code: "idempotency_key_reused" } }, 409);
+    const script =
+      (isReceivedAgain(request) ? kept?.script : undefined) ??
+      this.scripts[Math.min(this.chats.length, this.scripts.length) - 1] ??
+      "refused";
+    if (!isReceivedAgain(request)) this.#kept.set(key, { body: request.body, script: completed(script) });
     if (script === "refused") throw new TypeError("fetch failed");
     if (script === "silent")
       return new Promise((_, reject) =>
@@ -151,6 +170,15 @@ export class FakeFar {
       headers: { "Content-Type": "text/event-stream", ...this.headers },
     });
   };
+}
+
+const isReceivedAgain = ({ headers }: FarRequest): boolean => headers["Last-Event-ID"] === "0";
+
+/** A script as the stream is when it is received again. */
+function completed(script: FarScript): FarScript {
+  if (typeof script === "string" || "status" in script || script.later === undefined) return script;
+  const { texts = [], later } = script;
+  return { ...script, texts: [...texts, ...later], then: "end" };
 }
 
 function json(value: object, status = 200, headers: Readonly<Record<string, string>> = {}): Response {

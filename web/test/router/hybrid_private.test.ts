@@ -244,3 +244,13 @@ test("the policy may let pictures and recordings leave, each for a reason", asyn
   expect(await ask(RECORDING)).toMatchObject({ route: { side: "far", reason: "sound" } });
   expect(far.bodies.map(({ messages }) => messages?.[0]?.content)).toEqual([[PICTURE], [RECORDING]]);
 });
+
+test("nothing of a private prompt is stored on this device", async () => {
+  const system = { role: "system", content: "be kind" };
+  const masks = { then: "mask", patterns: [{ kind: "SECRET", pattern: "secret" }] };
+  for (const rules of [{ patterns: ["secret"] }, { masks }]) {
+    const { nf, source } = await setUp({ policy: { private: rules } });
+    for (const content of ["my secret", "hello"]) await read(nf, { messages: [system, { role: "user", content }] });
+    expect(source.requests.map(({ prefix }) => prefix === undefined)).toEqual([true, false]);
+  }
+});

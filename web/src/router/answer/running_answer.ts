@@ -22,8 +22,9 @@ import type { Failure, SideError } from "../../shared/router/failures.js";
 import { failError, failureOf, stopped } from "../../shared/router/failures.js";
 import { totalUsage } from "../../shared/router/usage.js";
 import { ShownAnswer } from "./shown_answer.js";
-import type { ShownBefore } from "../begun.js";
+import type { ShownBefore } from "../hybrid_journal.js";
 import type { AnswerSoFar, PlainParams, Side as AnsweringSide } from "../sides/sides.js";
+import { LEFT } from "../sides/sides.js";
 import type { Watch } from "../../shared/router/watch.js";
 
 /** Gets reports about the sides while they answer. */
@@ -121,6 +122,7 @@ class RunningAnswer {
   readonly #warming = new AbortController();
   readonly #items: AnswerItem[] = [];
   #closed: { readonly error?: unknown } | null = null;
+  #hasLeft = false;
   #wake: () => void = () => undefined;
   readonly #shown: ShownAnswer;
 
@@ -147,6 +149,7 @@ class RunningAnswer {
   /** Ends the answer if it is not over. */
   abort(): void {
     if (this.#closed !== null) return;
+    this.#hasLeft = true;
     this.#send({ type: "abort" });
     this.#close({ error: this.job.signal.reason });
   }
@@ -184,7 +187,7 @@ class RunningAnswer {
         void job.warm(this.#warming.signal);
         return;
       case "cancel":
-        this.#parts[effect.side]?.controller.abort();
+        this.#parts[effect.side]?.controller.abort(this.#hasLeft ? LEFT : undefined);
         return;
       case "emit":
         if (chunk !== undefined) this.#shown.show(chunk, this.#heard());

@@ -34,8 +34,9 @@ export class ShownAnswer {
   #transcripts: readonly SoundTranscript[] | undefined;
   /** Tokens without a text of their own yet. */
   #waiting: ChatCompletionTokenLogprob[] = [];
-  /** The tokens of the text shown: their number, and those that were listed with log-probabilities. */
+  /** The tokens of the text shown: their number, that of their chunks, and those listed with log-probabilities. */
   #tokens = 0;
+  #chunks = 0;
   #listed: ChatCompletionTokenLogprob[] = [];
   #reasoning = "";
   /** Far's citations, which come with the end. */
@@ -55,6 +56,7 @@ export class ShownAnswer {
     const tokens = this.#tokensWith(choice.logprobs?.content ?? []);
     this.#firstAt ??= this.options.clock.now();
     this.#tokens += Math.max(1, tokens.length);
+    this.#chunks++;
     this.#listed.push(...tokens);
     this.#model = model;
     const { content, tool_calls: calls, reasoning_content: thought } = choice.delta;
@@ -79,7 +81,7 @@ export class ShownAnswer {
   }
 
   withdraw(): void {
-    this.#tokens = 0;
+    this.#tokens = this.#chunks = 0;
     this.#listed = [];
     this.#reasoning = "";
     this.cited.length = 0;
@@ -90,7 +92,13 @@ export class ShownAnswer {
     const ids = this.#listed.flatMap(({ token_id: id }) => (id === undefined ? [] : [id]));
     // A stop string or a cut character can hold back part of a token. Then only the text shows how far the answer is.
     const isAll = ids.length === this.#listed.length && this.#listed.map(({ token }) => token).join("") === text;
-    return { text, reasoning: this.#reasoning, tokenIds: isAll ? ids : null, tokens: this.#tokens };
+    return {
+      text,
+      reasoning: this.#reasoning,
+      tokenIds: isAll ? ids : null,
+      tokens: this.#tokens,
+      chunks: this.#chunks,
+    };
   }
 
   finish(finishReason: ChatFinishReason, usage: CompletionUsage, transcripts?: readonly SoundTranscript[]): void {

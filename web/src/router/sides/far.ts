@@ -142,9 +142,14 @@ export class FarSide implements Side {
     );
   }
 
+  /** End the answer that our server generates under a key. */
+  end(key: string): void {
+    this.#http.end(key);
+  }
+
   /** All chunks that the server sends. */
   async *#allChunks(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-    const { signal, logprobs } = request;
+    const { signal, logprobs, kept } = request;
     const { id } = await this.reach(signal);
     if (
       request.from?.tokenIds != null &&
@@ -158,7 +163,7 @@ export class FarSide implements Side {
     }
     const body = chatBody(await withSentPictures(sideParams(request)), id, this.dialect);
     request.onSent?.(body);
-    for await (const value of this.#http.stream("/v1/chat/completions", body, signal, this.#isOurs))
+    for await (const value of this.#http.stream("/v1/chat/completions", body, signal, this.#isOurs, kept))
       yield chunkOf(value, id);
   }
 
@@ -183,11 +188,11 @@ export class FarSide implements Side {
     tokenIds: readonly number[],
     model: string,
   ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-    const { params, signal } = request;
+    const { params, signal, kept } = request;
     const promptIds = await this.tokenize(params.messages, signal);
     const body = { ...tokensBody(params, model, [...promptIds, ...tokenIds]), ...remainingLimit(request) };
     request.onSent?.(body);
-    for await (const value of this.#http.stream("/v1/completions", body, signal, this.#isOurs)) {
+    for await (const value of this.#http.stream("/v1/completions", body, signal, this.#isOurs, kept)) {
       const choices = Array.isArray(value.choices)
         ? (value.choices as readonly { readonly text?: string; readonly finish_reason?: string | null }[])
         : [];

@@ -5,6 +5,8 @@ import { not_now_statuses as NOT_NOW, status_of_type } from "../../api/parameter
 import { NearfarError, RequestError, Unavailable, messageOf } from "../../errors.js";
 import { isObject } from "../../shared/declared.js";
 import type { Clock } from "./clock.js";
+import type { KeptStream } from "./sides.js";
+import { LEFT } from "./sides.js";
 
 export type Fetch = (url: string, init: RequestInit) => Promise<Response>;
 export type JsonObject = Readonly<Record<string, unknown>>;
@@ -15,6 +17,10 @@ const STATUS_OF_TYPE: Readonly<Record<string, number>> = status_of_type;
 
 /** The time that an answer waits for the server's device, by the server's estimate; an integer in milliseconds. */
 const QUEUE_HEADER = "X-Nearfar-Queue-Ms";
+/** Names a stream. */
+const KEY_HEADER = "Idempotency-Key";
+/** The number of the last event that arrived of it. */
+const LAST_HEADER = "Last-Event-ID";
 /** The time for which a report of the queue is valid. */
 const REPORT_MS = 30_000;
 
@@ -23,6 +29,8 @@ interface Arrived {
   last: number;
   hasBegun: boolean;
   isDone: boolean;
+  /** Called once the server has answered. */
+  readonly onBegun: () => void;
 }
 
 export class FarHttp {
@@ -64,19 +72,25 @@ export class FarHttp {
 
   /**
    * The objects of a streamed answer, up to "[DONE]". Leaving the loop closes the connection, and ends the answer. A
-   * server that ``isOurs`` keeps the answer while the connection is broken, so that the rest of it comes by another one.
+   * server that ``isOurs`` keeps the answer while the connection is broken, so that the rest of it comes by another one;
+   * with ``kept``, also if its reader has left.
    */
   async *stream(
     route: string,
     body: JsonObject,
     signal: AbortSignal,
     isOurs = false,
+    kept?: KeptStream,
   ): AsyncGenerator<JsonObject, void, undefined> {
     const finished = new AbortController();
     // Pages over http have no crypto.randomUUID.
-    const key = isOurs ? { "Idempotency-Key": crypto.getRandomValues(new Uint32Array(4)).join("-") } : {};
-    const request = this.#posting(body, AbortSignal.any([signal, finished.signal]), key);
-    const arrived: Arrived = { last: 0, hasBegun: false, isDone: false };
+    const key = kept?.key ?? crypto.getRandomValues(new Uint32Array(4)).join("-");
+    // The stream of an earlier page comes again from its start.
+    const again = kept?.key === undefined ? {} : { [LAST_HEADER]: "0" };
+    const named = isOurs ? { [KEY_HEADER]: key, ...again } : {};
+    const request = this.#posting(body, AbortSignal.any([signal, finished.signal]), named);
+    const onBegun = (): void => (isOurs ? kept?.onKey?.(key) : undefined);
+    const arrived: Arrived = { last: 0, hasBegun: false, isDone: false, onBegun };
     try {
       for (let before = -1; !arrived.isDone;) {
         if (arrived.last === before) throw this.#broken("its answer stopped before the end");
@@ -91,9 +105,16 @@ export class FarHttp {
       }
     } finally {
       finished.abort();
-      if (isOurs && arrived.hasBegun && !arrived.isDone)
-        void this.#send("/v1/cancel", { method: "POST", headers: key, keepalive: true }).catch(() => null);
+      // A page that ends sees its connections break.
+      const goesOn = kept !== undefined && (!signal.aborted || signal.reason === LEFT);
+      if (isOurs && arrived.hasBegun && !arrived.isDone && !goesOn) this.end(key);
     }
+  }
+
+  /** End the answer that our server generates under a key. */
+  end(key: string): void {
+    const headers = { [KEY_HEADER]: key };
+    void this.#send("/v1/cancel", { method: "POST", headers, keepalive: true }).catch(() => null);
   }
 
   /** The objects that one connection brings, from the event after the last one that has arrived. */
@@ -105,6 +126,7 @@ export class FarHttp {
   ): AsyncGenerator<JsonObject, void, undefined> {
     const { body } = await this.#opened(route, request, arrived.last);
     if (body === null) throw this.#broken("its answer has no body");
+    if (!arrived.hasBegun) arrived.onBegun();
     arrived.hasBegun = true;
     for await (const { id, data } of events(body)) {
       arrived.isDone = data === "[DONE]";
@@ -120,7 +142,7 @@ export class FarHttp {
 
   async #opened(route: string, request: RequestInit, last: number): Promise<Response> {
     if (last === 0) return this.#checked(await this.#send(route, request));
-    const headers = { ...(request.headers as Record<string, string>), "Last-Event-ID": String(last) };
+    const headers = { ...(request.headers as Record<string, string>), [LAST_HEADER]: String(last) };
     try {
       return await this.#checked(await this.#send(route, { ...request, headers }));
     } catch (error) {

@@ -98,13 +98,14 @@ export class NearSide implements Side {
     request: SideRequest,
     promptLogprobs?: PromptLogprobsOption,
   ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-    const { signal, begun, onGenerated, onReceipt } = request;
+    const { signal, begun, onGenerated, onReceipt, private: isPrivate } = request;
     const { chat } = this.ready;
     const params = { ...sideParams(request), stream: true as const, stream_options: { include_usage: true } };
     request.onSent?.(params);
     yield* await chat.completions.create(params, {
       signal,
       ...(onReceipt && { onReceipt }),
+      ...(isPrivate && { private: true }),
       ...(promptLogprobs === undefined ? {} : { promptLogprobs }),
       ...(begun && { begun: [begun] }),
       ...(onGenerated && {

@@ -22,6 +22,19 @@ export interface AnswerSoFar {
   readonly tokenIds: readonly number[] | null;
   /** The number of tokens of ``text`` that were counted. */
   readonly tokens: number;
+  /** The number of chunks that have shown it. */
+  readonly chunks: number;
+}
+
+/** The reason of a signal that aborts because the reader has left the answer. A stream that is recorded goes on then. */
+export const LEFT = new Error("the reader has left");
+
+/** A stream that our server keeps while its reader is away. */
+export interface KeptStream {
+  /** Of a stream that was begun before: it is sent from its start, or refused. */
+  readonly key?: string;
+  /** Receives the key of a new stream, once the server has accepted it. */
+  readonly onKey?: (key: string) => void;
 }
 
 export interface SideRequest {
@@ -33,6 +46,8 @@ export interface SideRequest {
    */
   readonly logprobs: number | null;
   readonly signal: AbortSignal;
+  /** For near: nothing of the prompt is stored on this device. */
+  readonly private?: boolean | undefined;
   /** For near: as in `TokenRequest`. */
   readonly begun?: BegunAnswer | undefined;
   readonly onGenerated?: TokenRequest["onGenerated"];
@@ -40,6 +55,8 @@ export interface SideRequest {
   readonly onSent?: ((body: object) => void) | undefined;
   /** For near: as in `RequestOptions`. */
   readonly onReceipt?: RequestOptions["onReceipt"];
+  /** For far: the stream is recorded. */
+  readonly kept?: KeptStream | undefined;
 }
 
 export interface Side {

@@ -108,9 +108,9 @@ export class SpeculatingFar implements Side {
   }
 }
 
-/** An answer from its start, without a format and without log-probabilities. */
-function isPlain({ params, from, logprobs }: SideRequest): boolean {
-  return from === null && logprobs === null && continuesAsTokens(params);
+/** A new answer from its start, without a format and without log-probabilities. */
+function isPlain({ params, from, logprobs, kept }: SideRequest): boolean {
+  return from === null && logprobs === null && kept?.key === undefined && continuesAsTokens(params);
 }
 
 function agree({ info }: DraftingEngine, { verify, tokenizerSha256 }: FarModel): boolean {
