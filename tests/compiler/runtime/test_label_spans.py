@@ -52,6 +52,7 @@ def test_tokens_have_the_labels_of_the_best_path_through_spans(tokens: int, tran
         best, spans = label_tokens(scores, spec)
         assert tuple(best) == best_by_search(scores, transitions)[1], asdict(transitions)
         differs += best != scores.argmax(axis=1).tolist()
+        assert spans is not None
         covered = {token for span in spans for token in range(span.first, span.last + 1)}
         assert covered == {token for token, label in enumerate(best) if LABELS[label] != "O"}
     assert differs
@@ -66,8 +67,8 @@ def test_a_token_between_two_of_a_span_belongs_to_it() -> None:
     best, spans = label_tokens(scores, spec)
     assert [LABELS[label] for label in best] == ["O", "B-name", "I-name", "E-name"]
     assert spans == [LabelSpan("name", 1, 3)]
-    argmax, none = label_tokens(scores, ClassifierSpec(LABELS, "softmax", per_token=True))
-    assert (LABELS[argmax[2]], none) == ("O", [])
+    argmax, parts = label_tokens(scores, ClassifierSpec(LABELS, "softmax", per_token=True))
+    assert (LABELS[argmax[2]], parts) == ("O", [LabelSpan("name", 1, 1), LabelSpan("name", 3, 3)])
 
 
 def test_labels_of_spans_are_complete() -> None:

@@ -125,9 +125,8 @@ export class Masker {
       const { data } = await finder.classify({ input: windows.map((window) => window.text) }, { signal });
       const found = windows.flatMap((window, index) => {
         const labelled = data[index];
-        if (labelled?.tokens === undefined)
-          throw new RequestError("the finder labels no tokens; use a classifier of tokens", { param: "finder" });
-        return entitiesOf(window, labelled);
+        if (labelled?.spans === undefined) throw noSpans();
+        return entitiesOf(window, labelled.spans);
       });
       this.#entities.set(text, found);
       const [oldest] = this.#entities.keys();
@@ -191,6 +190,10 @@ export class MaskedRequest {
     const answer = far.answer({ ...request, params: { ...request.params, messages }, from });
     yield* masks.length === 0 ? answer : restoredChunks(masks, this.params, answer);
   }
+}
+
+function noSpans(): RequestError {
+  return new RequestError("the finder finds no spans in a text; use a classifier of tokens", { param: "finder" });
 }
 
 /** The chunks of an answer with their private texts, which come once their placeholders are complete. */

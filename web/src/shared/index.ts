@@ -31,6 +31,7 @@ import { unreadablePicture } from "./images/kind.js";
 import { imageLayout } from "./images/layout.js";
 import { soundKeyHead, soundLayout, wrongSounds } from "./sounds.js";
 import { entitiesOf, textWindows } from "./masks/entities.js";
+import { kindsOfLabels } from "./masks/kinds.js";
 import { hasMasked, maskMessages, maskText, maskableTexts } from "./masks/mask_request.js";
 import { restore } from "./masks/restorer.js";
 import { axisTaps } from "./images/positions.js";
@@ -195,6 +196,7 @@ Object.assign(globalThis, {
     restore: overJson(restore),
     textWindows: overJson(textWindows),
     entitiesOf: overJson(entitiesOf),
+    kindsOfLabels: overJson(kindsOfLabels),
     openAnswer: overJson(openAnswer),
     stepAnswer: overJson(stepAnswer),
     watchAnswer: overJson(watchAnswer),
