@@ -194,7 +194,7 @@ async def results(
 
 
 async def outcome(masker: Masker, messages: list[dict[str, Any]], written: tuple[str, ...]) -> str:
-    """"masked", "near" or "leaks"."""
+    """ "masked", "near" or "leaks"."""
     request = ChatCompletionRequest.model_validate({"model": "m", "messages": messages})
     found, texts, media = texts_of(request)
     situation = Situation(found, NearState(available=True), FarState(online=True), texts=texts, media=media)

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from demo_finder.checkpoint import CONTEXT
+from demo_finder.opened import opened
 from mask_corpus import HARMLESS, PATTERNS, Case, Measured, called, results, user
 from plain_target import compile_plain
 
-from demo_finder.checkpoint import CONTEXT
-from demo_finder.opened import opened
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.sides.finder import Finder
@@ -27,7 +27,8 @@ NAMES = (
 )  # fmt: skip
 OTHER_SCRIPTS = ("Людмила Захарова", "Аркадий Белов", "欧阳明慧", "渡辺陽介", "خالد الزهراني", "Σπύρος Αλεξίου")
 ADDRESSES = (
-    "48 Larkspur Crescent, Nottingham", "7 Hawthorn Close", "Kastanienallee 82, 10435 Leipzig", "1093 Cypress Hollow Rd",
+    "48 Larkspur Crescent, Nottingham", "7 Hawthorn Close", "Kastanienallee 82, 10435 Leipzig",
+    "1093 Cypress Hollow Rd",
 )  # fmt: skip
 SENTENCES = (
     "I had an argument with {} about the rent.", "Yours faithfully,\n{}", "Would {} like a book about trains?",
@@ -61,7 +62,9 @@ def named() -> Iterator[Case]:
         yield Case("in code", user(f'owner = "{name}"\nrun(owner)'), (name,))
         yield Case("in JSON", user(json.dumps({"guest": name, "nights": 2})), (name,))
         yield Case("in a tool's call", called(json.dumps({"guest": name})), (name,))
-        yield Case("letter by letter", user(f"It is spelled {' '.join(name.split()[1])}."), (" ".join(name.split()[1]),))
+        yield Case(
+            "letter by letter", user(f"It is spelled {' '.join(name.split()[1])}."), (" ".join(name.split()[1]),)
+        )
     for name in OTHER_SCRIPTS:
         yield Case("in another script", user(f"I am writing to {name} about the rent."), (name,))
     for address in ADDRESSES:

@@ -43,11 +43,7 @@ def token_classification(
         ],
         spans=None
         if spans is None or text is None
-        else [
-            found
-            for span in spans
-            if (found := _span_class(text, span, characters, likely)) is not None
-        ],
+        else [found for span in spans if (found := _span_class(text, span, characters, likely)) is not None],
     )
 
 

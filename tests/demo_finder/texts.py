@@ -34,8 +34,38 @@ MONTHS = (
 )  # fmt: skip
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 # Parts of invented names and words, so that a name is also found by its surroundings.
-ONSETS = "b br c ch d dr f g gr h j k kl l m n p pr r s sh st t th tr v w y z".split()
-VOWELS = "a a e e i o u ai ou ee ia".split()
+ONSETS = [
+    "b",
+    "br",
+    "c",
+    "ch",
+    "d",
+    "dr",
+    "f",
+    "g",
+    "gr",
+    "h",
+    "j",
+    "k",
+    "kl",
+    "l",
+    "m",
+    "n",
+    "p",
+    "pr",
+    "r",
+    "s",
+    "sh",
+    "st",
+    "t",
+    "th",
+    "tr",
+    "v",
+    "w",
+    "y",
+    "z",
+]
+VOWELS = ["a", "a", "e", "e", "i", "o", "u", "ai", "ou", "ee", "ia"]
 CODAS = ["", "", "", "n", "r", "l", "s", "m", "t", "nd", "ck", "rt"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # What is known by itself, wherever it is.
@@ -133,8 +163,12 @@ class Writer:
 
     def _email(self, rng: random.Random) -> str:
         given, family = (_ascii(self._name(each, rng)) for each in ("given", "family"))
-        user = rng.choice((f"{given}.{family}", given, f"{given[0]}{family}", f"{given}_{family}", f"{family}{rng.randint(1, 99)}"))
-        domain = rng.choice(("example.org", "mail.example.com", f"{invented(rng)}.net", f"{invented(rng)}.co.uk", "gmail.com"))
+        user = rng.choice(
+            (f"{given}.{family}", given, f"{given[0]}{family}", f"{given}_{family}", f"{family}{rng.randint(1, 99)}")
+        )
+        domain = rng.choice(
+            ("example.org", "mail.example.com", f"{invented(rng)}.net", f"{invented(rng)}.co.uk", "gmail.com")
+        )
         return f"{user}@{domain}".lower()
 
 
@@ -164,7 +198,9 @@ def _first(writer: Writer, rng: random.Random, *, private: bool) -> Example:
         return Example(_part(rng.choice(passages()), rng))
     harmless = rng.choice((frame, rng.choice(frames("harmless", held_out=False)), _part(rng.choice(passages()), rng)))
     words_of_it = list(re.finditer(r"(?<![\w{])[a-z]+(?![\w}])", harmless))
-    places = sorted(rng.sample(words_of_it, min(len(words_of_it), rng.choice((1, 1, 2)))), key=lambda word: word.start())
+    places = sorted(
+        rng.sample(words_of_it, min(len(words_of_it), rng.choice((1, 1, 2)))), key=lambda word: word.start()
+    )
     text, at = "", 0
     for place in places:
         kind = rng.choices(ANYWHERE, (6, 6, 1, 1, 1, 1))[0]
@@ -192,7 +228,7 @@ def joined(parts: Sequence[Example], separator: str) -> Example:
 
 @cache
 def frames(section: str, *, held_out: bool) -> tuple[str, ...]:
-    """"private" or "harmless"."""
+    """ "private" or "harmless"."""
     return tuple(
         line.replace(r"\n", "\n") for line in _sections("frames.txt")[f"{section}, held out" if held_out else section]
     )
@@ -263,7 +299,12 @@ def _capital(word: str) -> str:
 def _identifier(rng: random.Random) -> str:
     noun, verb = words("noun", held_out=False), words("verb", held_out=False)
     return rng.choice(
-        (rng.choice(noun), f"{rng.choice(verb)}_{rng.choice(noun)}", f"{rng.choice(noun)}_{rng.choice(noun)}", invented(rng))
+        (
+            rng.choice(noun),
+            f"{rng.choice(verb)}_{rng.choice(noun)}",
+            f"{rng.choice(noun)}_{rng.choice(noun)}",
+            invented(rng),
+        )
     )
 
 
@@ -281,7 +322,8 @@ def _date(rng: random.Random, first: int, last: int) -> str:
     name = MONTHS[month - 1]
     return rng.choice(
         (
-            f"{day} {name} {year}", f"{name} {day}, {year}", f"{year}-{month:02}-{day:02}", f"{month:02}/{day:02}/{year}",
+            f"{day} {name} {year}", f"{name} {day}, {year}", f"{year}-{month:02}-{day:02}",
+            f"{month:02}/{day:02}/{year}",
             f"{day:02}.{month:02}.{year}", f"{day}. {name} {year}", f"{day} {name[:3]} {year}",
         )
     )  # fmt: skip
@@ -295,7 +337,8 @@ def _phone(rng: random.Random) -> str:
     country = rng.choice(("+1", "+49", "+44", "+33", "0049", "+91", "+7", "+81"))
     return rng.choice(
         (
-            f"{country} {_digits(rng, 3)} {_digits(rng, 7)}", f"({_digits(rng, 3)}) {_digits(rng, 3)}-{_digits(rng, 4)}",
+            f"{country} {_digits(rng, 3)} {_digits(rng, 7)}",
+            f"({_digits(rng, 3)}) {_digits(rng, 3)}-{_digits(rng, 4)}",
             f"{_digits(rng, 3)}-{_digits(rng, 3)}-{_digits(rng, 4)}", f"0{_digits(rng, 3)} {_digits(rng, 6)}",
             f"{country}-{_digits(rng, 3)}-{_digits(rng, 3)}-{_digits(rng, 4)}", f"0{_digits(rng, 3)}/{_digits(rng, 7)}",
             f"{country}{_digits(rng, 10)}", f"{_digits(rng, 3)}.{_digits(rng, 3)}.{_digits(rng, 4)}",
@@ -309,7 +352,8 @@ def _account(rng: random.Random) -> str:
     return rng.choice(
         (
             fours, fours.replace(" ", ""), fours.replace(" ", "-"), f"{country}{_digits(rng, 20)}",
-            f"{country}{_digits(rng, 2)} {fours} {_digits(rng, 2)}", _digits(rng, 10), f"{_digits(rng, 3)}-{_digits(rng, 2)}-{_digits(rng, 4)}",
+            f"{country}{_digits(rng, 2)} {fours} {_digits(rng, 2)}", _digits(rng, 10),
+            f"{_digits(rng, 3)}-{_digits(rng, 2)}-{_digits(rng, 4)}",
             f"{country}-{_digits(rng, 7)}",
         )
     )  # fmt: skip

@@ -23,7 +23,6 @@ from .checkpoint import PAD, labelled, new_model, read_checkpoint, train_tokeniz
 from .evaluate import measure
 from .texts import draw
 
-
 # A text's tokens and their labels.
 Row = tuple[list[int], list[int]]
 

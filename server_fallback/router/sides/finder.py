@@ -27,9 +27,9 @@ class Classifies(Protocol):
 
 
 class Finder:
-    """``labels`` are those of the classifier's model. ``kinds`` has the kind of each label ("MISC" of "B-MISC") that has
-    another one than its name says, or that no known kind has for a name (`web/src/shared/masks/kinds.ts`): letters A to
-    Z, or None if it is not private. A text of more than ``max_characters``, or whose search takes longer than
+    """``labels`` are those of the classifier's model. ``kinds`` has the kind of each label ("MISC" of "B-MISC") that
+    has another one than its name says, or that no known kind has for a name (`web/src/shared/masks/kinds.ts`): letters
+    A to Z, or None if it is not private. A text of more than ``max_characters``, or whose search takes longer than
     ``timeout_seconds``, is not searched, so its request stays on this machine.
 
     Raises RequestError for labels without a kind.
@@ -45,7 +45,7 @@ class Finder:
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         named = SharedScript.of_thread().ask("kindsOfLabels", list(labels), dict(kinds or {}))
-        self._classifier, self._kinds = classifier, {name: kind for name, kind in named}
+        self._classifier, self._kinds = classifier, dict[str, str | None](named)
         self._max_characters, self._timeout_seconds = max_characters, timeout_seconds
 
     @classmethod

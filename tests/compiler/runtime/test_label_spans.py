@@ -84,11 +84,16 @@ BILOU = tuple(label.replace("E-", "L-").replace("S-", "U-") for label in LABELS)
 
 def test_bilou_names_the_last_and_the_single_token_otherwise() -> None:
     scores = np.random.default_rng(3).standard_normal((40, len(LABELS))).astype(np.float32)
-    found = [label_tokens(scores, ClassifierSpec(each, "softmax", per_token=True, transitions=PLAIN)) for each in (LABELS, BILOU)]
+    found = [
+        label_tokens(scores, ClassifierSpec(each, "softmax", per_token=True, transitions=PLAIN))
+        for each in (LABELS, BILOU)
+    ]
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("labels", [("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), ("I-PER", "O", "B-PER", "I-LOC", "B-LOC")])
+@pytest.mark.parametrize(
+    "labels", [("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), ("I-PER", "O", "B-PER", "I-LOC", "B-LOC")]
+)
 def test_sure_labels_of_bio_form_the_groups_of_transformers(labels: tuple[str, ...]) -> None:
     """Also those of models that write B- only after a span of the same kind."""
     from transformers import TokenClassificationPipeline

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fake_openai import Reply, running, text_chunks
+from demo_finder.checkpoint import CONTEXT
+from demo_finder.opened import opened
+from fake_openai import Received, Reply, running, text_chunks
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, policy, run
 from name_corpus import ENTITIES, measured
 from plain_target import compile_plain
 
-from demo_finder.checkpoint import CONTEXT
-from demo_finder.opened import opened
 from nearfar.compiler.demo import FINDER_CHECKPOINT
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, RequestError
 from nearfar.server_fallback.executors.executor import Call
@@ -24,7 +25,7 @@ from nearfar.server_fallback.router.sides.finder import Classifies, Finder
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 from nearfar.server_fallback.schema.score import ClassifyRequest, ClassifyResponse
 
-TEXT = "My name is Rosalind Fairweather, and I live at 7 Hawthorn Close."
+TEXT = "My name is Rosalind Fairweather. Please deliver the sofa to 7 Hawthorn Close tomorrow."
 # Of published models: CoNLL 2003, OpenAI's privacy filter and AI4Privacy.
 LABELS = ("O", "B-PER", "I-PER", "E-private_address", "U-GIVENNAME", "TELEPHONENUM", "B-LOC", "I-ORG")
 
@@ -84,7 +85,11 @@ def test_a_text_that_is_not_searched_stays_on_this_machine(finder: Finder) -> No
 
 
 def test_far_reads_placeholders_for_what_the_demo_finder_finds_and_the_stream_has_the_texts(tmp_path: Path) -> None:
-    far = FakeFar(lambda _: Reply(chunks=text_chunks("Hi [PER", "SON_1], is [ADDRESS_1] yours?", usage=FAR_USAGE)))
+    def echo(received: Received) -> Reply:
+        said = received.body["messages"][-1]["content"]
+        return Reply(chunks=text_chunks(*(said[at : at + 7] for at in range(0, len(said), 7)), usage=FAR_USAGE))
+
+    far = FakeFar(echo)
     bundle = compile_plain(FINDER_CHECKPOINT, tmp_path / "finder", "q8f16", CONTEXT)
     text = f"😀 {TEXT}"
 
@@ -97,11 +102,10 @@ def test_far_reads_placeholders_for_what_the_demo_finder_finds_and_the_stream_ha
             return await answered(far, finder, text)
 
     chunks = run(work())
-    assert "".join(each.choices[0].delta.content or "" for each in chunks if each.choices) == (
-        "Hi Rosalind Fairweather, is 7 Hawthorn Close yours?"
-    )
-    sent = far.generated[0]["messages"][0]["content"]
-    assert sent == text.replace("Rosalind Fairweather", "[PERSON_1]").replace("7 Hawthorn Close", "[ADDRESS_1]")
+    assert "".join(each.choices[0].delta.content or "" for each in chunks if each.choices) == text
+    sent = json.dumps([each.body for each in far.received])
+    assert "My name is [PERSON_1]. Please deliver" in sent
+    assert not re.search("Rosalind|Fairweather|Hawthorn", sent)
 
 
 @pytest.mark.exhaustive
