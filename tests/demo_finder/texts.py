@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -101,7 +101,7 @@ class Writer:
         return Example(text + frame[at:], tuple(spans))
 
     def word(self, place: str, rng: random.Random) -> str:
-        made = {
+        made: Callable[[random.Random], str] | None = {
             "person": self._person, "spelled": self._spelled, "address": self._address, "email": self._email,
             "family": lambda rng: self._name("family", rng), "given": lambda rng: self._name("given", rng),
             "phone": _phone, "account": _account, "secret": _secret, "birth": lambda rng: _date(rng, 1930, 2010),

@@ -86,6 +86,7 @@ def test_a_text_that_is_not_searched_stays_on_this_machine(finder: Finder) -> No
 
 def test_far_reads_placeholders_for_what_the_demo_finder_finds_and_the_stream_has_the_texts(tmp_path: Path) -> None:
     def echo(received: Received) -> Reply:
+        assert received.body is not None
         said = received.body["messages"][-1]["content"]
         return Reply(chunks=text_chunks(*(said[at : at + 7] for at in range(0, len(said), 7)), usage=FAR_USAGE))
 
