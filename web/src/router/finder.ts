@@ -99,10 +99,10 @@ export class Finder<Model extends EntityFinder = EntityFinder> implements Entity
   }
 }
 
-type Opens = {
+interface Opens {
   readonly location: string;
   open(file: string, signal: AbortSignal): Promise<ReadableStream<Uint8Array>>;
-};
+}
 
 async function manifestOf(source: Opens, signal = new AbortController().signal): Promise<unknown> {
   const stream = await source.open("manifest.json", signal);
