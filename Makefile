@@ -59,6 +59,7 @@
 # make demo-encoder  train the demo encoder again (about two minutes on one core)
 # make demo-eyes    train the demo model that sees again (about an hour on a busy core)
 # make demo-ears    train the demo model that hears again (about an hour on a busy core)
+# make demo-finder  train the demo finder again (about half an hour on a busy core)
 # make recall       recall@5 of the demo encoder in the browser's index, on held-out questions
 # make router-eval  fit and evaluate the demo's router policy; FAR is a folder, a bundle or a server's address
 # make bench-router-public FOLDER=...  the router on RouteLLM's public answers to MMLU and GSM8K, beside its figures
@@ -92,7 +93,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears recall demo test test-all unit-tests test-web test-webview test-phone test-capacitor test-expo check check-python check-web check-webview check-phone check-capacitor check-expo packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static check-hosts bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears demo-finder recall demo test test-all unit-tests test-web test-webview test-phone test-capacitor test-expo check check-python check-web check-webview check-phone check-capacitor check-expo packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak bench-wire router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static check-hosts bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -388,6 +389,11 @@ demo-eyes: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --plan shapes --start build/demo-eyes-mixed --output build/demo-eyes-shapes
 	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --plan mixed --seed 2 --start build/demo-eyes-shapes --output build/demo-eyes-all
 	PYTHONPATH=tests $(BIN)/python -m demo_eyes.train --plan last --seed 3 --start build/demo-eyes-all
+
+demo-finder: .venv/.dev
+	PYTHONPATH=tests $(BIN)/python -m demo_finder.train --output build/demo-finder-first
+	PYTHONPATH=tests $(BIN)/python -m demo_finder.train --plan second --seed 2 --start build/demo-finder-first --output build/demo-finder-second
+	PYTHONPATH=tests $(BIN)/python -m demo_finder.train --plan last --seed 3 --start build/demo-finder-second
 
 demo-ears: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python -m demo_ears.train --output build/demo-ears-first

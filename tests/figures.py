@@ -133,6 +133,22 @@ def ears(name: str) -> str:
     return f"{recorded('compiler/demo/nearfar-demo-ears/accuracy.json')[name]:,}"
 
 
+def finder(argument: str) -> str:
+    """What the demo finder found when it was trained: "accuracy" and a key, "form", its name and a column, "all" and a
+    column, or "alarms" and a column.
+    """
+    of, _, key = argument.partition(" ")
+    found = recorded("compiler/demo/nearfar-demo-finder/accuracy.json")
+    if of == "accuracy":
+        return f"{found['recall'].get(key, found.get(key))}"
+    corpus = found["corpus"]
+    if of == "alarms":
+        return f"{corpus['alarms'][int(key)]}"
+    form, _, column = key.rpartition(" ")
+    rows = [corpus["forms"][form]] if of == "form" else list(corpus["forms"].values())
+    return f"{sum(row[int(column)] for row in rows)}"
+
+
 def encoder_loss(argument: str) -> str:
     """What `make bench-encoder-loss` measured: the name of a format, and the key of its figure."""
     name, _, key = argument.rpartition(" ")
@@ -191,6 +207,7 @@ def masks(name: str) -> str:
 
 KINDS: Mapping[str, Callable[[str], str]] = {
     "masks": masks,
+    "finder": finder,
     "gzipped_kb": gzipped_kb,
     "size_kb": size_kb,
     "installed_mb": installed_mb,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ from urllib.parse import quote
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.decision.situation import FarState, NearState, Situation
+from nearfar.server_fallback.router.sides.finder import Classifies
 from nearfar.server_fallback.router.sides.masker import Masker, Stays
 from nearfar.server_fallback.router.sides.texts import texts_of, with_texts_of
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
@@ -165,7 +166,13 @@ class Measured:
 @lru_cache(maxsize=1)
 def measured() -> tuple[Mapping[str, Measured], int]:
     """Each form's results, and the number of harmless texts that are masked or kept near."""
-    policy = Policy.read(POLICY)
+    return asyncio.run(results(cases(), HARMLESS, Policy.read(POLICY)))
+
+
+async def results(
+    given: Iterable[Case], harmless: Iterable[str], policy: Policy, finder: Classifies | None = None
+) -> tuple[Mapping[str, Measured], int]:
+    """As `measured`, of other cases and texts under another policy."""
 
     async def is_private(situation: Situation) -> bool:
         return policy.private_check.is_private(situation)
@@ -173,34 +180,31 @@ def measured() -> tuple[Mapping[str, Measured], int]:
     async def matches(*parts: str) -> bool:
         return policy.private_check.matches(*parts)
 
-    masker = Masker(policy, is_private, matches)
+    masker = Masker(policy, is_private, matches, finder)
+    counts: dict[str, dict[str, int]] = {}
+    for case in given:
+        counts.setdefault(case.form, {"masked": 0, "near": 0, "leaks": 0})[
+            await outcome(masker, case.messages, case.written)
+        ] += 1
+    alarms = [text for text in harmless if await outcome(masker, user(text), (text,)) != "leaks"]
+    return {form: Measured(**each) for form, each in counts.items()}, len(alarms)
 
-    async def outcome(messages: list[dict[str, Any]], written: tuple[str, ...]) -> str:
-        request = ChatCompletionRequest.model_validate({"model": "m", "messages": messages})
-        found, texts, media = texts_of(request)
-        situation = Situation(found, NearState(available=True), FarState(online=True), texts=texts, media=media)
 
-        async def situated(masked: ChatCompletionRequest) -> Situation:
-            return with_texts_of(situation, masked)
+async def outcome(masker: Masker, messages: list[dict[str, Any]], written: tuple[str, ...]) -> str:
+    """ "masked", "near" or "leaks"."""
+    request = ChatCompletionRequest.model_validate({"model": "m", "messages": messages})
+    found, texts, media = texts_of(request)
+    situation = Situation(found, NearState(available=True), FarState(online=True), texts=texts, media=media)
 
-        chat = await masker.mask(request, situation, situated, Call("c"))
-        if isinstance(chat, Stays):
-            return "near"
-        sent = [text for each in chat.request.messages for text in _texts(each.model_dump(exclude_none=True))]
-        pieces = {part[at : at + LEAST] for part in written for at in range(max(len(part) - LEAST, 0) + 1)}
-        leaves = any(piece in text for text in sent for piece in pieces)
-        return "leaks" if leaves else "masked"
+    async def situated(masked: ChatCompletionRequest) -> Situation:
+        return with_texts_of(situation, masked)
 
-    async def work() -> tuple[Mapping[str, Measured], int]:
-        counts: dict[str, dict[str, int]] = {}
-        for case in cases():
-            counts.setdefault(case.form, {"masked": 0, "near": 0, "leaks": 0})[
-                await outcome(case.messages, case.written)
-            ] += 1
-        alarms = [text for text in HARMLESS if await outcome(user(text), (text,)) != "leaks"]
-        return {form: Measured(**each) for form, each in counts.items()}, len(alarms)
-
-    return asyncio.run(work())
+    chat = await masker.mask(request, situation, situated, Call("c"))
+    if isinstance(chat, Stays):
+        return "near"
+    sent = [text for each in chat.request.messages for text in _texts(each.model_dump(exclude_none=True))]
+    pieces = {part[at : at + LEAST] for part in written for at in range(max(len(part) - LEAST, 0) + 1)}
+    return "leaks" if any(piece in text for text in sent for piece in pieces) else "masked"
 
 
 def _texts(value: Any) -> Iterator[str]:

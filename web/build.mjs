@@ -166,6 +166,7 @@ const built = await Promise.all([
   build({ ...browser, entryPoints: { describer: "src/router/describer.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { masks: "src/router/masks.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { parts: "src/router/parts.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { finder: "src/router/finder.ts" }, outdir: "dist", plugins: hybridOutside }),
   build({ ...browser, entryPoints: { adapters: "src/adapters/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { decide: "src/decide/index.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { drafts: "src/drafts/index.ts" }, outdir: "dist" }),

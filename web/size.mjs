@@ -37,6 +37,7 @@ const FILES = {
   hybrid_decisions_gzip_bytes: ["dist/hybrid_decisions.js", 10_000],
   describer_gzip_bytes: ["dist/describer.js", 10_000],
   masks_gzip_bytes: ["dist/masks.js", 12_500],
+  finder_gzip_bytes: ["dist/finder.js", 3_000],
   parts_gzip_bytes: ["dist/parts.js", 1_000],
   speculation_gzip_bytes: ["dist/speculation.js", 5_000],
   language_model_gzip_bytes: ["dist/language-model.js", 8_200],

@@ -1,6 +1,7 @@
 """The demo models: two small Llamas, one for devices, one for servers; a small BERT that embeds texts; a small SmolVLM
-that answers questions about drawn pictures; and a small Whisper that writes down spoken commands. `tests/demo_model`,
-`tests/demo_encoder`, `tests/demo_eyes` and `tests/demo_ears` train them.
+that answers questions about drawn pictures; a small Whisper that writes down spoken commands; and a small ModernBERT
+that finds what is private. `tests/demo_model`, `tests/demo_encoder`, `tests/demo_eyes`, `tests/demo_ears` and
+`tests/demo_finder` train them.
 """
 
 from collections.abc import Mapping
@@ -14,11 +15,13 @@ FAR_NAME = "nearfar-demo-far"
 ENCODER_NAME = "nearfar-demo-encoder"
 EYES_NAME = "nearfar-demo-eyes"
 EARS_NAME = "nearfar-demo-ears"
+FINDER_NAME = "nearfar-demo-finder"
 CHECKPOINT = FOLDER / NAME
 FAR_CHECKPOINT = FOLDER / FAR_NAME
 ENCODER_CHECKPOINT = FOLDER / ENCODER_NAME
 EYES_CHECKPOINT = FOLDER / EYES_NAME
 EARS_CHECKPOINT = FOLDER / EARS_NAME
+FINDER_CHECKPOINT = FOLDER / FINDER_NAME
 # Pictures that `demo-eyes` was not trained on, with questions.
 PICTURES = tuple(
     (FOLDER / "pictures" / name, question)
@@ -51,5 +54,6 @@ MODELS = (
     DemoModel("demo-encoder", ENCODER_CHECKPOINT, "searches documents"),
     DemoModel("demo-eyes", EYES_CHECKPOINT, "answers questions about drawn shapes and digits"),
     DemoModel("demo-ears", EARS_CHECKPOINT, "writes down home commands of synthetic voices"),
+    DemoModel("demo-finder", FINDER_CHECKPOINT, "finds names, addresses and other private texts"),
 )
 DEMOS: Mapping[str, Path] = MappingProxyType({model.name: model.checkpoint for model in MODELS})

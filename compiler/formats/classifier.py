@@ -26,7 +26,6 @@ PROBLEMS = ("single_label_classification", "multi_label_classification", "regres
 _MAX_LABELS = 100_000
 # The biases of the steps between labels, beside the weights of OpenAI's privacy filter.
 CALIBRATION_FILE = "viterbi_calibration.json"
-DECODED_AS_SPANS = ("openai_privacy_filter",)
 
 
 def read_classifier(config: Mapping[str, Any], where: str, pooling: Pooling | None = None) -> ClassifierSpec | None:
@@ -67,9 +66,9 @@ def read_classifier(config: Mapping[str, Any], where: str, pooling: Pooling | No
     return ClassifierSpec(labels, activation, per_token=per_token, pooling=pooling, pools_late=pools_late)
 
 
-def with_transitions(classifier: ClassifierSpec | None, folder: Path, model_type: str) -> ClassifierSpec | None:
-    """A classifier of tokens whose labels form spans: if its folder has CALIBRATION_FILE, of which the operating point
-    "default" is read, or if it is a model whose published file has only zeros. Others as they are.
+def with_transitions(classifier: ClassifierSpec | None, folder: Path) -> ClassifierSpec | None:
+    """A classifier of tokens whose labels form spans with the biases of CALIBRATION_FILE, of which the operating point
+    "default" is read; without that file they are zeros. Others as they are.
 
     Raises CheckpointError for a file that is damaged, UnsupportedModel for one that does not fit.
     """
@@ -77,12 +76,11 @@ def with_transitions(classifier: ClassifierSpec | None, folder: Path, model_type
     if classifier is None or not classifier.per_token:
         return classifier
     if not path.is_file():
-        plain = model_type in DECODED_AS_SPANS and forms_spans(classifier.labels)
-        return replace(classifier, transitions=TransitionSpec()) if plain else classifier
+        return replace(classifier, transitions=TransitionSpec()) if forms_spans(classifier.labels) else classifier
     if not forms_spans(classifier.labels):
         raise UnsupportedModel(
             f"{path}: calibrates spans, but the model's labels are {', '.join(classifier.labels)[:80]}; supported: O, "
-            "and B-, I-, E- and S- of each kind"
+            "and B-, I-, E- and S- of each kind, or B-, I-, L- and U-"
         )
     found: Any = read_json_object(path)
     for key in ("operating_points", "default", "biases"):

@@ -117,7 +117,7 @@ def open_checkpoint(path: Path, ignore_keys: Collection[str] = (), *, text_only:
     embedding = None if vectors is None else vectors.embedding
     config = with_activation(path, _text_config(path / "config.json", ignore_keys))
     classifier = read_classifier(config, str(path / "config.json"), "last_token") if vectors is None else None
-    classifier = with_transitions(classifier, path, spec.model_type)
+    classifier = with_transitions(classifier, path)
     speech = None if spec.audio is None else SPEECH[spec.model_type](path, spec)
     makes_text = embedding is None and classifier is None
     if makes_text and not spec.causal:
@@ -190,7 +190,7 @@ def _open_encoder(path: Path, spec: ModelSpec, encoder: Encoder) -> Checkpoint:
     notes = _notes_on_code(path)
     vectors = read_sentence_transformer(path, spec.hidden_size)
     classifier = read_classifier(config, str(config_path)) if vectors is None else None
-    classifier = with_transitions(classifier, path, spec.model_type)
+    classifier = with_transitions(classifier, path)
     if vectors is None and classifier is None:
         vectors = SentenceTransformer(EmbeddingSpec("mean", normalize=False, size=spec.hidden_size))
         notes.append(

@@ -509,10 +509,11 @@ class ClassifierSpec:
 
 def forms_spans(labels: Sequence[str]) -> bool:
     """Whether labels are those of the BIOES scheme: "O", and for each kind of span its first (B-), inner (I-), last
-    (E-) and single token (S-).
+    (E-) and single token (S-); or of BILOU, which writes L- and U- for the last two.
     """
     kinds = {label[2:] for label in labels if label != "O"}
-    return bool(kinds) and sorted(labels) == sorted(["O", *(f"{part}-{kind}" for kind in kinds for part in "BIES")])
+    schemes = (["O", *(f"{part}-{kind}" for kind in kinds for part in parts)] for parts in ("BIES", "BILU"))
+    return bool(kinds) and any(sorted(labels) == sorted(scheme) for scheme in schemes)
 
 
 def task_of(spec: EmbeddingSpec | ClassifierSpec | SpeechSpec | CtcSpec | None) -> Task:

@@ -79,13 +79,14 @@ def classify(runner: Runner, texts: Sequence[Text]) -> list[FloatArray]:
     return [probabilities(scores, runner.manifest.classifier) for scores in encode(runner, texts)]
 
 
-def label_tokens(scores: FloatArray, spec: ClassifierSpec) -> tuple[list[int], list[LabelSpan]]:
-    """The label of each token for the scores (T, L) of a text, and the spans that they form: none, unless the model's
-    labels form spans.
+def label_tokens(scores: FloatArray, spec: ClassifierSpec) -> tuple[list[int], list[LabelSpan] | None]:
+    """The label of each token for the scores (T, L) of a text, and the spans that they form; None if no label is
+    outside of spans.
     """
-    if spec.transitions is None:
-        return [int(row.argmax()) for row in scores], []
-    found = SharedScript.of_thread().ask("labelSpans", spec.labels, asdict(spec.transitions), scores.ravel().tolist())
+    transitions = None if spec.transitions is None else asdict(spec.transitions)
+    found = SharedScript.of_thread().ask("labelSpans", spec.labels, transitions, scores.ravel().tolist())
+    if found is None:
+        return [int(row.argmax()) for row in scores], None
     return found["best"], [LabelSpan(**span) for span in found["spans"]]
 
 

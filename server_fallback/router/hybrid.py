@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..api.validation import validation_error
-from ..executors.executor import Call, Executor, Ranks, Transcribes
+from ..executors.executor import Call, Executor, Transcribes
 from ..executors.registry import default_name
 from ..schema.chat import ChatCompletion, ChatCompletionChunk, Message
 from ..schema.fold import ChatFold
@@ -33,6 +33,7 @@ from .hybrid_executor import HybridExecutor
 from .opening import open_hybrid
 from .sides.embedder import Embedder
 from .sides.far import Far
+from .sides.finder import Classifies
 from .sides.masker import Confirm, MaskedChat, restored_text
 from .sides.sides import DeviceHints
 from .sides.wire_speculation import WireCounts
@@ -77,7 +78,7 @@ class Hybrid:
         hints: Callable[[], DeviceHints] = DeviceHints,
         embedder: Embedder | None = None,
         transcriber: Transcribes | None = None,
-        finder: Ranks | None = None,
+        finder: Classifies | None = None,
         confirm: Confirm | None = None,
         receipt_key: Path | None = None,
     ) -> Hybrid:

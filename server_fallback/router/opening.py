@@ -12,12 +12,14 @@ from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.shared.script import SharedScript
 
 from ..executors.encoder_executor import EncoderExecutor
-from ..executors.executor import Executor, Opener, Opening, Ranks, Transcribes
+from ..executors.executor import Executor, Opener, Opening, Transcribes
+from ..text.token_labels import kind_of_label
 from .decision.budget import FileLedger, Ledger
 from .decision.policy import Policy
 from .hybrid_executor import HybridExecutor
 from .sides.embedder import Embedder
 from .sides.far import Far, FarSide
+from .sides.finder import Classifies, Finder
 from .sides.local_embedder import LocalEmbedder
 from .sides.local_encoder import LocalEncoder
 from .sides.masker import AskedCaller, Confirm
@@ -79,7 +81,7 @@ async def open_hybrid(
     hints: Callable[[], DeviceHints] = DeviceHints,
     embedder: Embedder | None = None,
     transcriber: Transcribes | None = None,
-    finder: Ranks | None = None,
+    finder: Classifies | None = None,
     confirm: Confirm | AskedCaller | None = None,
 ) -> HybridExecutor:
     """As `Hybrid.create`; ``near`` opens the near model. If anything fails, nothing stays open."""
@@ -119,19 +121,23 @@ def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:
     SharedScript.of_thread().ask("checkSides", rules, near, None if far is None else far.dialect)
 
 
-def require_masks(policy: Policy, finder: Ranks | None, confirm: Confirm | AskedCaller | None) -> None:
+def require_masks(policy: Policy, finder: Classifies | None, confirm: Confirm | AskedCaller | None) -> None:
     """Raises RequestError with the code "bad_policy" for masks that nothing finds or nobody confirms."""
     rules = {"private": policy.private.model_dump()}
     SharedScript.of_thread().ask("checkMasks", rules, finder is not None, confirm is not None)
-    masks, classifier = policy.private.masks, finder.model.classifier if isinstance(finder, EncoderExecutor) else None
-    if masks is None or not isinstance(finder, EncoderExecutor):
+    masks = policy.private.masks
+    if isinstance(finder, EncoderExecutor):
+        classifier = finder.model.classifier
+        labels = {kind_of_label(label) or "" for label in (classifier.labels if classifier else ())} - {""}
+    elif isinstance(finder, Finder):
+        labels = {entity.label for entity in finder.entities}
+    else:
         return
-    labels = {label.partition("-")[2] or label for label in (classifier.labels if classifier else ())}
-    for index, entity in enumerate(masks.entities):
+    for index, entity in enumerate(masks.entities if masks is not None else ()):
         if entity.label not in labels:
             known = ", ".join(sorted(labels)) or "nothing"
             raise RequestError(
-                f"the policy masks {entity.label!r}, but {finder.model.name} finds {known}",
+                f"the policy masks {entity.label!r}, but the finder finds {known}",
                 code="bad_policy",
                 param=f"private.masks.entities[{index}].label",
             )

@@ -81,8 +81,8 @@ class SpanClass(Reply):
 
 class Classification(Reply):
     """``label`` is the most likely one, and ``probs`` has the probability of each label. A model that labels tokens has
-    ``tokens`` instead. If its labels form spans, each token has its label in the most likely spans, and ``spans`` has
-    those of a text; they are missing if the input is token ids.
+    ``tokens`` instead, and ``spans`` has the spans that its labels form in a text; they are missing if the input is
+    token ids, or if no label ("O") is outside of spans.
     """
 
     index: int

@@ -22,6 +22,11 @@ def token_classification(
     """The labels of one text's tokens with ``scores`` (T, L). ``text`` is None if the input is token ids."""
     probs = probabilities(scores, classifier)
     best, spans = label_tokens(scores, classifier)
+    kinds = [kind_of_label(label) for label in classifier.labels]
+    same = np.array([[kind == other for other in kinds] for kind in kinds])
+    # Without transitions, a token belongs to a kind by all of its labels.
+    joins = classifier.transitions is None and classifier.activation == "softmax"
+    likely = (probs * same[best]).sum(axis=1) if joins else probs[np.arange(len(best)), best]
     characters = [span if span != (0, 0) else None for span in encoded.offsets or [(0, 0)] * len(encoded.ids)]
     return Classification(
         index=index,
@@ -37,19 +42,23 @@ def token_classification(
             for token_id, span, label, row in zip(encoded.ids, characters, best, probs, strict=True)
         ],
         spans=None
-        if classifier.transitions is None or text is None
-        else [
-            found
-            for span in spans
-            if (found := _span_class(text, span, characters, probs[np.arange(len(best)), best])) is not None
-        ],
+        if spans is None or text is None
+        else [found for span in spans if (found := _span_class(text, span, characters, likely)) is not None],
     )
+
+
+def kind_of_label(label: str) -> str | None:
+    """As the function of `web/src/shared/label_spans.ts`."""
+    if label == "O":
+        return None
+    named = regex.fullmatch(r"[BIESLU]-(.+)", label, flags=regex.DOTALL)
+    return label if named is None else named[1]
 
 
 def _span_class(
     text: str, span: LabelSpan, characters: list[tuple[int, int] | None], probs: FloatArray
 ) -> SpanClass | None:
-    """None for a span without characters. ``probs``: those of the tokens' labels, (T,)."""
+    """None for a span without characters. ``probs``: those of the tokens' labels or kinds, (T,)."""
     tokens = slice(span.first, span.last + 1)
     parts = [part for part in characters[tokens] if part is not None]
     if not parts:

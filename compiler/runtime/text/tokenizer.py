@@ -161,10 +161,16 @@ class Tokenizer:
                     code="context_length_exceeded",
                 )
             cut.truncate(min(len(cut.ids), room, len(cut.ids) if max_second is None else max_second))
+        # A second post-processing would trim white space from the offsets again, and with it a token's first letter.
+        offsets = iter(first.offsets)
         encoding = self._backend.post_process(first, pair)
         ids = self._with_bos(encoding.ids, True, starts_with_bos=False)
         types = encoding.type_ids if len(ids) == len(encoding.ids) else [0] * len(ids)
-        return EncodedText(ids, types, [(start, end) for start, end in encoding.offsets] if pair is None else [])
+        own = encoding.sequence_ids if pair is None else []
+        places = [(0, 0) if sequence is None else next(offsets) for sequence in own]
+        if own and len(ids) != len(own):
+            places = [(0, 0), *places] if len(ids) > len(own) else places[1:]
+        return EncodedText(ids, types, places)
 
     def beginning(self, text: str, max_tokens: int) -> str:
         """The part of a text that its first ``max_tokens`` tokens stand for. Raises RequestError as `encode`."""

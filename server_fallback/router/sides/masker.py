@@ -17,7 +17,7 @@ from typing import Any, Literal
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, RequestError
 from nearfar.compiler.shared.script import SharedScript
 
-from ...executors.executor import CONFIRM_HEADER, Call, Ranks
+from ...executors.executor import CONFIRM_HEADER, Call
 from ...schema.chat import ChatCompletionRequest, Message, ToolCallDelta
 from ...schema.common import MaskedText
 from ...schema.functions import FunctionCallDelta
@@ -26,6 +26,7 @@ from ..decision.policy import MaskRules, Policy
 from ..decision.situation import Situation
 from .answer_piece import AnswerPiece
 from .continued import format_type
+from .finder import Classifies
 
 # Texts whose entities are retained, so that a conversation's next turn does not search them again.
 MAX_TEXTS = 256
@@ -118,7 +119,7 @@ class Masker:
         policy: Policy,
         is_private: Callable[[Situation], Awaitable[bool]],
         matches: Callable[..., Awaitable[bool]],
-        finder: Ranks | None = None,
+        finder: Classifies | None = None,
         confirm: Confirm | AskedCaller | None = None,
     ) -> None:
         assert policy.private.masks is not None
@@ -272,15 +273,11 @@ class Masker:
         return entities
 
     def _entities_of(self, window: dict[str, Any], labelled: Classification) -> list[Any]:
-        if labelled.tokens is None:
-            raise RequestError("the finder labels no tokens; use a classifier of tokens", param="finder")
+        if labelled.spans is None:
+            raise RequestError("the finder finds no spans in a text; use a classifier of tokens", param="finder")
         at = utf16_indices(window["text"])
-        spans = labelled.spans
-        given = {
-            **({} if spans is None else {"spans": [_placed(each.label, each.start, each.end, at) for each in spans]}),
-            "tokens": [_placed(each.label, each.start, each.end, at) for each in labelled.tokens],
-        }
-        found: list[Any] = self._ask("entitiesOf", {"start": window["start"]}, given)
+        spans = [{"label": each.label, "start": at[each.start], "end": at[each.end]} for each in labelled.spans]
+        found: list[Any] = self._ask("entitiesOf", {"start": window["start"]}, spans)
         return found
 
     def _ask(self, name: str, *values: Any) -> Any:
@@ -291,11 +288,6 @@ def as_json(request: ChatCompletionRequest) -> dict[str, Any]:
     """A chat as JSON, without the name of its model and how its answer is delivered: far gets its own."""
     left_out = {"model", "stream", "stream_options", "n"}
     return request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=left_out)
-
-
-def _placed(label: str, start: int | None, end: int | None, at: Sequence[int]) -> dict[str, Any]:
-    places = {} if start is None or end is None else {"start": at[start], "end": at[end]}
-    return {"label": label, **places}
 
 
 def utf16_indices(text: str) -> Sequence[int]:

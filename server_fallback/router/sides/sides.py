@@ -15,7 +15,7 @@ from nearfar.compiler.runtime.errors import NearfarError, RequestError, Unavaila
 from nearfar.compiler.shared.script import SharedScript
 
 from ...executors.circuit import Circuit
-from ...executors.executor import Call, Ranks
+from ...executors.executor import Call
 from ...schema.chat import ChatCompletionRequest, Message
 from ...schema.common import Usage
 from ...schema.completions import CompletionRequest
@@ -31,6 +31,7 @@ from .answer_piece import AnswerPiece
 from .describer import Describer
 from .embedder import Embedder
 from .far import FarSide
+from .finder import Classifies
 from .masker import AskedCaller, Confirm, Masker
 from .near import NearSide
 from .speculated_far import SpeculatedFar
@@ -93,7 +94,7 @@ class Sides:
         self._same_tokens: bool | None = None
         self._speculated: SpeculatedFar | None = None
 
-    def open_masker(self, finder: Ranks | None, confirm: Confirm | AskedCaller | None) -> None:
+    def open_masker(self, finder: Classifies | None, confirm: Confirm | AskedCaller | None) -> None:
         """Set what masks chats, if the policy has masks."""
         if self.policy.private.masks is not None:
             self.masker = Masker(self.policy, self.matches_rules, self.matches_private, finder, confirm)

@@ -52,6 +52,7 @@ def test_tokens_have_the_labels_of_the_best_path_through_spans(tokens: int, tran
         best, spans = label_tokens(scores, spec)
         assert tuple(best) == best_by_search(scores, transitions)[1], asdict(transitions)
         differs += best != scores.argmax(axis=1).tolist()
+        assert spans is not None
         covered = {token for span in spans for token in range(span.first, span.last + 1)}
         assert covered == {token for token, label in enumerate(best) if LABELS[label] != "O"}
     assert differs
@@ -66,8 +67,8 @@ def test_a_token_between_two_of_a_span_belongs_to_it() -> None:
     best, spans = label_tokens(scores, spec)
     assert [LABELS[label] for label in best] == ["O", "B-name", "I-name", "E-name"]
     assert spans == [LabelSpan("name", 1, 3)]
-    argmax, none = label_tokens(scores, ClassifierSpec(LABELS, "softmax", per_token=True))
-    assert (LABELS[argmax[2]], none) == ("O", [])
+    argmax, parts = label_tokens(scores, ClassifierSpec(LABELS, "softmax", per_token=True))
+    assert (LABELS[argmax[2]], parts) == ("O", [LabelSpan("name", 1, 1), LabelSpan("name", 3, 3)])
 
 
 def test_labels_of_spans_are_complete() -> None:
@@ -75,3 +76,56 @@ def test_labels_of_spans_are_complete() -> None:
     assert not forms_spans(LABELS[:-1])
     assert not forms_spans(("O",))
     assert not forms_spans(("O", "B-name", "I-name"))
+    assert forms_spans(BILOU)
+
+
+BILOU = tuple(label.replace("E-", "L-").replace("S-", "U-") for label in LABELS)
+
+
+def test_bilou_names_the_last_and_the_single_token_otherwise() -> None:
+    scores = np.random.default_rng(3).standard_normal((40, len(LABELS))).astype(np.float32)
+    found = [
+        label_tokens(scores, ClassifierSpec(each, "softmax", per_token=True, transitions=PLAIN))
+        for each in (LABELS, BILOU)
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "labels", [("O", "B-PER", "I-PER", "B-LOC", "I-LOC"), ("I-PER", "O", "B-PER", "I-LOC", "B-LOC")]
+)
+def test_sure_labels_of_bio_form_the_groups_of_transformers(labels: tuple[str, ...]) -> None:
+    """Also those of models that write B- only after a span of the same kind."""
+    from transformers import TokenClassificationPipeline
+
+    class Words:
+        @staticmethod
+        def convert_tokens_to_string(tokens: list[str]) -> str:
+            return "".join(tokens)
+
+    pipeline = TokenClassificationPipeline.__new__(TokenClassificationPipeline)
+    pipeline.tokenizer = Words()
+    generator = np.random.default_rng(len(labels[0]))
+    best = generator.integers(0, len(labels), 200)
+    scores = np.full((200, len(labels)), -4, np.float32)
+    scores[np.arange(200), best] = 4
+    tokens = [
+        {"entity": labels[label], "score": 1.0, "word": "x", "start": index, "end": index + 1}
+        for index, label in enumerate(best)
+    ]
+    theirs = [
+        (group["entity_group"], group["start"], group["end"] - 1)
+        for group in pipeline.group_entities(tokens)
+        if group["entity_group"] != "O"
+    ]
+    _, spans = label_tokens(scores, ClassifierSpec(labels, "softmax", per_token=True))
+    assert spans is not None
+    assert [(span.label, span.first, span.last) for span in spans] == theirs
+
+
+def test_a_token_whose_probability_is_divided_between_labels_of_a_kind_is_not_outside() -> None:
+    labels = ("O", "B-PER", "I-PER")
+    scores = np.log(np.array([[0.4, 0.35, 0.25], [0.6, 0.25, 0.15]], np.float32))
+    best, spans = label_tokens(scores, ClassifierSpec(labels, "softmax", per_token=True))
+    assert ([labels[label] for label in best], spans) == (["B-PER", "O"], [LabelSpan("PER", 0, 0)])
+    assert label_tokens(scores, ClassifierSpec(("a", "b", "c"), "softmax", per_token=True)) == ([0, 0], None)

@@ -26,7 +26,6 @@ from nearfar.server_fallback.schema.score import (
     ClassifyResponse,
     ScoreResponse,
     SpanClass,
-    TokenClass,
 )
 from nearfar.server_fallback.text.output import streamed
 
@@ -147,7 +146,7 @@ def test_what_cannot_be_masked_stays_on_the_device(parameters: dict[str, Any]) -
 
 
 class Names:
-    """Finds the names Anna and Bob, by labels of spans or of tokens."""
+    """Finds the names Anna and Bob, unless it finds no spans."""
 
     def __init__(self, *, spans: bool = True, error: Exception | None = None) -> None:
         self.spans, self.error, self.read = spans, error, list[str]()
@@ -165,8 +164,7 @@ class Names:
     def _labelled(self, index: int, text: str) -> Classification:
         found = [match.span() for match in re.finditer("Anna|Bob", text)]
         spans = [SpanClass(label="PER", start=start, end=end, score=0.9) for start, end in found]
-        tokens = [TokenClass(token_id=1, start=start, end=end, label="B-PER", probs=[]) for start, end in found]
-        return Classification(index=index, num_classes=3, tokens=tokens, spans=spans if self.spans else None)
+        return Classification(index=index, num_classes=3, tokens=[], spans=spans if self.spans else None)
 
     async def rerank(self, *_: Any) -> Any:
         raise NotImplementedError
@@ -179,9 +177,8 @@ ENTITIES = {"entities": [{"label": "PER", "kind": "PERSON"}]}
 NAMED = [{"role": "user", "content": "😀 Anna met Bobby today. Then ANNA left."}]
 
 
-@pytest.mark.parametrize("spans", [True, False])
-def test_what_a_model_finds_is_masked_everywhere(spans: bool) -> None:
-    far, names = far_saying("[PERSON_1] left [person_2]"), Names(spans=spans)
+def test_what_a_model_finds_is_masked_everywhere() -> None:
+    far, names = far_saying("[PERSON_1] left [person_2]"), Names()
     answer = run(answered(far, rules(masks=ENTITIES), parameters={"messages": NAMED}, finder=names))
     assert outcome(answer)[:2] == ("Anna left Bobby", "far")
     assert answer.route is not None
@@ -192,8 +189,9 @@ def test_what_a_model_finds_is_masked_everywhere(spans: bool) -> None:
 
 def test_a_request_that_the_model_cannot_search_stays_and_a_policy_needs_its_model() -> None:
     far, given = far_saying("far"), rules(masks=ENTITIES)
-    broken = Names(error=DeviceError("lost"))
-    assert outcome(run(answered(far, given, parameters={"messages": NAMED}, finder=broken)))[1:3] == ("near", "private")
+    for broken in (Names(error=DeviceError("lost")), Names(spans=False)):
+        answer = run(answered(far, given, parameters={"messages": NAMED}, finder=broken))
+        assert outcome(answer)[1:3] == ("near", "private")
     assert far.generated == []
     for wrong in (given, rules(masks={**MASKS, "then": "ask"})):
         with pytest.raises(RequestError) as caught:

@@ -10,7 +10,7 @@ import type { RequestOptions } from "../api/types.js";
 import { RequestError } from "../errors.js";
 import type { ClassifierSpec } from "../runtime/manifest.js";
 import type { LabelSpan } from "../shared/label_spans.js";
-import { labelSpans } from "../shared/label_spans.js";
+import { kindOfLabel, labelSpans } from "../shared/label_spans.js";
 import { zeroShotHypotheses, zeroShotProbabilities } from "../shared/zero_shot.js";
 import type { EncoderModel } from "./encoder_model.js";
 import { probabilities } from "./probabilities.js";
@@ -123,7 +123,7 @@ function tokenClasses(
     );
   }
   const count = labels.length;
-  const found = transitions === null ? null : labelSpans(labels, transitions, scores);
+  const found = labelSpans(labels, transitions, scores);
   const tokens = ids.map((id, token): TokenClass => {
     const span = characters?.[token] ?? null;
     const own = scores.subarray(token * count, (token + 1) * count);
@@ -136,8 +136,16 @@ function tokenClasses(
       probs,
     };
   });
-  if (found === null || typeof given !== "string") return { tokens };
-  const score = (token: number): number => tokens[token]?.probs[found.best[token] ?? 0] ?? 0;
+  if (found === null || characters === null || typeof given !== "string") return { tokens };
+  const kinds = labels.map(kindOfLabel);
+  const score = (token: number): number => {
+    const kind = kinds[found.best[token] ?? 0];
+    const { probs = [] } = tokens[token] ?? {};
+    // Without transitions, a token belongs to a kind by all of its labels.
+    return transitions === null && activation === "softmax"
+      ? probs.reduce((sum, prob, label) => (kinds[label] === kind ? sum + prob : sum), 0)
+      : (probs[found.best[token] ?? 0] ?? 0);
+  };
   return { tokens, spans: found.spans.flatMap((span) => spanClass(given, span, tokens, score)) };
 }
 

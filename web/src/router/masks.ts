@@ -199,9 +199,8 @@ export class Masker {
         const { data } = await finder.classify({ input: part.map(({ text }) => text) }, { signal });
         for (const [index, window] of part.entries()) {
           const labelled = data[index];
-          if (labelled?.tokens === undefined)
-            throw new RequestError("the finder labels no tokens; use a classifier of tokens", { param: "finder" });
-          found.get(window.of)?.push(...entitiesOf(window, labelled));
+          if (labelled?.spans === undefined) throw noSpans();
+          found.get(window.of)?.push(...entitiesOf(window, labelled.spans));
         }
       }
     } catch (error) {
@@ -285,6 +284,10 @@ export class MaskedRequest implements LeavingChat {
     const answer = far.answer({ ...request, params: listed, from });
     yield* masks.length === 0 ? answer : restoredChunks(masks, this.params, answer);
   }
+}
+
+function noSpans(): RequestError {
+  return new RequestError("the finder finds no spans in a text; use a classifier of tokens", { param: "finder" });
 }
 
 /**

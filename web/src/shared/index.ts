@@ -40,6 +40,7 @@ import { unreadablePicture } from "./images/kind.js";
 import { imageLayout } from "./images/layout.js";
 import { soundKeyHead, soundLayout, wrongSounds } from "./sounds.js";
 import { entitiesOf, textWindows } from "./masks/entities.js";
+import { kindsOfLabels } from "./masks/kinds.js";
 import { hasMasked, maskMessages, maskText, maskableTexts } from "./masks/mask_request.js";
 import { restore, restoredCitations } from "./masks/restorer.js";
 import { leavingTexts, strictRequest, unmaskedTexts } from "./masks/strict.js";
@@ -210,6 +211,7 @@ Object.assign(globalThis, {
     unmaskedTexts: overJson(unmaskedTexts),
     textWindows: overJson(textWindows),
     entitiesOf: overJson(entitiesOf),
+    kindsOfLabels: overJson(kindsOfLabels),
     openAnswer: overJson(openAnswer),
     stepAnswer: overJson(stepAnswer),
     watchAnswer: overJson(watchAnswer),

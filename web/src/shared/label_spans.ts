@@ -1,9 +1,17 @@
-// The labels of a text's tokens by the BIOES scheme: a span of several tokens begins (B-), goes on (I-) and ends (E-), a
-// single token is a span of its own (S-), and "O" is outside. Tokens get the labels of the best path that consists of
-// such spans (Viterbi 1967), so that no span begins without an end.
+// The spans that the labels of a text's tokens form, of which "O" is outside.
+//
+// By the BIOES scheme, a span of several tokens begins (B-), goes on (I-) and ends (E-), and a single token is a span of
+// its own (S-); BILOU writes L- and U- for the last two. Tokens get the labels of the best path that consists of such
+// spans (Viterbi 1967), so that no span begins without an end.
+//
+// Labels without ends (B- and I-, or names alone) allow every path: some models begin each span with B-, others only
+// one that follows another of its kind. Each token gets the kind whose labels together are the most likely, so that a
+// token whose probability is divided between B- and I- is not outside.
 
 import { BundleError } from "../errors.js";
 import type { TransitionSpec } from "../runtime/manifest.js";
+
+const OUTSIDE = "O";
 
 /** The tokens from ``first`` to ``last``, both included. */
 export interface LabelSpan {
@@ -27,16 +35,57 @@ interface Kind {
 }
 
 /**
- * The best path for ``scores`` (T, L), row by row, before any activation. Throws BundleError for labels that are not
- * those of the scheme.
+ * The labels of tokens with ``scores`` (T, L), row by row, before any activation, and their spans. Without
+ * ``transitions`` each token gets its kind by itself. Null if no label is outside of spans. Throws BundleError for
+ * transitions of labels that are neither BIOES nor BILOU.
  */
 export function labelSpans(
   labels: readonly string[],
-  transitions: TransitionSpec,
+  transitions: TransitionSpec | null,
   scores: ArrayLike<number>,
-): LabelledTokens {
+): LabelledTokens | null {
+  if (transitions !== null) return bestPath(labels, transitions, scores);
+  return labels.includes(OUTSIDE) ? likeliestKinds(labels, scores) : null;
+}
+
+/** The kind that a label names: "PER" of "B-PER" and of "PER"; null of "O". */
+export function kindOfLabel(label: string): string | null {
+  return label === OUTSIDE ? null : (/^[BIESLU]-(.+)$/s.exec(label)?.[1] ?? label);
+}
+
+function likeliestKinds(labels: readonly string[], scores: ArrayLike<number>): LabelledTokens {
+  const kinds = labels.map(kindOfLabel);
+  const best: number[] = [];
+  const spans: { label: string; first: number; last: number }[] = [];
+  let isOpen = false;
+  for (let token = 0; token < scores.length / labels.length; token++) {
+    const label = likeliest(kinds, (index) => scores[token * labels.length + index] ?? -Infinity);
+    const [kind = null, part] = [kinds[label], partOf(labels[label] ?? "")];
+    const last = spans.at(-1);
+    best.push(label);
+    if (kind !== null && isOpen && last?.label === kind && !/[BSU]/.test(part)) last.last = token;
+    else if (kind !== null) spans.push({ label: kind, first: token, last: token });
+    isOpen = kind !== null && !/[ELSU]/.test(part);
+  }
+  return { best, spans };
+}
+
+/** The best label of the kind whose labels together are the most likely. */
+function likeliest(kinds: readonly (string | null)[], scoreOf: (label: number) => number): number {
+  const top = Math.max(...kinds.map((_, label) => scoreOf(label)));
+  const sums = new Map<string | null, number>();
+  kinds.forEach((kind, label) => sums.set(kind, (sums.get(kind) ?? 0) + Math.exp(scoreOf(label) - top)));
+  const most = Math.max(...sums.values());
+  let best = -1;
+  kinds.forEach((kind, label) => {
+    if (sums.get(kind) === most && (best < 0 || scoreOf(label) > scoreOf(best))) best = label;
+  });
+  return best;
+}
+
+function bestPath(labels: readonly string[], transitions: TransitionSpec, scores: ArrayLike<number>): LabelledTokens {
   const kinds = kindsOf(labels);
-  const outside = labels.indexOf("O");
+  const outside = labels.indexOf(OUTSIDE);
   const count = labels.length;
   const tokens = scores.length / count;
   // The label before each label of each token, and the best sum of a path to each label of a token.
@@ -87,22 +136,26 @@ export function labelSpans(
 }
 
 function kindsOf(labels: readonly string[]): readonly Kind[] {
-  const names = [...new Set(labels.filter((label) => label !== "O").map((label) => label.slice(2)))];
-  const kinds = names.map((name): Kind => {
-    const [begin = -1, inside = -1, end = -1, single = -1] = ["B", "I", "E", "S"].map((part) =>
-      labels.indexOf(`${part}-${name}`),
-    );
-    return { begin, inside, end, single };
-  });
-  const found = new Set([labels.indexOf("O"), ...kinds.flatMap((kind) => Object.values(kind) as number[])]);
-  if (found.size === labels.length && !found.has(-1)) return kinds;
-  throw new BundleError("The labels are not those of spans (O, and B-, I-, E- and S- of each kind); compile again", {
-    labels: labels.slice(0, 100),
-  });
+  const names = [...new Set(labels.filter((label) => label !== OUTSIDE).map((label) => label.slice(2)))];
+  for (const parts of ["BIES", "BILU"]) {
+    const kinds = names.map((name): Kind => {
+      const [begin = -1, inside = -1, end = -1, single = -1] = Array.from(parts, (part) =>
+        labels.indexOf(`${part}-${name}`),
+      );
+      return { begin, inside, end, single };
+    });
+    const found = new Set([labels.indexOf(OUTSIDE), ...kinds.flatMap((kind) => Object.values(kind) as number[])]);
+    if (found.size === labels.length && !found.has(-1)) return kinds;
+  }
+  throw new BundleError(
+    "The labels are not those of spans (O, and B-, I-, E- and S- of each kind, or B-, I-, L- and U-); compile again",
+    { labels: labels.slice(0, 100) },
+  );
 }
 
+/** A label's part of a span, such as "B" of "B-PER", or nothing. */
 function partOf(label: string): string {
-  return label.slice(0, 1);
+  return /^[BIESLU]-/.test(label) ? label.charAt(0) : "";
 }
 
 /** The spans of labels that form spans. */
@@ -111,8 +164,8 @@ function spansOf(labels: readonly string[]): LabelSpan[] {
   let first = 0;
   labels.forEach((label, token) => {
     const part = partOf(label);
-    if (part === "B" || part === "S") first = token;
-    if (part === "E" || part === "S") spans.push({ label: label.slice(2), first, last: token });
+    if (/[BSU]/.test(part)) first = token;
+    if (/[ELSU]/.test(part)) spans.push({ label: label.slice(2), first, last: token });
   });
   return spans;
 }

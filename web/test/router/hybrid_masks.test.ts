@@ -13,15 +13,14 @@ const SECRET = "anna@lee.org";
 const user = (content: unknown) => ({ role: "user", content });
 const ASKED = [user(`write to ${SECRET}, please`)];
 
-/** A finder of the names Anna and Bob, with the labels of BIO. */
+/** A finder of the names Anna and Bob. */
 const finder = {
   classify: ({ input }: { readonly input: unknown }) => {
     const data = (input as readonly string[]).map((text, index) => {
-      const tokens = [...text.matchAll(/\S+/g)].map(({ 0: word, index: start }) => {
-        const name = /^(?:Anna|Bob)/.exec(word)?.[0];
-        return { token_id: 0, start, end: start + (name ?? word).length, label: name ? "B-PER" : "O", probs: [] };
+      const spans = [...text.matchAll(/Anna|Bob/g)].map(({ 0: name, index: start }) => {
+        return { label: "PER", start, end: start + name.length, score: 1 };
       });
-      return { index, num_classes: 3, tokens };
+      return { index, num_classes: 3, tokens: [], spans };
     });
     return Promise.resolve({ data });
   },

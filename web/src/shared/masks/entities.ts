@@ -1,7 +1,7 @@
-// The entities that a model finds: it reads a text in windows, because its context is short, and labels tokens. Labels
-// have the prefixes of spans or none: B- and S- begin an entity, all others go on with one of the same label.
+// The entities that a model finds: it reads a text in windows, because its context is short. Windows overlap, so that a
+// name at the end of one is whole in the next.
 
-import type { Classification } from "../../api/replies.js";
+import type { SpanClass } from "../../api/replies.js";
 import type { Entity } from "./mask_request.js";
 
 /** UTF-16 units of a window, and how many of them it has in common with the next one. */
@@ -34,22 +34,7 @@ function between(text: string, at: number, least: number): number {
 /** The entities of a window of a text, in indices of that text. */
 export function entitiesOf(
   { start: offset }: Pick<TextWindow, "start">,
-  { spans, tokens = [] }: Pick<Classification, "spans" | "tokens">,
+  spans: readonly Pick<SpanClass, "label" | "start" | "end">[],
 ): readonly Entity[] {
-  if (spans !== undefined)
-    return spans.map(({ label, start, end }) => ({ label, start: offset + start, end: offset + end }));
-  const found: { label: string; start: number; end: number }[] = [];
-  let isOpen = false;
-  for (const { label, start, end } of tokens) {
-    if (start === undefined || end === undefined) continue;
-    const [, part = "", name = label] = /^([BIESLU])-(.+)$/.exec(label) ?? [];
-    const last = found.at(-1);
-    if (label === "O") isOpen = false;
-    else if (isOpen && last?.label === name && !/[BSU]/.test(part)) last.end = offset + end;
-    else {
-      found.push({ label: name, start: offset + start, end: offset + end });
-      isOpen = true;
-    }
-  }
-  return found;
+  return spans.map(({ label, start, end }) => ({ label, start: offset + start, end: offset + end }));
 }

@@ -1,0 +1,85 @@
+// The finder of masks: kinds of labels, spans of any classifier of tokens, and its limits.
+
+import { expect, test } from "vitest";
+
+import type { ClassifyResponse } from "../../src/api/replies.js";
+import { DeviceError } from "../../src/errors.js";
+import { Finder } from "../../src/router/finder.js";
+import { entitiesOf, textWindows } from "../../src/shared/masks/entities.js";
+import { setUp } from "./hybrid_set_up.js";
+
+const LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"];
+const NAME = "Zoë Fairweather";
+const MESSAGES = [{ role: "user", content: `😀 I am ${NAME} of Lyon.` }];
+
+/** A classifier that finds one name and one place. */
+const engine = {
+  classify: ({ input }: { readonly input: unknown }): Promise<Pick<ClassifyResponse, "data">> => {
+    const data = (input as readonly string[]).map((text, index) => {
+      const spans = (
+        [
+          ["PER", NAME],
+          ["LOC", "Lyon"],
+        ] as const
+      ).flatMap(([label, part]) => {
+        const start = text.indexOf(part);
+        return start < 0 ? [] : [{ label, start, end: start + part.length, score: 1 }];
+      });
+      return { index, num_classes: LABELS.length, tokens: [], spans };
+    });
+    return Promise.resolve({ data });
+  },
+};
+
+const masking = (finder: Finder) =>
+  setUp({
+    policy: { mode: "prefer-far", private: { masks: { entities: [{ label: "PERSON", kind: "PERSON" }] } } },
+    far: [{ texts: ["Hi [PERSON_1]"] }],
+    finder,
+  });
+
+test("the policy names kinds, whatever the model's labels are called", async () => {
+  const finder = new Finder(engine, LABELS, { kinds: { LOC: null } });
+  expect(finder.entities).toEqual([{ label: "PERSON", kind: "PERSON" }]);
+  const { nf, far } = await masking(finder);
+  const answer = await nf.chat.completions.create({ messages: MESSAGES } as never);
+  expect(answer.choices[0]?.message.content).toBe(`Hi ${NAME}`);
+  expect(far.bodies[0]?.messages).toEqual([{ role: "user", content: "😀 I am [PERSON_1] of Lyon." }]);
+});
+
+test("a label without a kind is refused by its name", () => {
+  expect(() => new Finder(engine, [...LABELS, "B-MISC"])).toThrow(/labels MISC, which no known kind/);
+  expect(() => new Finder(engine, LABELS, { kinds: { MISC: null } })).toThrow(/kinds has MISC/);
+});
+
+test.each([
+  ["a lost device", new Finder({ classify: () => Promise.reject(new DeviceError("lost")) }, LABELS)],
+  [
+    "a search that takes too long",
+    new Finder({ classify: () => new Promise(() => undefined) }, LABELS, { timeoutMs: 1 }),
+  ],
+  ["a text that is too long", new Finder(engine, LABELS, { mostCharacters: 5 })],
+  [
+    "a model without spans",
+    new Finder({ classify: () => Promise.resolve({ data: [{ index: 0, num_classes: 1, tokens: [] }] }) }, LABELS),
+  ],
+])("%s keeps the request near", async (_, finder) => {
+  const { nf, far } = await masking(finder);
+  const before = far.requests.length;
+  const { route } = await nf.chat.completions.create({ messages: MESSAGES } as never);
+  expect(route).toMatchObject({ side: "near", reason: "private" });
+  expect(far.requests.length).toBe(before);
+});
+
+test("a name at any place of a long text is whole in a window", () => {
+  const pad = "é😀 padding ".repeat(120);
+  for (let at = 0; at < 1300; at += 7) {
+    const text = `${pad.slice(0, at)} ${NAME} ${pad}`;
+    const found = textWindows(text).flatMap((window) => {
+      const start = window.text.indexOf(NAME);
+      return start < 0 ? [] : entitiesOf(window, [{ label: "PER", start, end: start + NAME.length }]);
+    });
+    expect(found.length).toBeGreaterThan(0);
+    for (const { start, end } of found) expect(text.slice(start, end)).toBe(NAME);
+  }
+});
