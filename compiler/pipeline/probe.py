@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -88,9 +89,8 @@ def make_probe(
     if cut is None:
         return None
     probed = plan_of(cut)
-    known = {step_key(step, plan): entry.variants for step, entry in zip(plan.steps, complete.steps, strict=True)}
-    names = [known[key] for step in probed.steps if (key := step_key(step, probed)) in known]
-    if len(names) < len(probed.steps) or set(names) != {step.variants for step in complete.steps}:
+    names = variants_of(probed, plan, [step.variants for step in complete.steps])
+    if names is None or set(names) != {step.variants for step in complete.steps}:
         return None
     stored = lay_out_weights(probed.weights, quantization, layout)
     sizes = shard_sizes(stored)
@@ -120,6 +120,30 @@ def make_probe(
         probe_version=PROBE_VERSION, layers=layers, plans=entries, weights=weights, shards=shards, values=values,
         self_test=test, vector_test=vectors,
     )  # fmt: skip
+
+
+def variants_of(probed: Plan, plan: Plan, lists: Sequence[str]) -> list[str] | None:
+    """The list of variants of each step of a probe, by ``lists``, those of the steps of the complete plan. None if a
+    step is none of these.
+    """
+    known: dict[str, set[str]] = {}
+    for step, variants in zip(plan.steps, lists, strict=True):
+        known.setdefault(step_key(step, plan), set()).add(variants)
+        known.setdefault(without_numbers(step_key(step, plan)), set()).add(variants)
+    found = []
+    for step in probed.steps:
+        key = step_key(step, probed)
+        # A step of two layers, as one with the norm of the layer before it, may be one of other two.
+        variants = known.get(key) or known.get(without_numbers(key)) or set()
+        if len(variants) != 1:
+            return None
+        found += variants
+    return found
+
+
+def without_numbers(key: str) -> str:
+    """A step's key without the numbers of layers."""
+    return re.sub(r"\.\d+\.", "..", key)
 
 
 def step_key(step: Step, plan: Plan) -> str:

@@ -236,7 +236,12 @@ class Probe {
     spent("read");
     // On a CPU, kernels compile for long, and nobody waits for long answers.
     const far = !onCpu;
-    const { runner, device, activation: chosen, test } = await this.#open(manifest, small, file, source, adapter, far, spent);
+    const {
+      runner,
+      device,
+      activation: chosen,
+      test,
+    } = await this.#open(manifest, small, file, source, adapter, far, spent);
     try {
       const wanted = Math.max(0, plan.totalBytes - runner.info.totalBytes);
       const room = onCpu ? reserve(wanted) : await allocate(device, wanted);
@@ -252,7 +257,7 @@ class Probe {
       const measuredOf = (steps: Omit<MeasuredSteps, "times">, ms: number): DeviceReport["measured"] => ({
         weight_bytes_per_second: Math.max(1, (1000 * weights) / ms),
         copy_bytes_per_second: room.copyBytesPerSecond,
-        dispatch_us: (1000 * steps.hostMs) / Math.max(1, runner.info.dispatchesPerToken),
+        dispatch_us: 1000 * steps.hostMs,
         round_trip_ms: steps.roundTripMs,
         sustained: steps.sustained,
       });

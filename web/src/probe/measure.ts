@@ -30,7 +30,7 @@ export interface MeasureOptions {
 
 export interface MeasuredSteps {
   readonly times: StepTimes;
-  /** The host's ms for a token's step of the probe's layers. */
+  /** The host's ms for a step of the plan. */
   readonly hostMs: number;
   readonly roundTripMs: number;
   /** The speed at the end of the measurement, relative to that at its start. */
@@ -199,7 +199,7 @@ class Meter {
   roundTripMs = 0;
   readonly #now: () => number;
   readonly #spent: ReportTime[] = [];
-  #hostMs = CLOCK_MS / 100;
+  #hostMs = Infinity;
   #first: { readonly end: number | undefined; readonly ms: number } | null = null;
   #few = 0;
 
@@ -221,7 +221,12 @@ class Meter {
   }
 
   result(sustained: number): Omit<MeasuredSteps, "times"> {
-    return { roundTripMs: this.roundTripMs, hostMs: this.#hostMs, sustained, spent: this.#spent };
+    return {
+      roundTripMs: this.roundTripMs,
+      hostMs: Math.max(this.#hostMs, CLOCK_MS / 1e4),
+      sustained,
+      spent: this.#spent,
+    };
   }
 
   /** The ms of a submission without work. */
@@ -299,11 +304,8 @@ class Meter {
         const start = this.#now();
         this.options.signal.throwIfAborted();
         // What is in the pages means nothing.
-        const step = this.runner.submit(batch, { notNumbers: true });
-        const host = this.#now() - start;
-        await step;
+        await this.runner.submit(batch, { notNumbers: true });
         times.push(this.#now() - start - this.roundTripMs);
-        this.#hostMs = run === 0 ? Math.max(host, this.#hostMs) : Math.min(Math.max(host, CLOCK_MS / 100), this.#hostMs);
         if (this.#now() > this.options.until) break;
       }
       const { ends } = this.options;
@@ -345,7 +347,10 @@ class Meter {
   async #once(batch: Batch, steps: number | undefined, count: number): Promise<number> {
     this.options.signal.throwIfAborted();
     const start = this.#now();
-    await Promise.all(Array.from({ length: count }, () => this.runner.listen(batch, steps)));
+    const running = Array.from({ length: count }, () => this.runner.listen(batch, steps));
+    const number = steps ?? this.options.ends.at(-1) ?? 1;
+    if (number > 0) this.#hostMs = Math.min(this.#hostMs, (this.#now() - start) / count / number);
+    await Promise.all(running);
     return this.#now() - start;
   }
 

@@ -170,7 +170,9 @@ async function briefDeviation(runner: Runner, limits: RunnerLimits, signal: Abor
   }
   const longest = Math.max(...(vectors?.rows.map(({ values }) => Math.hypot(...values)) ?? []));
   for (const { row, elements, values } of vectors?.rows ?? []) {
-    const error = Math.hypot(...elements.map((element, index) => (rows[row]?.[element] ?? NaN) - (values[index] ?? NaN)));
+    const error = Math.hypot(
+      ...elements.map((element, index) => (rows[row]?.[element] ?? NaN) - (values[index] ?? NaN)),
+    );
     worst = Math.max(worst, Number.isNaN(error) ? Infinity : error / longest);
   }
   return worst;

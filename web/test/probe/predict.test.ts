@@ -1,7 +1,15 @@
 import { expect, test } from "vitest";
 
 import type { StepTimes } from "../../src/probe/predict.js";
-import { between, exactly, firstTokenMs, predictDecode, predictEncode, predictFirstToken, tokenMs } from "../../src/probe/predict.js";
+import {
+  between,
+  exactly,
+  firstTokenMs,
+  predictDecode,
+  predictEncode,
+  predictFirstToken,
+  tokenMs,
+} from "../../src/probe/predict.js";
 
 const TIMES: StepTimes = {
   token: [

@@ -32,7 +32,16 @@ function withProbe(text: string | null, changes: Partial<Manifest> = {}): Source
   };
 }
 
-const EMPTY = { probe_version: 2, layers: [], plans: {}, weights: {}, shards: [], values: {}, self_test: {}, vector_test: null };
+const EMPTY = {
+  probe_version: 2,
+  layers: [],
+  plans: {},
+  weights: {},
+  shards: [],
+  values: {},
+  self_test: {},
+  vector_test: null,
+};
 
 test.skipIf(!hasAdapter).each([
   ["null", "must be an object, not null"],

@@ -58,7 +58,12 @@ const MANIFEST = {
   variants: Object.fromEntries(
     ["embed", "linear", "attention", "take_rows", "head", "top_logprobs"].map((list) => [
       list,
-      (ROWS[list] ?? [[list, null]]).map(([kernel, when]) => ({ kernels: [kernel], activation: null, needs: [], when })),
+      (ROWS[list] ?? [[list, null]]).map(([kernel, when]) => ({
+        kernels: [kernel],
+        activation: null,
+        needs: [],
+        when,
+      })),
     ]),
   ),
   embedding: null,
