@@ -130,14 +130,14 @@ def variants_of(probed: Plan, plan: Plan, lists: Sequence[str]) -> list[str] | N
     for step, variants in zip(plan.steps, lists, strict=True):
         known.setdefault(step_key(step, plan), set()).add(variants)
         known.setdefault(without_numbers(step_key(step, plan)), set()).add(variants)
-    found = []
+    found: list[str] = []
     for step in probed.steps:
         key = step_key(step, probed)
         # A step of two layers, as one with the norm of the layer before it, may be one of other two.
-        variants = known.get(key) or known.get(without_numbers(key)) or set()
-        if len(variants) != 1:
+        names = known.get(key) or known.get(without_numbers(key)) or set()
+        if len(names) != 1:
             return None
-        found += variants
+        found += names
     return found
 
 
