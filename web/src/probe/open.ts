@@ -5,7 +5,7 @@ import { DeviceError } from "../errors.js";
 import { dimsOf } from "../runtime/batch.js";
 import type { Batch } from "../runtime/batch.js";
 import { emptyBatch } from "../runtime/batch.js";
-import { adapterEntry, chooseActivation, findAdapter, knownFeatures, openDevice } from "../runtime/device.js";
+import { adapterEntry, chooseActivation, knownFeatures, openDevice } from "../runtime/device.js";
 import type { Manifest } from "../runtime/manifest.js";
 import type { RunnerLimits } from "../runtime/memory.js";
 import { PREFILL_CHUNK, largestBuffer, limitsOf } from "../runtime/memory.js";

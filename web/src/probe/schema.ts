@@ -1,6 +1,13 @@
 // A probe and its report. Written by compiler/bundle/schema.py from probe.py and device_report.py there: edit these.
 
-import type { AdapterEntry, FileEntry, PlanEntry, SelfTestEntry, VectorTestEntry, WeightEntry } from "../runtime/manifest.js";
+import type {
+  AdapterEntry,
+  FileEntry,
+  PlanEntry,
+  SelfTestEntry,
+  VectorTestEntry,
+  WeightEntry,
+} from "../runtime/manifest.js";
 
 /** What a probe has in place of the manifest's own ``plans``, ``weights``, ``shards`` and tests. Its only plan has the name of the model's own, and each list of variants that the complete plan has. ``layers``: for each of the model's layers, the number of the one in the probe that has the same kernels, so that a runtime can run the complete plan on the weights of a few layers. ``values``: for each plane that holds numbers and no codes, as "weight:plane", the bits of 16 of the model's own values, the quantiles of its first rows. */
 export interface ProbeFile {
