@@ -90,7 +90,7 @@ export interface Fit {
 
 /** What the probe did for ``ms``. ``runs``: how often it was measured; 0 for what is no measurement, and for one that was left out because the time was spent, of which the prediction's interval is wider. */
 export interface ReportTime {
-  readonly step: "read" | "compile" | "test" | "memory" | "round trip" | "token" | "prompt" | "short prompt" | "context" | "texts" | "sustained";
+  readonly step: string;
   readonly ms: number;
   readonly runs: number;
 }
