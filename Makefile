@@ -40,7 +40,7 @@
 # make bench-drafts  what n-grams, a small model and heads save in both engines, on this machine's CPU; TARGETS=webgpu for the page's alone
 # make bench-web-counts  the browser's GPU calls per decoded token, as one line of JSON
 # make bench-prefixes    the time to the first token with a system message that the page or the bundle keeps, in headless Chromium; ARITHMETIC=1 compares the compiler's pages with those of the device that wgpu finds
-# make bench-probe       what a probe predicts beside what the model then does, on Vulkan drivers for CPUs; BUNDLE=folder
+# make bench-probe       what a probe predicts beside what the model then does, on Vulkan drivers for CPUs; PROBE="--write"
 # make bench-web-gpu     tokens per second and the share of the memory bandwidth, on a GPU through Dawn
 # make bench-decode-context  the time of a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds; TARGET=cpu for this machine's CPU
 # make bench-states  the ops with states on this machine's CPU: time of one row and of prompts; a decoded token after 128 and 32,768 tokens
@@ -307,7 +307,7 @@ bench-web-counts:
 	@$(BIN)/python tests/bench/bench_web_counts.py
 
 bench-probe: .venv/.dev web/dist/.built
-	$(BIN)/python tests/bench/bench_probe.py $(BUNDLE)
+	$(BIN)/python tests/bench/bench_probe.py $(PROBE)
 
 bench-prefixes: .venv/.dev web/dist/.built | chromium vulkan
 	PYTHONPATH=tests:tests/bench $(BIN)/python tests/bench/bench_prefixes.py $(if $(ARITHMETIC),--arithmetic)

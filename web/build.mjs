@@ -44,6 +44,7 @@ const laterFiles = (folder) => [
   outside("audio-outside", /\/audio\/index\.js$/, `${folder}/audio.js`),
   outside("images-outside", /\/images\/index\.js$/, `${folder}/images.js`),
   outside("videos-outside", /\/videos\/index\.js$/, `${folder}/videos.js`),
+  outside("runtime-outside", /\/runtime\/index\.js$/, `${folder}/runtime.js`),
 ];
 // A page that passes an engine to Hybrid does not need another one, and few use speculation, embeddings, descriptions,
 // files or pictures.

@@ -11,7 +11,7 @@ from pydantic import model_validator
 from ..ir.expr import Count, Natural, Positive
 from .entries import Activation, AdapterEntry, Entry, Sha256
 
-REPORT_FORMAT = "nearfar-probe-1"
+REPORT_FORMAT = "nearfar-probe-2"
 
 
 def require_between(low: float, value: float, high: float) -> None:
@@ -44,6 +44,21 @@ class PredictedDecode(Entry):
     @model_validator(mode="after")
     def _is_between(self) -> Self:
         require_between(self.low, self.tokens_per_second, self.high)
+        return self
+
+
+class PredictedEncode(Entry):
+    """The seconds in which an encoder reads a batch of ``texts``, each of ``tokens``, between ``low`` and ``high``."""
+
+    texts: Count
+    tokens: Count
+    seconds: Positive
+    low: Positive
+    high: Positive
+
+    @model_validator(mode="after")
+    def _is_between(self) -> Self:
+        require_between(self.low, self.seconds, self.high)
         return self
 
 
@@ -82,9 +97,10 @@ class ReportTest(Entry):
 
 
 class Measured(Entry):
-    """``weight_bytes_per_second``: of a token's step, weights divided by time. ``copy_bytes_per_second``: of a large
-    copy on the device, read and written bytes. ``dispatch_us``: the host's time for a dispatch. ``round_trip_ms``: of
-    an empty submission. ``sustained``: the speed at the end of the measurement, relative to that at its start.
+    """``weight_bytes_per_second``: of a token's step, or a short text's, weights divided by time.
+    ``copy_bytes_per_second``: of a large copy on the device, read and written bytes. ``dispatch_us``: the host's time
+    for a dispatch. ``round_trip_ms``: of an empty submission. ``sustained``: the speed at the end of the measurement,
+    relative to that at its start.
     """
 
     weight_bytes_per_second: Positive
@@ -95,14 +111,24 @@ class Measured(Entry):
 
 
 class Fit(Entry):
-    """How the bundle fits: the dtype of activations, the tokens of a sequence, those of prompts in a step, and the
-    memory budget; None if it needs none.
+    """How the bundle fits: the dtype of activations, the tokens of a sequence, those of prompts in a step, or of texts
+    in a batch of an encoder, and the memory budget; None if it needs none.
     """
 
     activation: Activation
     context: Count
     prefill_chunk: Count
     memory_budget: Natural | None
+
+
+class ReportTime(Entry):
+    """What the probe did for ``ms``. ``runs``: how often it was measured; 0 for what is no measurement, and for one
+    that was left out because the time was spent, of which the prediction's interval is wider.
+    """
+
+    step: str
+    ms: float
+    runs: Natural
 
 
 class Refusal(Entry):
@@ -125,17 +151,19 @@ class PredictedSpeed(Entry):
 
 class DeviceReport(Entry):
     """``bundle`` is the hash of its manifest. ``probe_ms``: the time of the probe, of which its download is a part, of
-    ``bytes_read``. Fields are None if the probe ended before they were measured; ``refusals`` is empty if the model
-    will run.
+    ``bytes_read``, and ``times`` its parts. A model that generates text has ``speed``, ``first_token`` and ``decode``,
+    an encoder ``encode``. Fields are None if the probe ended before they were measured; ``refusals`` is empty if the
+    model will run.
     """
 
-    format: Literal["nearfar-probe-1"]
+    format: Literal["nearfar-probe-2"]
     date: str
     model: str
     quantization: str
     bundle: Sha256
     device: ReportDevice
     probe_ms: Positive
+    times: list[ReportTime]
     bytes_read: Natural
     test: ReportTest | None
     measured: Measured | None
@@ -144,4 +172,5 @@ class DeviceReport(Entry):
     speed: PredictedSpeed | None
     first_token: list[PredictedFirstToken]
     decode: list[PredictedDecode]
+    encode: list[PredictedEncode]
     refusals: list[Refusal]

@@ -12,10 +12,10 @@ import json
 import numpy as np
 
 from ..ir.expr import Natural
-from .entries import Entry, FileEntry, PlaneEntry, PlanEntry, SelfTestEntry, WeightEntry
+from .entries import Entry, FileEntry, PlaneEntry, PlanEntry, SelfTestEntry, VectorTestEntry, WeightEntry
 
 PROBE_FILE = "probe.json"
-PROBE_VERSION = 1
+PROBE_VERSION = 2
 # The words that all planes are made of repeat after this number, a prime, so that no two rows of a matrix are alike.
 PERIOD = 262_139
 # Each plane starts this many words behind the one before it.
@@ -25,9 +25,11 @@ VALUES = 16
 
 
 class ProbeFile(Entry):
-    """What a probe has in place of the manifest's own ``plans``, ``weights``, ``shards`` and ``self_test``. The plan
-    "generate" has the model's ``layers`` of these numbers, and each list of variants that the complete plan has.
+    """What a probe has in place of the manifest's own ``plans``, ``weights``, ``shards`` and tests. Its only plan has
+    the name of the model's own, and each list of variants that the complete plan has.
 
+    ``layers``: for each of the model's layers, the number of the one in the probe that has the same kernels, so that a
+    runtime can run the complete plan on the weights of a few layers.
     ``values``: for each plane that holds numbers and no codes, as "weight:plane", the bits of 16 of the model's own
     values, the quantiles of its first rows.
     """
@@ -38,7 +40,8 @@ class ProbeFile(Entry):
     weights: dict[str, WeightEntry]
     shards: list[FileEntry]
     values: dict[str, list[Natural]]
-    self_test: SelfTestEntry
+    self_test: SelfTestEntry | None
+    vector_test: VectorTestEntry | None
 
     def file(self) -> bytes:
         """The content of ``probe.json``."""

@@ -94,8 +94,8 @@ def probe_types() -> str:
     own += [each for each in vars(device_report).values() if is_entry_of(device_report.__name__, each)]
     text = "".join(interface(entry) for entry in own)
     imported = sorted(name for name in vars(entries) if name[0].isupper() and re.search(rf"\b{name}\b(?!:)", text))
-    names = ", ".join(name for name in imported if f"interface {name} " in typescript())
-    return f'{PROBE_HEADER}\nimport type {{ {names} }} from "../runtime/manifest.js";\n{text}'
+    names = "".join(f"  {name},\n" for name in imported if f"interface {name} " in typescript())
+    return f'{PROBE_HEADER}\nimport type {{\n{names}}} from "../runtime/manifest.js";\n{text}'
 
 
 def is_entry_of(module: str, value: object) -> bool:

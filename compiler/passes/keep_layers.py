@@ -6,15 +6,23 @@ The probe of a bundle is made of the result. No pass of a compile, because it ch
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from ..bundle.entries import StepEntry
 from ..ir.graph import Graph, Node
 
 # The first number in the name of a parameter or a state is that of its layer.
 NUMBER = re.compile(r"(?:^|\.)(\d+)\.")
-# What follows the layers reads it.
+# What follows the layers of a decoder reads it, and what follows those of an encoder has this op.
 SAMPLE_ROWS = "sample_rows"
+POOLS = "pool_rows"
+
+
+def names_read(nodes: Iterable[Node] | Iterable[StepEntry]) -> Iterator[Collection[str]]:
+    """The names that each node or step reads, for `layers_of`."""
+    for node in nodes:
+        yield {*node.inputs.values(), SAMPLE_ROWS} if node.op == POOLS else node.inputs.values()
 
 
 def layers_of(read: Iterable[Collection[str]], stored: Collection[str]) -> list[int | None]:
@@ -39,7 +47,7 @@ def keep_layers(graph: Graph, kept: Collection[int]) -> Graph | None:
     """The graph without the layers that are not ``kept``. None if a layer is no function of the row before it, as one
     that reads what another layer has stored.
     """
-    layers = layers_of((node.inputs.values() for node in graph.nodes), graph.parameters.keys() | graph.states.keys())
+    layers = layers_of(names_read(graph.nodes), graph.parameters.keys() | graph.states.keys())
     # Each layer is one run of nodes; one that reads what another layer has stored has nodes of both numbers.
     runs = [layer for layer, before in zip(layers, [None, *layers], strict=False) if layer not in (None, before)]
     if len(set(runs)) < len(runs):

@@ -18,7 +18,7 @@ from .. import quant
 from ..bundle.check import manifest_file
 from ..bundle.entries import TuningEntry
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
-from ..bundle.manifest import AUDIO, DRAFT, FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
+from ..bundle.manifest import AUDIO, CLASSIFY, DRAFT, EMBED, FORMAT_VERSION, GENERATE, MANIFEST_FILE, Manifest
 from ..bundle.new_folder import new_folder
 from ..bundle.probe import PROBE_FILE
 from ..bundle.tuning import check_tuning, read_tuning
@@ -295,12 +295,15 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
             if name in graphs:
                 tower = Reference(Bundle(store.folder, manifest), graphs[name], joined.weights)
                 manifest = manifest.model_copy(update={f"{name}_test": make_feature_test(tower, name, tested)})
-        if options.target == "webgpu" and manifest.generates and not joined.host_weights:
+        main = next((name for name in (GENERATE, EMBED, CLASSIFY) if name in plans), None)
+        probed = main is not None and not manifest.transcribes and not joined.host_weights
+        if options.target == "webgpu" and main is not None and probed:
             probe = make_probe(
                 Bundle(store.folder, manifest),
-                graphs[GENERATE],
-                plans[GENERATE],
-                lambda cut: plan_of(job, GENERATE, cut),
+                main,
+                graphs[main],
+                plans[main],
+                lambda cut: plan_of(job, main, cut),
                 job.quantization,
                 target.LAYOUT,
             )

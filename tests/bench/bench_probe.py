@@ -1,5 +1,6 @@
-"""Compares what a probe predicts with what the model then does: the time to the first token and tokens per second, on
-Dawn in Node with Vulkan drivers for CPUs, all of them and one core alone. Prints a JSON object for each.
+"""Compares what a probe predicts with what the model then does: the time to the first token and tokens per second, of
+the demo model and of a random one with SmolLM2-135M's shapes, on Dawn in Node with Vulkan drivers for CPUs, on all
+cores and on one alone. Prints a JSON object for each, and writes all of them into results/probe.json with ``--write``.
 
 The answers are timed by the functions of the bench page (web/page/measure.ts). Rounds alternate between both, because
 other programs change a machine's speed; the medians over rounds are compared.
@@ -7,49 +8,93 @@ other programs change a machine's speed; the medians over rounds are compared.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench_page import ROOT, narrow_bundle
+from bench_page import FOLDER, ROOT, compiled
+from checkpoints import Shapes
+
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
 DRIVERS = {
     "SwiftShader": Path("/usr/lib/chromium/vk_swiftshader_icd.json"),
     "lavapipe": Path("/usr/share/vulkan/icd.d/lvp_icd.x86_64.json"),
 }
+# A newer Mesa than the system's: the path of its lvp_icd.json.
+LAVAPIPE = "NEARFAR_LAVAPIPE"
 WITHIN = 0.25
 ROUNDS = 3
+SMOLLM2_135M = Shapes(
+    "SmolLM2-135M",
+    {
+        "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536, "tie_word_embeddings": True,
+        "rope_theta": 100000.0, "rms_norm_eps": 1e-05, "max_position_embeddings": 8192, "hidden_act": "silu",
+    },
+)  # fmt: skip
+RESULTS = Path(__file__).parent / "results/probe.json"
 CORE = ("taskset", "-c", "0")
-ARGUMENTS = ("--prompts", "16,64,256", "--contexts", "16,256", "--tokens", "24", "--runs", "2")
+COMPILED: dict[str, Path] = {}
+# By model: the demo model's rounds take seconds, those of the other one minutes on SwiftShader.
+ARGUMENTS = {
+    "demo": ("--prompts", "16,64,256", "--contexts", "16,256", "--tokens", "24", "--runs", "2"),
+    "SmolLM2-135M": ("--prompts", "16,64", "--contexts", "16", "--tokens", "6", "--runs", "1"),
+}
 
 
 def main() -> None:
-    bundle = Path(sys.argv[1]) if len(sys.argv) > 1 else narrow_bundle()
-    for driver, file in DRIVERS.items():
-        if not file.exists():
-            print(json.dumps({"driver": driver, "skipped": f"{file} is missing"}))
-            continue
-        for cores, prefix in (("all", ()), ("one", CORE)):
-            rounds = run(bundle, file, prefix)
-            if isinstance(rounds, str):
-                print(json.dumps({"driver": driver, "cores": cores, "failed": rounds}), flush=True)
-                continue
-            print(json.dumps({"driver": driver, "cores": cores, **compared(rounds)}), flush=True)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default="demo,SmolLM2-135M")
+    parser.add_argument("--drivers", default=",".join(DRIVERS))
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="of a busy machine: cpu")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    for model, driver, cores in product(options.models.split(","), options.drivers.split(","), ("all", "one")):
+        row = {"model": model, "driver": driver, "cores": cores, "clock": options.clock, "load": os.getloadavg()[0]}
+        rounds = run(model, driver_file(driver), CORE if cores == "one" else (), options.clock)
+        rows.append({**row, **({"failed": rounds} if isinstance(rounds, str) else compared(rounds))})
+        print(json.dumps(rows[-1]), flush=True)
+    if options.write:
+        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def run(bundle: Path, driver: Path, prefix: tuple[str, ...]) -> list[dict[str, Any]] | str:
+def driver_file(driver: str) -> Path:
+    return Path(os.environ[LAVAPIPE]) if driver == "lavapipe" and LAVAPIPE in os.environ else DRIVERS[driver]
+
+
+def bundle_of(model: str) -> Path:
+    """The bundle, compiled once in a run."""
+    if model in COMPILED:
+        return COMPILED[model]
+    if model == "demo":
+        bundle = FOLDER / "demo-bundle"
+        compile_model(str(ROOT / "compiler/demo/nearfar-demo"), bundle, CompileOptions(force=True))
+    else:
+        bundle = compiled(SMOLLM2_135M, 2048)
+    return COMPILED.setdefault(model, bundle)
+
+
+def run(model: str, driver: Path, prefix: tuple[str, ...], clock: str) -> list[dict[str, Any]] | str:
     """A round's report and measurements, for each round; or why there are none."""
-    command = [*prefix, "node", "dist/tools/bench_probe.js", str(bundle), "--rounds", str(ROUNDS), *ARGUMENTS]
+    if not driver.exists():
+        return f"{driver} is missing; set {LAVAPIPE}"
+    command = [
+        *prefix, "node", "dist/tools/bench_probe.js", str(bundle_of(model)), "--rounds", str(ROUNDS),
+        "--clock", clock, *ARGUMENTS[model],
+    ]  # fmt: skip
     environment = {**os.environ, "VK_ICD_FILENAMES": str(driver)}
     done = subprocess.run(command, cwd=ROOT / "web", env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        return done.stderr.strip().splitlines()[-1]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+        return (done.stderr.strip().splitlines() or ["ended without a message"])[-1]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def compared(rounds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -71,7 +116,6 @@ def compared(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         )
     return {
         "adapter": rounds[0]["report"]["device"]["adapter"]["description"],
-        "layers": rounds[0]["report"]["model"],
         "probe_ms": round(median(each["report"]["probe_ms"] for each in rounds)),
         "bytes_read": rounds[0]["report"]["bytes_read"],
         "results": found,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import resource
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from light_bundle import few_kernels
+from tiny_encoders import make_encoder
 from tiny_models import make_checkpoint
 
 from nearfar.compiler.bundle.device_report import DeviceReport
@@ -26,6 +28,8 @@ IPHONE = "Mozilla/5.0 (iPhone; CPU iPhone OS 19_0 like Mac OS X) AppleWebKit/605
 MOST_BYTES = 2_000_000
 # Pages of 27 kB in each of five layers.
 MANY_PAGES = 60_000
+# More than Node.js and a driver take, and less than so many pages besides.
+ADDRESS_SPACE, MORE_PAGES = 4 << 30, 150_000
 
 pytestmark = pytest.mark.skipif(
     not SWIFTSHADER.exists() or shutil.which("node") is None, reason="needs Node.js and Chromium's SwiftShader"
@@ -73,6 +77,36 @@ def test_a_probe_passes_its_test_and_predicts(bundle: Path) -> None:
         assert 0 < first.low <= first.seconds <= first.high
     for decode in report.decode:
         assert 0 < decode.low <= decode.tokens_per_second <= decode.high
+    assert [time.step for time in report.times[:6]] == ["read", "compile", "test", "memory", "round trip", "token"]
+    assert sum(time.ms for time in report.times) <= report.probe_ms
+
+
+@pytest.mark.exhaustive
+def test_an_encoder_has_the_times_of_batches_of_texts(tmp_path: Path) -> None:
+    make_encoder("bert", "mean_tokens", tmp_path / "model", num_hidden_layers=4)
+    with few_kernels(tokens="many"):
+        encoder = compile_model(str(tmp_path / "model"), tmp_path / "bundle", CompileOptions()).path
+    report = probe(encoder)
+    assert report.refusals == []
+    assert report.test is not None
+    assert report.test.largest_deviation is not None
+    assert report.test.largest_deviation < 1e-3
+    assert (report.speed, report.first_token, report.decode) == (None, [], [])
+    assert (report.encode[0].texts, report.encode[0].tokens) == (1, 16)
+    for each in report.encode:
+        assert 0 < each.low <= each.seconds <= each.high
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="limits the address space as Linux does")
+def test_a_page_without_addresses_for_the_model_is_refused_and_does_not_end(bundle: Path) -> None:
+    report = probe(bundle, "--pages", str(MORE_PAGES), address_space=ADDRESS_SPACE)
+    (refusal,) = report.refusals
+    assert refusal.reason == "memory"
+    assert refusal.found is not None
+    assert refusal.needed is not None
+    assert refusal.found < refusal.needed
+    assert refusal.found < ADDRESS_SPACE
+    assert "use a smaller model" in refusal.message
 
 
 @pytest.mark.exhaustive
@@ -90,8 +124,8 @@ def test_a_device_that_computes_the_layers_wrongly_is_refused(bundle: Path, tmp_
 
 
 def test_a_platform_that_allows_less_memory_is_refused(bundle: Path) -> None:
-    platform = json.dumps({"userAgent": IPHONE, "maxTouchPoints": 5})
-    report = probe(bundle, "--platform", platform, "--pages", str(MANY_PAGES))
+    iphone = json.dumps({"userAgent": IPHONE, "maxTouchPoints": 5})
+    report = probe(bundle, "--platform", iphone, "--pages", str(MANY_PAGES))
     (refusal,) = report.refusals
     assert report.device.platforms == ["ios"]
     assert (refusal.reason, report.measured, report.decode) == ("memory", None, [])

@@ -21,7 +21,7 @@ def report(model: str, adapter: str, tokens_per_second: float | None, **changes:
     speed = tokens_per_second or 1.0
     refusal = {"reason": "memory", "message": "too large", "found": 1.0, "needed": 2.0}
     return {
-        "format": "nearfar-probe-1",
+        "format": "nearfar-probe-2",
         "date": "2026-11-29T12:00:00.000Z",
         "model": model,
         "quantization": "q4f16",
@@ -32,6 +32,7 @@ def report(model: str, adapter: str, tokens_per_second: float | None, **changes:
             "memory_gb": None, "cores": 6,
         },
         "probe_ms": 900.5,
+        "times": [{"step": "compile", "ms": 300.5, "runs": 0}],
         "bytes_read": 900_000,
         "test": {"state": "passed", "switched_off": [], "largest_deviation": 0.001} if runs else None,
         "measured": {
@@ -50,6 +51,7 @@ def report(model: str, adapter: str, tokens_per_second: float | None, **changes:
         "decode": [
             {"context": 256, "tokens_per_second": speed, "low": 0.8 * speed, "high": 1.2 * speed}
         ] if runs else [],
+        "encode": [],
         "refusals": [] if runs else [refusal],
         **changes,
     }  # fmt: skip
@@ -106,9 +108,9 @@ def test_json_is_the_reports_again(folder: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "is not a report of the format nearfar-probe-1 (format: Field required)"),
-        ("no json", "is not a report of the format nearfar-probe-1 (Invalid JSON"),
-        (json.dumps(report("m", "a", 1.0, format="nearfar-bench-1")), "(format: Input should be 'nearfar-probe-1')"),
+        ("{}", "is not a report of the format nearfar-probe-2 (format: Field required)"),
+        ("no json", "is not a report of the format nearfar-probe-2 (Invalid JSON"),
+        (json.dumps(report("m", "a", 1.0, format="nearfar-bench-1")), "(format: Input should be 'nearfar-probe-2')"),
         (json.dumps(report("m", "a", 1.0, more=1)), "(more: Extra inputs are not permitted)"),
     ],
 )

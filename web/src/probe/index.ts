@@ -28,19 +28,20 @@ import { browserNotes } from "../runtime/notes.js";
 import { readFile } from "../runtime/read_file.js";
 import type { Source } from "../runtime/source.js";
 import { httpSource } from "../runtime/source.js";
-import type { TrustedRunner } from "../runtime/trust.js";
-import { noteOf, openTrusted } from "../runtime/trust.js";
-import type { Allocated } from "./memory.js";
-import { allocate } from "./memory.js";
+import { planOf } from "../runtime/plan.js";
+import { allocate, reserve } from "./memory.js";
 import type { MeasuredSteps } from "./measure.js";
-import { LONG_CONTEXT, measureSteps } from "./measure.js";
-import { probeSource } from "./planes.js";
+import { LONG_CONTEXT, measureSteps, measureTexts } from "./measure.js";
+import type { OpenedProbe } from "./open.js";
+import { openProbe } from "./open.js";
+import { noteOf } from "../runtime/trust.js";
 import type { Platform } from "./platforms.js";
 import { memoryLimit, rulesOf } from "./platforms.js";
-import { firstTokenMs, predictDecode, predictFirstToken } from "./predict.js";
+import { firstTokenMs, predictDecode, predictEncode, predictFirstToken } from "./predict.js";
+import { layerEnds } from "./whole.js";
 import { objectOf, patternsOf, shown, tableReader, typeOf } from "../shared/declared.js";
 import reportTypes from "./report_types.json" with { type: "json" };
-import type { DeviceReport, ProbeFile, Refusal } from "./schema.js";
+import type { DeviceReport, ProbeFile, Refusal, ReportTime } from "./schema.js";
 
 export type * from "./schema.js";
 export { PLATFORM_RULES } from "./platforms.js";
@@ -55,15 +56,30 @@ export interface ProbeOptions extends MemoryOptions {
   readonly again?: boolean | undefined;
   /** The lengths of prompts for which the time to the first token is predicted; 16, 256 and 1024 by default. */
   readonly promptTokens?: readonly number[] | undefined;
+  /**
+   * The time in milliseconds after which the probe leaves out what it has not measured yet; 2,000 by default. Kernels
+   * compile as long as they must.
+   */
+  readonly limitMs?: number | undefined;
   /** What rules about platforms read; by default the browser's navigator. */
   readonly platform?: Platform | undefined;
 }
 
 const PROMPTS = [16, 256, 1024];
+/** The batches of an encoder for which times are predicted. */
+const TEXTS = [
+  [1, 16],
+  [1, 128],
+  [16, 128],
+] as const;
+/** The time for all of a probe. One that passes it leaves measurements out. */
+const PROBE_MS = 2000;
+/** The least part of it for measurements, if the rest took longer. */
+const LEAST_SHARE = 0.3;
 /** A page draws nothing while a step runs, so a chunk of a prompt should not take longer; see tuning/steps.ts. */
 const STEP_MS = 50;
 /** The version of probe.json that this file reads. */
-const PROBE_VERSION = 1;
+const PROBE_VERSION = 2;
 
 const OPTIONS: Checks = {
   gpu: "object",
@@ -74,6 +90,7 @@ const OPTIONS: Checks = {
     "a list of positive integers",
     (value) => Array.isArray(value) && value.every((each) => Number.isSafeInteger(each) && Number(each) > 0),
   ),
+  limitMs: "number 0<..",
   platform: check("an object like navigator", isObject),
   maxSequences: "integer 1..",
   maxBatchTokens: "integer 1..",
@@ -134,7 +151,7 @@ class Probe {
     const platform = options.platform ?? (globalThis as { readonly navigator?: Platform }).navigator ?? {};
     const rules = rulesOf(platform);
     const base = {
-      format: "nearfar-probe-1",
+      format: "nearfar-probe-2",
       date: new Date().toISOString(),
       model: manifest.model,
       quantization: manifest.quantization,
@@ -177,7 +194,9 @@ class Probe {
       speed: null,
       first_token: [],
       decode: [],
+      encode: [],
       refusals: [],
+      times: [],
       ...part,
       probe_ms: performance.now() - this.#start,
       bytes_read: this.#bytesRead,
@@ -195,6 +214,7 @@ class Probe {
     onCpu: boolean,
   ): Promise<Partial<DeviceReport>> {
     const { options, signal } = this;
+    const { limitMs = PROBE_MS } = options;
     const known = knownFeatures(adapter, options.gpu);
     const activation = refusing("features", () => chooseActivation(manifest, known));
     const limit = memoryLimit(rulesOf(platform), platform);
@@ -206,34 +226,62 @@ class Probe {
 
     const file = readProbe(await readFile(source, entry, signal));
     const small = probedManifest(manifest, file);
-    const trusted = await this.#open(small, probeSource(source, file));
-    const { runner, device, selfTest, choices } = trusted;
+    const times: ReportTime[] = [];
+    let last = this.#start;
+    const spent = (step: ReportTime["step"]): void => {
+      const now = performance.now();
+      times.push({ step, ms: now - last, runs: 0 });
+      last = now;
+    };
+    spent("read");
+    // On a CPU, kernels compile for long, and nobody waits for long answers.
+    const far = !onCpu;
+    const {
+      runner,
+      device,
+      activation: chosen,
+      test,
+    } = await this.#open(manifest, small, file, source, adapter, far, spent);
     try {
-      // A driver on the CPU takes the page's own memory, and some end the process instead of refusing more.
-      const wanted = onCpu ? 0 : Math.max(0, plan.totalBytes - runner.info.totalBytes);
-      const room = await allocate(device.device, wanted);
+      const wanted = Math.max(0, plan.totalBytes - runner.info.totalBytes);
+      const room = onCpu ? reserve(wanted) : await allocate(device, wanted);
       const allocated = Math.min(needed, room.bytes + runner.info.totalBytes);
       if (room.isFull) plan = this.#within(manifest, activation, allocated * KEPT_SHARE, "the device refuses more");
-      const steps = await measureSteps(runner, manifest, {
-        choices,
-        signal,
-        copyBytesPerSecond: room.copyBytesPerSecond,
-      });
+      spent("memory");
+      const weights = bytesOf(manifest);
+      const until = Math.max(this.#start + limitMs, performance.now() + LEAST_SHARE * limitMs);
+      const floorMs = room.copyBytesPerSecond === null ? 0 : (1000 * weights) / room.copyBytesPerSecond;
+      const measuring = { signal, until, floorMs, far, ends: layerEnds(manifest) };
       const memoryBudget = plan.totalBytes < needed ? plan.totalBytes : null;
+      const fit = { activation: chosen, context: plan.context, memory_budget: memoryBudget };
+      const measuredOf = (steps: Omit<MeasuredSteps, "times">, ms: number): DeviceReport["measured"] => ({
+        weight_bytes_per_second: Math.max(1, (1000 * weights) / ms),
+        copy_bytes_per_second: room.copyBytesPerSecond,
+        dispatch_us: 1000 * steps.hostMs,
+        round_trip_ms: steps.roundTripMs,
+        sustained: steps.sustained,
+      });
+      const common = { test, memory: { needed, allocated, limit: limit?.bytes ?? null } };
+      if (planOf(manifest).outputs.logits === undefined) {
+        const steps = await measureTexts(runner, measuring);
+        const { texts, exact, spent: own } = steps;
+        const alone = runner.limits.splitsTexts !== false;
+        return {
+          ...common,
+          times: [...times, ...own],
+          measured: measuredOf(steps, texts[0]?.span.ms ?? Infinity),
+          fit: { ...fit, prefill_chunk: runner.limits.tokens },
+          encode: TEXTS.filter(([, tokens]) => tokens <= plan.context).map((each) =>
+            predictEncode(texts, exact, each, { ...steps, alone }),
+          ),
+        };
+      }
+      const steps = await measureSteps(runner, measuring);
       return {
-        test: {
-          state: selfTest.state,
-          switched_off: selfTest.switchedOff,
-          largest_deviation: selfTest.largestDeviation,
-        },
-        measured: measuredOf(steps, room),
-        memory: { needed, allocated, limit: limit?.bytes ?? null },
-        fit: {
-          activation: device.activation,
-          context: plan.context,
-          prefill_chunk: chunkOf(steps, plan),
-          memory_budget: memoryBudget,
-        },
+        ...common,
+        times: [...times, ...steps.spent],
+        measured: measuredOf(steps, steps.times.token[0]?.span.ms ?? Infinity),
+        fit: { ...fit, prefill_chunk: chunkOf(steps, plan) },
         ...predictions(steps, plan.context, options.promptTokens ?? PROMPTS),
       };
     } finally {
@@ -264,15 +312,19 @@ class Probe {
     }
   }
 
-  async #open(manifest: Manifest, source: Source): Promise<TrustedRunner> {
-    const { page_size: pageSize, context } = manifest;
-    const pages = Math.ceil(Math.min(LONG_CONTEXT, context) / pageSize) + 1;
-    const own = { prefillChunk: PREFILL_CHUNK, maxSequences: 1, draftTokens: 0, stateSnapshots: 0 };
-    const sizes = { ...own, pages, signal: this.signal };
-    const nowhere: Notes = { read: () => Promise.resolve(undefined), write: () => Promise.resolve() };
-    const trust = { gpu: this.options.gpu, tuning: false, selfTest: "always", notes: nowhere } as const;
+  async #open(
+    manifest: Manifest,
+    small: Manifest,
+    file: ProbeFile,
+    source: Source,
+    adapter: GPUAdapter,
+    far: boolean,
+    spent: (step: ReportTime["step"]) => void,
+  ): Promise<OpenedProbe> {
+    const { gpu } = this.options;
+    const pages = Math.ceil(Math.min(LONG_CONTEXT, manifest.context) / manifest.page_size) + 1;
     try {
-      return await openTrusted({ manifest, source }, trust, sizes, () => undefined);
+      return await openProbe(manifest, small, file, source, { gpu, adapter, pages, far, signal: this.signal }, spent);
     } catch (error) {
       if (!(error instanceof DeviceError)) throw error;
       const reason = error.details.step === "self-test" || "kernel" in error.details ? "wrong" : "memory";
@@ -296,7 +348,8 @@ const PROBE = objectOf(
     weights: "object",
     shards: "object[]",
     values: "number[]{}",
-    self_test: "object",
+    self_test: "object?",
+    vector_test: "object?",
   } satisfies Record<keyof ProbeFile, string>,
   typeOf,
 );
@@ -325,20 +378,20 @@ function readProbe(bytes: Bytes): ProbeFile {
 
 /** The manifest of the probe's layers. Throws BundleError. */
 function probedManifest(manifest: Manifest, file: ProbeFile): Manifest {
-  const { plans, weights, shards, self_test } = file;
+  const { plans, weights, shards, self_test, vector_test } = file;
   const others = { host_weights: {}, vision_test: null, hearing_test: null };
-  const found = checkManifest({ ...manifest, ...others, plans, weights, shards, self_test });
+  const found = checkManifest({ ...manifest, ...others, plans, weights, shards, self_test, vector_test });
   return found as Manifest;
 }
 
-function measuredOf(steps: MeasuredSteps, { copyBytesPerSecond }: Allocated): DeviceReport["measured"] {
-  return {
-    weight_bytes_per_second: steps.weightBytesPerSecond,
-    copy_bytes_per_second: copyBytesPerSecond,
-    dispatch_us: steps.hostUsPerDispatch,
-    round_trip_ms: steps.roundTripMs,
-    sustained: steps.sustained,
-  };
+/** The bytes of the weights that a token's step reads: all but those of which it looks up rows. */
+function bytesOf(manifest: Manifest): number {
+  const read = new Set(
+    planOf(manifest).steps.flatMap(({ op, inputs }) => (op === "embed" ? [] : Object.values(inputs))),
+  );
+  return Object.entries(manifest.weights)
+    .filter(([name]) => read.has(name))
+    .reduce((all, [, { planes }]) => all + planes.reduce((part, { size }) => part + size, 0), 0);
 }
 
 /** The largest chunk whose step is short enough, if its time grows with its tokens. */
@@ -371,15 +424,10 @@ function predictions(
   };
 }
 
-function withoutProbe({ model, embedding, classifier }: AnyManifest): BundleError {
-  if (embedding !== null || classifier !== null)
-    return new BundleError(
-      `${model}: is an encoder, and only models that generate text have probes; load it, which refuses what does not fit`,
-      { file: PROBE_FILE },
-    );
+function withoutProbe({ model }: AnyManifest): BundleError {
   return new BundleError(
-    `${model}: the bundle has no ${PROBE_FILE}; compile it again for WebGPU, with its self-test (only models that ` +
-      "generate text, whose layers read no tables of the host or states of other layers, have probes)",
+    `${model}: the bundle has no ${PROBE_FILE}; compile it again for WebGPU, with its self-test (models that write down ` +
+      "sound, or whose layers read tables of the host or states of other layers, have none)",
     { file: PROBE_FILE },
   );
 }

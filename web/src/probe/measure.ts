@@ -1,319 +1,362 @@
-// Measures the steps of a probe's layers, and from them those of the complete model: each list of variants as often as
-// the complete plan has it.
+// Measures the steps of a complete model on the weights of a few layers, within a time: all of its layers if they are
+// fast enough, else as many as there is time for.
 
 import type { Batch } from "../runtime/batch.js";
-import { dimsOf } from "../runtime/batch.js";
-import type { Choices } from "../runtime/choices.js";
-import { arrange, variantName } from "../runtime/choices.js";
-import type { Manifest } from "../runtime/manifest.js";
+import { emptyBatch } from "../runtime/batch.js";
 import { PREFILL_CHUNK } from "../runtime/memory.js";
-import { planOf } from "../runtime/plan.js";
+import type { RunnerLimits } from "../runtime/memory.js";
 import type { Runner } from "../runtime/runner.js";
-import { chooseRow } from "../runtime/variants.js";
+import { addText } from "../runtime/sequence_batch.js";
 import { CLOCK_MS, lastTokens } from "../tuning/batches.js";
 import type { Point, Span, StepTimes } from "./predict.js";
-import { exactly, scale, sum } from "./predict.js";
+import { atLeast, atMost, exactly, median, scale, spanOf } from "./predict.js";
+import type { ReportTime } from "./schema.js";
 
-/** The interface of a runner for these measurements. */
-export type MeasuredRunner = Pick<
-  Runner,
-  "manifest" | "rows" | "limits" | "info" | "stepsInFlight" | "submit" | "time"
->;
+/** The interface of a runner for these measurements. ``listen`` runs the first steps of the complete model. */
+export type MeasuredRunner = Pick<Runner, "limits" | "submit" | "listen">;
 
 export interface MeasureOptions {
-  readonly choices: Choices;
   readonly signal: AbortSignal;
-  /** The time for everything that a prediction can do without. */
-  readonly budgetMs?: number;
-  /** The bytes that the device copies in a second; null if it was not measured. */
-  readonly copyBytesPerSecond: number | null;
+  /** The time by ``now`` at which it should end. */
+  readonly until: number;
+  /** By a number of layers, the steps that compute them. */
+  readonly ends: readonly number[];
+  /** The least ms of all layers of a token, for their weights; 0 if it is not known. */
+  readonly floorMs: number;
+  /** Whether long contexts and large batches are measured too, for which other kernels must compile. */
+  readonly far: boolean;
   readonly now?: () => number;
 }
 
 export interface MeasuredSteps {
   readonly times: StepTimes;
-  /** The weights of a token's step, divided by its time. */
-  readonly weightBytesPerSecond: number;
-  readonly hostUsPerDispatch: number;
+  /** The host's ms for a step of the plan. */
+  readonly hostMs: number;
   readonly roundTripMs: number;
   /** The speed at the end of the measurement, relative to that at its start. */
   readonly sustained: number;
+  readonly spent: readonly ReportTime[];
 }
 
-const BUDGET_MS = 1200;
-/** A run on the device of about this length is measured, after one that warms up. */
-const SLICE_MS = 6;
-const MOST_STEPS = 64;
 const SHORT = 16;
 const CONTEXT = 256;
 /** The contexts at which attention is measured besides; pages for the longest one are allocated. */
 export const LONG_CONTEXT = 1024;
-/** The steps that are submitted before the first of them is read. */
-const AHEAD = 5;
-const ROUNDS = 3;
-const SLOW_STEP_MS = 40;
-const SUSTAINED_MS = 150;
-const SUSTAINED_RUNS = 12;
+/** Batches of an encoder: texts, and the tokens of each. */
+const TEXTS = [
+  [1, 16],
+  [1, 128],
+  [4, 128],
+] as const;
+/** Runs on the device of about this length are measured, after one that warms up. */
+const SLICE_MS = 6;
+const MOST_AHEAD = 8;
+const MOST_RUNS = 5;
+/** Fewer layers are not measured, because a cache may hold them, and what precedes them counts too. */
+const LEAST_LAYERS = 2;
+/** Of a time that follows from that of a few layers, or from one run, which warmed up too. */
+const OF_FEW: readonly [low: number, high: number] = [0.85, 1.15];
+const OF_ONE: readonly [low: number, high: number] = [0.5, 1.2];
 
-/** How often a plan has each list. ``head``: behind the layers. */
-interface Counts {
-  readonly layers: ReadonlyMap<string, number>;
-  readonly head: ReadonlyMap<string, number>;
+/** So many rows take about as long as one, where they take the least. */
+const ROWS_AT_ONCE = 8;
+/** A chunk of a few layers that takes at most as long is measured although the time is spent. */
+const SLOW_CHUNK_MS = 400;
+
+interface Measured {
+  readonly span: Span;
+  readonly layers: number;
 }
 
-/** Throws what the runner throws, and the signal's reason. ``complete`` is the manifest of the complete model. */
-export async function measureSteps(
-  runner: MeasuredRunner,
-  complete: Manifest,
-  options: MeasureOptions,
-): Promise<MeasuredSteps> {
-  const { now = () => performance.now(), budgetMs = BUDGET_MS, signal } = options;
-  const start = now();
-  const isLate = (): boolean => now() - start > budgetMs;
-  const lists = new Lists(runner, options);
-  const steps = new Steps(runner, signal);
-  const [ofModel, ofProbe] = [countLists(complete), countLists(runner.manifest)];
-  const { context: most, tokens: mostTokens } = runner.limits;
-  const usual = Math.min(CONTEXT, most);
-  const chunk = Math.min(PREFILL_CHUNK, most, mostTokens);
-  const body = [...ofModel.layers.keys()];
-
-  // A token: the layers, and the head.
-  const one = await lists.times([...body, ...ofModel.head.keys()], 1, usual);
-  const [ahead, host] = await steps.ahead(1, usual, true);
-  const alone = await steps.alone(usual);
-  const inKernels = total(ofProbe.layers, one).ms + total(ofProbe.head, one).ms;
-  const calm = Math.min(1, ahead / inKernels);
-  const least = options.copyBytesPerSecond === null ? NO_FLOORS : floors(complete, options.copyBytesPerSecond);
-  const layers = (times: ReadonlyMap<string, Span>, factor: number, floor = NO_FLOORS): Span =>
-    total(ofModel.layers, scaled(times, factor, floor));
-  const token: Point[] = [{ at: usual, span: layers(one, calm, least) }];
-  const head = total(ofModel.head, scaled(one, calm, least));
-
-  // Tokens of a prompt: the layers.
-  const besides = Math.max(0, ahead - inKernels);
-  const prompt: Point[] = [{ at: 1, span: sum([layers(one, calm, least), exactly(besides)]) }];
-  const measured = new Map<number, { readonly times: ReadonlyMap<string, Span>; readonly factor: number }>();
-  for (const tokens of new Set([chunk, SHORT].filter((each) => each > 1 && each <= chunk))) {
-    if (tokens !== chunk && isLate()) continue;
-    const times = await lists.times(body, tokens, tokens);
-    const [step] = await steps.ahead(tokens, tokens, false);
-    const factor = step / total(ofProbe.layers, times).ms;
-    // What a step takes besides its kernels does not grow with the layers.
-    const more = Math.max(0, step - total(ofProbe.layers, times).ms);
-    measured.set(tokens, { times, factor: Math.min(1, factor) });
-    prompt.push({ at: tokens, span: sum([layers(times, Math.min(1, factor)), exactly(more)]) });
-  }
-  prompt.sort((a, b) => a.at - b.at);
-
-  // Other lists than those of attention do not depend on the context.
-  const attending = lists.ofContext();
-  const far = async (
-    tokens: number,
-    times: ReadonlyMap<string, Span>,
-    factor: number,
-    floor = NO_FLOORS,
-  ): Promise<Span> => layers(new Map([...times, ...(await lists.times(attending, tokens, most))]), factor, floor);
-  if (most > usual) token.push({ at: most, span: await far(1, one, calm, least) });
-  const full = measured.get(chunk);
-  let chunkPerContext = exactly(0);
-  if (full !== undefined && most > chunk) {
-    const more = (await far(chunk, full.times, full.factor)).ms - layers(full.times, full.factor).ms;
-    chunkPerContext = exactly(Math.max(0, more) / (most - chunk));
-  }
-  const dispatches = Math.max(1, runner.info.dispatchesPerToken);
-  const deviceMs = (token[0]?.span.ms ?? 0) + head.ms;
-  return {
-    times: {
-      token,
-      prompt,
-      chunkPerContext,
-      head,
-      between: besides,
-      latency: Math.max(0, alone - ahead),
-      host: (host * sizeOf(ofModel)) / sizeOf(ofProbe),
-    },
-    weightBytesPerSecond: (1000 * bytesOf(complete)) / Math.max(CLOCK_MS, deviceMs),
-    hostUsPerDispatch: Math.max((1000 * host) / dispatches, 0.1),
-    roundTripMs: Math.max(CLOCK_MS, alone - Math.min(inKernels, ahead)),
-    sustained: isLate() ? 1 : await lists.sustained(one, usual, now),
-  };
+/** The batches whose steps are measured. ``far``: see `MeasureOptions`. */
+export function batchesOf(limits: RunnerLimits, far: boolean): readonly Batch[] {
+  const { short, chunk, usual, other } = sizesOf(limits, far);
+  if (limits.splitsTexts === false) return textBatches(limits, far).map(({ batch }) => batch);
+  return [
+    tokensOf(limits, 1, usual, true),
+    tokensOf(limits, short, short),
+    tokensOf(limits, chunk, chunk),
+    tokensOf(limits, 1, other, true),
+    tokensOf(limits, chunk, Math.max(other, usual)),
+  ];
 }
 
-const NO_FLOORS: ReadonlyMap<string, number> = new Map<string, number>();
-
-/** Times that are multiplied, and at least the ``floor`` of their list. */
-function scaled(
-  times: ReadonlyMap<string, Span>,
-  factor: number,
-  floor: ReadonlyMap<string, number>,
-): ReadonlyMap<string, Span> {
-  return new Map(
-    [...times].map(([list, span]) => {
-      const { ms, low, high } = scale(span, factor);
-      const least = floor.get(list) ?? 0;
-      return [list, { ms: Math.max(ms, least), low: Math.max(low, least), high: Math.max(high, least) }];
-    }),
-  );
-}
-
-/** The time of all steps of these lists. */
-function total(counts: ReadonlyMap<string, number>, times: ReadonlyMap<string, Span>): Span {
-  return sum([...counts].map(([list, count]) => scale(times.get(list) ?? exactly(0), count)));
-}
-
-function sizeOf({ layers, head }: Counts): number {
-  return [...layers.values(), ...head.values()].reduce((all, count) => all + count, 0);
-}
-
-/** Behind the layers come the steps that read which rows are sampled. */
-function countLists(manifest: Pick<Manifest, "plans" | "embedding" | "classifier">): Counts {
-  const { steps } = planOf(manifest);
-  const first = steps.findIndex(({ inputs }) => Object.values(inputs).includes("sample_rows"));
-  const count = (part: typeof steps): Map<string, number> => {
-    const counts = new Map<string, number>();
-    for (const { variants } of part) counts.set(variants, (counts.get(variants) ?? 0) + 1);
-    return counts;
-  };
-  return { layers: count(steps.slice(0, first)), head: count(steps.slice(first)) };
-}
-
-/** The bytes of the weights that a token's step reads: all but those of which it looks up rows. */
-function bytesOf(manifest: Manifest): number {
-  const read = new Set(
-    planOf(manifest).steps.flatMap(({ op, inputs }) => (op === "embed" ? [] : Object.values(inputs))),
-  );
-  return Object.entries(manifest.weights)
-    .filter(([name]) => read.has(name))
-    .reduce((all, [, { planes }]) => all + planes.reduce((part, { size }) => part + size, 0), 0);
-}
-
-/** Times complete steps of the probe's layers, as an engine submits them. */
-class Steps {
-  constructor(
-    private readonly runner: MeasuredRunner,
-    private readonly signal: AbortSignal,
-  ) {}
-
-  /** The ms of a step that is submitted before earlier ones are read, and of the host's part of it. */
-  async ahead(tokens: number, context: number, sample: boolean): Promise<readonly [step: number, host: number]> {
-    const batch = batchOf(this.runner, tokens, context, sample);
-    const count = Math.min(AHEAD, this.runner.stepsInFlight);
-    const [first] = await this.#time(batch, 1);
-    // A device that is slow shows it in fewer steps.
-    const several = first > SLOW_STEP_MS ? Math.min(2, count) : count;
-    const times: number[] = [];
-    const hosts: number[] = [];
-    for (let round = 0; round < ROUNDS; round++) {
-      const [alone] = several === 1 ? [0] : await this.#time(batch, 1);
-      const [together, host] = await this.#time(batch, several);
-      times.push(several === 1 ? together : (together - alone) / (several - 1));
-      hosts.push(host);
-    }
-    return [Math.max(median(times), 0), Math.min(...hosts)];
-  }
-
-  /** The ms of a step of one token until its token is on the host. */
-  async alone(context: number): Promise<number> {
-    const batch = batchOf(this.runner, 1, context, true);
-    const times: number[] = [];
-    for (let round = 0; round < ROUNDS; round++) times.push((await this.#time(batch, 1))[0]);
-    return median(times);
-  }
-
-  async #time(batch: Batch, count: number): Promise<readonly [all: number, host: number]> {
-    this.signal.throwIfAborted();
-    const start = performance.now();
-    // What is in the pages means nothing.
-    const steps = Array.from({ length: count }, () => this.runner.submit(batch, { notNumbers: true }));
-    const host = (performance.now() - start) / count;
-    await Promise.all(steps);
-    return [performance.now() - start, host];
-  }
-}
-
-function median(values: readonly number[]): number {
-  return [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)] ?? 0;
+/** ``other``: a second context, shorter or longer than the ``usual`` one. */
+function sizesOf({ context, tokens }: RunnerLimits, far: boolean) {
+  const usual = Math.min(CONTEXT, context);
+  const chunk = Math.min(PREFILL_CHUNK, usual, tokens);
+  const short = Math.min(SHORT, chunk);
+  return { usual, chunk, short, other: far && context > usual ? Math.min(LONG_CONTEXT, context) : short };
 }
 
 /** No sequence runs, so that the first page of each group, and the first slot, are free. */
-function batchOf(runner: MeasuredRunner, tokens: number, context: number, sample = true): Batch {
-  const { pageSize, groups } = runner.limits;
+function tokensOf({ pageSize, groups }: RunnerLimits, tokens: number, context: number, sample = false): Batch {
   return lastTokens(tokens, context, pageSize, groups, new Array<number>(groups.length + 1).fill(0), sample);
 }
 
-/** Times lists of steps by the variants that run by default. */
-class Lists {
+/** Batches of complete texts, by their tokens together, the fewest first. */
+function textBatches(
+  { context, tokens, sequences }: RunnerLimits,
+  far: boolean,
+): readonly { readonly at: number; readonly batch: Batch }[] {
+  const found = new Map<number, Batch>();
+  for (const [texts, length] of TEXTS.slice(0, far ? 3 : 2)) {
+    const own = Math.min(length, context);
+    const batch = emptyBatch();
+    for (let text = 0; text < Math.min(texts, sequences, Math.floor(tokens / own)); text++)
+      addText(batch, new Array<number>(own).fill(0));
+    found.set(batch.token_ids.length, batch);
+  }
+  return [...found].map(([at, batch]) => ({ at, batch })).sort((a, b) => a.at - b.at);
+}
+
+/** Throws what the runner throws, and the signal's reason. For a model that generates text. */
+export async function measureSteps(runner: MeasuredRunner, options: MeasureOptions): Promise<MeasuredSteps> {
+  const { limits } = runner;
+  const { usual, other, short, chunk } = sizesOf(limits, options.far);
+  const meter = new Meter(runner, options);
+  const one = tokensOf(limits, 1, usual, true);
+  await meter.roundTrip(one);
+  const token = await meter.layers("token", one, 0.3);
+  const few = await meter.head(one);
+  const headOf = (span: Span, layers: number): Span =>
+    // A step of all layers had the head already.
+    layers < options.ends.length ? { ms: span.ms + few, low: span.low + few, high: span.high + few } : span;
+  const whole = atLeast(headOf(token.span, token.layers), options.floorMs);
+  const body = scale(whole, Math.max(0.1, (whole.ms - few) / Math.max(whole.ms, CLOCK_MS)));
+  const prompt: Point[] = [{ at: 1, span: body }];
+  let exact = token.layers === options.ends.length;
+  const isSlow = (meter.fewMs * chunk) / ROWS_AT_ONCE > Math.max(meter.left, SLOW_CHUNK_MS);
+  // A chunk says more than a few tokens. On a slow device, there is no time for both, or only for those.
+  const sizes = isSlow ? [short] : [chunk, short];
+  let expected = 0;
+  for (const tokens of new Set(sizes.filter((each) => each > 1))) {
+    const name = tokens === chunk ? "prompt" : "short prompt";
+    const found = await meter.layers(name, tokensOf(limits, tokens, tokens), 0.4, expected);
+    if (found !== null) prompt.push({ at: tokens, span: found.span });
+    exact &&= found !== null && found.layers === options.ends.length;
+    expected = ((found?.span.ms ?? 0) * LEAST_LAYERS) / options.ends.length;
+  }
+  if (isSlow) exact = false;
+  prompt.sort((a, b) => a.at - b.at);
+  const points: Point[] = [{ at: usual, span: whole }];
+  if (other !== usual) {
+    const found = await meter.layers("context", tokensOf(limits, 1, other, true), 0.4, whole.ms / options.ends.length);
+    if (found !== null) {
+      const span = headOf(found.span, found.layers);
+      // More keys do not take less time.
+      const bounded = other > usual ? atLeast(span, whole.ms) : atMost(span, whole.ms);
+      points.push({ at: other, span: atLeast(bounded, options.floorMs) });
+      points.sort((a, b) => a.at - b.at);
+    }
+  }
+  const near = prompt.at(-1);
+  const most = Math.max(other, usual);
+  let chunkPerContext = exactly(0);
+  if (most > chunk && near?.at === chunk && chunk > 1) {
+    const far = await meter.layers("context", tokensOf(limits, chunk, most), 0.6, near.span.ms / options.ends.length);
+    if (far !== null) chunkPerContext = exactly(Math.max(0, far.span.ms - near.span.ms) / (most - chunk));
+    exact &&= far !== null;
+  }
+  return {
+    times: { token: points, prompt, chunkPerContext, head: exactly(few), latency: meter.roundTripMs, exact },
+    ...meter.result(await meter.sustained(one)),
+  };
+}
+
+/** As `measureSteps`, for an encoder: the times of batches, by their tokens. */
+export async function measureTexts(
+  runner: MeasuredRunner,
+  options: MeasureOptions,
+): Promise<Omit<MeasuredSteps, "times"> & { readonly texts: readonly Point[]; readonly exact: boolean }> {
+  const { limits } = runner;
+  const meter = new Meter(runner, options);
+  const { usual } = sizesOf(limits, options.far);
+  const batches =
+    limits.splitsTexts === false
+      ? textBatches(limits, options.far)
+      : [...new Set([SHORT, 128].map((tokens) => Math.min(tokens, usual, limits.tokens)))].map((at) => ({
+          at,
+          batch: tokensOf(limits, at, at, true),
+        }));
+  const [first] = batches;
+  if (first === undefined) throw new Error("no batch fits");
+  await meter.roundTrip(first.batch);
+  const texts: Point[] = [];
+  let exact = true;
+  for (const { at, batch } of batches) {
+    const before = texts.at(-1);
+    const expected = before === undefined ? 0 : (before.span.ms * at * LEAST_LAYERS) / before.at / options.ends.length;
+    const found = await meter.layers("texts", batch, 0.5, expected);
+    if (found !== null) texts.push({ at, span: found.span });
+    exact &&= found !== null && found.layers === options.ends.length;
+  }
+  return { texts, exact, ...meter.result(await meter.sustained(first.batch)) };
+}
+
+/** Times steps, and counts the time. */
+class Meter {
+  roundTripMs = 0;
+  readonly #now: () => number;
+  readonly #spent: ReportTime[] = [];
+  #hostMs = Infinity;
+  #first: { readonly end: number | undefined; readonly ms: number } | null = null;
+  #few = 0;
+
+  /** The ms of a token's step of a few layers. */
+  get fewMs(): number {
+    return this.#few;
+  }
+
+  /** The ms that are left. */
+  get left(): number {
+    return this.options.until - this.#now();
+  }
+
   constructor(
     private readonly runner: MeasuredRunner,
     private readonly options: MeasureOptions,
-  ) {}
-
-  /** Of one step of each list. */
-  async times(lists: readonly string[], tokens: number, context: number): Promise<ReadonlyMap<string, Span>> {
-    const batch = batchOf(this.runner, tokens, context);
-    const found = new Map<string, Span>();
-    for (const list of new Set(lists)) found.set(list, await this.#time(batch, list));
-    return found;
+  ) {
+    this.#now = options.now ?? (() => performance.now());
   }
 
-  /** The lists whose rows or work depend on the context. */
-  ofContext(): readonly string[] {
-    const paged = planOf(this.runner.manifest).steps.filter(({ inputs }) => "page_ids" in inputs || "kv" in inputs);
-    return [...new Set(paged.map(({ variants }) => variants))];
-  }
-
-  /** The speed of the list that takes longest at the end of a short run, relative to that at its start. */
-  async sustained(times: ReadonlyMap<string, Span>, context: number, now: () => number): Promise<number> {
-    const batch = batchOf(this.runner, 1, context);
-    const [longest] = [...times].sort(([, a], [, b]) => b.ms - a.ms);
-    if (longest === undefined) return 1;
-    const [list, { ms }] = longest;
-    const count = Math.min(MOST_STEPS, Math.max(1, Math.round(SLICE_MS / Math.max(ms, CLOCK_MS))));
-    const found: number[] = [];
-    const start = now();
-    while (now() - start < SUSTAINED_MS && found.length < SUSTAINED_RUNS)
-      found.push(await this.runner.time(batch, list, this.#variant(batch, list), count));
-    const half = Math.floor(found.length / 2);
-    const least = (part: readonly number[]): number => Math.max(Math.min(...part), CLOCK_MS / count);
-    return half === 0 ? 1 : least(found.slice(0, half)) / least(found.slice(half));
-  }
-
-  async #time(batch: Batch, list: string): Promise<Span> {
-    const { runner, options } = this;
-    const variant = this.#variant(batch, list);
-    const run = async (count: number): Promise<number> => {
-      options.signal.throwIfAborted();
-      return (await runner.time(batch, list, variant, count)) / count;
+  result(sustained: number): Omit<MeasuredSteps, "times"> {
+    return {
+      roundTripMs: this.roundTripMs,
+      hostMs: Math.max(this.#hostMs, CLOCK_MS / 1e4),
+      sustained,
+      spent: this.#spent,
     };
-    const first = await run(1);
-    const count = Math.min(MOST_STEPS, Math.max(1, Math.round(SLICE_MS / Math.max(first, CLOCK_MS / 4))));
-    const all = [await run(count), await run(count)];
-    return { ms: all.reduce((sum, ms) => sum + ms, 0) / all.length, low: Math.min(...all), high: Math.max(...all) };
   }
 
-  #variant(batch: Batch, list: string): string {
-    const { rows, limits } = this.runner;
-    const [P = 0, PW = 0] = limits.groups.map(({ pages }) => pages);
-    const own = rows.get(list) ?? [];
-    return variantName(chooseRow(arrange(own, list, this.options.choices), dimsOf(batch, { P, PW }, false)));
+  /** The ms of a submission without work. */
+  async roundTrip(batch: Batch): Promise<void> {
+    await this.#spend("round trip", async () => {
+      const times: number[] = [];
+      for (let run = 0; run < 3; run++) times.push(await this.#once(batch, 0, 1));
+      this.roundTripMs = Math.max(median(times), CLOCK_MS / 10);
+      return times.length;
+    });
   }
-}
 
-/**
- * The least time of a step by list, from the bytes of its weights: those of a few layers may be in a cache, but those of
- * all are not.
- */
-function floors(manifest: Manifest, bytesPerSecond: number): ReadonlyMap<string, number> {
-  const found = new Map<string, number>();
-  for (const { op, variants, inputs } of planOf(manifest).steps) {
-    if (op === "embed" || op === "expert_linear") continue;
-    const weights = Object.values(inputs).map((name) => manifest.weights[name]);
-    const bytes = weights.reduce(
-      (all, weight) => all + (weight?.planes.reduce((part, { size }) => part + size, 0) ?? 0),
-      0,
-    );
-    found.set(variants, Math.max(found.get(variants) ?? 0, (1000 * bytes) / bytesPerSecond));
+  /**
+   * The time of all layers, and of what follows them if all of them run, in ``share`` of the remaining time. With
+   * ``expected``, the ms of its first run: null if there is no time for it.
+   */
+  layers(step: ReportTime["step"], batch: Batch, share: number): Promise<Measured>;
+  layers(step: ReportTime["step"], batch: Batch, share: number, expected: number): Promise<Measured | null>;
+  async layers(step: ReportTime["step"], batch: Batch, share: number, expected = 0): Promise<Measured | null> {
+    const { ends, until } = this.options;
+    const start = this.#now();
+    const left = until - start;
+    if (expected > 0 && expected > left) {
+      this.#spent.push({ step, ms: 0, runs: 0 });
+      return null;
+    }
+    const end = start + share * left;
+    const all = ends.length;
+    const least = Math.min(all, LEAST_LAYERS);
+    let found: Measured | undefined;
+    await this.#spend(step, async () => {
+      const endOf = (layers: number): number | undefined => (layers === all ? undefined : ends[layers - 1]);
+      // The first run of a kernel may take longer.
+      const first = await this.#several(batch, endOf(least), SLICE_MS);
+      if (all === least) {
+        const [times, runs] = await this.#runs(batch, undefined, first, end);
+        found = { span: spanOf(times.length > 0 ? times : [first]), layers: all };
+        this.#first ??= { end: undefined, ms: found.span.ms };
+        if (step === "token") this.#few = found.span.ms;
+        return runs + 1;
+      }
+      const again = this.#now() < end ? await this.#several(batch, endOf(least), first) : null;
+      const few = again ?? first;
+      if (step === "token") this.#few = few;
+      const affordable = Math.floor((end - this.#now()) / (1.5 * Math.max(few / least, CLOCK_MS / all)));
+      const layers = Math.max(least, Math.min(all, affordable));
+      const [times, runs] =
+        layers === least ? [[], 0] : await this.#runs(batch, endOf(layers), (few * layers) / least, end);
+      if (times.length === 0) {
+        const [low, high] = again === null ? OF_ONE : OF_FEW;
+        const ms = (few * all) / least;
+        found = { span: { ms, low: ms * low, high: ms * high }, layers: least };
+      } else {
+        const span = spanOf(times);
+        const ofLayer = Math.max(0, span.ms - few) / (layers - least);
+        const [low, high] = layers === all ? [1, 1] : OF_FEW;
+        const ms = span.ms + ofLayer * (all - layers);
+        found = {
+          span: { ms, low: (low * ms * span.low) / span.ms, high: (high * ms * span.high) / span.ms },
+          layers,
+        };
+        this.#first ??= { end: endOf(layers), ms: span.ms };
+      }
+      return 1 + Number(again !== null) + runs;
+    });
+    return found ?? null;
   }
-  return found;
+
+  /** The ms of what follows the layers, and the choice of a token, by the probe's own plan. */
+  async head(batch: Batch): Promise<number> {
+    let ms = 0;
+    await this.#spend("token", async () => {
+      const times: number[] = [];
+      for (let run = 0; run < 2; run++) {
+        const start = this.#now();
+        this.options.signal.throwIfAborted();
+        // What is in the pages means nothing.
+        await this.runner.submit(batch, { notNumbers: true });
+        times.push(this.#now() - start - this.roundTripMs);
+        if (this.#now() > this.options.until) break;
+      }
+      const { ends } = this.options;
+      const body = await this.#several(batch, ends[Math.min(LEAST_LAYERS, ends.length) - 1], this.#few);
+      ms = Math.max(0, Math.min(...times) - body);
+      return times.length + 1;
+    });
+    return ms;
+  }
+
+  /** The speed now, relative to that of the first measurement. */
+  async sustained(batch: Batch): Promise<number> {
+    const first = this.#first;
+    if (first === null || this.#now() + first.ms > this.options.until) return 1;
+    let found = 1;
+    await this.#spend("sustained", async () => {
+      const [times, runs] = await this.#runs(batch, first.end, first.ms, this.options.until);
+      if (times.length > 0) found = first.ms / Math.max(Math.min(...times), CLOCK_MS / 10);
+      return runs;
+    });
+    return Math.max(found, 0.01);
+  }
+
+  /** Runs until a time, at least one. ``expected``: the ms of one. */
+  async #runs(batch: Batch, steps: number | undefined, expected: number, until: number): Promise<[number[], number]> {
+    const times: number[] = [];
+    while (times.length < MOST_RUNS && (times.length === 0 || this.#now() + expected < until))
+      times.push(await this.#several(batch, steps, expected));
+    return [times, times.length];
+  }
+
+  /** The ms of one of several steps that are submitted at once, as an engine submits them. */
+  async #several(batch: Batch, steps: number | undefined, expected: number): Promise<number> {
+    const count = Math.min(MOST_AHEAD, Math.max(1, Math.round(SLICE_MS / Math.max(expected, CLOCK_MS / 4))));
+    const all = await this.#once(batch, steps, count);
+    return Math.max(all - this.roundTripMs, CLOCK_MS / 100) / count;
+  }
+
+  async #once(batch: Batch, steps: number | undefined, count: number): Promise<number> {
+    this.options.signal.throwIfAborted();
+    const start = this.#now();
+    const running = Array.from({ length: count }, () => this.runner.listen(batch, steps));
+    const number = steps ?? this.options.ends.at(-1) ?? 1;
+    if (number > 0) this.#hostMs = Math.min(this.#hostMs, (this.#now() - start) / count / number);
+    await Promise.all(running);
+    return this.#now() - start;
+  }
+
+  async #spend(step: ReportTime["step"], work: () => Promise<number>): Promise<void> {
+    const start = this.#now();
+    const runs = await work();
+    this.#spent.push({ step, ms: this.#now() - start, runs });
+  }
 }

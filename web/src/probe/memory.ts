@@ -44,6 +44,25 @@ export async function allocate(device: GPUDevice, wanted: number, now = () => pe
   }
 }
 
+/**
+ * As `allocate`, in the page's own memory, which a driver on the CPU takes: some of these end the process instead of
+ * refusing a buffer. Nothing is written, so that only addresses are taken.
+ */
+export function reserve(wanted: number): Allocated {
+  const pieces: ArrayBuffer[] = [];
+  let bytes = 0;
+  try {
+    while (bytes < wanted) {
+      const piece = new ArrayBuffer(Math.min(PIECE_BYTES, wanted - bytes));
+      pieces.push(piece);
+      bytes += piece.byteLength;
+    }
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error;
+  }
+  return { bytes, isFull: bytes < wanted, copyBytesPerSecond: null };
+}
+
 async function copySpeed(device: GPUDevice, [from, to]: readonly GPUBuffer[]): Promise<number | null> {
   if (from === undefined || to === undefined) return null;
   const size = Math.min(from.size, to.size);

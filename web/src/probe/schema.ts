@@ -1,8 +1,15 @@
 // A probe and its report. Written by compiler/bundle/schema.py from probe.py and device_report.py there: edit these.
 
-import type { AdapterEntry, FileEntry, PlanEntry, SelfTestEntry, WeightEntry } from "../runtime/manifest.js";
+import type {
+  AdapterEntry,
+  FileEntry,
+  PlanEntry,
+  SelfTestEntry,
+  VectorTestEntry,
+  WeightEntry,
+} from "../runtime/manifest.js";
 
-/** What a probe has in place of the manifest's own ``plans``, ``weights``, ``shards`` and ``self_test``. The plan "generate" has the model's ``layers`` of these numbers, and each list of variants that the complete plan has. ``values``: for each plane that holds numbers and no codes, as "weight:plane", the bits of 16 of the model's own values, the quantiles of its first rows. */
+/** What a probe has in place of the manifest's own ``plans``, ``weights``, ``shards`` and tests. Its only plan has the name of the model's own, and each list of variants that the complete plan has. ``layers``: for each of the model's layers, the number of the one in the probe that has the same kernels, so that a runtime can run the complete plan on the weights of a few layers. ``values``: for each plane that holds numbers and no codes, as "weight:plane", the bits of 16 of the model's own values, the quantiles of its first rows. */
 export interface ProbeFile {
   readonly probe_version: number;
   readonly layers: readonly number[];
@@ -10,7 +17,8 @@ export interface ProbeFile {
   readonly weights: Readonly<Record<string, WeightEntry>>;
   readonly shards: readonly FileEntry[];
   readonly values: Readonly<Record<string, readonly number[]>>;
-  readonly self_test: SelfTestEntry;
+  readonly self_test: SelfTestEntry | null;
+  readonly vector_test: VectorTestEntry | null;
 }
 
 /** The seconds from a prompt of ``prompt_tokens`` to the first token of the answer, between ``low`` and ``high``. */
@@ -25,6 +33,15 @@ export interface PredictedFirstToken {
 export interface PredictedDecode {
   readonly context: number;
   readonly tokens_per_second: number;
+  readonly low: number;
+  readonly high: number;
+}
+
+/** The seconds in which an encoder reads a batch of ``texts``, each of ``tokens``, between ``low`` and ``high``. */
+export interface PredictedEncode {
+  readonly texts: number;
+  readonly tokens: number;
+  readonly seconds: number;
   readonly low: number;
   readonly high: number;
 }
@@ -54,7 +71,7 @@ export interface ReportTest {
   readonly largest_deviation: number | null;
 }
 
-/** ``weight_bytes_per_second``: of a token's step, weights divided by time. ``copy_bytes_per_second``: of a large copy on the device, read and written bytes. ``dispatch_us``: the host's time for a dispatch. ``round_trip_ms``: of an empty submission. ``sustained``: the speed at the end of the measurement, relative to that at its start. */
+/** ``weight_bytes_per_second``: of a token's step, or a short text's, weights divided by time. ``copy_bytes_per_second``: of a large copy on the device, read and written bytes. ``dispatch_us``: the host's time for a dispatch. ``round_trip_ms``: of an empty submission. ``sustained``: the speed at the end of the measurement, relative to that at its start. */
 export interface Measured {
   readonly weight_bytes_per_second: number;
   readonly copy_bytes_per_second: number | null;
@@ -63,12 +80,19 @@ export interface Measured {
   readonly sustained: number;
 }
 
-/** How the bundle fits: the dtype of activations, the tokens of a sequence, those of prompts in a step, and the memory budget; None if it needs none. */
+/** How the bundle fits: the dtype of activations, the tokens of a sequence, those of prompts in a step, or of texts in a batch of an encoder, and the memory budget; None if it needs none. */
 export interface Fit {
   readonly activation: "float32" | "float16" | "bfloat16" | "int8";
   readonly context: number;
   readonly prefill_chunk: number;
   readonly memory_budget: number | null;
+}
+
+/** What the probe did for ``ms``. ``runs``: how often it was measured; 0 for what is no measurement, and for one that was left out because the time was spent, of which the prediction's interval is wider. */
+export interface ReportTime {
+  readonly step: string;
+  readonly ms: number;
+  readonly runs: number;
 }
 
 /** Why the bundle does not run: ``message`` says what to do; ``found`` and ``needed`` are bytes or limits if there are any. */
@@ -85,15 +109,16 @@ export interface PredictedSpeed {
   readonly decode_tokens_per_second: number;
 }
 
-/** ``bundle`` is the hash of its manifest. ``probe_ms``: the time of the probe, of which its download is a part, of ``bytes_read``. Fields are None if the probe ended before they were measured; ``refusals`` is empty if the model will run. */
+/** ``bundle`` is the hash of its manifest. ``probe_ms``: the time of the probe, of which its download is a part, of ``bytes_read``, and ``times`` its parts. A model that generates text has ``speed``, ``first_token`` and ``decode``, an encoder ``encode``. Fields are None if the probe ended before they were measured; ``refusals`` is empty if the model will run. */
 export interface DeviceReport {
-  readonly format: "nearfar-probe-1";
+  readonly format: "nearfar-probe-2";
   readonly date: string;
   readonly model: string;
   readonly quantization: string;
   readonly bundle: string;
   readonly device: ReportDevice;
   readonly probe_ms: number;
+  readonly times: readonly ReportTime[];
   readonly bytes_read: number;
   readonly test: ReportTest | null;
   readonly measured: Measured | null;
@@ -102,5 +127,6 @@ export interface DeviceReport {
   readonly speed: PredictedSpeed | null;
   readonly first_token: readonly PredictedFirstToken[];
   readonly decode: readonly PredictedDecode[];
+  readonly encode: readonly PredictedEncode[];
   readonly refusals: readonly Refusal[];
 }

@@ -187,12 +187,12 @@ export class Runner {
 
   /**
    * Compute the keys and values of a window of sound, to which the sequences of later batches attend. Throws RequestError
-   * if the model reads none.
+   * if the model reads none. ``end``: without the plan's steps from this one on, to measure the others.
    */
-  async listen(batch: Batch): Promise<void> {
+  async listen(batch: Batch, end?: number): Promise<void> {
     const { audio } = this.#parts;
     if (audio === null) throw new RequestError(`${this.manifest.model} reads no sound`);
-    await this.#run(batch, false, this.#steps, [], 0, undefined, audio);
+    await this.#run(batch, false, this.#steps, [], 0, end, audio);
   }
 
   // The methods below are ordered with `submit`: their changes affect only the batches that are submitted later.

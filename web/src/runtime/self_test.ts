@@ -107,7 +107,7 @@ export function pagesOfTrial(first: number, length: number, numPages: readonly n
 }
 
 /** The largest error of a row of logits, in logits. */
-function rowDeviation(logits: Float32Array, { token_ids, logits: expected, logsumexp }: SelfTestRow): number {
+export function rowDeviation(logits: Float32Array, { token_ids, logits: expected, logsumexp }: SelfTestRow): number {
   const differences = token_ids.map((token, index) => Math.abs((logits[token] ?? NaN) - (expected[index] ?? NaN)));
   const worst = Math.max(...differences, Math.abs(logSumExp(logits) - logsumexp));
   return Number.isNaN(worst) ? Infinity : worst;

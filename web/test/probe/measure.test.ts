@@ -1,84 +1,63 @@
-// The prediction for a model of many layers, from a runner of two whose steps take the time that the test sets.
+// The prediction for a model of many layers, from a runner whose steps take the time that the test sets.
 
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
 
 import type { MeasuredRunner } from "../../src/probe/measure.js";
-import { measureSteps } from "../../src/probe/measure.js";
+import { measureSteps, measureTexts } from "../../src/probe/measure.js";
 import { firstTokenMs, tokenMs } from "../../src/probe/predict.js";
 import type { Batch } from "../../src/runtime/batch.js";
-import { NO_CHOICES } from "../../src/runtime/choices.js";
-import type { Manifest, StepEntry } from "../../src/runtime/manifest.js";
 
-const STEP_MS = 1.5;
+const [EMPTY_MS, EMBED_MS, HEAD_MS] = [1.5, 1, 10];
+const LAYERS = 28;
 
-/** The ms of each list's step, on the device. */
-const MS: Readonly<Record<string, (tokens: number, context: number) => number>> = {
-  embed: () => 1,
-  project: (tokens) => 4 + tokens,
-  attend: (tokens, context) => 2 + tokens * context * 0.001,
-  head: () => 10,
-};
-
-function step(variants: string, inputs: Readonly<Record<string, string>>): StepEntry {
-  return { op: variants, variants, inputs, outputs: {}, attrs: {} };
-}
-
-function manifestOf(layers: number): Manifest {
-  const steps = [
-    step("embed", { token_ids: "token_ids" }),
-    ...Array.from({ length: layers }, (_, layer) => [
-      step("project", { x: "x", weight: `layers.${layer}.weight` }),
-      step("attend", { page_ids: "page_ids" }),
-    ]).flat(),
-    step("head", { rows: "sample_rows" }),
-  ];
-  const plane = { name: "w", dtype: "float32", shape: [1000], shard: 0, offset: 0, size: 4000 };
-  const weights = Object.fromEntries(
-    Array.from({ length: layers }, (_, layer) => [`layers.${layer}.weight`, { planes: [plane] }]),
-  );
-  return { plans: { generate: { steps } }, weights, embedding: null, classifier: null } as unknown as Manifest;
-}
+/** Of a layer, on the device. */
+const layerMs = (tokens: number, context: number): number => 6 + tokens + tokens * context * 0.001;
+/** Each layer has two steps, which come after the embedding. */
+const ENDS = Array.from({ length: LAYERS }, (_, layer) => 1 + 2 * (layer + 1));
 
 class FakeRunner implements MeasuredRunner {
-  readonly manifest = manifestOf(2);
-  readonly stepsInFlight = 8;
-  readonly rows = new Map(
-    Object.keys(MS).map((list) => [list, [{ kernels: [list], activation: null, needs: [], when: null }]]),
-  );
-  readonly info = { kernels: 4, dispatchesPerToken: 6, weightBytes: 0, stateBytes: 0, totalBytes: 0 };
-  readonly limits = {
-    tokens: 64,
-    sequences: 1,
-    groups: [{ pages: 65, window: Infinity }],
-    pageSize: 16,
-    context: 1024,
-    vocabSize: 8,
-  };
+  layers: number[] = [];
+  readonly limits;
 
-  /** ``busy``: how much longer a list alone takes than in a step, because other programs run. */
-  constructor(private readonly busy = 1) {}
+  constructor(splitsTexts = true) {
+    this.limits = {
+      tokens: 512,
+      splitsTexts,
+      sequences: 4,
+      groups: [{ pages: 65, window: Infinity }],
+      pageSize: 16,
+      context: 1024,
+      vocabSize: 8,
+    };
+  }
 
-  time(batch: Batch, list: string, _variant: string, count: number): Promise<number> {
-    const ms = count * this.busy * msOf(list, batch);
-    vi.advanceTimersByTime(ms);
-    return Promise.resolve(ms);
+  async listen(batch: Batch, end?: number): Promise<void> {
+    const layers = end === undefined ? LAYERS : (end - 1) / 2;
+    this.layers.push(layers);
+    await this.#run(batch, end === 0 ? null : layers, end === undefined);
   }
 
   async submit(batch: Batch): Promise<never> {
-    await Promise.resolve();
-    const sampled = batch.sample_rows.length > 0;
-    const { steps } = this.manifest.plans.generate ?? { steps: [] };
-    const kernels = steps.filter(({ variants }) => sampled || variants !== "head");
-    vi.advanceTimersByTime(STEP_MS + kernels.reduce((all, { variants }) => all + msOf(variants, batch), 0));
+    await this.#run(batch, 2, true);
     return { tokenIds: new Int32Array(), logprobs: null, alternatives: null } as never;
+  }
+
+  async #run(batch: Batch, layers: number | null, head: boolean): Promise<void> {
+    await Promise.resolve();
+    const context = (batch.positions.at(-1) ?? 0) + 1;
+    const sampled = head && batch.sample_rows.length > 0;
+    const ms = layers === null ? 0 : EMBED_MS + layers * layerMs(batch.token_ids.length, context);
+    vi.advanceTimersByTime(EMPTY_MS + ms + (sampled ? HEAD_MS : 0));
   }
 }
 
-function msOf(list: string, batch: Batch): number {
-  return MS[list]?.(batch.token_ids.length, (batch.positions.at(-1) ?? 0) + 1) ?? 0;
-}
-
-const OPTIONS = { choices: NO_CHOICES, signal: new AbortController().signal, copyBytesPerSecond: null };
+const options = (until: number) => ({
+  signal: new AbortController().signal,
+  until,
+  ends: ENDS,
+  floorMs: 0,
+  far: true,
+});
 
 beforeEach(() => {
   vi.useFakeTimers({ toFake: ["performance"] });
@@ -87,32 +66,65 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-test.each([2, 28])("two layers show the times of %i", async (layers) => {
-  const { times } = await measureSteps(new FakeRunner(), manifestOf(layers), { ...OPTIONS, budgetMs: Infinity });
-  const layer = (tokens: number, context: number): number =>
-    (MS.project?.(tokens, context) ?? 0) + (MS.attend?.(tokens, context) ?? 0);
+test("with enough time, all layers run, and the prediction is exact", async () => {
+  const { times, roundTripMs, spent } = await measureSteps(new FakeRunner(), options(1e9));
+  expect(roundTripMs).toBeCloseTo(EMPTY_MS);
   for (const context of [256, 640, 1024])
-    expect(tokenMs(times, context).ms).toBeCloseTo(1 + layers * layer(1, context) + 10 + STEP_MS);
-  expect(firstTokenMs(times, 64).ms).toBeCloseTo(1 + layers * layer(64, 64) + 10 + STEP_MS);
-  const second = 1 + layers * layer(64, 128) + STEP_MS;
-  expect(firstTokenMs(times, 128).ms).toBeCloseTo(firstTokenMs(times, 64).ms + second);
-  expect(firstTokenMs(times, 16).ms).toBeCloseTo(1 + layers * layer(16, 16) + 10 + STEP_MS);
+    expect(tokenMs(times, context).ms).toBeCloseTo(EMBED_MS + LAYERS * layerMs(1, context) + HEAD_MS);
+  const chunk = EMBED_MS + LAYERS * layerMs(64, 64);
+  expect(firstTokenMs(times, 64).ms).toBeCloseTo(chunk + HEAD_MS + EMPTY_MS);
+  const second = EMBED_MS + LAYERS * layerMs(64, 128);
+  expect(firstTokenMs(times, 128).ms).toBeCloseTo(chunk + second + HEAD_MS + EMPTY_MS);
+  expect(times.exact).toBe(true);
+  // Each measurement is listed with its time.
+  expect(spent.map(({ step, runs }) => [step, runs > 0])).toContainEqual(["prompt", true]);
+  const all = spent.reduce((sum, { ms }) => sum + ms, 0);
+  expect(all).toBeCloseTo(performance.now(), 0);
 });
 
-test("if lists alone take longer than in a step, the step counts", async () => {
-  const options = { ...OPTIONS, budgetMs: Infinity };
-  const busy = tokenMs((await measureSteps(new FakeRunner(3), manifestOf(28), options)).times, 256).ms;
-  const calm = 1 + 28 * (5 + 2.256) + 10;
-  expect(busy / calm).toBeGreaterThan(1);
-  // The time besides the kernels is a part of the probe's step, and counts as often as its layers.
-  expect(busy / calm).toBeLessThan(1.06);
+test("with less time, fewer layers run, and the prediction is that of all", async () => {
+  const runner = new FakeRunner();
+  const start = performance.now();
+  const { times } = await measureSteps(runner, options(start + 600));
+  expect(Math.max(...runner.layers)).toBeLessThan(LAYERS);
+  const expected = EMBED_MS + LAYERS * layerMs(1, 256) + HEAD_MS;
+  expect(tokenMs(times, 256).ms / expected).toBeGreaterThan(0.9);
+  expect(tokenMs(times, 256).ms / expected).toBeLessThan(1.2);
+});
+
+test("a device that is too slow for its time measures a few layers, and says what it left out", async () => {
+  const runner = new FakeRunner();
+  const start = performance.now();
+  const { times, spent } = await measureSteps(runner, options(start + 1));
+  expect(new Set(runner.layers)).toEqual(new Set([2, -0.5]));
+  expect(spent.filter(({ runs }) => runs === 0).map(({ step }) => step)).toEqual([
+    "short prompt",
+    "context",
+    "context",
+  ]);
+  expect(times.exact).toBe(false);
+  // Not longer than the runs that it cannot do without.
+  expect(performance.now() - start).toBeLessThan(500);
+  const { low, high } = tokenMs(times, 256);
+  const expected = EMBED_MS + LAYERS * layerMs(1, 256) + HEAD_MS;
+  expect(low).toBeLessThan(expected);
+  expect(high).toBeGreaterThan(expected);
 });
 
 test("weights that a cache holds are not faster than the memory for all of them", async () => {
-  const options = { ...OPTIONS, budgetMs: Infinity, copyBytesPerSecond: 100_000 };
-  const { times } = await measureSteps(new FakeRunner(), manifestOf(28), options);
-  // 4,000 bytes take 40 ms, and not 5.
-  expect(tokenMs(times, 256).ms).toBeCloseTo(1 + 28 * (40 + 2.256) + 10 + STEP_MS);
-  const fast = await measureSteps(new FakeRunner(), manifestOf(28), { ...options, copyBytesPerSecond: 1e12 });
-  expect(tokenMs(fast.times, 256).ms).toBeCloseTo(1 + 28 * (5 + 2.256) + 10 + STEP_MS);
+  const { times } = await measureSteps(new FakeRunner(), { ...options(1e9), floorMs: 5000 });
+  expect(tokenMs(times, 256).ms).toBe(5000);
+  const fast = await measureSteps(new FakeRunner(), { ...options(1e9), floorMs: 5 });
+  expect(tokenMs(fast.times, 256).ms).toBeLessThan(300);
+});
+
+test("an encoder's batches are measured whole, as far as there is time", async () => {
+  const { texts, exact } = await measureTexts(new FakeRunner(false), options(1e9));
+  expect(texts.map(({ at }) => at)).toEqual([16, 128, 512]);
+  expect(texts[1]?.span.ms).toBeCloseTo(EMBED_MS + LAYERS * layerMs(128, 128) + HEAD_MS);
+  expect(exact).toBe(true);
+  const start = performance.now();
+  const brief = await measureTexts(new FakeRunner(false), options(start + 1));
+  expect(brief.texts.map(({ at }) => at)).toEqual([16]);
+  expect(brief.exact).toBe(false);
 });

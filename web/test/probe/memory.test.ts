@@ -1,8 +1,8 @@
 // The memory that a device gives, on devices that refuse buffers beyond a size.
 
-import { expect, test } from "vitest";
+import { afterEach, expect, test, vi } from "vitest";
 
-import { allocate } from "../../src/probe/memory.js";
+import { allocate, reserve } from "../../src/probe/memory.js";
 
 const MIB = 2 ** 20;
 
@@ -63,4 +63,21 @@ test("on a slow device it stops early, which is no refusal", async () => {
   const found = await allocate(device as unknown as GPUDevice, 10_000 * MIB, () => (now += 150));
   expect(found.isFull).toBe(false);
   expect(found.bytes).toBeLessThan(1000 * MIB);
+});
+
+afterEach(() => {
+  vi.unstubAllGlobals();
+});
+
+test("a driver on the CPU gets as much as the page has addresses for", () => {
+  expect(reserve(100 * MIB)).toEqual({ bytes: 100 * MIB, isFull: false, copyBytesPerSecond: null });
+  let room = 300 * MIB;
+  class Limited {
+    constructor(readonly byteLength: number) {
+      if (byteLength > room) throw new RangeError("Array buffer allocation failed");
+      room -= byteLength;
+    }
+  }
+  vi.stubGlobal("ArrayBuffer", Limited);
+  expect(reserve(1000 * MIB)).toEqual({ bytes: 256 * MIB, isFull: true, copyBytesPerSecond: null });
 });

@@ -32,12 +32,21 @@ function withProbe(text: string | null, changes: Partial<Manifest> = {}): Source
   };
 }
 
-const EMPTY = { probe_version: 1, layers: [], plans: {}, weights: {}, shards: [], values: {}, self_test: {} };
+const EMPTY = {
+  probe_version: 2,
+  layers: [],
+  plans: {},
+  weights: {},
+  shards: [],
+  values: {},
+  self_test: {},
+  vector_test: null,
+};
 
 test.skipIf(!hasAdapter).each([
   ["null", "must be an object, not null"],
   ["<html>", "is not JSON"],
-  ["{}", "has version missing, this @nearfar/web reads 1"],
+  ["{}", "has version missing, this @nearfar/web reads 2"],
   [JSON.stringify({ ...EMPTY, layers: ["a"] }), 'layers[0] must be an integer of at least 0, not "a"'],
   [JSON.stringify({ ...EMPTY, shards: [null] }), "shards[0] must be an object, not null"],
   [JSON.stringify({ ...EMPTY, values: { a: 1 } }), "values.a must be a list, not 1"],
@@ -48,23 +57,13 @@ test.skipIf(!hasAdapter).each([
   await expect(probing).rejects.toThrow(`probe.json: ${message}`);
 });
 
-test("a bundle without a probe is refused by name, and so is an encoder", async () => {
+test("a bundle without a probe is refused by name", async () => {
   await expect(probe(withProbe(null))).rejects.toThrow("letters: the bundle has no probe.json");
-  const embedding: Manifest["embedding"] = {
-    pooling: "mean",
-    normalize: true,
-    size: 8,
-    dense: [],
-    prompts: [],
-    default_prompt: null,
-    dimensions: [],
-  };
-  await expect(probe(withProbe(null, { embedding }))).rejects.toThrow("letters: is an encoder");
 });
 
 const notes = (stored: unknown) => ({ read: () => Promise.resolve(stored), write: () => Promise.resolve() });
 const REPORT: DeviceReport = {
-  format: "nearfar-probe-1",
+  format: "nearfar-probe-2",
   date: "2026-11-29T00:00:00.000Z",
   model: "letters",
   quantization: "f32",
@@ -87,11 +86,27 @@ const REPORT: DeviceReport = {
   speed: null,
   first_token: [],
   decode: [],
+  encode: [],
+  times: [],
   refusals: [{ reason: "memory", message: "too large", found: 1, needed: 2 }],
 };
 
 test.skipIf(!hasAdapter)("a stored report is returned if it is one, and measured again otherwise", async () => {
   expect(await probe(withProbe("null"), { gpu, notes: notes(REPORT) })).toEqual(REPORT);
-  for (const stored of [null, {}, { ...REPORT, format: "nearfar-probe-0" }, { ...REPORT, refusals: [{}] }])
+  for (const stored of [null, {}, { ...REPORT, format: "nearfar-probe-1" }, { ...REPORT, refusals: [{}] }])
     await expect(probe(withProbe("null"), { gpu, notes: notes(stored) })).rejects.toThrow("must be an object");
+});
+
+test.skipIf(!hasAdapter)("reports are stored by what was asked, bundle, adapter and browser", async () => {
+  const keys: unknown[] = [];
+  const read = (key: string) => {
+    keys.push(JSON.parse(key));
+    return Promise.resolve(REPORT);
+  };
+  await probe(withProbe("null"), { gpu, notes: { ...notes(REPORT), read }, limitMs: 100 });
+  const { vendor, architecture, device, description } = (await gpu.requestAdapter())?.info ?? {};
+  const browser = typeof navigator === "undefined" ? "" : navigator.userAgent;
+  const adapter = { vendor, architecture, device, description };
+  const bundle: unknown = expect.stringMatching(/^[0-9a-f]{64}$/);
+  expect(keys).toEqual([['probe {"limitMs":100}', bundle, adapter, browser]]);
 });
