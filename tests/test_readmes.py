@@ -24,7 +24,7 @@ SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 # The first cell of a row, which names files of the README's own folder.
 FIRST_CELL = re.compile(r"^\| *([^|\n]*)\|", flags=re.MULTILINE)
 # A line of a block that calls nearfar, without its comment.
-CALL = re.compile(r"^ *(?:[A-Z_]+=\S+ +)*(?:\.venv/bin/)?nearfar (.+?)(?: +#.*)?$", flags=re.MULTILINE)
+CALL = re.compile(r"^ *(?:[A-Z_]+=\S+ +)*(?:\.venv/bin/)?nearfar (.+?)(?: +[#>].*)?$", flags=re.MULTILINE)
 # The first line of a block that is a file.
 GIVEN = re.compile(r"^```\w+ (\S+)$", flags=re.MULTILINE)
 MAKE = re.compile(r"\bmake ([a-z][a-z0-9-]+)")

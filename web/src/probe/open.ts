@@ -11,7 +11,7 @@ import type { RunnerLimits } from "../runtime/memory.js";
 import { PREFILL_CHUNK, largestBuffer, limitsOf } from "../runtime/memory.js";
 import type { Notes } from "../runtime/notes.js";
 import { planOf } from "../runtime/plan.js";
-import type { RunnerOptions } from "../runtime/runner.js";
+import type { RunnerOptions } from "../runtime/runner_parts.js";
 import { Runner } from "../runtime/runner.js";
 import { rowDeviation } from "../runtime/self_test.js";
 import { addText, sequenceBatch } from "../runtime/sequence_batch.js";

@@ -193,7 +193,7 @@ export class HybridCompletions {
       shownAlternatives: params.logprobs === true ? (params.top_logprobs ?? 0) : null,
       signal,
     };
-    const items = this.#remembered(request, this.#routing.run(choice, job, learns));
+    const items = this.#remembered(request, this.#routing.run(choice, job, learns, replays));
     for await (const item of parts?.stated(items) ?? items) {
       journal?.shown(item);
       yield item;

@@ -150,17 +150,20 @@ export class Routing {
     };
   }
 
-  /** As `runAnswer`. ``learns``: whether a side's time is that of a generation, which shows its speed. */
+  /**
+   * As `runAnswer`. ``learns``: whether a side's time is that of a generation, which shows its speed. ``replays``: the side
+   * whose answer was counted when it was asked.
+   */
   run(
     { situation, decision, standby }: Pick<SituatedChoice, "situation" | "standby"> & Pick<AnswerJob, "decision">,
     job: Omit<AnswerJob, "decision" | "standby" | "clock" | "observer">,
     learns: (side: Side) => boolean,
+    replays: Side | null = null,
   ): AsyncGenerator<AnswerItem, void, undefined> {
     const { ledger, policy, far, clock } = this.wiring;
     const observer: AnswerJob["observer"] = {
       requested: (side) => {
-        // What far sends again was counted when it was asked.
-        const counts = side === "far" && learns(side);
+        const counts = side === "far" && side !== replays;
         if (counts && isSpent(policy.budget, ledger.today())) throw budgetSpent();
         this.records[side].circuit.begin();
         if (counts) ledger.add({ requests: 1 });

@@ -115,6 +115,7 @@ test("a missing network is not an error if near may answer, and far is asked lat
   });
   expect(nf.far).toEqual({
     id: "big",
+    name: "big",
     context: 4096,
     tokenizerSha256: null,
     tools: true,
