@@ -56,6 +56,7 @@ export default {
     "tsx",
     "typescript",
     "vue",
+    "yaml",
   ],
   excludePrivate: true,
   excludeExternals: true,

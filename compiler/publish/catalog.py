@@ -94,7 +94,7 @@ class Catalog(Entry):
         if name not in self.models:
             known = ", ".join(self.models) or "none"
             raise RequestError(
-                f"{name}: the catalog has no such model{did_you_mean(name, list(self.models))}; it has {known}"
+                f"{name}: the catalog has no such model; it has {known}{did_you_mean(name, list(self.models))}"
             )
         return self.models[name]
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
+from urllib.error import URLError
 
 
 class NearfarError(Exception):
@@ -107,6 +108,8 @@ def reason_of(error: Exception) -> str:
     """Why a file could not be read or written, without the error number and the path. The caller's message names the
     path.
     """
+    if isinstance(error, URLError) and isinstance(error.reason, OSError):
+        return reason_of(error.reason)
     if isinstance(error, OSError):
         return "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
     return str(error)

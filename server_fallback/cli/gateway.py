@@ -120,6 +120,8 @@ def routes(near: str, far: Far, policy: Policy, encoder: str | None = None) -> s
     stays = [f"labelled {label}" for label in private.labels]
     stays += [f"that match one of {len(private.patterns)} patterns"] if private.patterns else []
     stay_near = f"; requests {' or '.join(stays)} stay near" if stays else ""
+    masked = {"mask": "masked before they leave", "ask": "masked, and leave once confirmed", "near": "kept near"}
+    masks = "" if private.masks is None else f"; private texts are {masked[private.masks.then]}"
     embeds = f"; {encoder} embeds the prompts" if encoder is not None else ""
     sides = f"near is {near}, far is {far.model or 'the model'} at {far.base_url}"
-    return f"routing by {policy.mode}: {sides}{embeds}{stay_near}"
+    return f"routing by {policy.mode}: {sides}{embeds}{stay_near}{masks}"

@@ -21,6 +21,7 @@ API: Mapping[str, Sequence[str]] = {
         "nearfar.server_fallback.router.hybrid.Completions",
         "nearfar.server_fallback.router.sides.far.Far",
         "nearfar.server_fallback.router.sides.embedder.Embedder",
+        "nearfar.server_fallback.router.sides.finder.Finder",
     ],
     "Decisions of the router": [
         "nearfar.server_fallback.router.decision.decide.decide",

@@ -249,6 +249,11 @@ def test_the_gateway_prints_both_sides() -> None:
         "routing by auto: near is demo, far is big at http://far:8000; "
         "requests labelled private or labelled health or that match one of 1 patterns stay near"
     )
+    masks = {"patterns": [{"kind": "ID", "pattern": "[0-9]{9}"}], "then": "ask"}
+    rules = Policy.read(policy("auto", private={"labels": [], "masks": masks}))
+    assert routes("demo", Far("http://far:8000"), rules).endswith(
+        "; private texts are masked, and leave once confirmed"
+    )
 
 
 def test_a_gateway_with_a_transcriber_answers_about_recordings_and_says_so() -> None:

@@ -63,7 +63,8 @@ def shape(**schema: Any) -> dict[str, Any]:
 # Each field of the API with a private text in it: None if it is masked or left out and the rest is sent, else the path
 # of the field that is named. "" is a request that is refused before anything is decided.
 PLACES: dict[str, tuple[dict[str, Any], str | None]] = {
-    "content": (user(f"I am {SECRET}"), None),
+    # A receipt of far covers what far received.
+    "content": (user(f"I am {SECRET}") | {"receipt": True, "return_token_ids": True}, None),
     "a name that a model finds": (user("Bob is here"), None),
     "parts": (user([{"type": "text", "text": SECRET}]), None),
     "system": ({"messages": [{"role": "system", "content": SECRET}, *QUESTION]}, None),

@@ -53,6 +53,8 @@ const SHAPES: Keys = {
   continue_final_message: "flag",
   ignore_eos: "flag",
   logprobs: "flag",
+  receipt: "flag",
+  return_token_ids: "flag",
   reasoning_effort: /^(?:none|minimal|low|medium|high|xhigh|max)$/,
   verbosity: /^(?:low|medium|high)$/,
   // They concern accounts, speed or the connection alone.
