@@ -195,7 +195,8 @@ def run_fit(options: RouterFit) -> None:
         weights = ", ".join(f"{name} {weight:+.2f}" for name, weight in found.top)
         console.print(f"{side} is right: {weights}", highlight=False, markup=False)
     read = ", ".join(f"{block} (penalty {penalty:g})" for block, penalty in result.penalties.blocks())
-    console.print(f"what held-out groups bear out: {read}; times {result.penalties.apart:g} for what sides differ in")
+    apart = f"{result.penalties.apart:g} times that on the difference of the sides"
+    console.print(f"chosen on held-out groups: {read}; {apart}")
     console.print(
         f"fitted on {len(pairs):,} pairs; above {result.threshold:+.3f} the far side answers: "
         f"{result.far_share:.1%} of these prompts, and "
