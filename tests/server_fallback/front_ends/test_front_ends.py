@@ -355,11 +355,12 @@ def owner_of(response: httpx.Response, pids: set[int]) -> int:
     """The process that answers."""
     stream = response.extensions["network_stream"].get_extra_info("socket")
     assert isinstance(stream, socket.socket)
-    client = f"{stream.getsockname()[1]:04X}"
+    # Earlier connections to other servers may have had the client's port.
+    ports = [f":{port:04X}" for port in (stream.getpeername()[1], stream.getsockname()[1])]
     inode = next(
         line.split()[9]
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
-        if line.split()[2].endswith(f":{client}")
+        if all(address.endswith(port) for address, port in zip(line.split()[1:3], ports, strict=True))
     )
     for pid in pids:
         for file in Path(f"/proc/{pid}/fd").iterdir():
