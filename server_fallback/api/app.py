@@ -29,7 +29,7 @@ from .exchange import TIMEOUT_HEADER, exchange_of
 from .gate import Gate
 from .generation import CHAT, COMPLETION, generation_router
 from .health import health_router
-from .kept_answers import KeptAnswers
+from .kept_answers import KeptAnswers, KeptElsewhere
 from .lenient import IGNORED_HEADER
 from .limiter import Limiter, Limits, OwnLimits
 from .log import log_failure
@@ -71,6 +71,7 @@ def create_app(
     *,
     routed: bool = False,
     limits: Limits | None = None,
+    elsewhere: KeptElsewhere | None = None,
     on_close: Callable[[], Awaitable[None]] | None = None,
     speaker: Speaker | None = None,
 ) -> FastAPI:
@@ -78,14 +79,14 @@ def create_app(
     ``app.state.service``.
 
     ``routed``: each model is a pair of a near and a far side, and requests may restrict which side answers. ``limits``
-    None: those of ``config``, for this process. ``on_close`` is awaited after the drain. ``speaker`` None: that of
-    ``config``, if it names one. Raises the errors of `open_speaker`.
+    None: those of ``config``, for this process. ``elsewhere`` is that of `KeptAnswers`. ``on_close`` is awaited after
+    the drain. ``speaker`` None: that of ``config``, if it names one. Raises the errors of `open_speaker`.
     """
     if limits is None:
         limits = OwnLimits(limiter_of(config))
     if speaker is None and config.speaker is not None:
         speaker = open_speaker(config.speaker, config.speaker_api_key_env, os.environ)
-    kept = KeptAnswers(config.keep_seconds)
+    kept = KeptAnswers(config.keep_seconds, elsewhere=elsewhere)
     drain = Drain(lambda: limits.running > 0, kept.close)
     service = Service(models, config, limits, Metrics(models), QueueWaits(), drain, traces, kept, ERROR_FORMS, speaker)
 

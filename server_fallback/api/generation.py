@@ -76,7 +76,7 @@ def generation_router(kinds: Sequence[Kind[Any, Any, Any]], service: Service, *,
     @router.post("/v1/cancel", responses=EVERYWHERE)
     async def cancel(request: Request) -> Response:
         """End the streamed answer whose request had the same Idempotency-Key."""
-        if not service.kept.cancel(request.headers, exchange_of(request)):
+        if not await service.kept.cancel(request.headers, exchange_of(request)):
             raise ApiError(404, "no answer is kept under this Idempotency-Key", "answer_not_kept")
         return Response(status_code=204)
 
@@ -85,7 +85,7 @@ def generation_router(kinds: Sequence[Kind[Any, Any, Any]], service: Service, *,
 
 async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: BodyT, request: Request) -> Response:
     exchange, asked = exchange_of(request), kind.read(body)
-    rest = service.kept.find(request.headers, exchange, body) if asked.stream else None
+    rest = await service.kept.find(request.headers, exchange, body) if asked.stream else None
     if rest is not None:
         return rest
     executor = await _begin(service, asked, exchange)
@@ -108,7 +108,7 @@ async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: B
     if asked.stream:
         encode, drain = kind.encode(body), service.drain
         stream = EventStream(answering, encode, record, exchange, drain, report_queue, kind.events, alike=kind.alike)
-        return service.kept.keep(request.headers, exchange, body, stream, kind.events)
+        return await service.kept.keep(request.headers, exchange, body, stream, kind.events)
     work = _folded(answering, kind.fold(), record)
     answer = await service.drain.run(work, request.receive, exchange.deadline)
     report_queue()

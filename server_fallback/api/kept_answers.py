@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel
 from starlette.datastructures import Headers
@@ -46,17 +46,52 @@ class Name:
     key: str
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request with a key asks for: the events after number ``last`` of the answer to the request of this
+    ``digest``. None: all of them, or an answer that begins.
+    """
+
+    name: Name
+    digest: bytes
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One process at a time keeps the answer of a name. ``number`` is another one for each claim of a process."""
+
+    name: Name
+    number: int
+
+
+class KeptElsewhere(Protocol):
+    """The answers that other processes of this server keep."""
+
+    async def claim(self, name: Name) -> Claim | None:
+        """The name is this process's until `release`. None if it is claimed already."""
+
+    def release(self, claim: Claim) -> None: ...
+
+    async def follow(self, asked: Asked, held: AsyncExitStack) -> Response | None:
+        """As `KeptAnswers.follow`. ``held`` ends the response, also one that is not sent."""
+
+    async def end(self, name: Name) -> bool:
+        """As `KeptAnswers.end`."""
+
+
 @dataclass(eq=False, slots=True)
 class KeptAnswer:
-    """``digest`` is that of the request. ``parts`` are events and comments, ``places`` where those after each event
-    begin, and ``readers`` have the place that each has reached. ``is_read``: a reader has received its status.
-    ``is_whole``: no part was dropped. ``abandoned`` ends the answer as if its client had left; ``changed`` is set, and
-    replaced, at each change.
+    """``digest`` is that of the request. ``claim`` is there if other processes keep answers. ``parts`` are events and
+    comments, ``places`` where those after each event begin, and ``readers`` have the place that each has reached.
+    ``is_read``: a reader has received its status. ``is_whole``: no part was dropped. ``abandoned`` ends the answer as
+    if its client had left; ``changed`` is set, and replaced, at each change.
     """
 
     name: Name
     digest: bytes
     form: EventForm
+    claim: Claim | None = None
     parts: list[bytes] = field(default_factory=list)
     places: list[int] = field(default_factory=lambda: [0])
     size: int = OVERHEAD_BYTES
@@ -115,16 +150,16 @@ class KeptAnswer:
 
 class KeptAnswers:
     """``seconds``: how long an answer goes on, and is kept, after its last reader has left. ``max_bytes``: of all
-    answers; see `_make_room`.
+    answers; see `_make_room`. ``elsewhere`` is there if other processes of this server keep answers.
     """
 
-    def __init__(self, seconds: float, max_bytes: int = MAX_BYTES) -> None:
-        self._seconds, self._max_bytes = seconds, max_bytes
+    def __init__(self, seconds: float, max_bytes: int = MAX_BYTES, elsewhere: KeptElsewhere | None = None) -> None:
+        self._seconds, self._max_bytes, self._elsewhere = seconds, max_bytes, elsewhere
         self._answers: dict[Name, KeptAnswer] = {}
         self._size = 0
         self._is_closed = False
 
-    def find(self, headers: Headers, exchange: Exchange, body: BaseModel) -> Response | None:
+    async def find(self, headers: Headers, exchange: Exchange, body: BaseModel) -> Response | None:
         """The rest of an answer that is kept; None for a request without a key, or one whose answer begins now.
 
         Raises ApiError for wrong headers, the key of another request, and an answer that is not kept any more.
@@ -140,13 +175,23 @@ class KeptAnswers:
             raise ApiError(400, f"{KEY_HEADER} must have 1 to 256 visible ASCII characters", "invalid_header")
         if NUMBER.fullmatch(last or "0") is None:
             raise ApiError(400, f"{LAST_HEADER} must be the number of an event", "invalid_header")
-        after, answer = int(last or "0"), self._answers.get(Name(exchange.client, key))
+        asked = Asked(Name(exchange.client, key), digest_of(body), None if last is None else int(last))
+        rest: Response | None = self.follow(asked)
+        if rest is None and self._elsewhere is not None:
+            rest = await self._elsewhere.follow(asked, exchange.held)
+        # Also for 0: all events of a stream that has begun, and no other one.
+        if rest is None and last is not None:
+            raise not_kept()
+        return rest
+
+    def follow(self, asked: Asked) -> Following | None:
+        """The rest of an answer that this process keeps; None if it does not. Raises ApiError for the key of another
+        request, and an event that the answer does not have.
+        """
+        answer, after = self._answers.get(asked.name), asked.last or 0
         if answer is None:
-            # Also for 0: all events of a stream that has begun, and no other one.
-            if last is not None:
-                raise not_kept()
             return None
-        if answer.digest != digest_of(body):
+        if answer.digest != asked.digest:
             message = f"this {KEY_HEADER} names another request; use a new key for each request"
             raise ApiError(409, message, "idempotency_key_reused")
         if after >= len(answer.places):
@@ -154,17 +199,23 @@ class KeptAnswers:
             raise ApiError(400, message, "invalid_header")
         return Following(self, answer, answer.places[after])
 
-    def keep(
+    async def keep(
         self, headers: Headers, exchange: Exchange, body: BaseModel, stream: Response, form: EventForm
     ) -> Response:
         """The response to a streamed request: ``stream`` itself if the request has no key."""
-        key = headers.get(KEY_HEADER)
-        # Another request with this key may have begun meanwhile.
-        begun = self.find(headers, exchange, body)
-        if key is None or begun is not None:
-            return begun or stream
+        key, claim = headers.get(KEY_HEADER), None
+        if key is None:
+            return stream
         name = Name(exchange.client, key)
-        answer = self._answers[name] = KeptAnswer(name, digest_of(body), form)
+        while claim is None:
+            # Another request with this key may have begun meanwhile.
+            begun = await self.find(headers, exchange, body)
+            if begun is not None:
+                return begun
+            if self._elsewhere is None:
+                break
+            claim = await self._elsewhere.claim(name)
+        answer = self._answers[name] = KeptAnswer(name, digest_of(body), form, claim)
         self._size += answer.size
         return Following(self, answer, 0, Beginning(stream, exchange))
 
@@ -219,11 +270,16 @@ class KeptAnswers:
         else:
             answer.timer = asyncio.get_running_loop().call_later(self._seconds, self.forget, answer)
 
-    def cancel(self, headers: Headers, exchange: Exchange) -> bool:
+    async def cancel(self, headers: Headers, exchange: Exchange) -> bool:
         """End the answer of a key; False if it is not kept. Raises ApiError without a key."""
         if KEY_HEADER not in headers:
             raise ApiError(400, f"name the stream to end by the header {KEY_HEADER} of its request", "invalid_header")
-        answer = self._answers.get(Name(exchange.client, headers[KEY_HEADER]))
+        name = Name(exchange.client, headers[KEY_HEADER])
+        return self.end(name) or (self._elsewhere is not None and await self._elsewhere.end(name))
+
+    def end(self, name: Name) -> bool:
+        """End an answer of this process; False if it is not kept here."""
+        answer = self._answers.get(name)
         if answer is not None:
             self.forget(answer)
         return answer is not None
@@ -246,6 +302,8 @@ class KeptAnswers:
         if self.has(answer):
             del self._answers[answer.name]
             self._size -= answer.size
+            if self._elsewhere is not None and answer.claim is not None:
+                self._elsewhere.release(answer.claim)
 
     def _make_room(self) -> None:
         """Forget answers of the client with the most bytes, so that no client takes the room of another: its complete

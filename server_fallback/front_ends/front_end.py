@@ -11,14 +11,16 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+
+from fastapi import FastAPI
 
 from nearfar.compiler.runtime.errors import Unavailable
 
 from ..api.app import create_app
 from ..api.drain import SHUTTING_DOWN
+from ..api.kept_answers import Asked
 from ..api.keys import ApiKey
 from ..api.limiter import Admitted
 from ..api.log import configure_logs
@@ -26,7 +28,8 @@ from ..api.server import Server, loop_factory, prepare_process
 from ..api.traces import open_traces
 from ..log_event import log_event
 from ..processes.connection import Connection
-from .messages import Admit, Beating, Begin, Publish, Release, TakeAnswers, TakeBody
+from .messages import Admit, Beating, Begin, EndAnswer, Publish, Release, TakeAnswers, TakeBody
+from .shared_answers import SharedAnswers, followed
 from .shared_models import SharedModels
 
 
@@ -47,15 +50,21 @@ def main() -> None:
 async def serve(connected: socket.socket, listener: socket.socket) -> None:
     begin: asyncio.Future[Begin | None] = asyncio.get_running_loop().create_future()
     server: Server | None = None
+    app: FastAPI | None = None
     has_ended = False
 
-    def receive(message: object) -> Coroutine[Any, Any, None] | None:
+    def receive(message: object) -> object:
         match message:
             case Begin():
                 begin.set_result(message)
                 return None
             case Publish():
                 return models.publish(message)
+            case Asked() | EndAnswer():
+                # The main process asks only for what this process has claimed, so there is an app.
+                assert app is not None
+                kept = app.state.service.kept
+                return followed(kept, message) if isinstance(message, Asked) else kept.end(message.name)
             case _:
                 raise TypeError(f"a front end does not know the message {message!r}")
 
@@ -79,7 +88,9 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
     hang_seconds = message.config.hang_seconds
     main_process = os.getppid()
     link.watch(hang_seconds, lambda: end_main_process(main_process, hang_seconds))
-    app = create_app(models, message.config, open_traces(os.environ), limits=SharedLimits(link))
+    app = create_app(
+        models, message.config, open_traces(os.environ), limits=SharedLimits(link), elsewhere=SharedAnswers(link)
+    )
     if message.again:
         app.state.service.metrics.front_end_restarts.inc()
     link.send(Beating())

@@ -15,6 +15,7 @@ from nearfar.compiler.runtime.audio.transcribe import Transcript
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
 from ..api.config import ApiConfig
+from ..api.kept_answers import Asked, Claim, Name
 from ..api.limiter import Admission, Limiter
 from ..api.metrics import SHARED_FOLDER
 from ..executors.executor import ModelChange
@@ -23,17 +24,18 @@ from ..processes.child import Child
 from ..processes.connection import WithParts
 from ..processes.supervisor import Restarts, supervise
 from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest, UnloadRequest
-from .messages import Admit, Beating, Begin, Publish, Release, TakeAnswers, TakeBody, Transcribe
+from .messages import Admit, Beating, Begin, Disown, EndAnswer, Publish, Release, TakeAnswers, TakeBody, Transcribe
 
 MAIN = "from nearfar.server_fallback.front_ends.front_end import main; main()"
 RESTARTS = Restarts(first_seconds=0.5, longest_seconds=0.5)
 # The time in which a process ends whose connection has ended.
 ENDED_SECONDS = 5.0
+ENDED = "the front end has ended"
 
 
 class FrontEndProcess:
     """``latest`` returns the models, ``change`` carries out the changes that clients request, and ``transcribe`` has a
-    model of sound transcribe. Belongs to the running event loop.
+    model of sound transcribe. ``owners`` is that of all front ends. Belongs to the running event loop.
     """
 
     def __init__(
@@ -41,13 +43,14 @@ class FrontEndProcess:
         listener: socket.socket,
         config: ApiConfig,
         limiter: Limiter,
+        owners: Owners,
         metrics_folder: str,
         latest: Callable[[], Publish],
         change: Callable[[ModelChange], Coroutine[Any, Any, object]],
         transcribe: Callable[[Transcribe, Callable[[str], None]], Coroutine[Any, Any, Transcript]],
     ) -> None:
         self._config, self._latest, self._change, self._transcribe = config, latest, change, transcribe
-        self._requests = HeldRequests(limiter)
+        self._requests, self._owners = HeldRequests(limiter), owners
         environment = {**os.environ, SHARED_FOLDER: metrics_folder}
         self._child = Child(MAIN, self._receive, self._on_end, [listener], environment)
         self._supervision: asyncio.Task[None] | None = None
@@ -62,6 +65,12 @@ class FrontEndProcess:
         if self._child.connection is not None:
             with suppress(Unavailable):
                 await self._child.connection.call(message)
+
+    async def ask(self, message: Asked | EndAnswer, on_part: Callable[[Any], None] | None = None) -> Any:
+        """The result of a message about an answer that the front end keeps. Raises Unavailable if it ends."""
+        if self._child.connection is None:
+            raise Unavailable(ENDED)
+        return await self._child.connection.call(message, cancels=True, on_part=on_part)
 
     def stop(self, number: int) -> None:
         """Send a signal, after which the process is not started again."""
@@ -81,7 +90,7 @@ class FrontEndProcess:
 
     async def ended(self) -> str:
         await self._child.ended()
-        return "the front end has ended"
+        return ENDED
 
     async def failed(self, reason: str, failures: int, wait_seconds: float | None) -> None:  # noqa: ARG002
         status = await self._child.end(ENDED_SECONDS)
@@ -103,6 +112,16 @@ class FrontEndProcess:
                 return self._change(message)
             case Transcribe():
                 return WithParts(partial(self._transcribe, message))
+            case Claim():
+                return self._owners.claim(self, message)
+            case Disown(claim):
+                self._owners.release(self, claim)
+            case Asked():
+                owner = self._owners.of(message.name)
+                return None if owner is None else WithParts(partial(owner.ask, message))
+            case EndAnswer():
+                owner = self._owners.of(message.name)
+                return False if owner is None else owner.ask(message)
             case Beating():
                 assert self._child.connection is not None
                 self._child.connection.watch(self._config.hang_seconds, self._on_hang)
@@ -118,7 +137,33 @@ class FrontEndProcess:
     def _on_end(self) -> NearfarError:
         """The process has ended: as requested, or by a crash."""
         self._requests.release_all()
-        return Unavailable("the front end has ended")
+        self._owners.release_all(self)
+        return Unavailable(ENDED)
+
+
+class Owners:
+    """Which front end keeps the answer of a name, for the main process."""
+
+    def __init__(self) -> None:
+        self._claims: dict[Name, tuple[FrontEndProcess, Claim]] = {}
+
+    def claim(self, front_end: FrontEndProcess, claim: Claim) -> bool:
+        """False if any process has claimed the name."""
+        granted = front_end, claim
+        return self._claims.setdefault(claim.name, granted) is granted
+
+    def of(self, name: Name) -> FrontEndProcess | None:
+        owner, _ = self._claims.get(name, (None, None))
+        return owner
+
+    def release(self, front_end: FrontEndProcess, claim: Claim) -> None:
+        """A claim that was refused is nobody's."""
+        if self._claims.get(claim.name) == (front_end, claim):
+            del self._claims[claim.name]
+
+    def release_all(self, front_end: FrontEndProcess) -> None:
+        """The front end has ended."""
+        self._claims = {name: each for name, each in self._claims.items() if each[0] is not front_end}
 
 
 class HeldRequests:

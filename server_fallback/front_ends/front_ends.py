@@ -25,7 +25,7 @@ from ..executors.registry import Registry
 from ..executors.speech_executor import SpeechExecutor
 from ..executors.transcriber import TranscriberByName
 from ..log_event import log_event
-from .front_end_process import FrontEndProcess
+from .front_end_process import FrontEndProcess, Owners
 from .messages import Publish, SharedModel, Transcribe
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -59,7 +59,7 @@ class FrontEnds:
             # Under nohup, SIGHUP stays ignored.
             if signal.getsignal(number) != signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
-        limiter = limiter_of(self._config)
+        limiter, owners = limiter_of(self._config), Owners()
         metrics_folder = tempfile.mkdtemp(prefix="nearfar-metrics-")
         beside: asyncio.Task[None] | None = None
         try:
@@ -68,6 +68,7 @@ class FrontEnds:
                     listener,
                     self._config,
                     limiter,
+                    owners,
                     metrics_folder,
                     self._latest,
                     self._registry.change,

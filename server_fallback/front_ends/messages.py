@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from nearfar.compiler.ir.spec import Task
 
 from ..api.config import ApiConfig
+from ..api.kept_answers import Asked, Claim, Name
 from ..api.keys import ApiKey
 from ..executors.executor import Call, ModelChange, Recording
 from ..executors.local_share import LocalShare, SpeechShare
@@ -97,5 +98,24 @@ class Transcribe:
     call: Call
 
 
-# A `ModelChange` is a call too.
-FromFrontEnd = Beating | Admit | TakeAnswers | TakeBody | Release | Transcribe | ModelChange
+@dataclass(frozen=True, slots=True)
+class Disown:
+    """A claim of this front end is over. `Claim` itself is a call, which returns whether it is granted."""
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class EndAnswer:
+    """A call, which the main process passes on to the front end that keeps the answer, as it does `Asked`. Returns
+    whether one kept it.
+    """
+
+    name: Name
+
+
+# A `ModelChange` is a call too. The parts of `Asked` are the messages of a response, after a first one that says that
+# the answer is kept; it returns None without parts if it is not.
+FromFrontEnd = (
+    Beating | Admit | TakeAnswers | TakeBody | Release | Transcribe | ModelChange | Claim | Disown | Asked | EndAnswer
+)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +42,7 @@ QUESTION = "what is 27 + 58?"
 ANSWER = "27 + 58 = 85"
 # About 60 tokens.
 STORY = "tell me a story about a fox"
+CHAT = "/v1/chat/completions"
 KEYS = """
 [[keys]]
 name = "admin"
@@ -252,12 +253,70 @@ def test_models_are_loaded_and_unloaded_in_all_front_ends(server: Served) -> Non
     assert server.ask().status_code == 200
 
 
+@contextmanager
+def client_of_each(server: Served) -> Iterator[list[httpx.Client]]:
+    """Clients whose connections are to different front ends."""
+    pids, clients = server.front_ends(), dict[int, httpx.Client]()
+    with ExitStack() as stack:
+
+        def both_are_connected() -> bool:
+            client = stack.enter_context(httpx.Client(base_url=server.url, headers=ADMIN, timeout=WAIT_SECONDS))
+            with client.stream("GET", "/health/live") as response:
+                clients.setdefault(owner_of(response, pids), client)
+                response.read()
+            return len(clients) == 2
+
+        wait_until(both_are_connected)
+        yield list(clients.values())
+
+
+def test_each_front_end_continues_the_answers_of_the_other(server: Served) -> None:
+    # Sampled, so that two answers would be different.
+    body = chat("demo", STORY, stream=True, ignore_eos=True, max_tokens=60, temperature=2)
+    with client_of_each(server) as clients, ThreadPoolExecutor(6) as threads:
+        for key, (one, other) in {"first": clients, "second": clients[::-1]}.items():
+            named = {"Idempotency-Key": key}
+            assert other.post(CHAT, json=body, headers={**named, "Last-Event-ID": "0"}).status_code == 409
+            whole = one.post(CHAT, json=body, headers=named).text
+            rest = whole[whole.index("id: 3\n") :]
+            for client in clients:
+                assert client.post(CHAT, json=body, headers=named).text == whole
+                assert client.post(CHAT, json=body, headers={**named, "Last-Event-ID": "2"}).text == rest
+            another = other.post(CHAT, json={**body, "seed": 5}, headers=named)
+            assert another.json()["error"]["code"] == "idempotency_key_reused"
+        # Requests that arrive at the same time share an answer, too.
+        same = list(
+            threads.map(lambda client: client.post(CHAT, json=body, headers={"Idempotency-Key": "same"}), clients * 3)
+        )
+    assert len({each.text for each in same}) == 1
+    assert same[0].text.endswith("data: [DONE]\n\n")
+
+
+def test_a_front_end_ends_an_answer_of_the_other(server: Served) -> None:
+    # So many tokens that it does not end before it is cancelled.
+    body = chat("demo", STORY, stream=True, ignore_eos=True, max_tokens=200, n=16)
+    named = {"Idempotency-Key": "ended"}
+    with (
+        client_of_each(server) as (one, other),
+        one.stream("POST", CHAT, json=body, headers=named) as begun,
+        httpx.stream(
+            "POST", f"{server.url}{CHAT}", json=body, headers={**ADMIN, **named}, timeout=WAIT_SECONDS
+        ) as also,
+    ):
+        lines = begun.iter_lines()
+        assert next(lines) == "id: 1"
+        assert other.post("/v1/cancel", headers=named).status_code == 204
+        assert [text for text in (*lines, *also.iter_lines()) if "[DONE]" in text] == []
+        assert other.post("/v1/cancel", headers=named).status_code == 404
+        assert other.post(CHAT, json=body, headers={**named, "Last-Event-ID": "1"}).status_code == 409
+
+
 def test_a_front_end_that_crashes_fails_its_own_requests_and_is_started_again(server: Served) -> None:
     before = server.front_ends()
     # So many answers that they do not end before their front end.
     long = chat("demo", STORY, stream=True, ignore_eos=True, max_tokens=200, n=16)
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=long, timeout=WAIT_SECONDS,
-                      headers={**ADMIN, "X-Request-Id": "story"}) as story:  # fmt: skip
+                      headers={**ADMIN, "Idempotency-Key": "story"}) as story:  # fmt: skip
         lines = story.iter_lines()
         next(lines)
         # Only its sockets show which front end has a connection.
@@ -272,6 +331,11 @@ def test_a_front_end_that_crashes_fails_its_own_requests_and_is_started_again(se
     assert (victim, -signal.SIGKILL) in ended
     wait_until(lambda: len(server.front_ends()) == 2 and all(server.ask().status_code == 200 for _ in range(8)))
     assert re.search(r"nearfar:front_end_restarts_total [1-9]", server.metrics())
+    # Its kept answers have ended with it, and their keys are free.
+    named = {**ADMIN, "Idempotency-Key": "story"}
+    gone = server.post(CHAT, long, {**named, "Last-Event-ID": "1"})
+    assert (gone.status_code, gone.json()["error"]["code"]) == (409, "answer_not_kept")
+    assert server.post(CHAT, {**long, "n": 1, "max_tokens": 2}, named).status_code == 200
 
 
 def test_a_front_end_that_hangs_is_started_again_and_its_connections_are_answered(server: Served) -> None:
@@ -291,11 +355,12 @@ def owner_of(response: httpx.Response, pids: set[int]) -> int:
     """The process that answers."""
     stream = response.extensions["network_stream"].get_extra_info("socket")
     assert isinstance(stream, socket.socket)
-    client = f"{stream.getsockname()[1]:04X}"
+    # Earlier connections to other servers may have had the client's port.
+    ports = [f":{port:04X}" for port in (stream.getpeername()[1], stream.getsockname()[1])]
     inode = next(
         line.split()[9]
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
-        if line.split()[2].endswith(f":{client}")
+        if all(address.endswith(port) for address, port in zip(line.split()[1:3], ports, strict=True))
     )
     for pid in pids:
         for file in Path(f"/proc/{pid}/fd").iterdir():

@@ -20,7 +20,7 @@ from nearfar.server_fallback.executors import supervised
 from nearfar.server_fallback.executors.executor import ExecutorState
 from nearfar.server_fallback.executors.supervised import ServerProgram, SupervisedServer
 from nearfar.server_fallback.front_ends.front_end import end_main_process
-from nearfar.server_fallback.front_ends.front_end_process import FrontEndProcess
+from nearfar.server_fallback.front_ends.front_end_process import FrontEndProcess, Owners
 from nearfar.server_fallback.front_ends.messages import Beating, Publish
 from nearfar.server_fallback.front_ends.shared_models import SharedModels
 from nearfar.server_fallback.processes.connection import Connection
@@ -152,7 +152,7 @@ def test_a_silent_front_end_is_ended() -> None:
         limiter = Limiter(1, 1, 1.0)
         config = ApiConfig(hang_seconds=HANG_SECONDS)
         listener: Any = None
-        front_end = FrontEndProcess(listener, config, limiter, "", publish, cast(Any, None), cast(Any, None))
+        front_end = FrontEndProcess(listener, config, limiter, Owners(), "", publish, cast(Any, None), cast(Any, None))
         process: Any = Process()
         front_end._child._process = process
         front_end._child.connection = Connection(front_end._receive, front_end._on_end)

@@ -143,12 +143,9 @@ export function createLanguageModel(
         if (tools.length > 0 && !ready.info.tools)
           throw new DOMException(`The model ${ready.info.model} cannot call tools`, "NotSupportedError");
         await requireMedia();
-        const session = new LanguageModel(ready, sampling, [...tools], thinking, expected);
+        const session = new LanguageModel(ready, sampling, [...tools], thinking, expected, signal);
         if (initialPrompts !== undefined) await session.append(initialPrompts, { signal });
         signal?.throwIfAborted();
-        signal?.addEventListener("abort", () => {
-          session.destroy(signal.reason);
-        });
         return session;
       } finally {
         monitors.delete(report);

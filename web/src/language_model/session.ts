@@ -49,8 +49,14 @@ export class LanguageModel extends EventTarget {
     private readonly tools: readonly LanguageModelTool[] = [],
     private readonly thinking?: boolean,
     private readonly expected: ExpectedMedia = { image: false, audio: false },
+    signal?: AbortSignal,
   ) {
     super();
+    const destroy = (): void => {
+      this.destroy(signal?.reason);
+    };
+    // The signal may outlive the session, and must not keep it.
+    signal?.addEventListener("abort", destroy, { signal: this.#destroyed.signal });
     this.contextWindow = engine.info.context;
     ({ topK: this.topK, temperature: this.temperature, samplingMode: this.samplingMode } = sampling);
   }

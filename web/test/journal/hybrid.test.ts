@@ -1,5 +1,7 @@
 // Answers of two sides that a later page goes on with: near by its tokens, far after the text, and each after the other.
 
+import { getEventListeners } from "node:events";
+
 import { expect, test } from "vitest";
 
 import type { ChatCompletionChunk } from "../../src/api/types.js";
@@ -149,6 +151,20 @@ test("an answer of far that is left goes on, and ends once it is deleted", async
   // Without an id, it ends when it is left.
   for await (const _ of await hybrid.chat.completions.create(CHAT)) break;
   expect(cancelled(far)).toHaveLength(2);
+});
+
+test("a signal of many answers has no listeners once they have ended", async () => {
+  const { signal } = new AbortController();
+  for (const policy of [NEAR, FAR]) {
+    const disk = memoryDisk();
+    const far = new FakeFar([away(["one ", "two "], ["three"]), { texts: ["four"] }]);
+    await until(await page(disk, { ...policy, far }), disk, 3);
+    const { hybrid } = await page(disk, { ...policy, far });
+    for await (const _ of (await hybrid.journals.resume("x", { signal })).answer as AsyncIterable<unknown>);
+    for await (const _ of await hybrid.chat.completions.create(CHAT, { signal, id: "y" }));
+    await hybrid.chat.completions.create({ ...CHAT, stream: false }, { signal });
+    expect(getEventListeners(signal, "abort")).toEqual([]);
+  }
 });
 
 test("far goes on after the text of the page before", async () => {

@@ -1,3 +1,5 @@
+import { getEventListeners } from "node:events";
+
 import { expect, test, vi } from "vitest";
 
 import type { EngineApi } from "../../src/api/engine_api.js";
@@ -171,6 +173,17 @@ test("the signal of create() destroys the session when it aborts later", async (
   await expect(answer).rejects.toThrow("left the page");
   await expect(chat.prompt("b")).rejects.toThrow("left the page");
   expect(source.running).toBe(0);
+});
+
+test("a signal that outlives its sessions does not keep them", async () => {
+  const { signal } = new AbortController();
+  for (let index = 0; index < 3; index++) {
+    const { session: chat } = await session(["abc"], { signal });
+    expect(getEventListeners(signal, "abort")).toHaveLength(1);
+    await chat.prompt("a", { signal });
+    chat.destroy();
+    expect(getEventListeners(signal, "abort")).toHaveLength(0);
+  }
 });
 
 test("sampling modes and raw parameters reach the engine", async () => {

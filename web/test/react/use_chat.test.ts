@@ -10,6 +10,8 @@ import { adapterEngine, adapterEngineOver } from "../api/adapter_engine.js";
 import { FakeSource } from "../api/fake_model.js";
 import { journalled } from "../../src/journal/index.js";
 import { eachToken, pageStore, slowEngine } from "../journal/pages.js";
+import { FakeFar } from "../router/fakes.js";
+import { setUp } from "../router/hybrid_set_up.js";
 import { memoryDisk } from "../store/memory_folder.js";
 import { doing, root, settle } from "./dom.js";
 import { waitFor } from "../wait_for.js";
@@ -215,6 +217,27 @@ test.each([false, true])(
     expect(next.last().status).toBe("ready");
   },
 );
+
+test("with an id, the next page shows the one answer of far that went on without a page", async () => {
+  const disk = memoryDisk();
+  const far = new FakeFar([{ texts: ["one ", "two "], later: ["three"], then: "hang" }]);
+  const before = await hybridPage(far, pageStore(disk));
+  const first = await mounted({ engine: before.engine, id: "talk" });
+  void first.last().send("hi");
+  await until(() => first.last().messages[1]?.content === "one two ");
+  before.store.crash(disk);
+  const next = await mounted({ engine: (await hybridPage(far, pageStore(disk))).engine, id: "talk" });
+  await until(() => next.last().status === "ready" && next.last().messages.length === 2);
+  expect(next.texts()).toEqual(["user: hi", "assistant: one two three"]);
+  expect(next.last().messages[1]?.route?.side).toBe("far");
+  expect([far.chats.length, far.receivedAgain.length]).toEqual([1, 1]);
+});
+
+/** A new page whose policy prefers far. */
+async function hybridPage(far: FakeFar, store: ReturnType<typeof pageStore>) {
+  const { nf } = await setUp({ near: slowEngine(), policy: { mode: "prefer-far" }, far });
+  return { store, engine: journalled(nf, eachToken(store)) };
+}
 
 test("with an id, a component that is unmounted in mid-answer leaves it to the next one", async () => {
   const disk = memoryDisk();

@@ -133,10 +133,11 @@ export class FakeFar {
       method,
       headers: headers as Record<string, string>,
       body: typeof body === "string" ? body : "",
-      aborted: false,
+      get aborted() {
+        return signal?.aborted === true;
+      },
     };
     this.requests.push(request);
-    signal?.addEventListener("abort", () => (request.aborted = true));
     await Promise.resolve();
     signal?.throwIfAborted();
     if (!this.reachable) throw new TypeError("fetch failed");
