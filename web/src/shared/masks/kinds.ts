@@ -27,10 +27,7 @@ const KINDS: ReadonlyMap<string, string> = new Map(
 );
 
 /** Whether a policy's ``entities`` all have names of a model's own ``labels``, which then need no kinds. */
-export function areOwnLabels(
-  labels: readonly string[],
-  entities: readonly Pick<MaskEntity, "label">[],
-): boolean {
+export function areOwnLabels(labels: readonly string[], entities: readonly Pick<MaskEntity, "label">[]): boolean {
   const names = labels.map(kindOfLabel);
   return entities.every(({ label }) => names.includes(label));
 }
