@@ -1,6 +1,4 @@
-"""Masks of what the demo finder finds, in headless Chromium: the finder runs on WebGPU, and what leaves is read from the
-network.
-"""
+"""Masks of what the demo finder finds, in headless Chromium: it runs on WebGPU, and the network shows what leaves."""
 
 from __future__ import annotations
 
@@ -78,4 +76,4 @@ def test_far_receives_placeholders_for_what_the_page_s_finder_finds(page: Page) 
     assert found["masked"][0] in json.loads(sent)["messages"][0]["content"]
     assert b"Rosalind" not in sent
     assert b"Fairweather" not in sent
-    assert "finds no 'private_person', only PERSON" in found["refused"]
+    assert "lacks 'private_person'; use one of its labels: PERSON" in found["refused"]

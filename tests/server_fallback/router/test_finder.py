@@ -25,7 +25,8 @@ from nearfar.server_fallback.router.hybrid import Hybrid
 from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.router.sides.finder import Classifies, Finder
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
-from nearfar.server_fallback.schema.score import Classification, ClassifyRequest, ClassifyResponse, EncodingUsage
+from nearfar.server_fallback.schema.encoding import EncodingUsage
+from nearfar.server_fallback.schema.score import Classification, ClassifyRequest, ClassifyResponse
 
 TEXT = "My name is Rosalind Fairweather. Please deliver the sofa to 7 Hawthorn Close tomorrow."
 # Of published models: CoNLL 2003, OpenAI's privacy filter and AI4Privacy.
@@ -109,7 +110,7 @@ def test_far_reads_placeholders_for_what_the_demo_finder_finds_and_the_stream_ha
         async with opened(bundle) as executor:
             finder = Finder.of(executor)
             wrong = policy("prefer-far", private={"masks": {"entities": [{"label": "PERSONS", "kind": "PERSON"}]}})
-            with pytest.raises(RequestError, match="finds no 'PERSONS', only PERSON"):
+            with pytest.raises(RequestError, match="lacks 'PERSONS'; use one of its labels: PERSON"):
                 await Hybrid.create(near=FakeNear(), far=Far("http://127.0.0.1:9"), policy=wrong, finder=finder)
             return await answered(far, finder, text)
 

@@ -55,7 +55,7 @@ test("a policy names the model's own labels or kinds, and what the finder lacks 
   const finder = fitted(engine, LABELS, [...own, { label: "LOCATION", kind: "PLACE" }]);
   expect(finder.entities?.map(({ label }) => label)).toEqual(["PERSON", "LOCATION"]);
   await expect(masking(finder, "PER")).rejects.toMatchObject({
-    message: expect.stringContaining("the finder finds no 'PER', only PERSON, LOCATION") as string,
+    message: expect.stringContaining("the finder lacks 'PER'; use one of its labels: PERSON, LOCATION") as string,
     details: { code: "bad_policy", param: "private.masks.entities[0].label" },
   });
 });

@@ -63,7 +63,7 @@ export function checkMasks({ private: { masks } }: Pick<Policy, "private">, find
   if (foreign >= 0)
     throw badPolicy(
       `private.masks.entities[${foreign}].label`,
-      `the finder finds no '${wanted[foreign]?.label}', only ${known?.join(", ") || "nothing"}`,
+      `the finder lacks '${wanted[foreign]?.label}'; use one of its labels: ${known?.join(", ")}`,
     );
   if (masks?.then === "ask" && !asks)
     throw badPolicy("private.masks.then", 'nobody can be asked; set confirm, or use "mask" or "near"');
