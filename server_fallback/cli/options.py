@@ -116,7 +116,8 @@ class Gateway(Listening):
     transcriber: ModelName | None = None
     """a model such as Whisper, served beside the pair, that writes down the recordings in chats on this machine"""
     finder: ModelName | None = None
-    """the classifier of tokens that finds the entities of the policy's private.masks on this machine"""
+    """the classifier of tokens that finds the entities of the policy's private.masks on this machine, in any form that
+    --near accepts, or demo-finder"""
     far_api_key_env: Variable | None = None
     """the environment variable that holds the far server's API key"""
     far_model: Name | None = None

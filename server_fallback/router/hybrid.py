@@ -88,8 +88,9 @@ class Hybrid:
         ``hints`` returns this machine's battery and temperature before each decision. ``embedder`` is required by a
         policy whose predictor reads embeddings. ``transcriber`` writes down sound on this machine, so that near answers
         about recordings, and for far, as the policy's ``private.media`` says; it stays the caller's to close.
-        ``finder`` finds the entities of ``private.masks`` on this machine: an executor of a classifier of tokens, which
-        stays the caller's to close too. ``confirm`` is asked what may leave if ``private.masks.then`` is "ask".
+        ``finder`` finds the entities of ``private.masks`` on this machine: an executor of a classifier of tokens, or
+        a `Finder`; it stays the caller's to close too. ``confirm`` is asked what may leave if ``private.masks.then`` is
+        "ask".
         ``receipt_key`` is a private key of `nearfar sign` for receipts of a near model that is opened here. Raises
         RequestError with the code "bad_policy", "api_version", "wrong_key" or "unknown_model", and the errors of
         opening the near model. An offline far side is not an error if near may answer.

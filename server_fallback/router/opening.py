@@ -11,15 +11,13 @@ from nearfar.compiler.pipeline.kernel_cache import cache_folder
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.shared.script import SharedScript
 
-from ..executors.encoder_executor import EncoderExecutor
 from ..executors.executor import Executor, Opener, Opening, Transcribes
-from ..text.token_labels import kind_of_label
 from .decision.budget import FileLedger, Ledger
 from .decision.policy import Policy
 from .hybrid_executor import HybridExecutor
 from .sides.embedder import Embedder
 from .sides.far import Far, FarSide
-from .sides.finder import Classifies, Finder
+from .sides.finder import Classifies, Finder, fitted
 from .sides.local_embedder import LocalEmbedder
 from .sides.local_encoder import LocalEncoder
 from .sides.masker import AskedCaller, Confirm
@@ -49,7 +47,7 @@ class HybridOpener:
         require_sides(self._policy, near=True, far=self._far)
         embedder = None if self._embedder is None else await self._embedder.open()
         require_embedder(self._policy, embedder)
-        finder = None if self._finder is None else await self._finder.open()
+        finder = fitted(None if self._finder is None else await self._finder.open(), self._policy)
         require_masks(self._policy, finder, "caller")
         near = await self._near.prepare(model, name)
         if near.task == "transcribe":
@@ -87,6 +85,7 @@ async def open_hybrid(
     """As `Hybrid.create`; ``near`` opens the near model. If anything fails, nothing stays open."""
     require_sides(policy, near=near is not None, far=far)
     require_embedder(policy, embedder)
+    finder = fitted(finder, policy)
     require_masks(policy, finder, confirm)
     async with AsyncExitStack() as opened:
         masks = policy.private.masks
@@ -124,23 +123,8 @@ def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:
 def require_masks(policy: Policy, finder: Classifies | None, confirm: Confirm | AskedCaller | None) -> None:
     """Raises RequestError with the code "bad_policy" for masks that nothing finds or nobody confirms."""
     rules = {"private": policy.private.model_dump()}
-    SharedScript.of_thread().ask("checkMasks", rules, finder is not None, confirm is not None)
-    masks = policy.private.masks
-    if isinstance(finder, EncoderExecutor):
-        classifier = finder.model.classifier
-        labels = {kind_of_label(label) or "" for label in (classifier.labels if classifier else ())} - {""}
-    elif isinstance(finder, Finder):
-        labels = {entity.label for entity in finder.entities}
-    else:
-        return
-    for index, entity in enumerate(masks.entities if masks is not None else ()):
-        if entity.label not in labels:
-            known = ", ".join(sorted(labels)) or "nothing"
-            raise RequestError(
-                f"the policy masks {entity.label!r}, but the finder finds {known}",
-                code="bad_policy",
-                param=f"private.masks.entities[{index}].label",
-            )
+    known = {"entities": [each.model_dump() for each in finder.entities]} if isinstance(finder, Finder) else {}
+    SharedScript.of_thread().ask("checkMasks", rules, None if finder is None else known, confirm is not None)
 
 
 def require_embedder(policy: Policy, embedder: Embedder | None) -> None:

@@ -14,13 +14,17 @@ from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.executors.text_model import TextModel
 
 
+def executor_of(bundle: Bundle) -> EncoderExecutor:
+    runner = ReferenceRunner(bundle, limits=Limits(sequences=16), activation="float32")
+    return EncoderExecutor(
+        EncoderEngine(runner, EncoderModel.of(bundle.manifest)), TextModel.of(bundle, bundle.manifest.model)
+    )
+
+
 @asynccontextmanager
 async def opened(bundle: Bundle) -> AsyncIterator[EncoderExecutor]:
     """The executor of a bundle, which is closed in the end."""
-    runner = ReferenceRunner(bundle, limits=Limits(sequences=16), activation="float32")
-    executor = EncoderExecutor(
-        EncoderEngine(runner, EncoderModel.of(bundle.manifest)), TextModel.of(bundle, bundle.manifest.model)
-    )
+    executor = executor_of(bundle)
     try:
         yield executor
     finally:

@@ -51,7 +51,6 @@ export async function connectSides(
     far: { baseURL, apiKey, model, dialect },
     fetch: network.fetch,
     ...(transcriber !== null && { transcriber }),
-    ...(finder !== null && { finder }),
     confirm: (texts) => confirmLeaving(hostOf(baseURL), texts),
     device: {
       read: async () => {
@@ -60,15 +59,17 @@ export async function connectSides(
       },
     },
   };
+  const connect = async (by: Policy): Promise<Hybrid> =>
+    Hybrid.create({ ...options, policy: by, finder: (await finder?.for(by)) ?? undefined });
   const given = await givenPolicy();
   let policy = withLock(given ?? ownPolicy(dialect));
-  let hybrid = await Hybrid.create({ ...options, policy });
+  let hybrid = await connect(policy);
   const fitted =
     given === null ? await fittedPolicy((await facts)?.model ?? null, hybrid.far?.id ?? null, dialect) : null;
   if (fitted !== null) {
     policy = withLock(fitted);
     hybrid.close();
-    hybrid = await Hybrid.create({ ...options, policy });
+    hybrid = await connect(policy);
   }
   // Conversations with private messages are stored on this device as well.
   const answering = journalled(hybrid, { keepPrivate: true });

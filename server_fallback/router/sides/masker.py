@@ -6,6 +6,7 @@ in far's answers.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ from .finder import Classifies
 MAX_TEXTS = 256
 # Those that the finder reads at once.
 MAX_WINDOWS = 64
+# For the search of a request's texts.
+SEARCH_SECONDS = 20.0
 MAX_CONFIRMED = 4096
 # In texts of these formats, placeholders are possible.
 FORMATS = (None, "text", "json_object", "json_schema")
@@ -244,30 +247,33 @@ class Masker:
         return MaskedAnswer(hidden["text"], hidden["reasoning"], masks, changed)
 
     async def _find(self, texts: Sequence[str], call: Call) -> dict[str, list[Any]] | None:
-        """The entities of each text; None if the model fails. Raises DeadlineExceeded."""
+        """The entities of each text; None if the texts are too long, or the model fails or takes too long. Raises
+        DeadlineExceeded.
+        """
+        entities: dict[str, list[Any]] = {text: [*self._entities.get(text, ())] for text in texts}
         if not self._rules.entities or self._finder is None:
-            return {text: [] for text in texts}
-        found = {text: self._entities.get(text, [] if not text.strip() else None) for text in texts}
-        windows = [
-            (text, window)
-            for text, known in found.items()
-            if known is None
-            for window in self._ask("textWindows", text)
-            if window["text"].strip()
-        ]
-        entities: dict[str, list[Any]] = {text: known or [] for text, known in found.items()}
+            return entities
+        unknown = [text for text in entities if text not in self._entities]
+        windows = self._ask("searchedWindows", unknown)
+        if windows is None:
+            return None
         try:
-            for start in range(0, len(windows), MAX_WINDOWS):
-                part = windows[start : start + MAX_WINDOWS]
-                request = ClassifyRequest(model="finder", input=[window["text"] for _, window in part])
-                data = (await self._finder.classify(request, call)).data
-                for (text, window), labelled in zip(part, data, strict=True):
-                    entities[text] += self._entities_of(window, labelled)
+            async with asyncio.timeout(SEARCH_SECONDS) as limit:
+                for start in range(0, len(windows), MAX_WINDOWS):
+                    part = windows[start : start + MAX_WINDOWS]
+                    request = ClassifyRequest(model="finder", input=[window["text"] for window in part])
+                    data = (await self._finder.classify(request, call)).data
+                    for window, labelled in zip(part, data, strict=True):
+                        entities[unknown[window["of"]]] += self._entities_of(window, labelled)
         except DeadlineExceeded:
             raise
         except NearfarError:
             return None
-        self._entities.update({text: entities[text] for text, _ in windows})
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return None
+        self._entities.update({text: entities[text] for text in unknown})
         while len(self._entities) > MAX_TEXTS:
             self._entities.popitem(last=False)
         return entities

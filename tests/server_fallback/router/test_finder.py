@@ -1,4 +1,6 @@
-"""The finder of a policy's masks: kinds of labels, its limits, and the demo finder from a request to far's bytes."""
+"""The finder of a policy's masks: kinds of labels, the limits of a search, and the demo finder from a request to far's
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -17,39 +19,47 @@ from name_corpus import ENTITIES, measured
 from plain_target import compile_plain
 
 from nearfar.compiler.demo import FINDER_CHECKPOINT
-from nearfar.compiler.runtime.errors import DeviceError, NearfarError, RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.router.hybrid import Hybrid
 from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.router.sides.finder import Classifies, Finder
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
-from nearfar.server_fallback.schema.score import ClassifyRequest, ClassifyResponse
+from nearfar.server_fallback.schema.encoding import EncodingUsage
+from nearfar.server_fallback.schema.score import Classification, ClassifyRequest, ClassifyResponse
 
 TEXT = "My name is Rosalind Fairweather. Please deliver the sofa to 7 Hawthorn Close tomorrow."
 # Of published models: CoNLL 2003, OpenAI's privacy filter and AI4Privacy.
 LABELS = ("O", "B-PER", "I-PER", "E-private_address", "U-GIVENNAME", "TELEPHONENUM", "B-LOC", "I-ORG")
 
 
-class Failing:
-    """A classifier that raises ``error``, or never answers."""
+class Slow:
+    """A classifier that finds nothing, in ``seconds`` of the event loop's clock."""
 
-    def __init__(self, error: NearfarError | None = None) -> None:
-        self.error = error
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.batches = seconds, 0
 
     async def classify(self, request: ClassifyRequest, call: Call) -> ClassifyResponse:  # noqa: ARG002
-        if self.error is not None:
-            raise self.error
-        await asyncio.Event().wait()
-        raise AssertionError
+        self.batches += 1
+        loop = asyncio.get_running_loop()
+        time = loop.time
+        loop.time = lambda: time() + self.seconds  # type: ignore[method-assign]
+        # Timers that are due run meanwhile.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        data = [Classification(index=at, num_classes=3, tokens=[], spans=[]) for at, _ in enumerate(request.input)]
+        usage = EncodingUsage(prompt_tokens=1, total_tokens=1)
+        return ClassifyResponse(id="c", created=1, model="slow", data=data, usage=usage)
 
 
-async def answered(far: FakeFar, finder: Classifies, text: str) -> list[ChatCompletionChunk]:
+async def answered(far: FakeFar, finder: Classifies, *texts: str) -> list[ChatCompletionChunk]:
     given = policy("prefer-far", private={"masks": {"entities": ENTITIES}})
     async with (
         running(far),
         await Hybrid.create(near=FakeNear(), far=Far(far.url), policy=given, finder=finder) as pair,
     ):
-        stream = await pair.chat.completions.create(messages=[{"role": "user", "content": text}], stream=True)
+        messages = [{"role": "user", "content": text} for text in texts]
+        stream = await pair.chat.completions.create(messages=messages, stream=True)
         return [chunk async for chunk in stream]
 
 
@@ -58,30 +68,32 @@ def sides(chunks: Sequence[ChatCompletionChunk]) -> set[tuple[str, str]]:
 
 
 def test_labels_of_published_models_mean_known_kinds_and_others_are_refused_by_name() -> None:
-    found = Finder(Failing(), LABELS).entities
+    found = Finder(Slow(), LABELS).entities
     assert [each.kind for each in found] == ["PERSON", "ADDRESS", "PHONE", "LOCATION", "ORGANIZATION"]
     with pytest.raises(RequestError, match="the model labels MISC, EVENT, which no known kind"):
-        Finder(Failing(), ("O", "B-MISC", "I-MISC", "B-PER", "B-EVENT"))
-    own = Finder(Failing(), ("O", "B-MISC", "I-MISC", "B-PER"), {"MISC": "OTHER", "PER": None})
+        Finder(Slow(), ("O", "B-MISC", "I-MISC", "B-PER", "B-EVENT"))
+    own = Finder(Slow(), ("O", "B-MISC", "I-MISC", "B-PER"), {"MISC": "OTHER", "PER": None})
     assert [each.kind for each in own.entities] == ["OTHER"]
     for wrong in ({"MISC": None}, {"PER": "person"}):
         with pytest.raises(RequestError):
-            Finder(Failing(), ("O", "B-PER"), wrong)
+            Finder(Slow(), ("O", "B-PER"), wrong)
 
 
 @pytest.mark.parametrize(
-    "finder",
-    [
-        Finder(Failing(DeviceError("lost")), LABELS),
-        Finder(Failing(), LABELS, timeout_seconds=0.01),
-        Finder(Failing(), LABELS, max_characters=len(TEXT) - 1),
-    ],
-    ids=["the device is lost", "it takes too long", "the text is too long"],
+    ("characters", "seconds", "stays", "batches"),
+    [(100_000, 2.0, False, 4), (100_001, 2.0, True, 0), (100_000, 7.0, True, 3)],
+    ids=["within both limits", "the texts are too long", "all batches take too long"],
 )
-def test_a_text_that_is_not_searched_stays_on_this_machine(finder: Finder) -> None:
-    far = FakeFar(lambda _: Reply(chunks=text_chunks("far", usage=FAR_USAGE)))
-    assert sides(run(answered(far, finder, TEXT))) == {("near", "private")}
-    assert far.generated == []
+def test_texts_that_are_not_searched_in_time_stay(characters: int, seconds: float, stays: bool, batches: int) -> None:
+    async def nothing(*_: object) -> bool:
+        return False
+
+    far, slow = FakeFar(lambda _: Reply(chunks=text_chunks("far", usage=FAR_USAGE))), Slow(seconds)
+    texts = "x" * 50_000, "y" * (characters - 50_000)
+    # The texts are too long for both sides, so the error shows where they may be read.
+    with pytest.raises(RequestError, match="is private, so only near" if stays else "neither side can answer"):
+        run(answered(far, Finder(slow, LABELS), *texts))
+    assert slow.batches == batches
 
 
 def test_far_reads_placeholders_for_what_the_demo_finder_finds_and_the_stream_has_the_texts(tmp_path: Path) -> None:
@@ -98,7 +110,7 @@ def test_far_reads_placeholders_for_what_the_demo_finder_finds_and_the_stream_ha
         async with opened(bundle) as executor:
             finder = Finder.of(executor)
             wrong = policy("prefer-far", private={"masks": {"entities": [{"label": "PERSONS", "kind": "PERSON"}]}})
-            with pytest.raises(RequestError, match="'PERSONS', but the finder finds"):
+            with pytest.raises(RequestError, match="lacks 'PERSONS'; use one of its labels: PERSON"):
                 await Hybrid.create(near=FakeNear(), far=Far("http://127.0.0.1:9"), policy=wrong, finder=finder)
             return await answered(far, finder, text)
 

@@ -3,14 +3,12 @@
 
 import type { ClassifyParams } from "../api/encoder_types.js";
 import type { Classification, ClassifyResponse } from "../api/replies.js";
-import { anySignal } from "../api/stream.js";
 import type { RequestOptions } from "../api/types.js";
 import type { Engine } from "../engine.js";
-import { BundleError, DeviceError, RequestError } from "../errors.js";
+import { BundleError, RequestError } from "../errors.js";
 import type { BundleAddress, LoadOptions } from "../load_options.js";
-import { unlessAborted } from "../runtime/abort.js";
 import type { MaskEntity } from "../shared/decision/policy_schema.js";
-import { kindsOfLabels } from "../shared/masks/kinds.js";
+import { areOwnLabels, kindsOfLabels } from "../shared/masks/kinds.js";
 import type { EntityFinder } from "./masks.js";
 
 export interface FinderOptions {
@@ -19,18 +17,12 @@ export interface FinderOptions {
    * name: letters A to Z, or null if it is not private.
    */
   readonly kinds?: Readonly<Record<string, string | null>> | undefined;
-  /** The characters of a text that is searched; a longer one is not, so its request stays on the device. By default 100,000. */
-  readonly mostCharacters?: number | undefined;
-  /** The milliseconds that the search of a text may take; after them its request stays on the device. By default 20,000. */
-  readonly timeoutMs?: number | undefined;
 }
 
 export class Finder<Model extends EntityFinder = EntityFinder> implements EntityFinder {
   /** The kinds that it finds, and the ``entities`` of a policy that masks all of them. */
   readonly entities: readonly MaskEntity[];
   readonly #kinds: ReadonlyMap<string, string | null>;
-  readonly #mostCharacters: number;
-  readonly #timeoutMs: number;
 
   /**
    * ``engine``: of this page or of a worker, and the caller's to unload. ``labels``: those of its model, as its manifest has them (`classifier.labels`). Throws RequestError for
@@ -39,12 +31,10 @@ export class Finder<Model extends EntityFinder = EntityFinder> implements Entity
   constructor(
     readonly engine: Model,
     labels: readonly string[],
-    { kinds, mostCharacters = 100_000, timeoutMs = 20_000 }: FinderOptions = {},
+    { kinds }: FinderOptions = {},
   ) {
     const named = kindsOfLabels(labels, kinds);
     this.#kinds = new Map(named);
-    this.#mostCharacters = mostCharacters;
-    this.#timeoutMs = timeoutMs;
     const found = [...new Set(named.map(([, kind]) => kind))].filter((kind) => kind !== null);
     this.entities = found.map((kind) => ({ label: kind, kind }));
   }
@@ -54,35 +44,17 @@ export class Finder<Model extends EntityFinder = EntityFinder> implements Entity
    * RequestError as the constructor and for another model, and what `Engine.load` throws.
    */
   static async load(address: BundleAddress, options: FinderOptions & LoadOptions = {}): Promise<Finder<Engine>> {
-    const { kinds, mostCharacters, timeoutMs, ...loading } = options;
-    const own = { kinds, mostCharacters, timeoutMs };
-    const { Engine: OfPage, httpSource } = await import("../index.js");
-    const source = typeof address === "string" || address instanceof URL ? httpSource(address) : address;
-    const labels = labelsOf(await manifestOf(source, loading.signal));
+    const { kinds, ...loading } = options;
+    const labels = await tokenLabels(address, loading.signal);
     kindsOfLabels(labels, kinds);
-    return new Finder(await OfPage.load(address, loading), labels, own);
+    const { Engine: OfPage } = await import("../index.js");
+    return new Finder(await OfPage.load(address, loading), labels, { kinds });
   }
 
-  /** The spans of texts, labelled with their kinds. Throws RequestError, DeviceError, or the signal's reason. */
-  async classify(params: ClassifyParams, { signal }: RequestOptions = {}): Promise<Pick<ClassifyResponse, "data">> {
-    const characters = [params.input]
-      .flat()
-      .reduce((sum: number, text) => sum + (typeof text === "string" ? text.length : 0), 0);
-    if (characters > this.#mostCharacters)
-      throw new RequestError(
-        `the finder searches at most ${this.#mostCharacters} characters of a text, which has ${characters}; shorten it, or raise mostCharacters`,
-        { param: "input" },
-      );
-    const limit = AbortSignal.timeout(this.#timeoutMs);
-    const either = anySignal(signal, limit);
-    try {
-      const { data } = await unlessAborted(Promise.resolve(this.engine.classify(params, { signal: either })), either);
-      return { data: data.map((each) => this.#ofKinds(each)) };
-    } catch (error) {
-      if (limit.aborted && signal?.aborted !== true)
-        throw new DeviceError(`the finder has not searched a text within ${this.#timeoutMs} ms`, {}, { cause: error });
-      throw error;
-    }
+  /** The spans of texts, labelled with their kinds. Throws what ``engine`` throws. */
+  async classify(params: ClassifyParams, options: RequestOptions = {}): Promise<Pick<ClassifyResponse, "data">> {
+    const { data } = await this.engine.classify(params, options);
+    return { data: data.map((each) => this.#ofKinds(each)) };
   }
 
   #ofKinds({ spans, ...rest }: Classification): Classification {
@@ -97,6 +69,24 @@ export class Finder<Model extends EntityFinder = EntityFinder> implements Entity
       }),
     };
   }
+}
+
+/**
+ * ``engine`` as it is if a policy's ``entities`` all have its model's own ``labels``; otherwise a `Finder` of it. Throws
+ * RequestError as its constructor.
+ */
+export function fitted(engine: EntityFinder, labels: readonly string[], entities: readonly MaskEntity[]): EntityFinder {
+  return areOwnLabels(labels, entities) ? engine : new Finder(engine, labels);
+}
+
+/**
+ * The labels of a bundle's classifier of tokens, as its manifest has them. Throws BundleError, and RequestError for
+ * another model.
+ */
+export async function tokenLabels(address: BundleAddress, signal?: AbortSignal): Promise<readonly string[]> {
+  const { httpSource } = await import("../index.js");
+  const source = typeof address === "string" || address instanceof URL ? httpSource(address) : address;
+  return labelsOf(await manifestOf(source, signal));
 }
 
 interface Opens {

@@ -9,15 +9,17 @@ import type {
   ChatCompletionToolCallDelta,
   RequestOptions,
 } from "../api/types.js";
+import { anySignal } from "../api/stream.js";
 import { NearfarError, RequestError, Unavailable } from "../errors.js";
 import { unlessAborted } from "../runtime/abort.js";
+import type { Finds } from "../shared/decision/contradictions.js";
 import { checkMasks } from "../shared/decision/contradictions.js";
 import type { Policy } from "../shared/decision/policy.js";
 import type { MaskRules } from "../shared/decision/policy_schema.js";
 import type { PrivateCheck } from "../shared/decision/privacy.js";
 import type { Situation } from "../shared/decision/situation.js";
 import type { Form } from "../shared/masks/addresses.js";
-import { entitiesOf, textWindows } from "../shared/masks/entities.js";
+import { entitiesOf, searchedWindows } from "../shared/masks/entities.js";
 import type { Entity } from "../shared/masks/mask_request.js";
 import { hasMasked, maskMessages, maskText, maskableTexts } from "../shared/masks/mask_request.js";
 import type { Mask } from "../shared/masks/placeholders.js";
@@ -30,7 +32,7 @@ import type { AnswerSoFar, PlainParams, Side, SideRequest } from "./sides/sides.
 import { textOf } from "./sides/sides.js";
 
 /** A model on this device that labels the tokens of texts: an `Engine` with a classifier of tokens is one. */
-export interface EntityFinder {
+export interface EntityFinder extends Finds {
   classify(params: ClassifyParams, options?: RequestOptions): PromiseLike<Pick<ClassifyResponse, "data">>;
 }
 
@@ -46,6 +48,8 @@ export interface MaskOptions {
 const MOST = 256;
 /** Those that the finder reads at once. */
 const MOST_WINDOWS = 64;
+/** The milliseconds that the search of a request's texts may take. */
+const SEARCH_MS = 20_000;
 const MOST_CONFIRMED = 4096;
 /** In a text of these formats, a placeholder may be impossible. */
 const STRICT_FORMATS: readonly unknown[] = ["regex", "grammar"];
@@ -73,7 +77,7 @@ export class Masker {
     const { masks } = policy.private;
     if (masks === null) throw new Error("the policy has no masks");
     this.#rules = masks;
-    checkMasks(policy, options.finder !== null, options.confirm !== null);
+    checkMasks(policy, options.finder, options.confirm !== null);
   }
 
   get asks(): boolean {
@@ -184,31 +188,34 @@ export class Masker {
     return (await this.options.confirm?.(texts)) === true;
   }
 
-  /** The entities of each text; null if the model fails. */
+  /** The entities of each text; null if the texts are too long, or the model fails or takes too long. */
   async #find(texts: readonly string[], signal: AbortSignal): Promise<ReadonlyMap<string, readonly Entity[]> | null> {
     const { finder } = this.options;
     const found = new Map(texts.map((text) => [text, [...(this.#entities.get(text) ?? [])]]));
     if (this.#rules.entities.length === 0 || finder === null) return found;
-    const windows = [...found.keys()].flatMap((text) =>
-      this.#entities.has(text) ? [] : textWindows(text).map((window) => ({ of: text, ...window })),
-    );
-    const read = windows.filter(({ text }) => text.trim() !== "");
+    const unknown = [...found.keys()].filter((text) => !this.#entities.has(text));
+    const windows = searchedWindows(unknown);
+    if (windows === null) return null;
+    const limit = AbortSignal.timeout(SEARCH_MS);
+    const either = anySignal(signal, limit);
     try {
-      for (let start = 0; start < read.length; start += MOST_WINDOWS) {
-        const part = read.slice(start, start + MOST_WINDOWS);
-        const { data } = await finder.classify({ input: part.map(({ text }) => text) }, { signal });
+      for (let start = 0; start < windows.length; start += MOST_WINDOWS) {
+        const part = windows.slice(start, start + MOST_WINDOWS);
+        const input = part.map(({ text }) => text);
+        const finding = Promise.resolve(finder.classify({ input }, { signal: either }));
+        const { data } = await unlessAborted(finding, either);
         for (const [index, window] of part.entries()) {
           const labelled = data[index];
           if (labelled?.spans === undefined) throw noSpans();
-          found.get(window.of)?.push(...entitiesOf(window, labelled.spans));
+          found.get(unknown[window.of] ?? "")?.push(...entitiesOf(window, labelled.spans));
         }
       }
     } catch (error) {
       signal.throwIfAborted();
-      if (error instanceof NearfarError) return null;
+      if (limit.aborted || error instanceof NearfarError) return null;
       throw error;
     }
-    for (const { of } of windows) this.#entities.set(of, found.get(of) ?? []);
+    for (const text of unknown) this.#entities.set(text, found.get(text) ?? []);
     for (const oldest of [...this.#entities.keys()].slice(0, -MOST)) this.#entities.delete(oldest);
     return found;
   }

@@ -39,8 +39,8 @@ import { imageKeyHead } from "./images/key.js";
 import { unreadablePicture } from "./images/kind.js";
 import { imageLayout } from "./images/layout.js";
 import { soundKeyHead, soundLayout, wrongSounds } from "./sounds.js";
-import { entitiesOf, textWindows } from "./masks/entities.js";
-import { kindsOfLabels } from "./masks/kinds.js";
+import { entitiesOf, searchedWindows } from "./masks/entities.js";
+import { areOwnLabels, kindsOfLabels } from "./masks/kinds.js";
 import { hasMasked, maskMessages, maskText, maskableTexts } from "./masks/mask_request.js";
 import { restore, restoredCitations } from "./masks/restorer.js";
 import { leavingTexts, strictRequest, unmaskedTexts } from "./masks/strict.js";
@@ -209,8 +209,9 @@ Object.assign(globalThis, {
     strictRequest: overJson(strictRequest),
     leavingTexts: overJson(leavingTexts),
     unmaskedTexts: overJson(unmaskedTexts),
-    textWindows: overJson(textWindows),
+    searchedWindows: overJson(searchedWindows),
     entitiesOf: overJson(entitiesOf),
+    areOwnLabels: overJson(areOwnLabels),
     kindsOfLabels: overJson(kindsOfLabels),
     openAnswer: overJson(openAnswer),
     stepAnswer: overJson(stepAnswer),

@@ -1,11 +1,13 @@
-// The finder of masks: kinds of labels, spans of any classifier of tokens, and its limits.
+// The finder of masks: kinds of labels, spans of any classifier of tokens, and the limits of a search.
 
-import { expect, test } from "vitest";
+import { expect, test, vi } from "vitest";
 
 import type { ClassifyResponse } from "../../src/api/replies.js";
 import { DeviceError } from "../../src/errors.js";
-import { Finder } from "../../src/router/finder.js";
-import { entitiesOf, textWindows } from "../../src/shared/masks/entities.js";
+import { Finder, fitted } from "../../src/router/finder.js";
+import type { Hybrid } from "../../src/router/hybrid.js";
+import type { EntityFinder } from "../../src/router/masks.js";
+import { MOST_SEARCHED, entitiesOf, textWindows } from "../../src/shared/masks/entities.js";
 import { setUp } from "./hybrid_set_up.js";
 
 const LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"];
@@ -31,9 +33,9 @@ const engine = {
   },
 };
 
-const masking = (finder: Finder) =>
+const masking = (finder: EntityFinder, label = "PERSON") =>
   setUp({
-    policy: { mode: "prefer-far", private: { masks: { entities: [{ label: "PERSON", kind: "PERSON" }] } } },
+    policy: { mode: "prefer-far", private: { masks: { entities: [{ label, kind: "PERSON" }] } } },
     far: [{ texts: ["Hi [PERSON_1]"] }],
     finder,
   });
@@ -47,6 +49,17 @@ test("the policy names kinds, whatever the model's labels are called", async () 
   expect(far.bodies[0]?.messages).toEqual([{ role: "user", content: "😀 I am [PERSON_1] of Lyon." }]);
 });
 
+test("a policy names the model's own labels or kinds, and what the finder lacks is refused at the start", async () => {
+  const own = [{ label: "PER", kind: "PERSON" }];
+  expect(fitted(engine, LABELS, own)).toBe(engine);
+  const finder = fitted(engine, LABELS, [...own, { label: "LOCATION", kind: "PLACE" }]);
+  expect(finder.entities?.map(({ label }) => label)).toEqual(["PERSON", "LOCATION"]);
+  await expect(masking(finder, "PER")).rejects.toMatchObject({
+    message: expect.stringContaining("the finder lacks 'PER'; use one of its labels: PERSON, LOCATION") as string,
+    details: { code: "bad_policy", param: "private.masks.entities[0].label" },
+  });
+});
+
 test("a label without a kind is refused by its name", () => {
   expect(() => new Finder(engine, [...LABELS, "B-MISC"])).toThrow(/labels MISC, which no known kind/);
   expect(() => new Finder(engine, LABELS, { kinds: { MISC: null } })).toThrow(/kinds has MISC/);
@@ -54,11 +67,6 @@ test("a label without a kind is refused by its name", () => {
 
 test.each([
   ["a lost device", new Finder({ classify: () => Promise.reject(new DeviceError("lost")) }, LABELS)],
-  [
-    "a search that takes too long",
-    new Finder({ classify: () => new Promise(() => undefined) }, LABELS, { timeoutMs: 1 }),
-  ],
-  ["a text that is too long", new Finder(engine, LABELS, { mostCharacters: 5 })],
   [
     "a model without spans",
     new Finder({ classify: () => Promise.resolve({ data: [{ index: 0, num_classes: 1, tokens: [] }] }) }, LABELS),
@@ -69,6 +77,36 @@ test.each([
   const { route } = await nf.chat.completions.create({ messages: MESSAGES } as never);
   expect(route).toMatchObject({ side: "near", reason: "private" });
   expect(far.requests.length).toBe(before);
+});
+
+const leaving = (nf: Hybrid, ...texts: readonly string[]) => {
+  const messages = texts.map((content) => ({ role: "user", content }));
+  return nf.leaving({ messages } as never, new AbortController().signal);
+};
+
+test("texts that are longer than a search stay, without those that were searched before", async () => {
+  const { nf } = await masking(new Finder(engine, LABELS));
+  const most = `I am ${NAME}.`.padEnd(MOST_SEARCHED, " word");
+  expect(await leaving(nf, `${most}s`)).toBeNull();
+  for (const texts of [[most], [most, most.slice(1)]])
+    expect((await leaving(nf, ...texts))?.params.messages[0]?.content).toMatch(/^I am \[PERSON_1\]\. word/);
+});
+
+test("one time limit holds for all texts of a request, which stay", async () => {
+  const limit = new AbortController();
+  const timed = vi.spyOn(AbortSignal, "timeout").mockReturnValue(limit.signal);
+  let batches = 0;
+  const slow: EntityFinder = {
+    classify: (params) => {
+      if (++batches === 1) return engine.classify(params);
+      limit.abort(new DOMException("", "TimeoutError"));
+      return new Promise(() => undefined);
+    },
+  };
+  const { nf } = await masking(new Finder(slow, LABELS));
+  expect(await leaving(nf, "word ".repeat(10_000))).toBeNull();
+  expect([batches, timed.mock.calls]).toEqual([2, [[20_000]]]);
+  timed.mockRestore();
 });
 
 test("a name at any place of a long text is whole in a window", () => {

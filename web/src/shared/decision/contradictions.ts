@@ -1,6 +1,6 @@
 // Contradictions in a policy whose values are each allowed: yields the path of each and what is wrong there.
 
-import type { MaskRules, Policy } from "./policy_schema.js";
+import type { MaskEntity, MaskRules, Policy } from "./policy_schema.js";
 import { badPolicy } from "./schema_check.js";
 
 type Contradictions = Iterable<readonly [path: string, problem: string]>;
@@ -46,13 +46,25 @@ export function checkSides(
     throw badPolicy("escalation.then", 'a server of dialect openai cannot continue; use "restart"');
 }
 
+/** A model that finds entities. ``entities``: all that it finds, if that is known. */
+export interface Finds {
+  readonly entities?: readonly Pick<MaskEntity, "label">[] | undefined;
+}
+
 /**
- * Throws RequestError with the code "bad_policy" for masks that need more. ``finds``: there is a model that finds
- * entities; ``asks``: the application is asked.
+ * Throws RequestError with the code "bad_policy" for masks that need more. ``asks``: the application is asked.
  */
-export function checkMasks({ private: { masks } }: Pick<Policy, "private">, finds: boolean, asks: boolean): void {
-  if (masks !== null && masks.entities.length > 0 && !finds)
+export function checkMasks({ private: { masks } }: Pick<Policy, "private">, finder: Finds | null, asks: boolean): void {
+  const wanted = masks?.entities ?? [];
+  if (wanted.length > 0 && finder === null)
     throw badPolicy("private.masks.entities", "no model finds them; set finder, or remove them");
+  const known = finder?.entities?.map(({ label }) => label);
+  const foreign = wanted.findIndex(({ label }) => known?.includes(label) === false);
+  if (foreign >= 0)
+    throw badPolicy(
+      `private.masks.entities[${foreign}].label`,
+      `the finder lacks '${wanted[foreign]?.label}'; use one of its labels: ${known?.join(", ")}`,
+    );
   if (masks?.then === "ask" && !asks)
     throw badPolicy("private.masks.then", 'nobody can be asked; set confirm, or use "mask" or "near"');
 }

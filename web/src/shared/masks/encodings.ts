@@ -9,10 +9,11 @@ export interface Encoded {
 }
 
 const BASE64 = /[A-Za-z0-9+/_-]{12,}={0,2}/g;
-const WORDS = /\S*(?:%[0-9A-Fa-f]{2}|&#?[0-9A-Za-z]{2,8};|\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4})\S*/g;
+// At the beginning of a word alone, so that a long one is not searched from each of its characters.
+const WORDS = /(?<!\S)\S*(?:%[0-9A-Fa-f]{2}|&#?[0-9A-Za-z]{2,8};|\\x[0-9A-Fa-f]{2}|\\u[0-9A-Fa-f]{4})\S*/g;
 const LETTERS = /(?<!\S)\S(?: \S){5,}(?![^\s.,;:!?)])/g;
 /** With two signs, because "look at example.org" has one. */
-const SIGNS = /\S+(?: (?:at|dot|dash|underscore) \S+){2,}/gi;
+const SIGNS = /(?<!\S)\S+(?: (?:at|dot|dash|underscore) \S+){2,}/gi;
 const SIGN: Readonly<Record<string, string>> = { at: "@", dot: ".", dash: "-", underscore: "_" };
 /** Longer parts are files, not texts. */
 const MOST_CHARACTERS = 10_000;

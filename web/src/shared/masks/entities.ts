@@ -7,10 +7,25 @@ import type { Entity } from "./mask_request.js";
 /** UTF-16 units of a window, and how many of them it has in common with the next one. */
 const WINDOW = 600;
 const OVERLAP = 120;
+/** UTF-16 units of texts that are searched for one request. */
+export const MOST_SEARCHED = 100_000;
 
 export interface TextWindow {
   readonly start: number;
   readonly text: string;
+}
+
+/** ``of``: the index of its text. */
+export interface SearchedWindow extends TextWindow {
+  readonly of: number;
+}
+
+/** The windows of texts, without blank ones; null if the texts are more than are searched for one request. */
+export function searchedWindows(texts: readonly string[]): readonly SearchedWindow[] | null {
+  if (texts.reduce((sum, text) => sum + text.length, 0) > MOST_SEARCHED) return null;
+  return texts
+    .flatMap((text, of) => textWindows(text).map((window) => ({ of, ...window })))
+    .filter(({ text }) => text.trim() !== "");
 }
 
 /** The windows of a text, which begin and end between words if it has any there. */

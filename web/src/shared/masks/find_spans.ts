@@ -21,6 +21,8 @@ export interface Reading {
   readonly starts: readonly number[] | null;
 }
 
+/** What a reader sees as it is. */
+const PLAIN = /^[\t-\r -~]*$/;
 const INVISIBLE = /^(?:[\p{DI}\u2800]|(?![\t-\r\x85])\p{C})$/u;
 /** Also of a word that an invisible character splits. */
 const IN_WORD = /[\p{L}\p{N}\p{M}_\p{DI}\u2800]|(?![\t-\r\x85])\p{C}/u;
@@ -86,11 +88,12 @@ export function findKnown(read: () => Reading, known: readonly Known[]): readonl
 
 function readingsOf(text: string): readonly Reading[] {
   const plain: Reading = { text, starts: null };
-  return /^[\t-\r -~]*$/.test(text) ? [plain] : [plain, seen(text, false)];
+  return PLAIN.test(text) ? [plain] : [plain, seen(text, false)];
 }
 
 /** A text as a reader sees it. */
 export function seen(text: string, ignoresCase: boolean): Reading {
+  if (PLAIN.test(text)) return { text: ignoresCase ? text.toLowerCase() : text, starts: null };
   const starts: number[] = [];
   let read = "";
   let at = 0;

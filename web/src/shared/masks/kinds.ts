@@ -1,6 +1,7 @@
 // The kinds of private texts that the labels of published models mean, by their names.
 
 import { RequestError } from "../../errors.js";
+import type { MaskEntity } from "../decision/policy_schema.js";
 import { kindOfLabel } from "../label_spans.js";
 
 /** The names of each kind: in capitals, without other signs and without PRIVATE at their beginning. */
@@ -24,6 +25,12 @@ const NAMES: Readonly<Record<string, string>> = {
 const KINDS: ReadonlyMap<string, string> = new Map(
   Object.entries(NAMES).flatMap(([kind, names]) => names.split(" ").map((name): [string, string] => [name, kind])),
 );
+
+/** Whether a policy's ``entities`` all have names of a model's own ``labels``, which then need no kinds. */
+export function areOwnLabels(labels: readonly string[], entities: readonly Pick<MaskEntity, "label">[]): boolean {
+  const names = labels.map(kindOfLabel);
+  return entities.every(({ label }) => names.includes(label));
+}
 
 /**
  * The kind of each name that a model's ``labels`` have ("PER" of "B-PER"), in their order. ``own`` are kinds that the
@@ -49,7 +56,7 @@ export function kindsOfLabels(
   if (unknown.length > 0)
     throw refused(
       `the model labels ${unknown.join(", ")}, which no known kind of private text has for a name; map each with kinds to ` +
-        "a kind of your own, or to null if it is not private",
+        "a kind of your own, or to null if it is not private, or write a policy of the model's own labels",
     );
   if (kinds.length === 0) throw refused("the model's labels name nothing; use a classifier of tokens");
   return kinds;
