@@ -1,6 +1,7 @@
 """Compares what a probe predicts with what the model then does: the time to the first token and tokens per second, of
 the demo model and of a random one with SmolLM2-135M's shapes, on Dawn in Node with Vulkan drivers for CPUs, on all
-cores and on one alone. Prints a JSON object for each, and writes all of them into results/probe.json with ``--write``.
+cores and on one alone, and in the bench page in Chromium, as it is and with its thread made four times slower. Prints a
+JSON object for each, and writes all of them into results/probe.json with ``--write``.
 
 The answers are timed by the functions of the bench page (web/page/measure.ts). Rounds alternate between both, because
 other programs change a machine's speed; the medians over rounds are compared.
@@ -18,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench_page import FOLDER, ROOT, compiled
+from bench_page import FOLDER, ROOT, bench_page, compiled
 from checkpoints import Shapes
 
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
@@ -29,8 +30,9 @@ DRIVERS = {
 }
 # A newer Mesa than the system's: the path of its lvp_icd.json.
 LAVAPIPE = "NEARFAR_LAVAPIPE"
+# By name, the rates by which DevTools slows the page's thread; it leaves Chromium's process of the GPU as it is.
+CHROMIUM = {"Chromium": 1, "throttled": 4}
 WITHIN = 0.25
-ROUNDS = 3
 SMOLLM2_135M = Shapes(
     "SmolLM2-135M",
     {
@@ -43,25 +45,31 @@ RESULTS = Path(__file__).parent / "results/probe.json"
 CORE = ("taskset", "-c", "0")
 COMPILED: dict[str, Path] = {}
 # By model: the demo model's rounds take seconds, those of the other one minutes on SwiftShader.
-ARGUMENTS = {
-    "demo": ("--prompts", "16,64,256", "--contexts", "16,256", "--tokens", "24", "--runs", "2"),
-    "SmolLM2-135M": ("--prompts", "16,64", "--contexts", "16", "--tokens", "6", "--runs", "1"),
+SIZES: dict[str, dict[str, Any]] = {
+    "demo": {"prompts": [16, 64, 256], "contexts": [16, 256], "tokens": 24, "runs": 2},
+    "SmolLM2-135M": {"prompts": [16, 64], "contexts": [16], "tokens": 6, "runs": 1},
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="demo,SmolLM2-135M")
-    parser.add_argument("--drivers", default=",".join(DRIVERS))
+    parser.add_argument("--drivers", default=",".join((*DRIVERS, *CHROMIUM)))
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="of a busy machine: cpu")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     rows = []
-    for model, driver, cores in product(options.models.split(","), options.drivers.split(","), ("all", "one")):
-        row = {"model": model, "driver": driver, "cores": cores, "clock": options.clock, "load": os.getloadavg()[0]}
-        rounds = run(model, driver_file(driver), CORE if cores == "one" else (), options.clock)
-        rows.append({**row, **({"failed": rounds} if isinstance(rounds, str) else compared(rounds))})
-        print(json.dumps(rows[-1]), flush=True)
+    for model, driver in product(options.models.split(","), options.drivers.split(",")):
+        for cores in ("all",) if driver in CHROMIUM else ("all", "one"):
+            clock = "wall" if driver in CHROMIUM else options.clock
+            row = {"model": model, "driver": driver, "cores": cores, "clock": clock, "load": os.getloadavg()[0]}
+            if driver in CHROMIUM:
+                rounds = run_in_page(model, CHROMIUM[driver], options.rounds)
+            else:
+                rounds = run(model, driver_file(driver), CORE if cores == "one" else (), clock, options.rounds)
+            rows.append({**row, **({"failed": rounds} if isinstance(rounds, str) else compared(rounds))})
+            print(json.dumps(rows[-1]), flush=True)
     if options.write:
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -82,19 +90,31 @@ def bundle_of(model: str) -> Path:
     return COMPILED.setdefault(model, bundle)
 
 
-def run(model: str, driver: Path, prefix: tuple[str, ...], clock: str) -> list[dict[str, Any]] | str:
+def run(model: str, driver: Path, prefix: tuple[str, ...], clock: str, rounds: int) -> list[dict[str, Any]] | str:
     """A round's report and measurements, for each round; or why there are none."""
     if not driver.exists():
         return f"{driver} is missing; set {LAVAPIPE}"
+    sizes = [
+        argument
+        for name, value in SIZES[model].items()
+        for argument in (f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value))
+    ]
     command = [
-        *prefix, "node", "dist/tools/bench_probe.js", str(bundle_of(model)), "--rounds", str(ROUNDS),
-        "--clock", clock, *ARGUMENTS[model],
+        *prefix, "node", "dist/tools/bench_probe.js", str(bundle_of(model)), "--rounds", str(rounds),
+        "--clock", clock, *sizes,
     ]  # fmt: skip
     environment = {**os.environ, "VK_ICD_FILENAMES": str(driver)}
     done = subprocess.run(command, cwd=ROOT / "web", env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         return (done.stderr.strip().splitlines() or ["ended without a message"])[-1]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def run_in_page(model: str, rate: int, rounds: int) -> list[dict[str, Any]]:
+    """As ``run``, in one session of the bench page, whose thread is ``rate`` times slower."""
+    with bench_page(bundle_of(model), gpu=False) as page:
+        page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": rate})
+        return [page.evaluate("(sizes) => nearfarBench.probeRound(sizes)", SIZES[model]) for _ in range(rounds)]
 
 
 def compared(rounds: list[dict[str, Any]]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ MOST_BYTES = 2_000_000
 # Pages of 27 kB in each of five layers.
 MANY_PAGES = 60_000
 # More than Node.js and a driver take, and less than so many pages besides.
-ADDRESS_SPACE, MORE_PAGES = 4 << 30, 150_000
+ADDRESS_SPACE, MORE_PAGES = 4 << 30, 110_000
 
 pytestmark = pytest.mark.skipif(
     not SWIFTSHADER.exists() or shutil.which("node") is None, reason="needs Node.js and Chromium's SwiftShader"

@@ -1,5 +1,6 @@
 // The bench page: measures the bundle that ?bundle= names (./bundle/ by default) on this device.
 
+import { httpSource } from "../src/index.js";
 import { resultCards } from "./bench_view.js";
 import type { BundleFacts } from "./bundle_facts.js";
 import { bundleOfAddress, fetchFacts } from "./bundle_facts.js";
@@ -9,6 +10,7 @@ import { errorKind, explain } from "./explain.js";
 import { measureDecode } from "./measure.js";
 import { openModel } from "./model.js";
 import { modelLine } from "./model_card.js";
+import type { ProbeRound, RoundSizes } from "./probe_round.js";
 import type { BenchResult, Depth, Step } from "./run_bench.js";
 import { STEPS, countTokens, runBench } from "./run_bench.js";
 
@@ -18,6 +20,7 @@ declare global {
     nearfarBench?: {
       readonly run: (depth: Depth) => Promise<BenchResult>;
       readonly countsPerToken: () => Promise<CallCounts | null>;
+      readonly probeRound: (sizes: RoundSizes) => Promise<ProbeRound>;
     };
   }
 }
@@ -147,7 +150,11 @@ async function main(): Promise<void> {
   const bundle = bundleOfAddress();
   try {
     const bench = new Bench(bundle, await fetchFacts(bundle));
-    window.nearfarBench = { run: (depth) => bench.run(depth), countsPerToken: () => bench.countsPerToken() };
+    window.nearfarBench = {
+      run: (depth) => bench.run(depth),
+      countsPerToken: () => bench.countsPerToken(),
+      probeRound: async (sizes) => (await import("./probe_round.js")).probeRound(httpSource(bundle), sizes),
+    };
   } catch (error) {
     fail(error);
   }

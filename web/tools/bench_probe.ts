@@ -4,18 +4,19 @@
 //         [--rounds 1] [--platform JSON] [--pages 100] [--limit 2000] [--clock cpu]
 //
 // With --rounds 0 it only probes. With --clock cpu, all times are processor time: on a driver for CPUs, other programs
-// change it little, and it says nothing about threads that wait for each other. --platform is what a browser's navigator says.
+// change it little, and it says nothing about threads that wait for each other. --platform is what a browser's navigator
+// says.
 
 import { parseArgs } from "node:util";
 
-import { bundleFacts } from "../page/bundle_facts.js";
-import { measureDecode, measurePrefill } from "../page/measure.js";
-import { openModel } from "../page/model.js";
+import { probeRound } from "../page/probe_round.js";
 import type { Platform } from "../src/probe/index.js";
 import { probe } from "../src/probe/index.js";
-import { openBundle } from "../src/runtime/bundle.js";
 import { dawn } from "./dawn.js";
 import { folderSource } from "./folder_source.js";
+
+/** Between two questions of Dawn whether something has ended. */
+const SLEEP_MS = 0.2;
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
@@ -33,6 +34,17 @@ const { values, positionals } = parseArgs({
 });
 const [folder] = positionals;
 if (folder === undefined) throw new Error("usage: bench_probe BUNDLE [--prompts 16,64] [--contexts 16,256]");
+// While a promise is pending, Dawn asks again and again, in an immediate callback, whether it has resolved, so that this
+// thread would take a core from the driver's, and its processor time would be that of waiting. A page's thread sleeps.
+const immediately = globalThis.setImmediate;
+const never = new Int32Array(new SharedArrayBuffer(4));
+const sleepsFirst = (call: (...given: unknown[]) => void, ...given: unknown[]): NodeJS.Immediate =>
+  immediately(() => {
+    Atomics.wait(never, 0, 0, SLEEP_MS);
+    call(...given);
+  });
+Object.defineProperty(globalThis, "setImmediate", { value: sleepsFirst });
+
 if (values.clock === "cpu") {
   // Of all threads of this process, of which the driver's are a part.
   const now = (): number => {
@@ -52,19 +64,15 @@ const options = {
   platform: JSON.parse(values.platform) as Platform,
   ...(values.pages === undefined ? {} : { pages: Number(values.pages) }),
 };
-const { signal } = new AbortController();
+const sizes = {
+  prompts: numbers(values.prompts),
+  contexts: numbers(values.contexts),
+  tokens: Number(values.tokens),
+  runs: Number(values.runs),
+};
 
 if (values.rounds === "0") console.log(JSON.stringify(await probe(source, options)));
-// Both sides of a round see the machine as it is then.
-for (let round = 0; round < Number(values.rounds); round++) {
-  const report = await probe(source, options);
-  const facts = bundleFacts((await openBundle(source, signal)).manifest);
-  const model = await openModel(source, { gpu, tuning: false });
-  await measureDecode(model, facts, [8], 4, signal);
-  const prefill = await measurePrefill(model, facts, numbers(values.prompts), Number(values.runs), signal);
-  const decode = await measureDecode(model, facts, numbers(values.contexts), Number(values.tokens), signal);
-  model.close();
-  console.log(JSON.stringify({ report, prefill, decode }));
-}
+for (let round = 0; round < Number(values.rounds); round++)
+  console.log(JSON.stringify(await probeRound(source, sizes, options)));
 // Dawn's threads would keep the process alive.
 process.exit(0);

@@ -1,0 +1,45 @@
+// Compares what a probe predicts with what the loaded model then does, one after the other, so that both see the device
+// as it is then. Node runs it as well as a page.
+
+import type { DeviceReport, ProbeOptions } from "../src/probe/index.js";
+import { probe } from "../src/probe/index.js";
+import { openBundle } from "../src/runtime/bundle.js";
+import type { Source } from "../src/runtime/source.js";
+import { bundleFacts } from "./bundle_facts.js";
+import type { DecodeRow, PrefillRow } from "./measure.js";
+import { measureDecode, measurePrefill } from "./measure.js";
+import { openModel } from "./model.js";
+
+/** ``prompts`` and ``contexts`` in tokens; ``tokens`` of each answer; ``runs`` of each prompt. */
+export interface RoundSizes {
+  readonly prompts: readonly number[];
+  readonly contexts: readonly number[];
+  readonly tokens: number;
+  readonly runs: number;
+}
+
+export interface ProbeRound {
+  readonly report: DeviceReport;
+  readonly prefill: readonly PrefillRow[];
+  readonly decode: readonly DecodeRow[];
+}
+
+/** Throws what a probe or a model throws. */
+export async function probeRound(
+  source: Source,
+  { prompts, contexts, tokens, runs }: RoundSizes,
+  options: ProbeOptions = {},
+): Promise<ProbeRound> {
+  const { signal } = new AbortController();
+  const report = await probe(source, { ...options, again: true, promptTokens: prompts });
+  const facts = bundleFacts((await openBundle(source, signal)).manifest);
+  const model = await openModel(source, { gpu: options.gpu, tuning: false });
+  try {
+    // The first steps of a pipeline may take longer.
+    await measureDecode(model, facts, [8], 4, signal);
+    const prefill = await measurePrefill(model, facts, prompts, runs, signal);
+    return { report, prefill, decode: await measureDecode(model, facts, contexts, tokens, signal) };
+  } finally {
+    model.close();
+  }
+}
