@@ -99,8 +99,9 @@ const APIS: readonly unknown[] = ["chat", "completions", "generate", "tokens"] s
 export function readHead(text: string, id: string): Head {
   const head = JSON.parse(text) as Head;
   const { args, model } = head;
+  const { format }: { readonly format: number } = head;
   const isRight =
-    head.format === FORMAT &&
+    format === FORMAT &&
     head.id === id &&
     APIS.includes(head.api) &&
     Number.isFinite(head.createdMs) &&
@@ -123,9 +124,7 @@ export function readPart(text: string): Part {
         choice < MOST_CHOICES &&
         (isEnd(entry) ? typeof entry.finishReason === "string" : isIndex(unpackToken(entry).tokenId)),
     ) &&
-    items.every(
-      (item) => item.type === "withdraw" || item.chunk.choices.every((choice) => isObject(choice.delta)),
-    ) &&
+    items.every((item) => item.type === "withdraw" || item.chunk.choices.every((choice) => isObject(choice.delta))) &&
     isModel(near) &&
     (far === null || (typeof far.key === "string" && (far.from === null || typeof far.from.text === "string"))) &&
     typeof done === "boolean";

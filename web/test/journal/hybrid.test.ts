@@ -220,7 +220,7 @@ test("far starts over in a format or in a call of a tool, and what was shown is 
 
 test("an answer with a receipt goes on, and its parts are those of the whole answer", async () => {
   const pair = await crypto.subtle.generateKey({ name: "Ed25519" }, false, ["sign", "verify"]);
-  const key = await ReceiptKey.of(pair as CryptoKeyPair);
+  const key = await ReceiptKey.of(pair);
   const selfTest = { state: "passed", switchedOff: [], largestDeviation: 0 };
   const info = { bundle: "b".repeat(64), target: "webgpu", adapter: "one", activation: "float16", selfTest };
   const signing = (): EngineApi => {

@@ -259,7 +259,12 @@ test("a file of a journal that is not what was written is damage, and costs noth
       await expect(store.read("x"), text).rejects.toMatchObject({ details: { code: "damaged", id: "x" } });
       for (const [name, bytes] of files) disk.files.set(name, bytes);
     }
-  expect((await store.read("x"))?.head).toMatchObject({ ...head, model: {}, createdMs: expect.any(Number) as number, seed: expect.any(Number) as number });
+  expect((await store.read("x"))?.head).toMatchObject({
+    ...head,
+    model: {},
+    createdMs: expect.any(Number) as number,
+    seed: expect.any(Number) as number,
+  });
 });
 
 test("a tool may have an argument of any name", async () => {
