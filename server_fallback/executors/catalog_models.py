@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from nearfar.compiler.bundle.manifest import MANIFEST_FILE
@@ -119,7 +120,7 @@ def misfit(entry: CatalogBundle) -> str | None:
                 offered = [set(each.needs) for each in entry.activations]
                 found = features_of(require_adapter(offered).features)
                 if not any(needs <= found for needs in offered):
-                    return f"this device lacks {', '.join(sorted(set.union(*offered) - found))}"
+                    return f"this device lacks {', '.join(sorted({*chain(*offered)} - found)) or 'its activations'}"
             case "mlx":
                 from nearfar.targets.mlx.framework import load_mlx
 

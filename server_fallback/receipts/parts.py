@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from nearfar.compiler.runtime.errors import RequestError
 
-from ..schema.chat import ChatCompletionRequest, Message
+from ..schema.chat import ChatCompletionRequest, Message, TextPart
 from ..schema.common import OF_ACCOUNTS, marked
 from ..schema.completions import AnswerRequest, CompletionRequest
 from ..schema.receipt import AnswerPart, Receipt
@@ -25,6 +25,8 @@ OWN = frozenset(
         *("model", "stream", "stream_options", "receipt", "return_token_ids", "priority", "n"),
         *("logprobs", "top_logprobs", "prompt_logprobs"),
         *("messages", "prompt", "continue_final_message", "max_tokens", "max_completion_tokens", "min_tokens"),
+        # It changes no answer, and strict masks leave it out.
+        "user",
     )
 )
 # As `web/src/shared/masks/placeholders.ts` writes it.
@@ -60,7 +62,7 @@ def part_faults(
     Raises RequestError for a body that is not a request.
     """
     part, is_last = parts[index], index + 1 == len(parts)
-    masked = "masked" in (part.changed or ())
+    masked = _is_masked(part)
     if body is not None and part.request is not None:
         fault = request_fault(body, part, None if shown is None else shown[: part.start], before)
         if fault is not None:
@@ -70,7 +72,7 @@ def part_faults(
     own = shown[part.start :] if is_last else shown[part.start : parts[index + 1].start]
     # A side may have written more than the other one continues.
     plain = own == computed if is_last else computed.startswith(own)
-    if not (plain or (masked and (says(computed, own) or not is_last))):
+    if not (plain or (masked and (says(computed, own) if is_last else _begins(computed, own)))):
         yield f"the answer's text from character {part.start} on is not that of the {part.side} side's tokens"
 
 
@@ -81,15 +83,17 @@ def request_fault(body: Mapping[str, Any], part: AnswerPart, text: str | None, b
     assert part.request is not None
     client, sent = _read(body), _read(part.request)
     theirs, ours = (_decisive(each, type(sent)) for each in (client, sent))
+    if client.seed is None:
+        # Whoever answers may draw it.
+        ours.pop("seed", None)
     differing = next((name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)), None)
     if differing is not None:
         return f"another {differing} than the request has"
     if isinstance(sent, CompletionRequest) and isinstance(sent.prompt, list):
         return None if before is None or _continues(before, sent.prompt) else "other tokens than those before its part"
-    if "described" in (part.changed or ()):
-        return None
-    masked = "masked" in (part.changed or ())
+    masked = _is_masked(part)
     given, wanted = _texts(sent, masked=masked), _texts(client, masked=masked)
+    described = _with_media(client) if "described" in (part.changed or ()) else set[int]()
     if part.start > 0:
         begins = isinstance(client, CompletionRequest) or bool(client.continue_final_message)
         # The client may have begun the answer.
@@ -98,8 +102,8 @@ def request_fault(body: Mapping[str, Any], part: AnswerPart, text: str | None, b
         wanted.append(("", start + (continued.removeprefix(start) if text is None else text)))
         given.append(("" if about.startswith(("assistant", "prompt")) else about, continued))
     same = len(given) == len(wanted) and all(
-        about == own and (says(text, whole) if masked else text == whole)
-        for (about, text), (own, whole) in zip(given, wanted, strict=True)
+        index in described or (about == own and (says(text, whole) if masked else text == whole))
+        for index, ((about, text), (own, whole)) in enumerate(zip(given, wanted, strict=True))
     )
     return None if same else "other messages than the request has"
 
@@ -108,6 +112,27 @@ def says(masked: str, text: str) -> bool:
     """Whether ``text`` is ``masked`` with any texts in place of its placeholders."""
     pattern = ".*?".join(map(re.escape, PLACEHOLDER.split(masked)))
     return re.fullmatch(pattern, text, re.DOTALL) is not None
+
+
+def _begins(masked: str, text: str) -> bool:
+    """Whether ``text`` is the beginning of ``masked``, as far as its first placeholder says."""
+    before, *rest = PLACEHOLDER.split(masked, maxsplit=1)
+    return before.startswith(text) or (bool(rest) and text.startswith(before))
+
+
+def _is_masked(part: AnswerPart) -> bool:
+    """Only far receives placeholders."""
+    return part.side == "far" and "masked" in (part.changed or ())
+
+
+def _with_media(request: ChatCompletionRequest | CompletionRequest) -> set[int]:
+    """The indices of the messages that have more than text, in whose place a side may have received descriptions."""
+    messages = () if isinstance(request, CompletionRequest) else request.messages
+    return {
+        index
+        for index, message in enumerate(messages)
+        if isinstance(message.content, list) and not all(isinstance(part, TextPart) for part in message.content)
+    }
 
 
 def _continues(before: Receipt, prompt: Sequence[Any]) -> bool:

@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,3 +122,11 @@ def test_run_and_serve_find_the_model_of_a_catalog(
     with pytest.raises(RequestError, match="no such model; did you mean 'tiny'"):
         asyncio.run(opener.prepare("tinny", None))
     assert [path.name for path in cache.glob("tiny-*[!k]")] == [next(cache.glob("tiny-*[!k]")).name]
+
+
+def test_a_bundle_that_offers_nothing_to_run_is_refused_as_any_other(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nearfar.targets.webgpu.device.require_adapter", lambda _: SimpleNamespace(features=()))
+    with pytest.raises(DeviceError, match="tiny/0: this device lacks its activations"):
+        offering(site, {"target": "webgpu", "activations": []}).choose("tiny")

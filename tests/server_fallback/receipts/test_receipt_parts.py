@@ -27,11 +27,13 @@ from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.text_model import TextModel
 from nearfar.server_fallback.executors.upstream_executor import UpstreamOpener, UpstreamOptions
 from nearfar.server_fallback.receipts.issuer import Issuer
+from nearfar.server_fallback.receipts.parts import part_faults, request_fault
 from nearfar.server_fallback.receipts.signing import ReceiptKey
 from nearfar.server_fallback.router.hybrid import Hybrid
 from nearfar.server_fallback.router.sides.far import Far
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.schema.fold import ChatFold
+from nearfar.server_fallback.schema.receipt import AnswerPart
 from nearfar.server_fallback.schema.route import Side
 from nearfar.server_fallback.text.output import Chunks
 
@@ -206,3 +208,54 @@ def test_an_upstreams_receipt_is_passed_on_with_what_it_received(sides: Sides, v
     status, report = verify(answer, body)
     assert (status, report[0]["faults"]) == (0, [])
     assert report[0]["choices"][0]["computed"] > 0
+
+
+HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+LOOK: dict[str, Any] = {
+    "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}, *HI["messages"]]
+}
+
+
+def far_part(request: Mapping[str, Any], *stated: str) -> AnswerPart:
+    given = {"side": "far", "start": 0, "receipt": 0, "request": request, "changed": stated or None}
+    return AnswerPart.model_validate(given)
+
+
+@pytest.mark.parametrize(
+    ("body", "part", "fault"),
+    [
+        # A router that says so cannot pass the receipt of any other request off as this one's.
+        (HI, far_part({"messages": [{"role": "user", "content": "bye"}]}, "described"), "messages"),
+        (LOOK, far_part({"messages": [{"role": "user", "content": "a boat"}, *HI["messages"]]}, "described"), None),
+        (LOOK, far_part({"messages": [*HI["messages"], *ASKED]}, "described"), "messages"),
+        # What strict masks leave out, and a seed that somebody has to draw, change nothing that was asked.
+        ({**HI, "user": "anna", "metadata": {"a": "b"}}, far_part(HI, "masked"), None),
+        (HI, far_part({**HI, "seed": 7}), None),
+        ({**HI, "seed": 8}, far_part({**HI, "seed": 7}), "seed"),
+    ],
+)
+def test_the_request_of_a_part_may_differ_only_in_what_was_changed(
+    body: dict[str, Any], part: AnswerPart, fault: str | None
+) -> None:
+    found = request_fault(body, part, "", None)
+    assert found is None if fault is None else found is not None and fault in found
+
+
+@pytest.mark.parametrize(
+    ("side", "changed", "shown", "is_found"),
+    [
+        ("near", ["masked"], "forged ", True),
+        ("far", ["masked"], "forged ", True),
+        ("far", ["masked"], "to anna@lee.org, ", False),
+        ("far", ["masked"], "to ", False),
+        ("far", None, "to anna@lee.org, ", True),
+    ],
+)
+def test_masks_excuse_no_other_text_before_a_change_of_sides(
+    side: str, changed: list[str] | None, shown: str, is_found: bool
+) -> None:
+    first = {"side": side, "start": 0, "receipt": 0, "request": None, "changed": changed}
+    second = {"side": "near", "start": len(shown), "receipt": 1, "request": None}
+    parts = [AnswerPart.model_validate(each) for each in (first, second)]
+    faults = list(part_faults(parts, 0, None, f"{shown}end", None, "to [EMAIL_1], and more"))
+    assert bool(faults) is is_found

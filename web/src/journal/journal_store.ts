@@ -5,7 +5,7 @@ import { StorageError } from "../errors.js";
 import type { Folder } from "../store/opfs.js";
 import { filesOf, openFolder, remove, writeFile } from "../store/opfs.js";
 import type { Head, Part } from "./record.js";
-import { FORMAT, contentsOf, merged } from "./record.js";
+import { merged, readHead, readPart } from "./record.js";
 
 const ROOT = "nearfar-journals";
 const REQUEST = "request";
@@ -75,8 +75,7 @@ export class JournalStore {
     // The browser creates a file before it writes it.
     if (request === undefined || request.size === 0) return null;
     try {
-      const head = JSON.parse(await request.text()) as Omit<Head, "format"> & { readonly format: number };
-      if (head.format !== FORMAT) throw new Error(`format ${String(head.format)}`);
+      const head = readHead(await request.text(), id);
       const generations = [...files].flatMap(([name, { size }]) =>
         size > 0 ? [Number(PART.exec(name)?.[1] ?? 0)] : [],
       );
@@ -85,11 +84,10 @@ export class JournalStore {
       for (;;) {
         const file = files.get(`${generation}.${parts.length}`);
         if (file === undefined || file.size === 0) break;
-        parts.push(JSON.parse(await file.text()) as Part);
+        parts.push(readPart(await file.text()));
       }
       const all = merged(parts);
-      contentsOf(all);
-      return { head: { ...head, format: FORMAT }, all, next: { generation, part: parts.length } };
+      return { head, all, next: { generation, part: parts.length } };
     } catch (error) {
       throw new StorageError(
         `The answer '${id}' that is kept here cannot be read; delete it, and request it again`,

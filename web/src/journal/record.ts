@@ -91,6 +91,53 @@ export function contentsOf({ generated = [], items = [], near = null, far = null
   return { choices, items, near, far, done };
 }
 
+/** The most choices of a request. A damaged number must not make a list of that length. */
+const MOST_CHOICES = 4096;
+const APIS: readonly unknown[] = ["chat", "completions", "generate", "tokens"] satisfies JournalApi[];
+
+/** The head of the journal of ``id``, as it was written. Throws for another value. */
+export function readHead(text: string, id: string): Head {
+  const head = JSON.parse(text) as Head;
+  const { args, model } = head;
+  const { format }: { readonly format: number } = head;
+  const isRight =
+    format === FORMAT &&
+    head.id === id &&
+    APIS.includes(head.api) &&
+    Number.isFinite(head.createdMs) &&
+    isIndex(head.seed) &&
+    isModel(model) &&
+    (head.api === "generate" ? args.length === 2 && isObject(args[1]) : args.length === 1 && isObject(args[0]));
+  if (!isRight) throw new Error("no head of a journal");
+  return head;
+}
+
+/** A part as it was written. Throws for another value. */
+export function readPart(text: string): Part {
+  const part: unknown = JSON.parse(text);
+  const { generated = [], items = [], near = null, far = null, done = false } = part as Part;
+  const isRight =
+    isObject(part) &&
+    generated.every(
+      ([choice, entry]) =>
+        isIndex(choice) &&
+        choice < MOST_CHOICES &&
+        (isEnd(entry) ? typeof entry.finishReason === "string" : isIndex(unpackToken(entry).tokenId)),
+    ) &&
+    items.every((item) => item.type === "withdraw" || item.chunk.choices.every((choice) => isObject(choice.delta))) &&
+    isModel(near) &&
+    (far === null || (typeof far.key === "string" && (far.from === null || typeof far.from.text === "string"))) &&
+    typeof done === "boolean";
+  if (!isRight) throw new Error("no part of a journal");
+  return part;
+}
+
+const isIndex = (value: unknown): boolean => Number.isSafeInteger(value) && Number(value) >= 0;
+const isObject = (value: unknown): value is object =>
+  typeof value === "object" && value !== null && !Array.isArray(value);
+const isModel = (model: TokenModel | null): boolean =>
+  model === null || (typeof model.model === "string" && typeof model.quantization === "string");
+
 export function packed(choice: number, generated: GeneratedToken | AnswerEnd): Entry {
   if (!("finishReason" in generated)) return [choice, packToken(generated)];
   const { endToken, ...end } = generated;

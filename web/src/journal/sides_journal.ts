@@ -107,11 +107,12 @@ export class SidesJournal implements HybridJournal {
   #recordedNear(near: Near): Pick<NearSide, "answer"> {
     return {
       answer: (request, promptLogprobs) => {
-        const { tokens } = this.#goingOn;
+        // A receipt is of what this page has computed, which is the same again.
+        const begun = request.params.receipt === true ? undefined : this.#goingOn.tokens;
         const model = request.from === null ? near.info && modelOf(near.info) : null;
-        this.journal.nearAsked(model, tokens !== undefined);
+        this.journal.nearAsked(model, begun !== undefined);
         const onGenerated = this.journal.generated.bind(null, 0);
-        const rest = model === null ? {} : { begun: tokens, onGenerated };
+        const rest = model === null ? {} : { begun, onGenerated };
         return near.answer({ ...request, ...rest }, promptLogprobs);
       },
     };

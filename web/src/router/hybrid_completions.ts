@@ -168,13 +168,15 @@ export class HybridCompletions {
     const { decision, standby } = choice;
     const isWatched = standby && decision.side === "near" && policy.escalation.then !== "never";
     const { params } = request;
-    const asked = this.#guarded(this.#farOf(choice, earlyFailure === null && parts === null, masked), masked);
+    const guarded = this.#guarded(this.#farOf(choice, earlyFailure === null && parts === null, masked), masked);
+    const asked = parts?.over("far", guarded) ?? guarded;
     const whole = { params, logprobs: logprobs.far, signal };
     const { far, shown, replays } =
       journal === undefined
         ? { far: asked, shown: null, replays: null }
         : await withTimeout(clock, policy.timeouts.far_first_token_ms, (late) => journal.overFar(asked, whole, late));
-    const sides = { near: held === null ? near : heldFirst(held, near), far: parts?.over("far", far) ?? far };
+    if (shown !== null) parts?.goOnAfter(shown);
+    const sides = { near: held === null ? near : heldFirst(held, near), far };
     // The time of a held answer is not the time of its generation.
     const learns = (side: Side): boolean => side !== replays && (side === "far" || held === null);
     const job: Parameters<Routing["run"]>[1] = {

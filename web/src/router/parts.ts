@@ -4,6 +4,7 @@
 import type { AnswerPart, ChatCompletionChunk, SignedReceipt } from "../api/types.js";
 import type { Side } from "../shared/decision/decision.js";
 import type { AnswerItem } from "./answer/running_answer.js";
+import type { ShownBefore } from "./hybrid_journal.js";
 import type { MaskedRequest } from "./masks.js";
 import type { SideRequest } from "./sides/sides.js";
 
@@ -33,6 +34,12 @@ export class Parts {
     private readonly masked: Pick<MaskedRequest, "left"> | null,
     private readonly descriptions: readonly object[],
   ) {}
+
+  /** What earlier pages have shown of the answer, and this one has no receipt of. */
+  goOnAfter({ text, chunks }: ShownBefore): void {
+    const side = chunks.findLast(({ route }) => route !== undefined)?.route?.side ?? "near";
+    this.#attempts.push({ side, before: "", text, request: null, receipt: null, ended: Promise.resolve() });
+  }
 
   /** ``inner``, whose attempts are noted. */
   over<More extends unknown[]>(

@@ -4,9 +4,11 @@ import { getEventListeners } from "node:events";
 
 import { expect, test } from "vitest";
 
+import type { EngineApi } from "../../src/api/engine_api.js";
 import type { ChatCompletionChunk } from "../../src/api/types.js";
 import type { JournalOptions } from "../../src/journal/index.js";
 import { journalled } from "../../src/journal/index.js";
+import { ReceiptKey, receipted } from "../../src/receipts/index.js";
 import type { FarScript } from "../router/fakes.js";
 import { FakeFar } from "../router/fakes.js";
 import { mulberry32 } from "../engine/mulberry32.js";
@@ -230,6 +232,34 @@ test("far starts over in a format or in a call of a tool, and what was shown is 
     expect(shown(chunks)).toBe('{"a": 1}');
     expect(routes(chunks).at(-1)).toEqual({ side: "far", reason: "resumed", at: 0 });
   }
+});
+
+test("an answer with a receipt goes on, and its parts are those of the whole answer", async () => {
+  const pair = await crypto.subtle.generateKey({ name: "Ed25519" }, false, ["sign", "verify"]);
+  const key = await ReceiptKey.of(pair);
+  const selfTest = { state: "passed", switchedOff: [], largestDeviation: 0 };
+  const info = { bundle: "b".repeat(64), target: "webgpu", adapter: "one", activation: "float16", selfTest };
+  const signing = (): EngineApi => {
+    const { engine } = pageEngine();
+    return receipted({ ...engine, info: { ...engine.info, ...info } } as unknown as EngineApi, { key });
+  };
+  const partsOf = async (setup: Setup, next: Setup = setup) => {
+    const disk = memoryDisk();
+    const first = await page(disk, { near: signing(), ...setup });
+    const begun = written(await until(first, disk, 8, { receipt: true }));
+    const chunks = await resume(await page(disk, { near: signing(), ...next }));
+    const { receipts = [], parts = [] } = chunks.at(-1) ?? {};
+    expect(parts.at(-1)?.request).toMatchObject({ receipt: true });
+    const sides = parts.map(({ side, start, receipt }) => [side, start === begun ? "after" : start, receipt]);
+    return [receipts.map(({ receipt }) => receipt.side), ...sides];
+  };
+  const signed = [{ receipt: { side: "far" }, signature: {} }];
+  const kept = new FakeFar([{ texts: ["one ", "two "], later: ["three"], receipts: signed, then: "hang" }]);
+  expect(await partsOf({ ...FAR, far: kept })).toEqual([["far"], ["far", 0, 0]]);
+  const lost = { ...FAR, far: [slow("one ", "two ")] };
+  const other = { ...FAR, far: [{ texts: ["three"], receipts: signed }] };
+  expect(await partsOf(lost, other)).toEqual([["far"], ["far", 0, null], ["far", "after", 0]]);
+  expect(await partsOf(NEAR)).toEqual([["near"], ["near", 0, 0]]);
 });
 
 test("a private answer is kept only if the page wants that, and never goes on far", async () => {

@@ -233,6 +233,40 @@ test("what is damaged is named, and hides no other answer", async () => {
   }
 });
 
+test("a file of a journal that is not what was written is damage, and costs nothing", async () => {
+  const ended = '{"finishReason":"stop","promptTokens":1,"cachedTokens":0,"completionTokens":1}';
+  const parts = [
+    ...["1", "[]", '"a"', "null", '{"generated":[[1e9,5]]}', '{"generated":[[-1,5]]}', '{"generated":[["a",5]]}'],
+    ...['{"generated":[[0,1.5]]}', '{"generated":[[0,{"finishReason":1}]]}', `{"generated":[[0,5],[0,${ended},0],5]}`],
+    ...['{"items":[null]}', '{"items":[{"type":"chunk","chunk":{"choices":[{}]}}]}', '{"near":1}', '{"far":{}}'],
+    ...['{"far":{"key":"k","from":1}}', '{"done":"x"}'],
+  ];
+  const head = { format: 1, id: "x", api: "chat", createdMs: 1, model: null, args: [CHAT], seed: 1 };
+  const heads = [
+    ...[{ id: "y" }, { api: "speak" }, { args: [] }, { args: 1 }, { args: [1] }, { seed: "a" }, { createdMs: "b" }],
+    ...[{ model: 5 }, { format: 2 }],
+  ].map((change) => JSON.stringify({ ...head, ...change }));
+  const { disk, store, kept } = page();
+  await read(await kept.chat.completions.create(CHAT, { id: "x" }));
+  const files = new Map(disk.files);
+  for (const [texts, isFile] of [
+    [parts, (path: string) => !path.endsWith("/request")],
+    [heads, (path: string) => path.endsWith("/request")],
+  ] as const)
+    for (const text of texts) {
+      const path = [...files.keys()].find(isFile) ?? "";
+      disk.files.set(path, new TextEncoder().encode(text));
+      await expect(store.read("x"), text).rejects.toMatchObject({ details: { code: "damaged", id: "x" } });
+      for (const [name, bytes] of files) disk.files.set(name, bytes);
+    }
+  expect((await store.read("x"))?.head).toMatchObject({
+    ...head,
+    model: {},
+    createdMs: expect.any(Number) as number,
+    seed: expect.any(Number) as number,
+  });
+});
+
 test("a tool may have an argument of any name", async () => {
   const { disk, kept } = page();
   const parameters = { type: "object", properties: { nearfarMap: { type: "string" } } };
