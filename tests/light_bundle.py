@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -220,6 +221,13 @@ def lighten(bundle: Path, *, keep: Collection[str] = (), self_test: bool = False
             chosen = {"few": [first], "many": [last], "any": [fitting[0], last] if first != last else [last]}
             manifest["variants"][name] = chosen[tokens]
     (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+def light_copy(bundle: Path, folder: Path) -> Path:
+    """A copy in the new folder that is lighter still, without the self-test."""
+    shutil.copytree(bundle, folder)
+    lighten(folder)
+    return folder
 
 
 def is_structural(condition: Any) -> bool:

@@ -154,6 +154,7 @@ def test_the_react_chat_loads_streams_and_regenerates(page: Page, url: str) -> N
     expect(page.locator("li")).to_have_text(["what is 27 + 58?", "27 + 58 = 85"])
 
 
+@pytest.mark.exhaustive
 def test_the_ai_sdk_streams_text_and_makes_an_object(page: Page, url: str) -> None:
     page.goto(f"{url}ai-sdk/")
     expect(page.locator("#status")).to_contain_text("tokens")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import ROOT
 from faulty_server import serve
-from light_bundle import lighten
+from light_bundle import light_copy
 from page_model import page_bundle
 from playwright.sync_api import Browser, Page
 
@@ -75,8 +75,7 @@ def page(browser: Browser, chromium: str, tmp_path_factory: pytest.TempPathFacto
     (site / "worker.js").rename(site / "serve.js")
     (site / "worker.js").write_text('import { serveEngine } from "./serve.js"; serveEngine(self);')
     (site / "index.html").write_text(f"<body><script type=module>{PAGE_SCRIPT}</script></body>")
-    shutil.copytree(page_bundle(), site / "bundle")
-    lighten(site / "bundle")
+    light_copy(page_bundle(), site / "bundle")
     server = serve(site)
     context = browser.new_context()
     context.set_default_timeout(120_000)

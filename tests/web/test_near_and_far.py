@@ -440,8 +440,14 @@ def test_without_near_far_answers_alone_and_the_page_explains_why(
             assert part in (page.text_content("#far-state") or "")
 
 
-# Neither runs anything of the page first.
-@pytest.mark.parametrize("end", [Page.close, Page.reload], ids=["closed", "loaded again"])
+# Neither runs anything of the page first. A test below loads the chat page again.
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(Page.close, id="closed"),
+        pytest.param(Page.reload, id="loaded again", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_far_goes_on_without_its_page_and_the_next_one_gets_its_one_answer(
     end: Callable[[Page], object], browser: Browser, near_server: PageServer, far_server: RecordingProxy
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from faulty_server import serve
-from light_bundle import lighten
+from light_bundle import light_copy
 from page_model import page_bundle
 from playwright.sync_api import Browser, Page
 
@@ -47,8 +47,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("nearfar.js", "receipts.js"):
         shutil.copy(PAGE.parent / name, site)
     (site / "index.html").write_text(f"<body><script type=module>{PAGE_SCRIPT}</script></body>")
-    shutil.copytree(page_bundle(), site / "bundle")
-    lighten(site / "bundle")
+    light_copy(page_bundle(), site / "bundle")
     return site
 
 

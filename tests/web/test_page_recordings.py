@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import io
-import shutil
 import wave
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from chat_pages import open_page, send
 from hearing_families import make_hearing
-from light_bundle import few_kernels, lighten
+from light_bundle import few_kernels, light_copy, lighten
 from page_looks import SCREENSHOTS, fact, look, require_accessible
 from page_model import page_bundle
 from page_whisper import page_moonshine
@@ -98,10 +97,7 @@ def paste(page: Page, content: bytes, name: str, kind: str = "") -> None:
 
 @pytest.fixture
 def model(tmp_path: Path, chromium: str) -> Path:  # noqa: ARG001
-    copy = tmp_path / "model"
-    shutil.copytree(page_bundle(), copy)
-    lighten(copy)
-    return copy
+    return light_copy(page_bundle(), tmp_path / "model")
 
 
 @pytest.mark.exhaustive

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from image_families import pattern
-from light_bundle import few_kernels, lighten
+from light_bundle import few_kernels, light_copy, lighten
 from page_looks import fact
 from PIL import Image
 from playwright.sync_api import Browser, Page
@@ -173,16 +173,9 @@ def test_answers_are_those_of_transformers_and_a_tower_computes_a_picture_once(p
     require_seen_once(page, answers_of(page), expected)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "qwen3_vl",
-        *(
-            pytest.param(each, marks=pytest.mark.exhaustive)
-            for each in ("gemma3", "gemma4", "gemma4_bounded", "gemma4_unified", "lfm2_vl")
-        ),
-    ],
-)
+# targets/test_vision.py has their layers on webgpu, the TypeScript tests have their patches and positions.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3", "gemma4", "gemma4_bounded", "gemma4_unified", "lfm2_vl"])
 def test_models_that_see_both_ways_rotate_by_rows_or_have_states_answer_as_transformers(
     family: str,
     browser: Browser,
@@ -368,8 +361,9 @@ def test_the_chat_page_shows_pictures_that_are_dropped_and_pasted(
     browser: Browser,
     bundle: Bundle,
     chromium: str,  # noqa: ARG001
+    tmp_path: Path,
 ) -> None:
-    with PageServer(bundle.path) as server:
+    with PageServer(light_copy(bundle.path, tmp_path / "bundle")) as server:
         page = browser.new_page()
         page.goto(server.url)
         page.wait_for_selector("body[data-near=ready]")

@@ -5,13 +5,12 @@ Screenshots are written to build/screenshots.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chat_pages import open_page
-from light_bundle import lighten
+from light_bundle import light_copy
 from page_looks import DESK, SCREENSHOTS, look, require_accessible
 from page_model import page_bundle
 from page_whisper import page_parakeet, page_whisper
@@ -43,10 +42,11 @@ LIT = """(index) => JSON.stringify([...document.querySelectorAll(".segment")].fl
 
 
 @pytest.fixture(scope="module")
-def loaded(browser: Browser, chromium: str) -> Iterator[Page]:  # noqa: ARG001
+def loaded(browser: Browser, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:  # noqa: ARG001
     problems: list[str] = []
+    whisper = light_copy(page_whisper(), tmp_path_factory.mktemp("transcripts") / "whisper")
     page = open_page(browser, problems)
-    with PageServer(page_whisper(), transcriber=page_whisper()) as server:
+    with PageServer(whisper, transcriber=whisper) as server:
         page.goto(server.transcripts_url)
         page.wait_for_selector("body[data-state=ready]")
         page.evaluate(AT_ZERO)
@@ -77,7 +77,9 @@ def transcribed(page: Page, name: str) -> None:
     page.wait_for_selector(f"#transcript[data-state=done] #name:text-is('{name}')")
 
 
-def test_a_file_becomes_the_text_of_python_whose_times_light_up(page: Page, python: Transcript) -> None:
+def test_a_file_becomes_the_text_of_python_whose_times_light_up_on_a_readable_page(
+    page: Page, python: Transcript
+) -> None:
     page.select_option("#language", label="German")
     add(page, "talk.wav", wav(SOUND.astype("<f4").tobytes(), 3, 32))
     transcribed(page, "talk.wav")
@@ -101,6 +103,11 @@ def test_a_file_becomes_the_text_of_python_whose_times_light_up(page: Page, pyth
     page.click("#copy")
     page.wait_for_selector("#copy:text-is('Copied')")
     assert page.evaluate("() => navigator.clipboard.readText()").split("\n")[0] == python.segments[0].text.strip()
+    page.evaluate(SEEK, 1.3)
+    for shown in look(page):
+        page.screenshot(path=SCREENSHOTS / f"transcripts-{shown}.png")
+    page.emulate_media(color_scheme="light")
+    require_accessible(page)
 
 
 def test_what_the_microphone_hears_is_transcribed_and_can_be_played(page: Page) -> None:
@@ -120,23 +127,11 @@ def test_a_file_without_sound_is_refused_with_what_to_do(page: Page) -> None:
     assert page.text_content("#problem .fix") == "convert it to WAV"
 
 
-def test_the_page_reads_well_in_light_and_dark_on_a_desk_and_a_phone(page: Page) -> None:
-    add(page, "talk.wav", wav(SOUND.astype("<f4").tobytes(), 3, 32))
-    transcribed(page, "talk.wav")
-    page.evaluate(SEEK, 1.3)
-    for shown in look(page):
-        page.screenshot(path=SCREENSHOTS / f"transcripts-{shown}.png")
-    page.emulate_media(color_scheme="light")
-    require_accessible(page)
-
-
 def test_what_is_said_to_the_chat_becomes_its_message(browser: Browser, chromium: str, tmp_path: Path) -> None:  # noqa: ARG001
-    copy = tmp_path / "model"
-    shutil.copytree(page_bundle(), copy)
-    lighten(copy)
+    model, hearing = light_copy(page_bundle(), tmp_path / "model"), light_copy(page_parakeet(), tmp_path / "hearing")
     problems: list[str] = []
     page = open_page(browser, problems)
-    with PageServer(copy, transcriber=page_parakeet()) as server:
+    with PageServer(model, transcriber=hearing) as server:
         page.goto(server.chat_url)
         page.wait_for_selector("body[data-state=ready]")
         # This model sees nothing.

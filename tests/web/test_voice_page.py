@@ -7,14 +7,13 @@ Screenshots are written to build/screenshots.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from chat_pages import open_page, script
-from light_bundle import lighten
+from light_bundle import light_copy
 from page_looks import DESK, SCREENSHOTS, look, require_accessible
 from page_model import page_bundle
 from page_whisper import page_whisper
@@ -78,12 +77,11 @@ def speech() -> Iterator[Speech]:
 
 @pytest.fixture(scope="module")
 def loaded(browser: Browser, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:  # noqa: ARG001
-    copy = tmp_path_factory.mktemp("voice") / "model"
-    shutil.copytree(page_bundle(), copy)
-    lighten(copy)
+    folder = tmp_path_factory.mktemp("voice")
+    model, whisper = light_copy(page_bundle(), folder / "model"), light_copy(page_whisper(), folder / "whisper")
     problems: list[str] = []
     page = open_page(browser, problems, STAND_INS)
-    with PageServer(copy, transcriber=page_whisper()) as server:
+    with PageServer(model, transcriber=whisper) as server:
         page.goto(server.voice_url)
         page.wait_for_selector("body[data-state=ready]")
         yield page

@@ -21,6 +21,12 @@ const POLICIES = [...new Set(CASES.map(({ policy }) => JSON.stringify(policy)))]
 /** An answer that policies escalate, and one that fails. */
 const UNSURE: NearScript = { text: "near by near by near by", logprobs: [-9] };
 const FAILING: NearScript = { text: "near", then: new Error("the device is lost") };
+/** Other pins and answers of near than no pin and an unsure answer, of which each policy gets the next. */
+const OTHERS: readonly (readonly [pin: "far" | null, script: NearScript])[] = [
+  ["far", FAILING],
+  [null, FAILING],
+  ["far", UNSURE],
+];
 
 /** For a policy that reads embeddings: it fails, so the vector counts as the mean. */
 function embedderOf({ quality }: ReturnType<typeof withLock>) {
@@ -33,7 +39,7 @@ test(
   { timeout: 60_000 },
   async () => {
     expect(POLICIES.length).toBeGreaterThan(100);
-    for (const json of POLICIES) {
+    for (const [index, json] of POLICIES.entries()) {
       const policy = withLock(json);
       const label = lockLabel(policy);
       expect(label === null).toBe(policy.mode === "far-only");
@@ -42,23 +48,22 @@ test(
         { role: "assistant" as const, content: SECRET, labels: [] },
         { role: "user" as const, content: "go on", labels: [] },
       ];
-      for (const pin of [null, "far"] as const) {
-        for (const script of [UNSURE, FAILING]) {
-          const { nf, far } = await setUp({ policy, scripts: [script], embedder: embedderOf(policy) });
-          if (label === null) {
-            expect(() => labelsOf(policy, true)).toThrow("not sent");
-            continue;
-          }
-          expect(labelsOf(policy, true)).toEqual([label]);
-          const answered = await read(nf, { messages, pin }).then(
-            (chunks) => chunks.find(({ route }) => route !== undefined)?.route,
-            () => null,
-          );
-          expect(far.sent, JSON.stringify(json)).not.toContain("quokka");
-          expect(far.chats).toEqual([]);
-          if (pin === null && script === UNSURE) expect(answered).toMatchObject({ side: "near" });
-          nf.close();
-        }
+      if (label === null) {
+        expect(() => labelsOf(policy, true)).toThrow("not sent");
+        continue;
+      }
+      expect(labelsOf(policy, true)).toEqual([label]);
+      const other = OTHERS[index % OTHERS.length] ?? [null, UNSURE];
+      for (const [pin, script] of [[null, UNSURE] as const, other]) {
+        const { nf, far } = await setUp({ policy, scripts: [script], embedder: embedderOf(policy) });
+        const answered = await read(nf, { messages, pin }).then(
+          (chunks) => chunks.find(({ route }) => route !== undefined)?.route,
+          () => null,
+        );
+        expect(far.sent, JSON.stringify(json)).not.toContain("quokka");
+        expect(far.chats).toEqual([]);
+        if (pin === null && script === UNSURE) expect(answered).toMatchObject({ side: "near" });
+        nf.close();
       }
     }
   },

@@ -69,9 +69,8 @@ const RANDOM = Array.from({ length: LONG }, (_, index) =>
 test.each([
   ["(a+)+$", `${"a".repeat(LONG)}b`],
   ["(?:(?:(?:a+)+)+)+c", RANDOM],
-  ["(?:a|b)*a(?:a|b){320}c", RANDOM],
   ["(?:a?b?){240}c", RANDOM],
-  ["a.{0,490}c", RANDOM],
+  ["(?:a|b)*a(?:a|b){320}c", RANDOM],
   ["[\\w.+-]+@([\\w-]+\\.)+[a-z]{2,}", "a".repeat(LONG)],
 ])("%s searches 100,000 characters within a second or so", { timeout: 60_000 }, (pattern, text) => {
   const check = PrivateCheck.of({ labels: [], patterns: [pattern], ignore_case: true });

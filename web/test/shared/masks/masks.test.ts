@@ -78,7 +78,7 @@ test("any text with any spans is restored from any pieces, and masked alike ever
       for (const { start, end } of joined(spans))
         if (end - start > 12) expect(hidden).not.toContain(text.slice(start, end));
     }),
-    { numRuns: 2000 },
+    { numRuns: 1000 },
   );
 });
 
@@ -316,7 +316,7 @@ test("a placeholder keeps its text in every later turn, and in a page that start
         expect(later.find((mask) => mask.placeholder === placeholder)?.text).toBe(text);
       expect(maskedTurns(turns)).toEqual(maskedTurns([...turns]));
     }),
-    { numRuns: 300 },
+    { numRuns: 100 },
   );
 });
 
