@@ -64,6 +64,7 @@ def main() -> None:
         for cores in ("all",) if driver in CHROMIUM else ("all", "one"):
             clock = "wall" if driver in CHROMIUM else options.clock
             row = {"model": model, "driver": driver, "cores": cores, "clock": clock, "load": os.getloadavg()[0]}
+            rounds: list[dict[str, Any]] | str
             if driver in CHROMIUM:
                 rounds = run_in_page(model, CHROMIUM[driver], options.rounds)
             else:

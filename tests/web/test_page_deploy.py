@@ -30,7 +30,7 @@ def build(folder: Path, title: str, version: int) -> str:
     digest = f"{version:016x}"
     page, worker = folder / "index.html", folder / "service_worker.js"
     page.write_text(re.sub(r"<title>[^<]*</title>", f"<title>{title}</title>", page.read_text()))
-    changed, count = re.subn(r'(hash"?:\s*")[0-9a-f]{16}(")', rf"\g<1>{digest}\g<2>", worker.read_text())
+    changed, count = re.subn(r'(hash"?:\s*["`])[0-9a-f]{16}(["`])', rf"\g<1>{digest}\g<2>", worker.read_text())
     assert count == 1
     worker.write_text(changed)
     # The server compares times in whole seconds.

@@ -102,7 +102,7 @@ def test_nothing_is_compiled_for_a_file_that_cannot_be_read(
     option: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[Path]()
-    monkeypatch.setattr(run_command, "bundle_of", lambda model, *_, **__: asked.append(model))
+    monkeypatch.setattr(run_command, "bundle_from", lambda model, *_, **__: asked.append(model))
     code, _, err = run(capsys, str(folder / "checkpoint"), "hi", option, str(folder / "missing"))
     assert code != 0
     assert "missing: cannot be read: No such file" in " ".join(err.split())

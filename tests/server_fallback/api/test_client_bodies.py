@@ -41,7 +41,6 @@ def test_fields_that_clients_send_back_are_accepted_and_never_forwarded(sent: di
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("annotations", [{"type": "url_citation"}]),
         ("audio", {"id": "a"}),
         ("reasoning_content", ["because"]),
         ("provider_specific_fields", {"refusal": None, "thinking": [{"text": "because"}]}),

@@ -150,7 +150,7 @@ describe("decide", () => {
       expect(fitted[name]?.probabilities[answer]).toBeGreaterThan(decisions[name]?.probabilities[answer] ?? 1);
     expect(fitted.about?.probabilities.dogs).toBeLessThan(decisions.about?.probabilities.dogs ?? 0);
     await expect(asks("A", QUESTIONS, { calibration: { ...calibration, model: "other" } })).rejects.toThrow(
-      "was fitted to other, and this model is fake (set its model to this name if they are the same one); fit it",
+      "was fitted to other, and this model is fake; fit it",
     );
   });
 

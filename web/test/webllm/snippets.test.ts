@@ -2,7 +2,7 @@
 // checks them against the published types. Here they run on a device, through Dawn, with a bundle that continues "a"
 // with "be". The snippets for a browser run in tests/web/test_webllm.py.
 
-import { afterAll, beforeAll, expect, test, vi } from "vitest";
+import { beforeEach, expect, test, vi } from "vitest";
 
 import { Engine } from "../../src/engine.js";
 import { ToolCallStream } from "../../src/text/tool_call_stream.js";
@@ -23,17 +23,12 @@ const onDevice = test.runIf(hasAdapter);
 
 let files: Files = {};
 
-beforeAll(() => {
+beforeEach(() => {
   vi.stubGlobal("navigator", { gpu });
   vi.stubGlobal("fetch", (address: string) =>
     Promise.resolve(new Response(files[new URL(address).pathname.replace("/demo/", "")])),
   );
   vi.spyOn(console, "log").mockImplementation(() => undefined);
-});
-
-afterAll(() => {
-  vi.unstubAllGlobals();
-  vi.restoreAllMocks();
 });
 
 const snippet = (name: string): Promise<unknown> => import(`./snippets/${name}.ts`);

@@ -27,6 +27,9 @@ const INVISIBLE = /^(?:[\p{DI}\u2800]|(?![\t-\r\x85])\p{C})$/u;
 /** Also of a word that an invisible character splits. */
 const IN_WORD = /[\p{L}\p{N}\p{M}_\p{DI}\u2800]|(?![\t-\r\x85])\p{C}/u;
 const WORD = /[\p{L}\p{N}\p{M}_]/u;
+/** The escapes of programming languages and addresses, whose last letter begins no word. */
+const ESCAPED = /(?:\\(?:[a-z]|x[0-9a-f]{2}|u[0-9a-f]{4})|%[0-9a-f]{2})$/i;
+const LONGEST_ESCAPE = 6;
 /** Letters of Cyrillic and Greek, and the Latin ones that look like them (Unicode TR 39, confusables). */
 const ALIKE: ReadonlyMap<string, string> = new Map(
   Array.from("асеіјорѕухһԁԛԝАВСЕНІЈКМОРЅТХУΑΒΕΖΗΙΚΜΝΟΡΤΥΧαονρυι", (letter, index): [string, string] => [
@@ -76,8 +79,9 @@ export function findKnown(read: () => Reading, known: readonly Known[]): readonl
     if (wanted.length < LEAST_KNOWN) continue;
     for (let at = reading.text.indexOf(wanted); at >= 0;) {
       const end = at + wanted.length;
+      const before = reading.text.slice(Math.max(at - LONGEST_ESCAPE, 0), at);
       const isPart =
-        (WORD.test(wanted.charAt(0)) && WORD.test(reading.text.charAt(at - 1))) ||
+        (WORD.test(wanted.charAt(0)) && WORD.test(before.slice(-1)) && !ESCAPED.test(before)) ||
         (WORD.test(wanted.slice(-1)) && WORD.test(reading.text.charAt(end)));
       if (!isPart) spans.push({ ...placeOf(reading, at, end), kind });
       at = reading.text.indexOf(wanted, end);
