@@ -198,6 +198,16 @@ test("what a model finds once is masked everywhere, and what a later turn finds 
   expect(maskableTexts([user(texts[0]), user([{ type: "text", text: texts[1] }])])).toEqual(texts);
 });
 
+test("what a model finds once is masked behind an escape, whose last letter begins no word", () => {
+  const found = [["Anna Berg", [{ label: "person", start: 0, end: 9 }]]] as const;
+  for (const escape of ["\\n", "\\t", "\\u000a", "\\x0a", "%20", " "]) {
+    const both = masked([user("Anna Berg"), user(`x${escape}Anna Berg`)], [...found, [`x${escape}Anna Berg`, []]]);
+    expect(both?.messages).toEqual([user("[PERSON_1]"), user(`x${escape}[PERSON_1]`)]);
+  }
+  const word = masked([user("Anna Berg"), user("Joanna Berg")], [...found, ["Joanna Berg", []]]);
+  expect(word?.messages).toEqual([user("[PERSON_1]"), user("Joanna Berg")]);
+});
+
 test("a text is found as a reader sees it, in whole words", () => {
   const compiled = RULES.patterns.map(({ kind, pattern }) => ({ kind, pattern: compilePattern(pattern, true) }));
   const parts = (text: string) =>
