@@ -28,7 +28,7 @@ from nearfar.compiler.formats.gguf.container import Container, read_container
 from nearfar.compiler.formats.gguf.metadata import Metadata
 from nearfar.compiler.formats.gguf.tokenizer import of_word_pieces
 from nearfar.compiler.formats.tokenizer_json import CONTROL, NORMAL, Vocabulary
-from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.graphs import graphs_of
 from nearfar.compiler.pipeline.weights import check_tensors
