@@ -14,7 +14,7 @@ from typing import Any
 
 from ..bundle.entries import OriginEntry
 from ..cli.output import megabytes
-from ..ir.spec import Task
+from ..ir.tasks import Task
 from ..runtime.errors import BundleError
 from .catalog import CatalogBundle, CatalogModel
 from .licenses import Kind, License, license_of, stated

@@ -17,7 +17,7 @@ from ..bundle.entries import ActivationEntry, Entry, FileName, Sha256
 from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import Manifest
 from ..ir.expr import Count, Natural
-from ..ir.spec import Task
+from ..ir.tasks import Task
 from ..measure.report import largest_buffer_bytes, make_export_report, make_report
 from ..nearest import did_you_mean
 from ..runtime.errors import BundleError, RequestError

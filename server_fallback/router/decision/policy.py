@@ -23,8 +23,6 @@ from .predictor import Components, Count, PolicyPart, Predictor
 from .privacy import PrivateCheck
 from .situation import Thermal
 
-POLICY_VERSION = 1
-
 Mode = Literal["near-only", "far-only", "prefer-near", "prefer-far", "auto"]
 Media = Literal["near", "far", "describe"]
 Label = Annotated[str, Field(min_length=1, max_length=100)]

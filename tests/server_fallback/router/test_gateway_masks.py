@@ -23,7 +23,7 @@ from plain_target import compile_plain
 from test_hybrid_masks import ASKED, ENTITIES, MASKS, SECRET, SENT, rules
 
 from nearfar.compiler.demo import FINDER_CHECKPOINT
-from nearfar.compiler.ir.spec import ClassifierSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.cli import gateway as command
 from nearfar.server_fallback.cli.options import Gateway
