@@ -60,7 +60,7 @@ def test_the_pages_of_pythons_api_have_what_programs_call(tmp_path: Path) -> Non
     assert "\nAgent(\n    engine: ChatSource,\n    tools: Sequence[ToolSource],\n    *,\n    approve:" in agents
     assert all(f"## {name}\n" in agents for name in ("mcp_tools", "AgentResult", "CallEnded"))
     opening = (tmp_path / "python_compile_open_and_download.md").read_text()
-    assert "async def open_executor(model: str | Path, options:" in opening
+    assert "async def open_executor(\n    model: str | Path,\n    options:" in opening
 
 
 @pytest.mark.exhaustive

@@ -198,7 +198,8 @@ def test_a_gateway_prints_an_example_request_and_answers_and_masks(
 ) -> None:
     policy = tmp_path / "policy.json"
     masks = {"entities": [{"label": "PERSON", "kind": "PERSON"}]}
-    policy.write_text(json.dumps({"version": 1, "mode": "prefer-far", "private": {"masks": masks}}))
+    private = {"masks": masks, "media": "far"}
+    policy.write_text(json.dumps({"version": 1, "mode": "prefer-far", "private": private}))
     arguments = (
         "--near",
         "demo",
