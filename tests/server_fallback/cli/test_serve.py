@@ -231,7 +231,7 @@ def test_a_gateway_prints_an_example_request_and_answers_and_masks(
             assert raw.headers["x-nearfar-route"] == "near"
             assert raw.parse().choices[0].message.content == ANSWER
             named = [{"role": "user", "content": "My name is Rosalind Fairweather. Please dim the lights."}]
-            masked: Any = client.chat.completions.create(model="demo", messages=named, max_tokens=2)  # type: ignore[arg-type]
+            masked: Any = client.chat.completions.create(model="demo", messages=named, max_tokens=2)
             sent = "My name is [PERSON_1]. Please dim the lights."
             assert masked.route["masked"] == [{"path": "messages[0].content", "text": sent}]
             assert masked.route["side"] == "far"
