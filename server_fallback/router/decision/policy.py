@@ -45,7 +45,9 @@ class MaskPattern(PolicyPart):
 
 
 class MaskEntity(PolicyPart):
-    """A ``label`` of the model that finds private texts, such as "private_person", and their kind as in MaskPattern."""
+    """What the finder finds: its ``label`` is a kind that every `Finder` knows, such as "PERSON", and not a model's own
+    name of it; ``kind`` is the word in placeholders, as in MaskPattern.
+    """
 
     label: Label
     kind: Kind

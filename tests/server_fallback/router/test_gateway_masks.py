@@ -133,7 +133,7 @@ class Opener:
 @pytest.mark.parametrize(
     ("finder", "entities", "text", "sent"),
     [
-        ("names", ENTITIES["entities"], "where is Anna?", "where is [PERSON_1]?"),
+        ("names", [{"label": "PERSON", "kind": "PERSON"}], "where is Anna?", "where is [PERSON_1]?"),
         (
             "demo-finder",
             KINDS,
@@ -142,7 +142,7 @@ class Opener:
         ),
     ],
 )
-def test_the_command_masks_what_its_finder_finds_by_the_model_s_labels_or_their_kinds(
+def test_the_command_masks_what_its_finder_finds(
     finder: str, entities: Any, text: str, sent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, opener, far = tmp_path / "policy.json", Opener(tmp_path), far_server()
