@@ -1,7 +1,8 @@
 """Compares what a probe predicts with what the model then does: the time to the first token and tokens per second, of
-the demo model and of a random one with SmolLM2-135M's shapes, and the time for texts of the demo encoder, on Dawn in Node with Vulkan drivers for CPUs, on all
-cores and on one alone, and in the bench page in Chromium, as it is and with its thread made four times slower. Prints a
-JSON object for each, and writes all of them into results/probe.json with ``--write``.
+the demo model and of a random one with SmolLM2-135M's shapes, and the time for texts of the demo encoder, on Dawn in
+Node with Vulkan drivers for CPUs, on all cores and on one alone, and in the bench page in Chromium, as it is and with
+its thread made four times slower. Prints a JSON object for each, and writes all of them into results/probe.json with
+``--write``.
 
 The answers are timed by the functions of the bench page (web/page/measure.ts). Rounds alternate between both, because
 other programs change a machine's speed; the medians over rounds are compared.

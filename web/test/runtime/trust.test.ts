@@ -8,7 +8,7 @@ import type { LoadOptions, Notes, SelfTestInfo } from "../../src/index.js";
 import { Engine } from "../../src/index.js";
 import type { Manifest, VariantEntry } from "../../src/runtime/manifest.js";
 import type { LettersBundle } from "../letters_bundle.js";
-import { bytesOf, lettersBundle, memorySource, SELF_TEST } from "../letters_bundle.js";
+import { bytesOf, lettersBundle, SELF_TEST } from "../letters_bundle.js";
 import { VECTOR_TEST, vectorLetters } from "../vector_letters.js";
 import { MemoryNotes } from "./memory_notes.js";
 import { answer, bundleOf, gpu, load, RIGHT, row, withGpu, withReportedTimes } from "./trusted_letters.js";
