@@ -43,6 +43,8 @@ class ApiConfig:
     """connections open at once; idle ones are closed to make room"""
     body_memory_bytes: Annotated[SizeBytes, Flag(("--body-memory",))] = 256 << 20
     """memory for the bodies of all running requests (default: 256MiB)"""
+    response_memory_bytes: Annotated[SizeBytes, Flag(("--response-memory",))] = 64 << 20
+    """memory for stored responses of /v1/responses; 0 stores none (default: 64MiB)"""
     max_body_bytes: Annotated[SizeBytes, Flag(("--max-body",))] = 4 << 20
     """the largest body of a request, with its images (default: 4MiB)"""
     max_audio_bytes: Annotated[SizeBytes, Flag(("--max-audio",))] = 25 << 20

@@ -7,7 +7,7 @@ Each is a `Kind`: how its body is read, its chunks are written and added up. Ano
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -36,10 +36,16 @@ from .sse import OPENAI_EVENTS, EventForm, EventStream, data_event
 from .texts import num_texts
 from .validation import check_calls
 
+# Sends the answer of an executor to an output.
+Respond = Callable[[Executor, AnswerRequest, Call, Output[Any]], Coroutine[Any, Any, None]]
 BodyT = TypeVar("BodyT", bound=BaseModel)
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 JSON = "application/json"
 STREAMED = with_events("A chunk as JSON, or [DONE]")
+
+
+async def answer_once(executor: Executor, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
+    await executor.answer(request, call, output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class Kind(Generic[BodyT, ChunkT, AnswerT]):
     which side answers. ``read`` returns what the executor answers, and ``encode`` a function that writes its chunks as
     the events of one answer; they are ``alike`` if those of two texts differ only in the text. ``fold`` adds up the
     chunks to the whole answer of class ``answer``, which ``write`` writes. ``events`` are the others of a stream.
+    ``respond`` has an executor answer; it may do more before the end of the answer.
     """
 
     path: str
@@ -61,6 +68,7 @@ class Kind(Generic[BodyT, ChunkT, AnswerT]):
     events: EventForm = OPENAI_EVENTS
     write_error: WriteError = openai_error
     alike: bool = True
+    respond: Respond = answer_once
 
     def add_route(self, router: APIRouter, service: Service, *, routed: bool) -> None:
         @post(router, self.path, self.routed if routed else self.body, self.answer, WITH_BODY | STREAMED)
@@ -88,6 +96,60 @@ async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: B
     rest = await service.kept.find(request.headers, exchange, body) if asked.stream else None
     if rest is not None:
         return rest
+    opened = await open_answer(kind, service, body, request)
+    if asked.stream:
+        return await service.kept.keep(request.headers, exchange, body, opened.stream(), kind.events)
+    answer = await service.drain.run(opened.folded(), request.receive, exchange.deadline)
+    opened.report_queue()
+    return Response(kind.write(answer), media_type=JSON)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAnswer(Generic[BodyT, ChunkT, AnswerT]):
+    """An answer that can begin: its request has passed the limits, and counts. ``report_queue`` is called just before
+    the answer's headers are sent, so that they report the queue at that time.
+    """
+
+    kind: Kind[BodyT, ChunkT, AnswerT]
+    body: BodyT
+    service: Service
+    exchange: Exchange
+    record: AnswerRecord
+    answering: Answering[ChunkT]
+    report_queue: Callable[[], None]
+
+    def stream(self, answering: Answering[ChunkT] | None = None, *, at_once: bool = False) -> EventStream[ChunkT]:
+        """``answering``: around that of the answer. For ``at_once`` see `EventStream`."""
+        kind = self.kind
+        return EventStream(
+            answering or self.answering,
+            kind.encode(self.body),
+            self.record,
+            self.exchange,
+            self.service.drain,
+            self.report_queue,
+            kind.events,
+            alike=kind.alike,
+            at_once=at_once,
+        )
+
+    async def folded(self) -> AnswerT:
+        fold, record = self.kind.fold(), self.record
+
+        def add(chunk: ChunkT) -> None:
+            record.chunk(chunk)
+            fold.add(chunk)
+
+        with record:
+            await self.answering(Chunks(add))
+            return fold.answer()
+
+
+async def open_answer(
+    kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: BodyT, request: Request
+) -> OpenAnswer[BodyT, ChunkT, AnswerT]:
+    """Raises the errors of a request that is refused before its answer begins."""
+    exchange, asked = exchange_of(request), kind.read(body)
     executor = await _begin(service, asked, exchange)
     record = AnswerRecord(service.metrics, asked.model, exchange)
     received = await request.json() if asked.receipt else None
@@ -99,30 +161,12 @@ async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: B
         if isinstance(request, ChatCompletionRequest):
             request, transcripts = await heard(service, executor, request, call)
             output = reporting(output, transcripts) if transcripts else output
-        await executor.answer(request, call, output)
+        await kind.respond(executor, request, call, output)
 
     def report_queue() -> None:
-        """Just before the answer's headers are sent, so that they report the queue at that time."""
         service.report_queue({asked.model: executor.state()}, exchange)
 
-    if asked.stream:
-        encode, drain = kind.encode(body), service.drain
-        stream = EventStream(answering, encode, record, exchange, drain, report_queue, kind.events, alike=kind.alike)
-        return await service.kept.keep(request.headers, exchange, body, stream, kind.events)
-    work = _folded(answering, kind.fold(), record)
-    answer = await service.drain.run(work, request.receive, exchange.deadline)
-    report_queue()
-    return Response(kind.write(answer), media_type=JSON)
-
-
-async def _folded(answering: Answering[ChunkT], fold: Fold[ChunkT, AnswerT], record: AnswerRecord) -> AnswerT:
-    def add(chunk: ChunkT) -> None:
-        record.chunk(chunk)
-        fold.add(chunk)
-
-    with record:
-        await answering(Chunks(add))
-        return fold.answer()
+    return OpenAnswer(kind, body, service, exchange, record, answering, report_queue)
 
 
 async def _begin(service: Service, body: AnswerRequest, exchange: Exchange) -> Executor:

@@ -75,7 +75,11 @@ def _unknown_type(param: str | None, error: Any) -> str:
 
 
 def _path(error: Any, body: object) -> list[str | int]:
-    """The error's path in the body: its location without the names of union branches, which pydantic inserts."""
+    """The error's path in the body: its location without the names of union branches, which pydantic inserts. A query
+    has no such names.
+    """
+    if error["loc"][0] == "query":
+        return list(error["loc"][1:])
     path: list[str | int] = []
     location = list(error["loc"][1:])
     at = body
