@@ -114,7 +114,7 @@ async def open_turn(service: Service, body: ResponseRequest, exchange: Exchange)
     stores = _stores(body, service.config.response_memory_bytes)
     chat, _, own = await read_prompt(service, body, exchange)
     key = uuid.uuid4().hex
-    begun = _begun(body, f"resp_{key}", stores=stores)
+    begun = begun_response(body, f"resp_{key}", stores=stores)
     config = body.reasoning
     writer = ResponseWriter(
         begun,
@@ -214,7 +214,7 @@ def _renaming(chat: TranslatedChat) -> WriteError:
     return write
 
 
-def _begun(body: ResponseRequest, response_id: str, *, stores: bool) -> ResponseObject:
+def begun_response(body: ResponseRequest, response_id: str, *, stores: bool) -> ResponseObject:
     """The response to a request before its answer."""
     text, choice, config = body.text, body.tool_choice, body.reasoning
     form = {"type": "text"} if text is None or text.format is None else text.format.model_dump(by_alias=True)

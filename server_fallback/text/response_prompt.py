@@ -246,7 +246,8 @@ def _paths(turns: Sequence[_Turn], tools: Sequence[int]) -> Mapping[str, str]:
     paths = dict(NAMES)
     for index, turn in enumerate(turns):
         name = f"messages[{index}]"
-        paths[name] = turn.path
+        inside = ".output" if turn.role == "tool" else ".content" if turn.path.startswith("input[") else ""
+        paths |= {name: turn.path, f"{name}.content": f"{turn.path}{inside}"}
         for number, (path, part) in enumerate(turn.parts):
             here = f"{name}.content[{number}]"
             inner = {f"{here}.file": path} if isinstance(part, FilePart) else {}
