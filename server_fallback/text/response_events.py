@@ -104,6 +104,7 @@ class ResponseWriter:
 
     def end(self) -> bytes:
         """The events after the last chunk. Raises the errors of `answer`."""
+        self._require_end()
         closed = self._close_all()
         response = self.answer()
         return closed + self._event(f"response.{response.status}", response=self._dumped(response))
@@ -120,9 +121,7 @@ class ResponseWriter:
 
     def answer(self) -> ResponseObject:
         """The whole response. Raises Unavailable if the chunks ended too early."""
-        reason, usage = self._finish_reason, self._usage
-        if reason is None or usage is None:
-            raise Unavailable("the answer was cut off before its end; send the request again")
+        reason, usage = self._require_end()
         self._close_all()
         status: Status = "incomplete" if reason in INCOMPLETE else "completed"
         why = IncompleteDetails(reason=INCOMPLETE[reason]) if reason in INCOMPLETE else None  # type: ignore[arg-type]
@@ -141,14 +140,17 @@ class ResponseWriter:
     def failed(self, error: dict[str, Any]) -> ResponseObject:
         """``error`` is OpenAI's object of an error."""
         code = error["code"] if error["code"] in KEPT_CODES else ERROR_CODES.get(error["type"], "server_error")
-        self._close(self._items, "incomplete")
-        return self.begun.model_copy(
-            update={
-                "status": "failed",
-                "error": ResponseError(code=code, message=error["message"]),
-                "output": [item.done for item in self._items[self._withdrawn :]],
-            }
-        )
+        output = [
+            item.done or _item(item, "incomplete", summarizes=self._summarizes)
+            for item in self._items[self._withdrawn :]
+        ]
+        why = ResponseError(code=code, message=error["message"])
+        return self.begun.model_copy(update={"status": "failed", "error": why, "output": output})
+
+    def _require_end(self) -> tuple[str, Usage]:
+        if self._finish_reason is None or self._usage is None:
+            raise Unavailable("the answer was cut off before its end; send the request again")
+        return self._finish_reason, self._usage
 
     # --- chunks ---
 
@@ -286,32 +288,30 @@ class ResponseWriter:
         done = item.done = _item(item, status, summarizes=self._summarizes, encodes=self._encodes)
         dumped = done.model_dump()
         where = {"item_id": item.id, "output_index": item.index}
-        last = self._event("response.output_item.done", output_index=item.index, item=dumped)
         match done:
             case OutputMessage():
                 [part] = dumped["content"]
-                return (
-                    self._event(
-                        "response.output_text.done",
-                        **where,
-                        content_index=0,
-                        text=part["text"],
-                        logprobs=part["logprobs"],
-                    )
-                    + self._event("response.content_part.done", **where, content_index=0, part=part)
-                    + last
-                )
+                said = {"text": part["text"], "logprobs": part["logprobs"]}
+                ended = self._ended(where, "content_index", "output_text", said, "content_part", part)
             case OutputCall(arguments=arguments, name=name):
-                event = "response.function_call_arguments.done"
-                return self._event(event, **where, name=name, arguments=arguments) + last
+                ended = self._event("response.function_call_arguments.done", **where, name=name, arguments=arguments)
             case OutputReasoning(summary=[_]):
-                event, index, [part] = "response.reasoning_summary_text.done", "summary_index", dumped["summary"]
-                part_event = "response.reasoning_summary_part.done"
+                [part], kinds = dumped["summary"], ("reasoning_summary_text", "reasoning_summary_part")
+                ended = self._ended(where, "summary_index", kinds[0], {"text": part["text"]}, kinds[1], part)
             case _:
-                event, index, [part] = "response.reasoning_text.done", "content_index", dumped["content"]
-                part_event = "response.content_part.done"
+                [part] = dumped["content"]
+                said = {"text": part["text"]}
+                ended = self._ended(where, "content_index", "reasoning_text", said, "content_part", part)
+        return ended + self._event("response.output_item.done", output_index=item.index, item=dumped)
+
+    def _ended(
+        self, where: dict[str, Any], index: str, text: str, said: dict[str, Any], part: str, written: dict[str, Any]
+    ) -> bytes:
+        """The ends of a text and of its part."""
         at = {**where, index: 0}
-        return self._event(event, **at, text=part["text"]) + self._event(part_event, **at, part=part) + last
+        return self._event(f"response.{text}.done", **at, **said) + self._event(
+            f"response.{part}.done", **at, part=written
+        )
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._number, **fields}

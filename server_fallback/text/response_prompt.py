@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
-
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..schema.chat import (
@@ -55,7 +53,7 @@ from ..schema.responses import (
     ResponseRequest,
     RoutedResponseRequest,
 )
-from ..schema.routed import ROUTING, RoutedChatRequest
+from ..schema.routed import ROUTING, RoutedChatRequest, RoutedMessage
 from .response_reasoning import reasoning_of
 from .translated_chat import TranslatedChat
 
@@ -100,9 +98,10 @@ def translated(request: PromptFields, earlier: Sequence[Item], own: Sequence[Ite
     if len(turns) > MAX_MESSAGES:
         raise RequestError(f"input has {len(turns)} messages; at most {MAX_MESSAGES} are supported", param="input")
     tools = _tools(request)
+    is_routed = isinstance(request, RoutedResponseRequest)
     given = {
         "model": request.model,
-        "messages": [_message(turn) for turn in turns],
+        "messages": [_message(turn, RoutedMessage if is_routed else Message) for turn in turns],
         "tools": None if tools is None else [_tool(tool) for _, tool in tools],
         "tool_choice": _choice(request),
         "parallel_tool_calls": request.parallel_tool_calls,
@@ -111,14 +110,9 @@ def translated(request: PromptFields, earlier: Sequence[Item], own: Sequence[Ite
         "reasoning_effort": None if request.reasoning is None else request.reasoning.effort,
         **(_sampling(request) if isinstance(request, ResponseRequest) else {}),
     }
-    routing = {name: getattr(request, name) for name in ROUTING} if isinstance(request, RoutedResponseRequest) else {}
-    kind = RoutedChatRequest if routing else ChatCompletionRequest
+    routing = {name: getattr(request, name) for name in ROUTING} if is_routed else {}
     set_values = {name: value for name, value in (given | routing).items() if value is not None}
-    try:
-        chat = kind(**set_values)
-    except ValidationError as error:
-        # The bounds of a message, which several items form.
-        raise RequestError(f"input: {error.errors()[0]['msg']}", param="input") from error
+    chat = (RoutedChatRequest if is_routed else ChatCompletionRequest).model_construct(**set_values)
     return TranslatedChat(chat, _paths(turns, [number for number, _ in tools or ()]))
 
 
@@ -217,7 +211,7 @@ def _part(part: InputPart, path: str) -> Part:
             return ImagePart(type="image_url", image_url=ImageUrl(url=url, detail=part.detail))
         case InputFile():
             if part.file_url is not None:
-                message = f"{path} has file_url, and this server fetches no files; send it as file_data"
+                message = f"{path}.file_url: this server fetches no files; send the file as file_data"
                 raise RequestError(message, param=f"{path}.file_url")
             file = FileData(filename=part.filename, file_data=part.file_data, file_id=part.file_id)
             return FilePart(type="file", file=file)
@@ -227,7 +221,7 @@ def _text(text: str) -> TextPart:
     return TextPart(type="text", text=text)
 
 
-def _message(turn: _Turn) -> Message:
+def _message(turn: _Turn, kind: type[Message]) -> Message:
     """Texts alone are one text, which every server and template accepts."""
     parts = [part for _, part in turn.parts]
     texts = [part.text for part in parts if isinstance(part, TextPart)]
@@ -239,7 +233,7 @@ def _message(turn: _Turn) -> Message:
         "tool_calls": [call for _, call in turn.calls] or None,
         "tool_call_id": turn.call_id,
     }
-    return Message.model_construct(**{name: value for name, value in given.items() if value is not None})
+    return kind.model_construct(**{name: value for name, value in given.items() if value is not None})
 
 
 def _paths(turns: Sequence[_Turn], tools: Sequence[int]) -> Mapping[str, str]:

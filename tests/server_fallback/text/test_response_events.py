@@ -144,8 +144,8 @@ def test_an_answer_without_text_is_an_empty_message() -> None:
 
 
 def test_an_answer_that_far_begins_again_replaces_that_of_near() -> None:
-    near = {"side": "near", "reason": "policy"}
-    far = {"side": "far", "reason": "failed", "switched_at": 0}
+    near = {"side": "near", "reason": "policy", "scores": {}}
+    far = {"side": "far", "reason": "failed", "scores": {}, "switched_at": 0}
     chunks = [chunk({"content": "Wro"}, route=near), chunk({"content": "Right."}, route=far), *ended()]
     events = written(writer(), *chunks)
     done = [event.item for event in events if event.type == "response.output_item.done"]
@@ -159,7 +159,7 @@ def test_citations_are_flat_and_belong_to_the_text() -> None:
     events = written(writer(), chunk({"content": "a"}), chunk({"annotations": [cited]}), *ended())
     [added] = [event for event in events if event.type == "response.output_text.annotation.added"]
     [annotation] = events[-1].response.output[0].content[0].annotations
-    assert added.annotation == annotation
+    assert added.annotation.model_dump() == annotation.model_dump()
     assert (annotation.type, annotation.url, annotation.end_index) == ("url_citation", "u", 1)
 
 
