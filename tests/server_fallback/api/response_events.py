@@ -1,4 +1,4 @@
-"""Events of /v1/responses, read by the classes of OpenAI's client, which are strict here: each event must fit its own."""
+"""Events of /v1/responses, read by the classes of OpenAI's client: each event must fit its own."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def agent_turn(**more: Any) -> dict[str, Any]:
     """The first turn of a coding agent, with the parameters that OpenAI's own sends."""
     described = "Runs a command in the workspace and returns what it prints. " * 10
     tools = [
-        {"type": "function", "name": f"tool_{number}", "description": described, "strict": False} for number in range(20)
+        {"type": "function", "name": f"tool_{number}", "description": described, "strict": False}
+        for number in range(20)
     ]
     texts = [("developer", "<permissions>"), ("user", "<environment>"), ("user", "fix the test")]
     return {

@@ -69,7 +69,12 @@ def chats(models: FakeModels) -> list[list[tuple[str, str]]]:
 
 def test_a_response_is_continued_read_listed_and_deleted(client: openai.OpenAI, models: FakeModels) -> None:
     first = client.responses.create(**HI, instructions="Be kind.", metadata={"a": "b"}, temperature=0.5)
-    assert (first.output_text, first.status, first.metadata, first.temperature) == ("Hello!", "completed", {"a": "b"}, 0.5)
+    assert (first.output_text, first.status, first.metadata, first.temperature) == (
+        "Hello!",
+        "completed",
+        {"a": "b"},
+        0.5,
+    )
     assert first.usage is not None
     assert first.usage.input_tokens_details.cached_tokens == 2
     again = client.responses.create(model="fake", input="and now?", previous_response_id=first.id)
@@ -83,7 +88,9 @@ def test_a_response_is_continued_read_listed_and_deleted(client: openai.OpenAI, 
     texts = [cast(Any, item).content[0].text for item in listed]
     # Newest first, over two pages.
     assert texts == ["and now?", "Hello!", "hi"]
-    assert [cast(Any, item).role for item in client.responses.input_items.list(again.id, order="asc")][0] == "user"
+    assert [item.id for item in client.responses.input_items.list(again.id, order="asc")] == [
+        item.id for item in client.responses.input_items.list(again.id)
+    ][::-1]
     client.responses.delete(first.id)
     for work in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
         with pytest.raises(openai.NotFoundError) as error:

@@ -129,9 +129,7 @@ def test_a_requested_summary_is_the_reasoning() -> None:
     ("finish_reason", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")]
 )
 def test_what_a_limit_cuts_off_is_incomplete(finish_reason: str, reason: str) -> None:
-    events = written(
-        writer(), chunk({"content": "a"}), chunk(call(0, '{"x', id="a", name="f")), *ended(finish_reason)
-    )
+    events = written(writer(), chunk({"content": "a"}), chunk(call(0, '{"x', id="a", name="f")), *ended(finish_reason))
     assert events[-1].type == "response.incomplete"
     response = events[-1].response
     assert response.incomplete_details.reason == reason
