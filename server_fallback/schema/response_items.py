@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 
 from .chat import MAX_PARTS, InputAudio
 from .common import Items, LeftOut, Reply, Request, TokenLogprob, Unused
@@ -76,8 +76,6 @@ InputParts = Annotated[Items[InputPart], Field(max_length=MAX_PARTS)]
 
 
 class MessageItem(Request):
-    """The only item that may lack its type."""
-
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: str | InputParts
@@ -141,21 +139,18 @@ class ItemReference(Request):
     id: str
 
 
-def _type_of(value: Any) -> str:
-    given = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    if isinstance(given, str):
-        return given
-    is_message = isinstance(value, dict) and not value.keys().isdisjoint(("role", "content"))
-    return "message" if is_message else "item_reference"
+def _with_type(value: Any) -> Any:
+    """An item with its type, which messages and references may lack."""
+    if not isinstance(value, dict) or value.get("type") is not None:
+        return value
+    kind = "item_reference" if value.keys().isdisjoint(("role", "content")) and "id" in value else "message"
+    return {**value, "type": kind}
 
 
 Item = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[CallItem, Tag("function_call")]
-    | Annotated[ResultItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[ItemReference, Tag("item_reference")],
-    Discriminator(_type_of),
+    MessageItem | CallItem | ResultItem | ReasoningItem | ItemReference,
+    Field(discriminator="type"),
+    BeforeValidator(_with_type),
 ]
 
 # --- in answers ---

@@ -264,7 +264,7 @@ class Stepped(FakeExecutor):
         super().__init__()
         self.may = asyncio.Event()
 
-    async def answer(self, request: Any, call: Call, output: Output[Any]) -> None:  # type: ignore[override]
+    async def answer(self, request: Any, call: Call, output: Output[Any]) -> None:
         try:
             await self.may.wait()
         except asyncio.CancelledError:
