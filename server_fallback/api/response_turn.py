@@ -96,9 +96,9 @@ class Turn:
 
 async def read_prompt(
     service: Service, body: PromptFields, exchange: Exchange
-) -> tuple[TranslatedChat, Sequence[Item], Sequence[Item]]:
-    """The chat, the items of the responses that it continues, and its own. From now on, errors of the exchange name the
-    request's parameters. Raises ApiError and RequestError.
+) -> tuple[TranslatedChat, Sequence[Item]]:
+    """The chat, and the request's own items. From now on, errors of the exchange name the request's parameters. Raises
+    ApiError and RequestError.
     """
     responses, client = service.responses, exchange.client
     earlier = await _earlier(responses, client, body.previous_response_id)
@@ -106,13 +106,13 @@ async def read_prompt(
     chat = translated(body, earlier, own)
     exchange.write_error = _renaming(chat)
     check_calls(chat.chat.messages)
-    return chat, earlier, own
+    return chat, own
 
 
 async def open_turn(service: Service, body: ResponseRequest, exchange: Exchange) -> Turn:
     """Raises the errors of `read_prompt`, and ApiError for a response that cannot be stored."""
     stores = _stores(body, service.config.response_memory_bytes)
-    chat, _, own = await read_prompt(service, body, exchange)
+    chat, own = await read_prompt(service, body, exchange)
     key = uuid.uuid4().hex
     begun = begun_response(body, f"resp_{key}", stores=stores)
     config = body.reasoning

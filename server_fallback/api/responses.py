@@ -59,7 +59,7 @@ def responses_router(service: Service, *, routed: bool = False) -> APIRouter:
     async def input_tokens(body: InputTokensRequest, request: Request) -> Response:
         exchange = exchange_of(request)
         exchange.log["model"] = printable(body.model)
-        chat, _, _ = await read_prompt(service, body, exchange)
+        chat, _ = await read_prompt(service, body, exchange)
         executor = await service.models.executor(body.model)
         work = executor.tokenize(tokenize_request(chat.chat))
         counted = await service.drain.run(work, request.receive, exchange.deadline)
