@@ -164,7 +164,8 @@ class EventStream(Response, Generic[ChunkT]):
         self._scope, self._send = scope, send
         try:
             await self._drain.run(self._answer(), receive, self._exchange.deadline)
-            last, self.is_complete = self._form.done, True
+            last = self._form.done
+            self.is_complete = True
         except ClientGone:
             raise
         except BaseException as error:
