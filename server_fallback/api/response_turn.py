@@ -12,6 +12,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from nearfar.compiler.runtime.errors import RequestError
+
 from ..executors.executor import Call, Executor
 from ..executors.fitted_chat import answer_fitting
 from ..schema.chat import ChatCompletionChunk
@@ -61,7 +63,7 @@ class Turn:
             ResponseObject,
             lambda _: self.chat.chat,
             lambda _: self.writer.event,
-            lambda: self.writer,
+            lambda _: self.writer,
             response_json,
             EventForm(done=b"", error=self.writer.failed_event),
             alike=False,
@@ -201,14 +203,12 @@ def _renaming(chat: TranslatedChat) -> WriteError:
 
     def write(error: ApiError) -> bytes:
         if error.param is not None:
-            message, param = chat.text_of(error.message, error.param), chat.name_of(error.param)
-            more = dict(error.more)
-            if "masked" in more:
-                more["masked"] = [
-                    MaskedText(path=chat.name_of(each.path), text=each.text)
-                    for each in map(MaskedText.model_validate, more["masked"])
-                ]
-            error = replace(error, message=message, param=param, more=more)
+            named = chat.renamed(RequestError(error.message, param=error.param))
+            error = replace(error, message=named.message, param=named.details["param"])
+        if "masked" in error.more:
+            masked = [MaskedText.model_validate(each) for each in error.more["masked"]]
+            named_texts = [MaskedText(path=chat.name_of(each.path), text=each.text) for each in masked]
+            error = replace(error, more={**error.more, "masked": named_texts})
         return openai_error(error)
 
     return write

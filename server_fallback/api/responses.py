@@ -126,7 +126,7 @@ async def _answered(turn: Turn, service: Service, request: Request) -> Response:
 
 async def _in_background(turn: Turn, service: Service, request: Request) -> Response:
     exchange, kind = exchange_of(request), turn.kind()
-    opened = await open_answer(kind, service, turn.body, request)
+    opened = await open_answer(kind, service, turn.body, turn.chat.chat, request)
     assert turn.stored is not None
 
     async def answering(output: Output[Any]) -> None:

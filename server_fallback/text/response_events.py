@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nearfar.compiler.runtime.errors import Unavailable
-
 from ..schema.chat import ChatCompletionChunk, ChunkChoice, ToolCallDelta
 from ..schema.common import TokenLogprob, Usage
-from ..schema.fold import withdraws
+from ..schema.fold import cut_off, withdraws
 from ..schema.response_items import (
     OutputCall,
     OutputItem,
@@ -149,7 +147,7 @@ class ResponseWriter:
 
     def _require_end(self) -> tuple[str, Usage]:
         if self._finish_reason is None or self._usage is None:
-            raise Unavailable("the answer was cut off before its end; send the request again")
+            raise cut_off()
         return self._finish_reason, self._usage
 
     # --- chunks ---

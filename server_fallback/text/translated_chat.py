@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from nearfar.compiler.runtime.errors import RequestError
 
 from ..schema.chat import ChatCompletionRequest
 from ..schema.tokenize import TokenizeRequest
+from .requests import with_name
 from .thinking import thinking_variables
 
 
@@ -22,25 +22,19 @@ class TranslatedChat:
 
     def name_of(self, param: str) -> str:
         """The name that a parameter of the chat has in the request."""
-        known = self._longest(param)
+        known = self._known(param)
         return param if known is None else self.paths[known] + param.removeprefix(known)
-
-    def text_of(self, message: str, param: str) -> str:
-        """The message of an error with the first name of its parameter as in the request."""
-        known = self._longest(param)
-        if known is None:
-            return message
-        return re.sub(rf"(?<![\w.\]]){re.escape(known)}(?!\w)", lambda _: self.paths[known], message, count=1)
 
     def renamed(self, error: RequestError) -> RequestError:
         """The error with the name that its parameter has in the request."""
         param = error.details.get("param")
-        if not isinstance(param, str):
+        known = self._known(param) if isinstance(param, str) else None
+        if known is None or known == self.paths[known]:
             return error
-        details = {**error.details, "param": self.name_of(param)}
-        return type(error)(self.text_of(error.message, param), **details)
+        return with_name(error, known, self.paths[known])
 
-    def _longest(self, param: str) -> str | None:
+    def _known(self, param: str) -> str | None:
+        """The longest path that the parameter is or is part of."""
         return max((path for path in self.paths if _is_in(param, path)), key=len, default=None)
 
 
@@ -51,6 +45,8 @@ def tokenize_request(chat: ChatCompletionRequest) -> TokenizeRequest:
         messages=chat.messages,
         tools=None if chat.tool_choice == "none" else chat.tools,
         chat_template_kwargs=thinking_variables(chat) or None,
+        add_generation_prompt=not chat.continue_final_message,
+        continue_final_message=bool(chat.continue_final_message),
     )
 
 

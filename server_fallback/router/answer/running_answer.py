@@ -497,6 +497,7 @@ class RunningAnswer:
                 transcripts=transcripts,
                 receipts=receipts,
                 parts=parts,
+                stop_reason=attempt.stop_reason,
             )
         )
 
