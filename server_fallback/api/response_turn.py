@@ -204,7 +204,7 @@ def _renaming(chat: TranslatedChat) -> WriteError:
     def write(error: ApiError) -> bytes:
         if error.param is not None:
             named = chat.renamed(RequestError(error.message, param=error.param))
-            error = replace(error, message=named.message, param=named.details["param"])
+            error = replace(error, message=named.message, param=str(named.details["param"]))
         if "masked" in error.more:
             masked = [MaskedText.model_validate(each) for each in error.more["masked"]]
             named_texts = [MaskedText(path=chat.name_of(each.path), text=each.text) for each in masked]
