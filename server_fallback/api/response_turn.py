@@ -20,10 +20,10 @@ from ..schema.chat import ChatCompletionChunk
 from ..schema.common import MaskedText
 from ..schema.completions import AnswerRequest
 from ..schema.response_items import CallItem, Item, ItemReference, MessageItem
-from ..schema.responses import PromptFields, ResponseObject, ResponseRequest
+from ..schema.responses import FunctionTool, NamespaceTool, PromptFields, ResponseObject, ResponseRequest
 from ..text.output import Output
 from ..text.response_events import ResponseWriter
-from ..text.response_prompt import items_of, translated
+from ..text.response_prompt import items_of, namespaces, translated
 from ..text.translated_chat import TranslatedChat
 from .errors import ApiError, WriteError, api_error, openai_error
 from .exchange import Exchange
@@ -123,6 +123,7 @@ async def open_turn(service: Service, body: ResponseRequest, exchange: Exchange)
         key,
         summarizes=config is not None and (config.summary or config.generate_summary) is not None,
         encodes=body.includes("reasoning.encrypted_content"),
+        namespaces=namespaces(body),
     )
     stored = None
     if stores:
@@ -243,15 +244,18 @@ def begun_response(body: ResponseRequest, response_id: str, *, stores: bool) -> 
         temperature=body.temperature,
         text={"format": form, **({} if text is None or text.verbosity is None else {"verbosity": text.verbosity})},
         tool_choice=choice if isinstance(choice, str) else "auto" if choice is None else choice.model_dump(),
-        tools=[
-            {name: getattr(tool, name) for name in ("type", "name", "description", "parameters", "strict")}
-            for tool in body.tools or ()
-        ],
+        tools=[_listed_tool(tool) for tool in body.tools or ()],
         top_logprobs=body.top_logprobs or 0,
         top_p=body.top_p,
         truncation=body.truncation or "disabled",
         user=body.user,
     )
+
+
+def _listed_tool(tool: FunctionTool | NamespaceTool) -> dict[str, Any]:
+    if isinstance(tool, NamespaceTool):
+        return {**tool.model_dump(exclude={"tools"}), "tools": [_listed_tool(each) for each in tool.tools]}
+    return {name: getattr(tool, name) for name in ("type", "name", "description", "parameters", "strict")}
 
 
 def _stored_item(item: Item, key: str) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class MessageItem(Request):
 
 
 class CallItem(Request):
-    """A call of a function. ``call_id`` is that of its result."""
+    """A call of a function, which may be one of a ``namespace``. ``call_id`` is that of its result."""
 
     type: Literal["function_call"]
     call_id: str
@@ -94,8 +94,8 @@ class CallItem(Request):
     id: str | None = None
     status: Status | None = None
     parsed_arguments: Parsed = None
+    namespace: str | None = None
     caller: Unused = None
-    namespace: Unused = None
 
 
 class ResultItem(Request):
@@ -107,8 +107,8 @@ class ResultItem(Request):
     id: str | None = None
     status: Status | None = None
     name: str | None = None
+    namespace: str | None = None
     caller: Unused = None
-    namespace: Unused = None
 
 
 class ReasoningSummary(Request):
@@ -177,6 +177,7 @@ class OutputCall(Reply):
     status: Status
     call_id: str
     name: str
+    namespace: LeftOut[str] = None
     arguments: str
 
 

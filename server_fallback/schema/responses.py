@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -34,14 +34,19 @@ Includable = Literal[
 
 def _require_function(value: object) -> object:
     """Refuse a tool that runs at OpenAI, or whose calls have another form, by its name."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "function":
+    if _is_foreign(value):
         raise PydanticCustomError(
             "not_a_function",
-            "tools of type '{kind}' are not supported; declare a tool of type 'function', which your program runs",
-            {"kind": kind[:64]},
+            "tools of type '{kind}' are not supported; declare a tool of type 'function', which your program runs, or "
+            "start the server with --lenient, which leaves others out",
+            {"kind": value["type"][:64]},
         )
     return value
+
+
+def _is_foreign(tool: Any) -> TypeGuard[dict[str, str]]:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind not in ("function", "namespace")
 
 
 class FunctionTool(Request):
@@ -52,6 +57,20 @@ class FunctionTool(Request):
     strict: bool | None = None
     defer_loading: Literal[False] | None = None
     allowed_callers: Items[Literal["direct"]] | None = None
+
+
+class NamespaceTool(Request):
+    """Functions that belong together, whose calls have the ``namespace``."""
+
+    type: Literal["namespace"]
+    name: str
+    description: str | None = None
+    tools: Annotated[
+        Items[Annotated[FunctionTool, BeforeValidator(_require_function)]], Field(min_length=1, max_length=MAX_TOOLS)
+    ]
+
+
+AnyTool = Annotated[FunctionTool | NamespaceTool, Field(discriminator="type"), BeforeValidator(_require_function)]
 
 
 class FunctionChoice(Request):
@@ -112,13 +131,7 @@ class PromptFields(Request):
     """Not carried over to the responses that continue this one."""
     previous_response_id: str | None = None
     """The stored response that this one continues."""
-    tools: (
-        Annotated[
-            Items[Annotated[FunctionTool, BeforeValidator(_require_function)]],
-            Field(max_length=MAX_TOOLS),
-        ]
-        | None
-    ) = None
+    tools: Annotated[Items[AnyTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChoiceObject | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -126,6 +139,15 @@ class PromptFields(Request):
     truncation: Literal["auto", "disabled"] | None = None
     """With "auto", the oldest messages are left out of a prompt that does not fit the model's context."""
     conversation: Unused = None
+
+    @classmethod
+    def drop_unsupported(cls, body: Any) -> list[list[str | int]]:
+        """Leave out the tools that this server does not have, for a lenient one. Returns their paths."""
+        tools = body.get("tools") if isinstance(body, dict) else None
+        if not isinstance(tools, list):
+            return []
+        body["tools"] = [tool for tool in tools if not _is_foreign(tool)]
+        return [["tools", place] for place, tool in enumerate(tools) if _is_foreign(tool)]
 
 
 class ResponseRequest(PromptFields, SamplingParameters):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 # OpenAI's errors: the type of an error -> the code of a response that failed. Clients act on some codes of ours.
 ERROR_CODES = {"invalid_request_error": "invalid_prompt", "rate_limit_error": "rate_limit_exceeded"}
 KEPT_CODES = frozenset({"context_length_exceeded"})
+NO_NAMESPACES: Mapping[str, tuple[str, str]] = {}
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class _Open:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     annotations: list[dict[str, Any]] = field(default_factory=list)
     name: str = ""
+    namespace: str | None = None
     call_id: str = ""
     done: OutputItem | None = None
 
@@ -67,11 +69,19 @@ class _Open:
 class ResponseWriter:
     """A `Fold` of one answer, whose events it writes as well. ``begun`` is the response without its answer, ``key``
     what the ids of its items share. ``summarizes``: the reasoning is the summary of its item. ``encodes``: it is
-    repeated as ``encrypted_content``.
+    repeated as ``encrypted_content``. ``namespaces``: names of functions in the chat -> their namespaces and names.
     """
 
-    def __init__(self, begun: ResponseObject, key: str, *, summarizes: bool = False, encodes: bool = False) -> None:
-        self.begun, self._key = begun, key
+    def __init__(
+        self,
+        begun: ResponseObject,
+        key: str,
+        *,
+        summarizes: bool = False,
+        encodes: bool = False,
+        namespaces: Mapping[str, tuple[str, str]] = NO_NAMESPACES,
+    ) -> None:
+        self.begun, self._key, self._namespaces = begun, key, namespaces
         self._summarizes, self._encodes = summarizes, encodes
         self._number = 0
         self._items: list[_Open] = []
@@ -224,7 +234,8 @@ class ResponseWriter:
             self._last = None
             item = self._calls[delta.index] = self._new("function_call")
             item.call_id = delta.id or f"call_{item.id}"
-            item.name = (function.name if function is not None else None) or ""
+            name = (function.name if function is not None else None) or ""
+            item.namespace, item.name = self._namespaces.get(name, (None, name))
             events += self._event("response.output_item.added", output_index=item.index, item=self._started(item))
         if function is None or not function.arguments:
             return events
@@ -332,7 +343,14 @@ def _item(item: _Open, status: Status, *, summarizes: bool, encodes: bool = Fals
         text = OutputText(text=item.text, annotations=item.annotations, logprobs=item.logprobs)
         return OutputMessage(id=item.id, status=status, content=[text])
     if item.kind == "function_call":
-        return OutputCall(id=item.id, status=status, call_id=item.call_id, name=item.name, arguments=item.text)
+        return OutputCall(
+            id=item.id,
+            status=status,
+            call_id=item.call_id,
+            name=item.name,
+            namespace=item.namespace,
+            arguments=item.text,
+        )
     return OutputReasoning(
         id=item.id,
         status=status,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from nearfar.compiler.runtime.errors import RequestError
 
@@ -49,6 +49,7 @@ from ..schema.responses import (
     FunctionChoice,
     FunctionTool,
     NamedSchemaFormat,
+    NamespaceTool,
     PromptFields,
     ResponseRequest,
     RoutedResponseRequest,
@@ -102,7 +103,7 @@ def translated(request: PromptFields, earlier: Sequence[Item], own: Sequence[Ite
     given = {
         "model": request.model,
         "messages": [_message(turn, RoutedMessage if is_routed else Message) for turn in turns],
-        "tools": None if tools is None else [_tool(tool) for _, tool in tools],
+        "tools": None if tools is None else [_tool(each) for each in tools],
         "tool_choice": _choice(request),
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _format(request),
@@ -113,7 +114,7 @@ def translated(request: PromptFields, earlier: Sequence[Item], own: Sequence[Ite
     routing = {name: getattr(request, name) for name in ROUTING} if is_routed else {}
     set_values = {name: value for name, value in (given | routing).items() if value is not None}
     chat = (RoutedChatRequest if is_routed else ChatCompletionRequest).model_construct(**set_values)
-    return TranslatedChat(chat, _paths(turns, [number for number, _ in tools or ()]))
+    return TranslatedChat(chat, _paths(turns, [each.path for each in tools or ()]))
 
 
 def items_of(given: str | Sequence[Item] | None) -> list[Item]:
@@ -141,12 +142,13 @@ def _turns(instructions: str | None, earlier: Sequence[Item], own: Sequence[Item
                     last = _Turn("assistant", path)
                     turns.append(last)
                 last.reasoning += [text] if text else []
-            case CallItem(call_id=call_id, name=name, arguments=arguments):
+            case CallItem(call_id=call_id, arguments=arguments):
                 if last is None or not is_open:
                     last = _Turn("assistant", path)
                     turns.append(last)
                 called.add(call_id)
-                last.calls.append((path, ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))))
+                function = FunctionCall(name=joined_name(item.namespace, item.name), arguments=arguments)
+                last.calls.append((path, ToolCall(id=call_id, function=function)))
             case MessageItem(role="assistant"):
                 if last is None or not is_open or last.parts or last.calls:
                     last = _Turn("assistant", path)
@@ -236,7 +238,7 @@ def _message(turn: _Turn, kind: type[Message]) -> Message:
     return kind.model_construct(**{name: value for name, value in given.items() if value is not None})
 
 
-def _paths(turns: Sequence[_Turn], tools: Sequence[int]) -> Mapping[str, str]:
+def _paths(turns: Sequence[_Turn], tools: Sequence[str]) -> Mapping[str, str]:
     paths = dict(NAMES)
     for index, turn in enumerate(turns):
         name = f"messages[{index}]"
@@ -249,32 +251,72 @@ def _paths(turns: Sequence[_Turn], tools: Sequence[int]) -> Mapping[str, str]:
         for number, (path, _) in enumerate(turn.calls):
             here = f"{name}.tool_calls[{number}]"
             paths |= {here: path, f"{here}.function": path}
-    for index, number in enumerate(tools):
-        paths |= {f"tools[{index}]": f"tools[{number}]", f"tools[{index}].function": f"tools[{number}]"}
+    for index, path in enumerate(tools):
+        paths |= {f"tools[{index}]": path, f"tools[{index}].function": path}
     return paths
 
 
 # --- parameters ---
 
 
-def _tools(request: PromptFields) -> list[tuple[int, FunctionTool]] | None:
-    """The tools that may be called, each after its place. Raises RequestError for a choice of others."""
+def namespaces(request: PromptFields) -> Mapping[str, tuple[str, str]]:
+    """The names of functions in a chat -> their namespaces and names."""
+    return {
+        joined_name(group.name, tool.name): (group.name, tool.name)
+        for group in request.tools or ()
+        if isinstance(group, NamespaceTool)
+        for tool in group.tools
+    }
+
+
+def joined_name(namespace: str | None, name: str) -> str:
+    """The name of a function in a chat, which has no namespaces."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+class _Function(NamedTuple):
+    """A function that may be called. ``about`` describes its namespace."""
+
+    path: str
+    name: str
+    tool: FunctionTool
+    about: str | None = None
+
+
+def _tools(request: PromptFields) -> list[_Function] | None:
+    """Raises RequestError for a choice of other functions."""
     if request.tools is None:
         return None
-    tools, choice = list(enumerate(request.tools)), request.tool_choice
+    functions, choice = list[_Function](), request.tool_choice
+    for index, each in enumerate(request.tools):
+        path = f"tools[{index}]"
+        if isinstance(each, FunctionTool):
+            functions.append(_Function(path, each.name, each))
+        else:
+            functions += [
+                _Function(f"{path}.tools[{place}]", joined_name(each.name, tool.name), tool, each.description)
+                for place, tool in enumerate(each.tools)
+            ]
     if not isinstance(choice, AllowedTools):
-        return tools
-    known, allowed = {tool.name for _, tool in tools}, {tool.name for tool in choice.tools}
-    if unknown := allowed - known:
+        return functions
+    allowed = {tool.name for tool in choice.tools}
+    if unknown := allowed - {function.name for function in functions}:
         message = f"tool_choice names '{min(unknown)[:64]}', which is none of the tools"
         raise RequestError(message, param="tool_choice")
-    return [each for each in tools if each[1].name in allowed]
+    return [function for function in functions if function.name in allowed]
 
 
-def _tool(tool: FunctionTool) -> Tool:
-    given = {name: getattr(tool, name) for name in ("name", "description", "parameters", "strict")}
+def _tool(function: _Function) -> Tool:
+    tool = function.tool
+    described = "\n".join(text for text in (function.about, tool.description) if text)
+    given: dict[str, Any] = {
+        "name": function.name,
+        "description": described or None,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
     set_values = {name: value for name, value in given.items() if value is not None}
-    return Tool(type="function", function=Function(**set_values))
+    return Tool(type="function", function=Function.model_construct(**set_values))
 
 
 def _choice(request: PromptFields) -> str | NamedToolChoice | None:

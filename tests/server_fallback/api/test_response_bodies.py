@@ -38,7 +38,10 @@ def agent_turn(**more: Any) -> dict[str, Any]:
         "input": [
             {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]} for role, text in texts
         ],
-        "tools": [{**tool, "parameters": PARAMETERS} for tool in tools],
+        "tools": [
+            *({**tool, "parameters": PARAMETERS} for tool in tools[:15]),
+            {"type": "namespace", "name": "agents", "description": "Sub-agents.", "tools": tools[15:]},
+        ],
         "tool_choice": "auto",
         "parallel_tool_calls": False,
         "reasoning": {"effort": "medium", "summary": "auto"},
@@ -68,9 +71,15 @@ def test_bodies_of_clients_are_chats(sent: dict[str, Any]) -> None:
     assert thoughts == ["Hm, well."] * kinds.count("reasoning")
 
 
-def test_a_coding_agent_s_first_turn() -> None:
-    models = FakeModels()
-    response = ask("POST", PATH, agent_turn(), models, ApiConfig())
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_coding_agent_s_first_turn(lenient: bool) -> None:
+    models, turn = FakeModels(), agent_turn()
+    if lenient:
+        # It offers this one by default.
+        turn["tools"].append({"type": "web_search", "external_web_access": True})
+        assert ask("POST", PATH, turn, models, ApiConfig()).json()["error"]["param"] == "tools[16]"
+    response = ask("POST", PATH, turn, models, ApiConfig(lenient=lenient))
+    assert response.headers.get("x-nearfar-ignored") == ("tools[16]" if lenient else None)
     assert response.status_code == 200, response.text
     assert read_events(response.text)[-1].response.output[0].type == "function_call"
     [request] = models.fake.requests

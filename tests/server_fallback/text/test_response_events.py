@@ -24,7 +24,7 @@ USAGE = {
 }
 
 
-def writer(**options: bool) -> ResponseWriter:
+def writer(**options: Any) -> ResponseWriter:
     request = ResponseRequest.model_validate({"model": "m", "input": "hi"})
     return ResponseWriter(begun_response(request, f"resp_{KEY}", stores=True), KEY, **options)
 
@@ -113,6 +113,14 @@ def test_parts_of_two_calls_may_alternate() -> None:
     ]
     response = written(writer(), *chunks, *ended("tool_calls"))[-1].response
     assert [(each.call_id, each.arguments) for each in response.output] == [("a", "{}"), ("b", "[]")]
+
+
+def test_a_call_of_a_namespace_has_its_own_name() -> None:
+    known = {"agents__close": ("agents", "close")}
+    chunks = [chunk(call(0, "{}", id="a", name="agents__close")), chunk(call(1, "{}", id="b", name="f"))]
+    events = written(writer(namespaces=known), *chunks, *ended("tool_calls"))
+    assert [(each.namespace, each.name) for each in events[-1].response.output] == [("agents", "close"), (None, "f")]
+    assert events[2].item.namespace == "agents"
 
 
 def test_a_requested_summary_is_the_reasoning() -> None:

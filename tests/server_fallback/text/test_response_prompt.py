@@ -9,7 +9,7 @@ import pytest
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.schema.responses import ResponseRequest, RoutedResponseRequest
 from nearfar.server_fallback.schema.routed import RoutedChatRequest
-from nearfar.server_fallback.text.response_prompt import items_of, translated
+from nearfar.server_fallback.text.response_prompt import items_of, namespaces, translated
 from nearfar.server_fallback.text.response_reasoning import encoded_reasoning
 from nearfar.server_fallback.text.translated_chat import TranslatedChat, tokenize_request
 
@@ -138,6 +138,23 @@ def test_parameters() -> None:
     assert counted.chat_template_kwargs == {"enable_thinking": True, "reasoning_effort": "low", "verbosity": "low"}
     named = translate("hi", tools=tools, tool_choice={"type": "function", "name": "h"}).chat
     assert named.model_dump()["tool_choice"] == {"type": "function", "function": {"name": "h"}}
+
+
+def test_functions_of_a_namespace_have_its_name() -> None:
+    function = {"type": "function", "name": "close", "description": "Close one.", "parameters": {"type": "object"}}
+    group = {"type": "namespace", "name": "agents", "description": "Sub-agents.", "tools": [function]}
+    called = {**CALL, "name": "close", "namespace": "agents"}
+    request = ResponseRequest.model_validate(
+        {"model": "m", "input": [called], "tools": [{**function, "name": "f"}, group]}
+    )
+    chat = translated(request, [], items_of(request.input))
+    [tool, grouped] = chat.chat.tools or ()
+    assert (tool.function.name, grouped.function.name) == ("f", "agents__close")
+    assert grouped.function.description == "Sub-agents.\nClose one."
+    [call] = chat.chat.messages[0].tool_calls or ()
+    assert call.function.name == "agents__close"
+    assert namespaces(request) == {"agents__close": ("agents", "close")}
+    assert chat.name_of("tools[1].function.parameters") == "tools[1].tools[0].parameters"
 
 
 def test_a_request_to_two_sides_keeps_what_decides_between_them() -> None:
