@@ -88,7 +88,7 @@ class OwnResponses:
         while self._sizes.total() > self._max_bytes:
             [(largest, _)] = self._sizes.most_common(1)
             own = self._stored[largest]
-            self.drop_now(largest, min(own, key=lambda each: own[each].running))
+            self.drop_now(largest, next((name for name, each in own.items() if not each.running), next(iter(own))))
 
     def settle_now(self, stored: StoredResponse) -> bool:
         found = self.find_now(stored.client, stored.id)

@@ -148,11 +148,13 @@ def test_functions_of_a_namespace_have_its_name() -> None:
         {"model": "m", "input": [called], "tools": [{**function, "name": "f"}, group]}
     )
     chat = translated(request, [], items_of(request.input))
-    [tool, grouped] = chat.chat.tools or ()
+    assert chat.chat.tools is not None
+    [tool, grouped] = chat.chat.tools
     assert (tool.function.name, grouped.function.name) == ("f", "agents__close")
     assert grouped.function.description == "Sub-agents.\nClose one."
-    [call] = chat.chat.messages[0].tool_calls or ()
-    assert call.function.name == "agents__close"
+    calls = chat.chat.messages[0].tool_calls
+    assert calls is not None
+    assert [call.function.name for call in calls] == ["agents__close"]
     assert namespaces(request) == {"agents__close": ("agents", "close")}
     assert chat.name_of("tools[1].function.parameters") == "tools[1].tools[0].parameters"
 
