@@ -48,10 +48,6 @@ class Attempt:
     receipt: SignedReceipt | None = None
     changed: list[Literal["masked", "described"]] = field(default_factory=list)
 
-    @property
-    def started(self) -> bool:
-        return self.first_token_seconds is not None
-
     def event(self, kind: str, /, **fields: Any) -> Event:
         """An event of the answer machine about this attempt."""
         return {"type": kind, "side": self.side, "attempt": self.number, **fields}
