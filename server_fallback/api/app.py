@@ -32,19 +32,22 @@ from .health import health_router
 from .kept_answers import KeptAnswers, KeptElsewhere
 from .lenient import IGNORED_HEADER
 from .limiter import Limiter, Limits, OwnLimits
+from .llama_cpp import INFILL, llama_cpp_router
 from .log import log_failure
+from .messages import MESSAGES, messages_router
 from .metrics import Metrics
 from .model_routes import about_router, admin_router, models_router
 from .queue_waits import QueueWaits
 from .service import Service
 from .speech import speech_router
 from .texts import decide_router, embeddings_router, ranking_router, tokenize_router
+from .tgi import TGI, info_router
 from .traces import Traces
 from .transcriptions import transcriptions_router
 from .verify import verify_router
 
 # The forms in which models write answers. Each is a file.
-KINDS = (CHAT, COMPLETION)
+KINDS = (CHAT, COMPLETION, MESSAGES, INFILL, *TGI)
 ERROR_FORMS = (
     *((kind.path, kind.write_error) for kind in KINDS),
     # Cohere's addresses among those of the Open Inference Protocol.
@@ -125,6 +128,9 @@ def create_app(
         transcriptions_router,
         speech_router,
         tokenize_router,
+        messages_router,
+        llama_cpp_router,
+        info_router,
         about_router,
         verify_router,
         admin_router,

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
+from starlette.datastructures import Headers
+
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.executor import Call, Executor
 from ..executors.recordings import reporting
@@ -29,8 +32,9 @@ from .errors import ApiError, WriteError, openai_error
 from .exchange import Exchange, exchange_of
 from .json_body import printable
 from .lenient import IGNORED_HEADER
+from .only_model import only_model
 from .recordings import heard
-from .route import EVERYWHERE, WITH_BODY, keyed_router, post, with_events
+from .route import EVERYWHERE, WITH_BODY, Responses, keyed_router, post, with_events
 from .service import Service
 from .sse import OPENAI_EVENTS, EventForm, EventStream, data_event
 from .texts import num_texts
@@ -48,6 +52,9 @@ class Kind(Generic[BodyT, ChunkT, AnswerT]):
     which side answers. ``read`` returns what the executor answers, and ``encode`` a function that writes its chunks as
     the events of one answer; they are ``alike`` if those of two texts differ only in the text. ``fold`` adds up the
     chunks to the whole answer of class ``answer``, which ``write`` writes. ``events`` are the others of a stream.
+    ``check`` raises ApiError for headers that the form does not have, unless the server is lenient, and ``renamed``
+    gives an executor's error the name that its parameter has in the request. ``responses`` are for the document.
+    ``names_model``: without a name, ``read`` has "", and the only model answers otherwise.
     """
 
     path: str
@@ -56,14 +63,18 @@ class Kind(Generic[BodyT, ChunkT, AnswerT]):
     answer: type[AnswerT]
     read: Callable[[BodyT], AnswerRequest]
     encode: Callable[[BodyT], Encode[ChunkT]]
-    fold: Callable[[], Fold[ChunkT, AnswerT]]
+    fold: Callable[[BodyT], Fold[ChunkT, AnswerT]]
     write: Callable[[AnswerT], bytes]
     events: EventForm = OPENAI_EVENTS
     write_error: WriteError = openai_error
     alike: bool = True
+    check: Callable[[Headers, Exchange, bool], None] = lambda headers, exchange, lenient: None  # noqa: ARG005
+    renamed: Callable[[BodyT, RequestError], RequestError] = lambda body, error: error  # noqa: ARG005
+    responses: Responses = field(default_factory=lambda: WITH_BODY)
+    names_model: bool = True
 
     def add_route(self, router: APIRouter, service: Service, *, routed: bool) -> None:
-        @post(router, self.path, self.routed if routed else self.body, self.answer, WITH_BODY | STREAMED)
+        @post(router, self.path, self.routed if routed else self.body, self.answer, self.responses | STREAMED)
         async def answer(body: BodyT, request: Request) -> Response:
             return await answered(self, service, body, request)
 
@@ -84,7 +95,11 @@ def generation_router(kinds: Sequence[Kind[Any, Any, Any]], service: Service, *,
 
 
 async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: BodyT, request: Request) -> Response:
-    exchange, asked = exchange_of(request), kind.read(body)
+    exchange = exchange_of(request)
+    kind.check(request.headers, exchange, service.config.lenient)
+    asked = kind.read(body)
+    if not asked.model and not kind.names_model:
+        asked = asked.model_copy(update={"model": await only_model(service)})
     rest = await service.kept.find(request.headers, exchange, body) if asked.stream else None
     if rest is not None:
         return rest
@@ -96,10 +111,13 @@ async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: B
         if isinstance(asked, ChatCompletionRequest) and asked.functions is not None:
             output = Changed(output, with_function_calls)
         call, request = _call(service, asked, exchange, received), asked
-        if isinstance(request, ChatCompletionRequest):
-            request, transcripts = await heard(service, executor, request, call)
-            output = reporting(output, transcripts) if transcripts else output
-        await executor.answer(request, call, output)
+        try:
+            if isinstance(request, ChatCompletionRequest):
+                request, transcripts = await heard(service, executor, request, call)
+                output = reporting(output, transcripts) if transcripts else output
+            await executor.answer(request, call, output)
+        except RequestError as error:
+            raise kind.renamed(body, error) from error
 
     def report_queue() -> None:
         """Just before the answer's headers are sent, so that they report the queue at that time."""
@@ -109,7 +127,7 @@ async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: B
         encode, drain = kind.encode(body), service.drain
         stream = EventStream(answering, encode, record, exchange, drain, report_queue, kind.events, alike=kind.alike)
         return await service.kept.keep(request.headers, exchange, body, stream, kind.events)
-    work = _folded(answering, kind.fold(), record)
+    work = _folded(answering, kind.fold(body), record)
     answer = await service.drain.run(work, request.receive, exchange.deadline)
     report_queue()
     return Response(kind.write(answer), media_type=JSON)
@@ -225,7 +243,7 @@ CHAT: Kind[ChatCompletionRequest, ChatCompletionChunk, ChatCompletion] = Kind(
     ChatCompletion,
     read_chat,
     data_events,
-    ChatFold,
+    lambda body: ChatFold(),  # noqa: ARG005
     answer_json,
 )
 COMPLETION: Kind[CompletionRequest, CompletionChunk, Completion] = Kind(
@@ -235,6 +253,6 @@ COMPLETION: Kind[CompletionRequest, CompletionChunk, Completion] = Kind(
     Completion,
     lambda body: body,
     data_events,
-    CompletionFold,
+    lambda body: CompletionFold(),  # noqa: ARG005
     answer_json,
 )

@@ -1,0 +1,256 @@
+"""/generate, /generate_stream, / and /info, as in Hugging Face's Text Generation Inference: completions, one token at
+a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter
+
+from nearfar.compiler.runtime.errors import RequestError
+
+from ..schema.common import Usage
+from ..schema.completions import CompletionChunk, CompletionChunkChoice, CompletionLogprobs, CompletionRequest
+from ..schema.fold import cut_off
+from ..schema.tgi import (
+    DEFAULT_NEW_TOKENS,
+    TgiAnswer,
+    TgiDetails,
+    TgiError,
+    TgiEvent,
+    TgiGrammar,
+    TgiInfo,
+    TgiParameters,
+    TgiPrefillToken,
+    TgiRequest,
+    TgiStreamDetails,
+    TgiToken,
+)
+from ..text.output import Encode
+from .errors import ApiError
+from .generation import Kind
+from .only_model import only_model
+from .route import EVERYWHERE, WITH_BODY, keyed_router
+from .service import Service
+from .sse import EventForm, data_event
+
+# Parameters of completions -> TGI's.
+NAMES = {
+    "max_tokens": "parameters.max_new_tokens",
+    "model": "parameters.adapter_id",
+    "prompt": "inputs",
+    "response_format": "parameters.grammar",
+    "return_token_ids": "parameters.details",
+}
+ERROR_TYPES = {400: "validation", 429: "overloaded", 503: "overloaded"}
+
+
+def tgi_error(error: ApiError) -> bytes:
+    kind = ERROR_TYPES.get(error.status, "generation" if error.status >= 500 else "validation")
+    return TgiError(error=error.body().error.message, error_type=kind).model_dump_json().encode()
+
+
+ERRORS = {status: {**response, "model": TgiError} for status, response in (EVERYWHERE | WITH_BODY).items()}
+# Clients read every line with data as a token.
+EVENTS = EventForm(done=b": done\n\n")
+
+
+def _completion(body: TgiRequest, *, streams: bool | None = None) -> CompletionRequest:
+    given, stream = body.parameters, bool(body.stream) if streams is None else streams
+    wants_tokens = stream or bool(given.details)
+    values: dict[str, Any] = {
+        "model": given.adapter_id or body.model or "",
+        "prompt": body.inputs,
+        "stream": stream,
+        "max_tokens": DEFAULT_NEW_TOKENS if given.max_new_tokens is None else given.max_new_tokens,
+        "temperature": (given.temperature or 1.0) if _draws(given) else 0.0,
+        "stop": given.stop or None,
+        "logprobs": (given.top_n_tokens or 0) if wants_tokens else None,
+        "return_token_ids": wants_tokens or None,
+        "prompt_logprobs": 0 if given.details and given.decoder_input_details else None,
+        **_grammar(given.grammar),
+        **{
+            name: value
+            for name in ("top_k", "top_p", "seed", "repetition_penalty", "frequency_penalty")
+            if (value := getattr(given, name)) is not None
+        },
+    }
+    return CompletionRequest.model_construct(**{name: value for name, value in values.items() if value is not None})
+
+
+def _draws(given: TgiParameters) -> bool:
+    """As there, whatever changes the probabilities asks for a draw."""
+    changed = given.temperature not in (None, 1.0) or given.top_p not in (None, 1.0) or given.top_k is not None
+    return bool(given.do_sample) or changed
+
+
+def _grammar(given: TgiGrammar | None) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if given.type == "regex":
+        if not isinstance(given.value, str):
+            raise RequestError("parameters.grammar.value must be a regular expression", param="parameters.grammar")
+        return {"guided_regex": given.value}
+    schema: Any = given.value
+    if given.type == "json_schema" and isinstance(schema, dict):
+        schema = schema.get("schema", schema)
+    return {"guided_json": schema}
+
+
+class TgiTokens:
+    """The tokens of one answer, from its chunks: the ids and texts of a token may come in different chunks."""
+
+    def __init__(self) -> None:
+        self._ids: deque[int] = deque()
+        self.finish_reason: str | None = None
+        self.text = ""
+        self.prefill: list[TgiPrefillToken] = []
+        self.usage: Usage | None = None
+
+    def add(self, chunk: CompletionChunk) -> Iterator[tuple[TgiToken, list[TgiToken]]]:
+        """Each token, and the likeliest ones in its place."""
+        self.usage = chunk.usage or self.usage
+        for choice in chunk.choices:
+            self.text += choice.text
+            self._ids += choice.token_ids or ()
+            self._read_prompt(choice)
+            if choice.logprobs is not None:
+                yield from self._tokens(choice.logprobs)
+            if choice.finish_reason is not None:
+                stopped = choice.finish_reason == "stop"
+                ends = "stop_sequence" if choice.stop_reason is not None else "eos_token"
+                self.finish_reason = ends if stopped else choice.finish_reason
+
+    def _tokens(self, listed: CompletionLogprobs) -> Iterator[tuple[TgiToken, list[TgiToken]]]:
+        tops = listed.top_logprobs or [None] * len(listed.tokens)
+        for text, logprob, top in zip(listed.tokens, listed.token_logprobs, tops, strict=True):
+            token = TgiToken(id=self._ids.popleft() if self._ids else -1, text=text, logprob=logprob or 0.0)
+            others = [TgiToken(id=-1, text=name, logprob=value) for name, value in (top or {}).items()]
+            yield token, [token if each.text == text else each for each in others]
+
+    def _read_prompt(self, choice: CompletionChunkChoice) -> None:
+        for row in choice.prompt_logprobs or ():
+            token_id, told = next(iter(row.items())) if row else (-1, None)
+            text = "" if told is None else told.decoded_token or ""
+            self.prefill.append(TgiPrefillToken(id=token_id, text=text, logprob=None if told is None else told.logprob))
+
+
+class TgiFold:
+    """A `Fold` of completions."""
+
+    def __init__(self, body: TgiRequest) -> None:
+        self._body, self._read = body, TgiTokens()
+        self._tokens: list[tuple[TgiToken, list[TgiToken]]] = []
+
+    def add(self, chunk: CompletionChunk) -> None:
+        self._tokens += self._read.add(chunk)
+
+    def answer(self) -> TgiAnswer:
+        read, given = self._read, self._body.parameters
+        if read.finish_reason is None or read.usage is None:
+            raise cut_off()
+        text = self._body.inputs + read.text if given.return_full_text else read.text
+        if not given.details:
+            return TgiAnswer(generated_text=text)
+        details = TgiDetails(
+            finish_reason=read.finish_reason,
+            generated_tokens=read.usage.completion_tokens,
+            seed=given.seed,
+            prefill=read.prefill,
+            tokens=[token for token, _ in self._tokens],
+            top_tokens=[top for _, top in self._tokens] if given.top_n_tokens else None,
+        )
+        return TgiAnswer(generated_text=text, details=details)
+
+
+def _encode(body: TgiRequest) -> Encode[CompletionChunk]:
+    given, read, index = body.parameters, TgiTokens(), 0
+    # The last token waits for the end of the answer, which is part of its event.
+    waiting: list[TgiEvent] = []
+
+    def encode(chunk: CompletionChunk) -> bytes | None:
+        nonlocal index
+        for token, top in read.add(chunk):
+            index += 1
+            waiting.append(TgiEvent(index=index, token=token, top_tokens=top if given.top_n_tokens else None))
+        if read.usage is not None and read.finish_reason is not None:
+            waiting[-1:] = [_last(body, read, waiting[-1] if waiting else None)]
+            ready = list(waiting)
+        else:
+            ready = waiting[:-1]
+        del waiting[: len(ready)]
+        return b"".join(data_event(event.model_dump_json().encode()) for event in ready) or None
+
+    return encode
+
+
+def _last(body: TgiRequest, read: TgiTokens, event: TgiEvent | None) -> TgiEvent:
+    assert read.usage is not None
+    assert read.finish_reason is not None
+    details = TgiStreamDetails(
+        finish_reason=read.finish_reason,
+        generated_tokens=read.usage.completion_tokens,
+        seed=body.parameters.seed,
+        input_length=read.usage.prompt_tokens,
+    )
+    text = body.inputs + read.text if body.parameters.return_full_text else read.text
+    # An answer without a token has only its end.
+    event = event or TgiEvent(index=1, token=TgiToken(id=-1, text="", logprob=0.0, special=True))
+    return event.model_copy(update={"generated_text": text, "details": details})
+
+
+def _renamed(_: TgiRequest, error: RequestError) -> RequestError:
+    param = error.details.get("param")
+    if not isinstance(param, str):
+        return error
+    name = NAMES.get(param, f"parameters.{param}" if param in TgiParameters.model_fields else param)
+    message = name + error.message.removeprefix(param) if error.message.startswith(param) else error.message
+    return RequestError(message, **{**error.details, "param": name})
+
+
+def _kind(path: str, streams: bool | None) -> Kind[TgiRequest, CompletionChunk, TgiAnswer]:
+    return Kind(
+        path,
+        TgiRequest,
+        TgiRequest,
+        TgiAnswer,
+        partial(_completion, streams=streams),
+        _encode,
+        TgiFold,
+        lambda answer: json.dumps(answer.model_dump(mode="json"), ensure_ascii=False).encode(),
+        EVENTS,
+        tgi_error,
+        alike=False,
+        renamed=_renamed,
+        responses=ERRORS,
+        names_model=False,
+    )
+
+
+# huggingface_hub posts to the address of the server itself.
+TGI = (_kind("/generate", False), _kind("/generate_stream", True), _kind("/", None))
+
+
+def info_router(service: Service) -> APIRouter:
+    router = keyed_router()
+
+    @router.get("/info", responses=EVERYWHERE)
+    async def info(model: str | None = None) -> TgiInfo:
+        name = model or await only_model(service)
+        executor, config = await service.models.executor(name), service.config
+        return TgiInfo(
+            model_id=name,
+            max_concurrent_requests=service.models.answers_at_once(name) or config.max_concurrent_requests,
+            max_stop_sequences=config.max_stops,
+            max_input_tokens=executor.context,
+            max_total_tokens=executor.context,
+            version=version("nearfar"),
+        )
+
+    return router
