@@ -32,6 +32,7 @@ from ..schema.llama_cpp import (
 )
 from ..schema.tokenize import DetokenizeRequest, TokenizeRequest
 from ..text.output import Encode
+from ..text.requests import with_name
 from .exchange import exchange_of
 from .generation import Kind
 from .json_body import printable
@@ -159,8 +160,7 @@ def _renamed(_: InfillRequest, error: RequestError) -> RequestError:
     param = error.details.get("param")
     if not isinstance(param, str) or param not in NAMES:
         return error
-    message = NAMES[param] + error.message.removeprefix(param) if error.message.startswith(param) else error.message
-    return RequestError(message, **{**error.details, "param": NAMES[param]})
+    return with_name(error, param, NAMES[param])
 
 
 INFILL: Kind[InfillRequest, CompletionChunk, InfillAnswer] = Kind(

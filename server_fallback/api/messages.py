@@ -43,7 +43,7 @@ from .route import EVERYWHERE, WITH_BODY, Responses, keyed_router, post
 from .service import Service
 from .sse import EventForm
 
-VERSIONS = ("2023-06-01", "2023-01-01")
+VERSIONS = ("2026-10-21", "2023-06-01")
 # Betas without a date that ask for what is always so here, or only allow parameters, each of which is read or refused.
 BETAS = frozenset({
     "adaptive-thinking", "advanced-tool-use", "claude-code", "context-1m", "context-management", "dev-full-thinking",

@@ -33,6 +33,7 @@ from ..schema.tgi import (
     TgiToken,
 )
 from ..text.output import Encode
+from ..text.requests import with_name
 from .errors import ApiError
 from .generation import Kind
 from .only_model import only_model
@@ -210,8 +211,7 @@ def _renamed(_: TgiRequest, error: RequestError) -> RequestError:
     if not isinstance(param, str):
         return error
     name = NAMES.get(param, f"parameters.{param}" if param in TgiParameters.model_fields else param)
-    message = name + error.message.removeprefix(param) if error.message.startswith(param) else error.message
-    return RequestError(message, **{**error.details, "param": name})
+    return with_name(error, param, name)
 
 
 def _kind(path: str, streams: bool | None) -> Kind[TgiRequest, CompletionChunk, TgiAnswer]:

@@ -309,6 +309,7 @@ class MessagesAnswer(Reply):
     stop_reason: str | None = None
     """Null at the start of a stream. Another server's own reason reaches the client unchanged."""
     stop_sequence: str | None = None
+    stop_details: None = None
     usage: MessagesUsage
     route: LeftOut[Route] = None
     """Extension, for answers that either of two sides could write."""

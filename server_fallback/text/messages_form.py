@@ -7,7 +7,6 @@ turns of one role become one. `Translation.paths` says where each part of the ch
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,6 +49,7 @@ from ..schema.messages import (
 )
 from ..schema.routed import ROUTING, RoutedChatRequest
 from ..schema.tokenize import TokenizeRequest
+from .requests import with_name
 from .thinking import SWITCH, thinking_variables
 
 # Between the texts of turns that become one.
@@ -145,9 +145,7 @@ def renamed(request: MessagesCountRequest, error: RequestError) -> RequestError:
     known = max((path for path in paths if _is_in(str(param), path)), key=len, default=None)
     if known is None or known == paths[known]:
         return error
-    message = re.sub(rf"(?<![\w.\]]){re.escape(known)}(?!\w)", lambda _: paths[known], error.message, count=1)
-    name = paths[known] + str(param).removeprefix(known)
-    return RequestError(message, **{**error.details, "param": name})
+    return with_name(error, known, paths[known])
 
 
 def _is_in(param: str, path: str) -> bool:
