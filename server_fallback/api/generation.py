@@ -243,7 +243,7 @@ CHAT: Kind[ChatCompletionRequest, ChatCompletionChunk, ChatCompletion] = Kind(
     ChatCompletion,
     read_chat,
     data_events,
-    lambda body: ChatFold(),  # noqa: ARG005
+    lambda _: ChatFold(),
     answer_json,
 )
 COMPLETION: Kind[CompletionRequest, CompletionChunk, Completion] = Kind(
@@ -253,6 +253,6 @@ COMPLETION: Kind[CompletionRequest, CompletionChunk, Completion] = Kind(
     Completion,
     lambda body: body,
     data_events,
-    lambda body: CompletionFold(),  # noqa: ARG005
+    lambda _: CompletionFold(),
     answer_json,
 )

@@ -55,6 +55,7 @@ DATE = re.compile(r"-\d{4}-?\d{2}-?\d{2}$")
 # A client sends it back with the reasoning. Some leave out reasoning without any.
 SIGNATURE = "unsigned"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+EXTENSIONS = ("route", "nearfar")
 # What Anthropic's documentation calls the object for input that is not JSON.
 NOT_JSON = "INVALID_JSON"
 ERROR_TYPES = {
@@ -139,7 +140,8 @@ class MessageEvents:
         self._blocks = 0
         # The block of each call.
         self._calls: dict[int, int] = {}
-        self._reason, self._stop_sequence = "end_turn", None
+        self._reason = "end_turn"
+        self._stop_sequence: str | None = None
 
     def add(self, chunk: ChatCompletionChunk) -> list[dict[str, Any]]:
         events = [] if self._started else [self._start(chunk)]
@@ -218,12 +220,11 @@ class MessageEvents:
         if reason == "max_tokens" and usage.completion_tokens < self._max_tokens:
             reason = "model_context_window_exceeded"
         delta = {"stop_reason": reason, "stop_sequence": self._stop_sequence}
-        more = {
-            name: value.model_dump(mode="json")
-            for name, value in (("route", chunk.route), ("nearfar", chunk.nearfar))
-            if value is not None
-        }
-        return {"type": "message_delta", "delta": delta, "usage": usage_of(usage).model_dump(mode="json"), **more}
+        value = {"type": "message_delta", "delta": delta, "usage": usage_of(usage).model_dump(mode="json")}
+        for name in EXTENSIONS:
+            if (told := getattr(chunk, name)) is not None:
+                value[name] = told.model_dump(mode="json")
+        return value
 
 
 def usage_of(usage: Usage) -> MessagesUsage:
@@ -274,7 +275,7 @@ class MessageFold:
             case "content_block_delta":
                 self._part(value["index"], value["delta"])
             case "message_delta":
-                more = {name: value[name] for name in ("route", "nearfar") if name in value}
+                more = {name: value[name] for name in EXTENSIONS if name in value}
                 self._message |= {**value["delta"], "usage": value["usage"], **more}
 
     def _part(self, index: int, delta: dict[str, Any]) -> None:

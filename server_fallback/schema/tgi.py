@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from nearfar.compiler.ir.sampling import RepetitionPenalty, TopP
+from nearfar.compiler.ir.sampling import FrequencyPenalty, RepetitionPenalty, TopP
 
-from .common import ApiTemperature, FrequencyPenalty, Int64, Items, LeftOut, Reply, Request
+from .common import ApiTemperature, Int64, Items, LeftOut, Reply, Request
 from .limits import MAX_STOPS
 
 DEFAULT_NEW_TOKENS = 100

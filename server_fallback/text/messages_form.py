@@ -315,7 +315,8 @@ def _tool(tool: CustomTool) -> Tool:
     if tool.input_examples:
         # JSON Schema's own word for them.
         schema = {"examples": tool.input_examples, **schema}
-    given = {"name": tool.name, "description": tool.description, "parameters": schema, "strict": tool.strict}
+    given: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": schema}
+    given["strict"] = tool.strict
     function = Function.model_construct(**{name: value for name, value in given.items() if value is not None})
     return Tool.model_construct(type="function", function=function)
 

@@ -140,7 +140,7 @@ def test_parameters_have_the_names_of_chats() -> None:
         cache_control={"type": "ephemeral"},
     )
     function = {"name": "weather", "description": "d", "strict": True}
-    function["parameters"] = {"examples": [{"city": "Bern"}], **schema}  # type: ignore[assignment]
+    function["parameters"] = {"examples": [{"city": "Bern"}], **schema}
     del read["messages"]
     assert read == {
         "model": "fake", "max_tokens": 64, "stop": ["END"], "temperature": 0.5, "top_p": 0.9, "top_k": 7, "user": "u1",

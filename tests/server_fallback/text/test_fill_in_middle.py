@@ -112,8 +112,8 @@ def test_an_answer_ends_at_the_next_file(tmp_path: Path, special: bool) -> None:
         choice = (await whole(executor, request, Call("r"))).choices[0]
         assert (choice.text, choice.finish_reason, choice.stop_reason) == ("x, y", "stop", None)
         assert file_id in source.requests[0].last_token_ids
-        for more in ({"suffix": ""}, {}):
-            await whole(executor, CompletionRequest(model="m", prompt="a", **more), Call("r"))
+        for suffix in ("", None):
+            await whole(executor, CompletionRequest(model="m", prompt="a", suffix=suffix), Call("r"))
             assert source.requests[-1].prompt_ids == [ord("a")]
         await whole(executor, CompletionRequest(model="m", prompt="", suffix="b"), Call("r"))
         with pytest.raises(RequestError, match="prompt has"):
