@@ -1,5 +1,4 @@
-"""/v1/chat/completions and /v1/completions: pass a request to its model's executor, and return the chunks as events or
-as one answer.
+"""Answers of models: pass a request to its model's executor, and return the chunks as events or as one answer.
 
 Each is a `Kind`: how its body is read, its chunks are written and added up. Another form of the API is another `Kind`.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from nearfar.compiler.ir.sampling import FrequencyPenalty, MinP, PresencePenalty, RepetitionPenalty, TopP
 
@@ -74,6 +74,9 @@ class InfillAnswer(Reply):
     """The end of a stream has an empty ``content``. With ``response_fields``, only these are sent; "timings/prompt_n"
     is one of `timings`, under this name.
     """
+
+    # Any field may be missing then.
+    model_config = ConfigDict(json_schema_extra=lambda schema: schema.pop("required", None))
 
     index: int = 0
     content: str

@@ -45,6 +45,7 @@ def read_thinking(
             )
         if not can_switch:
             _unsupported(SWITCH, "whose chat template has no such variable", ignore)
+            request = request.model_copy(update={"enable_thinking": None})
     if effort is not None:
         tokens = EFFORT_TOKENS[effort]
         if budget is None and not (can_switch and tokens == 0):
