@@ -57,6 +57,7 @@ ERROR_FORMS = (
 )
 EXPOSED_HEADERS = (
     "X-Request-Id",
+    "request-id",
     "Retry-After",
     ROUTE_HEADER,
     QUEUE_HEADER,

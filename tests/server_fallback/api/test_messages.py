@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgi import ask
+from asgi import ask, ask_app, ask_of, run
 from fake_models import FakeExecutor, FakeModels
 from fake_source import executor, reasoner
 
 from nearfar.compiler.runtime.errors import DeviceError, RequestError
+from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.api.messages import MessageEvents
@@ -43,8 +44,8 @@ def refused(**more: Any) -> str:
     return str(error["error"]["message"])
 
 
-def stream_of(models: FakeModels | None = None, **more: Any) -> list[Any]:
-    answer = ask("POST", "/v1/messages", {**HI, "stream": True, **more}, models)
+def stream_of(executor: Any, **more: Any) -> list[Any]:
+    answer = ask_of(executor, "/v1/messages", {**HI, "stream": True, **more})
     assert answer.status_code == 200, answer.text
     events = [part.split("\n") for part in answer.text.split("\n\n") if part]
     values = [json.loads(data.removeprefix("data: ")) for _, data in events]
@@ -212,10 +213,9 @@ def test_what_is_not_supported_is_refused_by_name(more: dict[str, Any], message:
 def test_errors_of_the_model_name_the_request_s_own_parameters(tmp_path: Path) -> None:
     local: Any
     local, _ = executor(tmp_path, "Yes.")
-    models = FakeModels(fake=local)
 
     def told(**more: Any) -> Any:
-        return ask("POST", "/v1/messages", {**HI, **more}, models).json()["error"]
+        return ask_of(local, "/v1/messages", {**HI, **more}).json()["error"]
 
     seen = [*HI["messages"], {"role": "assistant", "content": "and?"},
             {"role": "user", "content": [{"type": "text", "text": "see"}, IMAGE]}]  # fmt: skip
@@ -240,7 +240,7 @@ def test_an_unknown_parameter_s_error_stays_as_it_is() -> None:
 
 
 def test_a_text_is_one_block_and_the_usage_comes_last() -> None:
-    values = stream_of()
+    values = stream_of(FakeExecutor())
     start = values[0]["message"]
     assert (start["id"], start["content"], start["stop_reason"]) == ("msg_1", [], None)
     assert [value["type"] for value in values[1:]] == [
@@ -258,15 +258,14 @@ def test_a_text_is_one_block_and_the_usage_comes_last() -> None:
 def test_our_engine_reports_the_prompt_at_the_start_and_a_stop_sequence_by_name(tmp_path: Path) -> None:
     local: Any
     local, source = executor(tmp_path, "one two three")
-    models = FakeModels(fake=local)
-    values = stream_of(models, stop_sequences=["zzz", " th"])
+    values = stream_of(local, stop_sequences=["zzz", " th"])
     prompt = len(source.requests[0].prompt_ids)
     assert values[0]["message"]["usage"]["input_tokens"] == prompt
     assert values[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": " th"}
-    whole = ask("POST", "/v1/messages", {**HI, "stop_sequences": [" th"]}, models).json()
+    whole = ask_of(local, "/v1/messages", {**HI, "stop_sequences": [" th"]}).json()
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", " th")
     assert whole["content"] == [{"type": "text", "text": "one two", "citations": None}]
-    short = ask("POST", "/v1/messages", {**HI, "max_tokens": 3}, models).json()
+    short = ask_of(local, "/v1/messages", {**HI, "max_tokens": 3}).json()
     assert (short["stop_reason"], short["usage"]["output_tokens"]) == ("max_tokens", 3)
     asyncio.run(local.close())
 
@@ -274,14 +273,13 @@ def test_our_engine_reports_the_prompt_at_the_start_and_a_stop_sequence_by_name(
 def test_reasoning_is_a_block_that_can_be_empty(tmp_path: Path) -> None:
     local: Any
     local, _ = reasoner(tmp_path, "<think>\nHm, well.\n</think>\n\nYes.")
-    models = FakeModels(fake=local)
-    values = stream_of(models)
+    values = stream_of(local)
     kinds = [value.get("delta", {}).get("type") or value["type"] for value in values]
     assert list(dict.fromkeys(kinds)) == [
         "message_start", "content_block_start", "thinking_delta", "signature_delta", "content_block_stop", "text_delta",
         "message_delta", "message_stop",
     ]  # fmt: skip
-    whole = ask("POST", "/v1/messages", {**HI, "thinking": {"type": "adaptive", "display": "omitted"}}, models).json()
+    whole = ask_of(local, "/v1/messages", {**HI, "thinking": {"type": "adaptive", "display": "omitted"}}).json()
     assert whole["content"] == [
         {"type": "thinking", "thinking": "", "signature": "unsigned"},
         {"type": "text", "text": "Yes.", "citations": None},
@@ -329,45 +327,45 @@ def test_an_answer_shorter_than_its_limit_has_filled_the_context() -> None:
 
 
 def test_input_that_is_not_json_is_marked() -> None:
-    models = FakeModels(fake=FakeExecutor(pieces=('{"city": "Be',)))
+    fake = FakeExecutor(pieces=('{"city": "Be',))
     body = {**HI, "tools": [{"name": "weather", "input_schema": {}}]}
-    [block] = ask("POST", "/v1/messages", body, models).json()["content"]
+    [block] = ask_of(fake, "/v1/messages", body).json()["content"]
     assert (block["type"], block["input"]) == ("tool_use", {"INVALID_JSON": '{"city": "Be'})
 
 
 def test_an_error_in_a_stream_is_an_event() -> None:
-    models = FakeModels(fake=FakeExecutor(error=DeviceError("lost"), error_at=2))
-    values = stream_of(models)
+    values = stream_of(FakeExecutor(error=DeviceError("lost"), error_at=2))
     assert values[-1] == {
         "type": "error",
         "error": {"type": "api_error", "message": "lost", "details": {"error_code": "device_error"}},
     }
 
 
-def test_versions_betas_and_keys() -> None:
-    config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": "web=sk-web-12345678"}))
+@pytest.mark.parametrize("lenient", [False, True])
+def test_versions_betas_keys_and_unknown_parameters(lenient: bool) -> None:
+    keys = read_keys(None, {"NEARFAR_API_KEYS": "web=sk-web-12345678"})
+    app = create_app(FakeModels(), ApiConfig(keys=keys, lenient=lenient))
 
-    def status(config: ApiConfig = config, **headers: str) -> Any:
-        return ask("POST", "/v1/messages", HI, FakeModels(), config, **{"x_api_key": "sk-web-12345678", **headers})
+    def asked(body: Any = HI, **headers: str) -> Any:
+        return run(ask_app(app, "POST", "/v1/messages", body, **{"x_api_key": "sk-web-12345678", **headers}))
 
-    told = status(anthropic_version="2023-06-01", anthropic_beta="claude-code-20250219,interleaved-thinking-2025-05-14")
+    told = asked(anthropic_version="2023-06-01", anthropic_beta="claude-code-20250219,interleaved-thinking-2025-05-14")
     assert told.status_code == 200
     assert told.headers["request-id"] == told.headers["x-request-id"]
-    assert status(x_api_key="sk-wrong-1234567").json()["error"]["type"] == "authentication_error"
-    assert status(authorization="Bearer sk-web-12345678", x_api_key="").status_code == 200
-    assert "anthropic-version is '2031-01-01'" in status(anthropic_version="2031-01-01").json()["error"]["message"]
-    assert "names 'mcp-client-2025-11-20'" in status(anthropic_beta="mcp-client-2025-11-20").json()["error"]["message"]
-    lenient = status(ApiConfig(lenient=True), anthropic_beta="mcp-client-2025-11-20")
-    assert lenient.headers["x-nearfar-ignored"] == "anthropic-beta.mcp-client-2025-11-20"
-
-
-def test_a_lenient_server_ignores_unknown_parameters() -> None:
-    models = FakeModels()
-    system = [{"type": "text", "text": "x", "later": 1}]
-    body = {**HI, "system": system, "context_management": {"edits": []}}
-    answer = ask("POST", "/v1/messages", body, models, ApiConfig(lenient=True))
-    assert answer.status_code == 200
-    assert answer.headers["x-nearfar-ignored"] == "context_management, system[0].later"
+    assert asked(x_api_key="sk-wrong-1234567").json()["error"]["type"] == "authentication_error"
+    assert asked(authorization="Bearer sk-web-12345678", x_api_key="").status_code == 200
+    assert "anthropic-version is '2031-01-01'" in asked(anthropic_version="2031-01-01").json()["error"]["message"]
+    unknown = asked(
+        {**HI, "system": [{"type": "text", "text": "x", "later": 1}], "context_management": {"edits": []}},
+        anthropic_beta="mcp-client-2025-11-20",
+    )
+    beta = asked(anthropic_beta="mcp-client-2025-11-20")
+    if lenient:
+        ignored = "context_management, system[0].later, anthropic-beta.mcp-client-2025-11-20"
+        assert (unknown.status_code, unknown.headers["x-nearfar-ignored"]) == (200, ignored)
+    else:
+        assert "names 'mcp-client-2025-11-20'" in beta.json()["error"]["message"]
+        assert unknown.json()["error"]["details"]["error_code"] == "unknown_parameter"
 
 
 def test_a_model_that_is_not_there_is_a_404() -> None:
