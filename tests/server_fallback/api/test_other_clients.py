@@ -15,12 +15,14 @@ import pydantic
 import pytest
 from conftest import lacks
 from fake_models import FakeExecutor, FakeModels
-from fake_source import executor, reasoner
+from fake_source import FakeSource, executor, reasoner, text_model
 from live_server import live_server
 
 from nearfar.compiler.runtime.errors import DeviceError, QueueFull
+from nearfar.server_fallback.api import sse
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
+from nearfar.server_fallback.executors.local import LocalExecutor
 
 try:
     import anthropic
@@ -128,6 +130,13 @@ def test_parse_gives_the_form(client: Any, models: FakeModels, tmp_path: Path) -
     asyncio.run(local.close())
 
 
+# The comment identifies a template that writes calls in Hermes' form.
+WITH_TOOLS = (
+    "{# tools: <tool_call> #}[tools]{{ tools | tojson }}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+)
+
+
 def nested(depth: int) -> dict[str, Any]:
     inner: dict[str, Any] = {"type": "string", "description": "a leaf", "enum": ["a", "b"]}
     for level in range(depth):
@@ -141,28 +150,39 @@ def nested(depth: int) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **inner}
 
 
-def test_the_first_turn_of_a_coding_agent_streams(client: Any, models: FakeModels) -> None:
-    models.fake = FakeExecutor(pieces=('{"items"', ": []}"))
+class LongSource(FakeSource):
+    context = 1 << 20  # type: ignore[assignment]
+
+
+def test_the_first_turn_of_a_coding_agent_streams(client: Any, models: FakeModels, tmp_path: Path) -> None:
+    called = '<tool_call>\n{"name": "tool_7", "arguments": {"items": [], "name": "é"}}\n</tool_call>'
+    source = LongSource(f"I look.\n{called}")
+    local: Any = LocalExecutor(source, text_model(tmp_path, WITH_TOOLS))
+    models.fake = local
     cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     system = [{"type": "text", "text": "You edit code.\n" * 4000, **cached}, {"type": "text", "text": "cwd: /src"}]
-    tools = [{"name": f"tool_{n}", "description": "Edits. " * 200, "input_schema": nested(8)} for n in range(20)]
+    tools: list[Any] = [
+        {"name": f"tool_{n}", "description": "Edits. " * 99, "input_schema": nested(8)} for n in range(20)
+    ]
     tools[-1] |= cached
     content = [{"type": "text", "text": "<reminder/>"}, {"type": "text", "text": "Fix the test.", **cached}]
+    asked: Any = {"model": "fake", "system": system, "tools": tools, "messages": [{"role": "user", "content": content}]}
+    betas = ["claude-code-20250219", "interleaved-thinking-2025-05-14", "fine-grained-tool-streaming-2025-05-14"]
     with client.beta.messages.stream(
-        model="fake",
-        max_tokens=32_000,
-        system=system,
-        tools=tools,
-        messages=[{"role": "user", "content": content}],
-        metadata={"user_id": "user_1"},
-        thinking={"type": "adaptive"},
-        betas=["claude-code-20250219", "interleaved-thinking-2025-05-14", "fine-grained-tool-streaming-2025-05-14"],
+        **asked, max_tokens=32_000, metadata={"user_id": "user_1"}, thinking={"type": "adaptive"}, betas=betas
     ) as stream:
         message = stream.get_final_message()
-    assert (message.content[0].name, message.content[0].input) == ("tool_0", {"items": []})
-    [asked] = models.fake.requests
-    assert len(asked.model_dump_json()) > 100_000
-    assert asked.model_dump()["tools"][19]["function"]["parameters"] == nested(8)
+    text, call = message.content
+    assert (text.text.strip(), call.name, call.input) == ("I look.", "tool_7", {"items": [], "name": "é"})
+    assert message.stop_reason == "tool_use"
+    prompt = bytes(source.requests[0].prompt_ids).decode()
+    assert prompt.endswith("cwd: /src[user]<reminder/>Fix the test.[assistant]")
+    written, _, _ = prompt.removeprefix("[tools]").partition("[system]You edit code.\n")
+    functions = [tool["function"] for tool in json.loads(written)]
+    assert [each["name"] for each in functions] == [tool["name"] for tool in tools]
+    assert functions[19]["parameters"] == nested(8)
+    assert client.messages.count_tokens(**asked).input_tokens == len(prompt.encode()) > 100_000
+    asyncio.run(local.close())
 
 
 def test_errors_are_the_client_s_own_classes(client: Any, models: FakeModels) -> None:
@@ -187,7 +207,11 @@ def test_errors_are_the_client_s_own_classes(client: Any, models: FakeModels) ->
 
 
 @pytest.mark.usefixtures("client")
-def test_the_async_client_streams(address: str) -> None:
+def test_the_async_client_streams_beside_pings(
+    address: str, models: FakeModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
+    models.fake = FakeExecutor(delay_seconds=0.03)
 
     async def work() -> str:
         client = anthropic.AsyncAnthropic(base_url=address, api_key=KEY, max_retries=0)
