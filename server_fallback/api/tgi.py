@@ -13,10 +13,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.errors import DeviceError, RequestError
 
-from ..schema.common import Usage
-from ..schema.completions import CompletionChunk, CompletionChunkChoice, CompletionLogprobs, CompletionRequest
+from ..schema.common import PromptLogprobs, Usage
+from ..schema.completions import CompletionChunk, CompletionRequest
 from ..schema.fold import cut_off
 from ..schema.tgi import (
     DEFAULT_NEW_TOKENS,
@@ -72,7 +72,7 @@ def _completion(body: TgiRequest, *, streams: bool | None = None) -> CompletionR
         "max_tokens": DEFAULT_NEW_TOKENS if given.max_new_tokens is None else given.max_new_tokens,
         "temperature": (given.temperature or 1.0) if _draws(given) else 0.0,
         "stop": given.stop or None,
-        "logprobs": (given.top_n_tokens or 0) if wants_tokens else None,
+        "logprobs": 0 if wants_tokens else None,
         "return_token_ids": wants_tokens or None,
         "prompt_logprobs": 0 if given.details and given.decoder_input_details else None,
         **_grammar(given.grammar),
@@ -105,49 +105,66 @@ def _grammar(given: TgiGrammar | None) -> dict[str, Any]:
 
 
 class TgiTokens:
-    """The tokens of one answer, from its chunks: the ids and texts of a token may come in different chunks."""
+    """The tokens of one answer, from its chunks: the id and the text of a token may come in different chunks."""
 
-    def __init__(self) -> None:
+    def __init__(self, body: TgiRequest) -> None:
+        self._body = body
         self._ids: deque[int] = deque()
         self.finish_reason: str | None = None
-        self.text = ""
-        self.prefill: list[TgiPrefillToken] = []
+        self._texts = [body.inputs] if body.parameters.return_full_text else []
+        self._prompt_ids: list[int] = []
+        self._prompt: PromptLogprobs = []
         self.usage: Usage | None = None
 
-    def add(self, chunk: CompletionChunk) -> Iterator[tuple[TgiToken, list[TgiToken]]]:
-        """Each token, and the likeliest ones in its place."""
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def add(self, chunk: CompletionChunk) -> Iterator[TgiToken]:
         self.usage = chunk.usage or self.usage
         for choice in chunk.choices:
-            self.text += choice.text
+            self._texts.append(choice.text)
             self._ids += choice.token_ids or ()
-            self._read_prompt(choice)
-            if choice.logprobs is not None:
-                yield from self._tokens(choice.logprobs)
+            self._prompt_ids += choice.prompt_token_ids or ()
+            self._prompt += choice.prompt_logprobs or ()
+            if (listed := choice.logprobs) is not None:
+                for text, logprob in zip(listed.tokens, listed.token_logprobs, strict=True):
+                    if not self._ids:
+                        raise DeviceError(
+                            "the server behind this model lists no token ids; leave details and stream out"
+                        )
+                    yield TgiToken(id=self._ids.popleft(), text=text, logprob=logprob or 0.0)
             if choice.finish_reason is not None:
                 stopped = choice.finish_reason == "stop"
                 ends = "stop_sequence" if choice.stop_reason is not None else "eos_token"
                 self.finish_reason = ends if stopped else choice.finish_reason
 
-    def _tokens(self, listed: CompletionLogprobs) -> Iterator[tuple[TgiToken, list[TgiToken]]]:
-        tops = listed.top_logprobs or [None] * len(listed.tokens)
-        for text, logprob, top in zip(listed.tokens, listed.token_logprobs, tops, strict=True):
-            token = TgiToken(id=self._ids.popleft() if self._ids else -1, text=text, logprob=logprob or 0.0)
-            others = [TgiToken(id=-1, text=name, logprob=value) for name, value in (top or {}).items()]
-            yield token, [token if each.text == text else each for each in others]
+    @property
+    def end_id(self) -> int:
+        """The token that ended the answer; 0 if none did."""
+        return self._ids[0] if self._ids else 0
 
-    def _read_prompt(self, choice: CompletionChunkChoice) -> None:
-        for row in choice.prompt_logprobs or ():
-            token_id, told = next(iter(row.items())) if row else (-1, None)
-            text = "" if told is None else told.decoded_token or ""
-            self.prefill.append(TgiPrefillToken(id=token_id, text=text, logprob=None if told is None else told.logprob))
+    @property
+    def prefill(self) -> list[TgiPrefillToken]:
+        """The prompt's tokens, if they were requested. The first, which has no log-probability, has the text before the
+        others.
+        """
+        rows = [row and row.get(token_id) for token_id, row in zip(self._prompt_ids, self._prompt, strict=False)]
+        texts = ["" if row is None else row.decoded_token or "" for row in rows]
+        if texts and self._body.inputs.endswith(rest := "".join(texts)):
+            texts[0] = self._body.inputs.removesuffix(rest)
+        return [
+            TgiPrefillToken(id=token_id, text=text, logprob=None if row is None else row.logprob)
+            for token_id, text, row in zip(self._prompt_ids, texts, rows, strict=False)
+        ]
 
 
 class TgiFold:
     """A `Fold` of completions."""
 
     def __init__(self, body: TgiRequest) -> None:
-        self._body, self._read = body, TgiTokens()
-        self._tokens: list[tuple[TgiToken, list[TgiToken]]] = []
+        self._body, self._read = body, TgiTokens(body)
+        self._tokens: list[TgiToken] = []
 
     def add(self, chunk: CompletionChunk) -> None:
         self._tokens += self._read.add(chunk)
@@ -156,30 +173,28 @@ class TgiFold:
         read, given = self._read, self._body.parameters
         if read.finish_reason is None or read.usage is None:
             raise cut_off()
-        text = self._body.inputs + read.text if given.return_full_text else read.text
         if not given.details:
-            return TgiAnswer(generated_text=text)
+            return TgiAnswer(generated_text=read.text)
         details = TgiDetails(
             finish_reason=read.finish_reason,
             generated_tokens=read.usage.completion_tokens,
             seed=given.seed,
             prefill=read.prefill,
-            tokens=[token for token, _ in self._tokens],
-            top_tokens=[top for _, top in self._tokens] if given.top_n_tokens else None,
+            tokens=self._tokens,
         )
-        return TgiAnswer(generated_text=text, details=details)
+        return TgiAnswer(generated_text=read.text, details=details)
 
 
 def _encode(body: TgiRequest) -> Encode[CompletionChunk]:
-    given, read, index = body.parameters, TgiTokens(), 0
+    read, index = TgiTokens(body), 0
     # The last token waits for the end of the answer, which is part of its event.
     waiting: list[TgiEvent] = []
 
     def encode(chunk: CompletionChunk) -> bytes | None:
         nonlocal index
-        for token, top in read.add(chunk):
+        for token in read.add(chunk):
             index += 1
-            waiting.append(TgiEvent(index=index, token=token, top_tokens=top if given.top_n_tokens else None))
+            waiting.append(TgiEvent(index=index, token=token))
         if read.usage is not None and read.finish_reason is not None:
             waiting[-1:] = [_last(body, read, waiting[-1] if waiting else None)]
             ready = list(waiting)
@@ -200,10 +215,9 @@ def _last(body: TgiRequest, read: TgiTokens, event: TgiEvent | None) -> TgiEvent
         seed=body.parameters.seed,
         input_length=read.usage.prompt_tokens,
     )
-    text = body.inputs + read.text if body.parameters.return_full_text else read.text
     # An answer without a token has only its end.
-    event = event or TgiEvent(index=1, token=TgiToken(id=-1, text="", logprob=0.0, special=True))
-    return event.model_copy(update={"generated_text": text, "details": details})
+    event = event or TgiEvent(index=1, token=TgiToken(id=read.end_id, text="", logprob=0.0, special=True))
+    return event.model_copy(update={"generated_text": read.text, "details": details})
 
 
 def _renamed(_: TgiRequest, error: RequestError) -> RequestError:

@@ -42,7 +42,7 @@ class TgiParameters(Request):
     stop: Annotated[Items[str], Field(max_length=MAX_STOPS)] | None = None
     temperature: Annotated[ApiTemperature, Field(gt=0)] | None = None
     top_k: Annotated[int, Field(ge=1)] | None = None
-    top_n_tokens: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_n_tokens: Literal[0] | None = None
     top_p: TopP | None = None
     watermark: Literal[False] | None = None
 
@@ -77,7 +77,6 @@ class TgiDetails(Reply):
     seed: int | None = None
     prefill: list[TgiPrefillToken]
     tokens: list[TgiToken]
-    top_tokens: LeftOut[list[list[TgiToken]]] = None
 
 
 class TgiAnswer(Reply):
@@ -97,7 +96,6 @@ class TgiEvent(Reply):
 
     index: int
     token: TgiToken
-    top_tokens: LeftOut[list[TgiToken]] = None
     generated_text: str | None = None
     details: TgiStreamDetails | None = None
 

@@ -151,7 +151,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 class LongSource(FakeSource):
-    context = 1 << 20  # type: ignore[assignment]
+    context = 1 << 20
 
 
 def test_the_first_turn_of_a_coding_agent_streams(client: Any, models: FakeModels, tmp_path: Path) -> None:
@@ -233,10 +233,15 @@ def tgi(address: str, models: FakeModels, tmp_path: Path) -> Iterator[Any]:
 def test_hugging_face_s_client_generates(tgi: Any) -> None:
     assert tgi.text_generation("x") == "one two three"
     assert tgi.text_generation("x", return_full_text=True, stop=[" th"], temperature=0.5, top_k=5) == "xone two"
-    whole = tgi.text_generation("x", details=True, max_new_tokens=3, decoder_input_details=True, seed=7, do_sample=True)
+    whole = tgi.text_generation(
+        "xyz", details=True, max_new_tokens=3, decoder_input_details=True, seed=7, do_sample=True
+    )
     assert (whole.generated_text, whole.details.finish_reason, whole.details.generated_tokens) == ("one", "length", 3)
     assert [(token.id, token.text, token.logprob) for token in whole.details.tokens] == [
         (ord("o"), "o", -1.0), (ord("n"), "n", -1.0), (ord("e"), "e", -1.0),
+    ]  # fmt: skip
+    assert [(token.id, token.text, token.logprob) for token in whole.details.prefill] == [
+        (ord("x"), "x", None), (ord("y"), "y", -2.0), (ord("z"), "z", -2.0),
     ]  # fmt: skip
     assert whole.details.seed == 7
     assert [tgi.health_check(), tgi.get_endpoint_info()["max_total_tokens"]] == [True, 4096]
@@ -244,12 +249,13 @@ def test_hugging_face_s_client_generates(tgi: Any) -> None:
 
 def test_hugging_face_s_client_streams(tgi: Any) -> None:
     assert "".join(tgi.text_generation("x", stream=True)) == "one two three"
-    *_, last = events = list(tgi.text_generation("x", stream=True, details=True, stop=["ee"], top_n_tokens=2))
+    *_, last = events = list(tgi.text_generation("x", stream=True, details=True, stop=["ee"]))
     assert "".join(event.token.text for event in events) == last.generated_text == "one two thr"
     assert [event.index for event in events] == list(range(1, len(events) + 1))
     assert last.details.finish_reason == "stop_sequence"
     assert {event.generated_text for event in events[:-1]} == {None}
-    assert [top.logprob for top in events[0].top_tokens] == [-1.0, -2.0]
+    [only] = tgi.text_generation("x", stream=True, details=True, stop=["o"])
+    assert (only.token.text, only.generated_text, only.details.generated_tokens) == ("", "", 1)
 
 
 def test_hugging_face_s_client_gets_a_grammar_and_its_own_errors(tgi: Any) -> None:
