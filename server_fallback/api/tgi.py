@@ -130,9 +130,7 @@ class TgiTokens:
             if (listed := choice.logprobs) is not None:
                 for text, logprob in zip(listed.tokens, listed.token_logprobs, strict=True):
                     if not self._ids:
-                        raise DeviceError(
-                            "the server behind this model lists no token ids; leave details and stream out"
-                        )
+                        raise DeviceError("the server behind this model lists no token ids; leave details out")
                     yield TgiToken(id=self._ids.popleft(), text=text, logprob=logprob or 0.0)
             if choice.finish_reason is not None:
                 stopped = choice.finish_reason == "stop"
@@ -149,7 +147,8 @@ class TgiTokens:
         """The prompt's tokens, if they were requested. The first, which has no log-probability, has the text before the
         others.
         """
-        rows = [row and row.get(token_id) for token_id, row in zip(self._prompt_ids, self._prompt, strict=False)]
+        pairs = zip(self._prompt_ids, self._prompt, strict=False)
+        rows = [None if row is None else row.get(token_id) for token_id, row in pairs]
         texts = ["" if row is None else row.decoded_token or "" for row in rows]
         if texts and self._body.inputs.endswith(rest := "".join(texts)):
             texts[0] = self._body.inputs.removesuffix(rest)
