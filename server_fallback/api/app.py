@@ -27,7 +27,7 @@ from .drain import Drain
 from .errors import ApiError, api_error, openai_error
 from .exchange import TIMEOUT_HEADER, exchange_of
 from .gate import Gate
-from .generation import CHAT, COMPLETION, generation_router
+from .generation import CHAT, COMPLETION, Kind, generation_router
 from .health import health_router
 from .kept_answers import KeptAnswers, KeptElsewhere
 from .lenient import IGNORED_HEADER
@@ -47,7 +47,7 @@ from .transcriptions import transcriptions_router
 from .verify import verify_router
 
 # The forms in which models write answers. Each is a file.
-KINDS = (CHAT, COMPLETION, MESSAGES, INFILL, *TGI)
+KINDS: tuple[Kind[Any, Any, Any], ...] = (CHAT, COMPLETION, MESSAGES, INFILL, *TGI)
 ERROR_FORMS = (
     *((kind.path, kind.write_error) for kind in KINDS),
     # Cohere's addresses among those of the Open Inference Protocol.

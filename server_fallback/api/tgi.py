@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 
@@ -21,6 +21,7 @@ from ..schema.fold import cut_off
 from ..schema.tgi import (
     DEFAULT_NEW_TOKENS,
     TgiAnswer,
+    TgiAnswers,
     TgiDetails,
     TgiError,
     TgiEvent,
@@ -32,7 +33,7 @@ from ..schema.tgi import (
     TgiStreamDetails,
     TgiToken,
 )
-from ..text.output import Encode
+from ..text.output import Encode, Fold
 from ..text.requests import with_name
 from .errors import ApiError
 from .generation import Kind
@@ -41,6 +42,7 @@ from .route import EVERYWHERE, WITH_BODY, keyed_router
 from .service import Service
 from .sse import EventForm, data_event
 
+AnswerT = TypeVar("AnswerT", TgiAnswer, TgiAnswers)
 # Parameters of completions -> TGI's.
 NAMES = {
     "max_tokens": "parameters.max_new_tokens",
@@ -184,6 +186,11 @@ class TgiFold:
         return TgiAnswer(generated_text=read.text, details=details)
 
 
+class TgiListFold(TgiFold):
+    def answer(self) -> TgiAnswers:  # type: ignore[override]
+        return TgiAnswers([super().answer()])
+
+
 def _encode(body: TgiRequest) -> Encode[CompletionChunk]:
     read, index = TgiTokens(body), 0
     # The last token waits for the end of the answer, which is part of its event.
@@ -227,16 +234,22 @@ def _renamed(_: TgiRequest, error: RequestError) -> RequestError:
     return with_name(error, param, name)
 
 
-def _kind(path: str, streams: bool | None) -> Kind[TgiRequest, CompletionChunk, TgiAnswer]:
+def _written(answer: TgiAnswer | TgiAnswers) -> bytes:
+    return json.dumps(answer.model_dump(mode="json"), ensure_ascii=False).encode()
+
+
+def _kind(
+    path: str, answer: type[AnswerT], fold: Callable[[TgiRequest], Fold[CompletionChunk, AnswerT]], streams: bool | None
+) -> Kind[TgiRequest, CompletionChunk, AnswerT]:
     return Kind(
         path,
         TgiRequest,
         TgiRequest,
-        TgiAnswer,
+        answer,
         partial(_completion, streams=streams),
         _encode,
-        TgiFold,
-        lambda answer: json.dumps(answer.model_dump(mode="json"), ensure_ascii=False).encode(),
+        fold,
+        _written,
         EVENTS,
         tgi_error,
         alike=False,
@@ -246,8 +259,12 @@ def _kind(path: str, streams: bool | None) -> Kind[TgiRequest, CompletionChunk, 
     )
 
 
-# huggingface_hub posts to the address of the server itself.
-TGI = (_kind("/generate", False), _kind("/generate_stream", True), _kind("/", None))
+TGI: tuple[Kind[Any, Any, Any], ...] = (
+    _kind("/generate", TgiAnswer, TgiFold, False),
+    _kind("/generate_stream", TgiAnswer, TgiFold, True),
+    # huggingface_hub posts to the address of the server itself.
+    _kind("/", TgiAnswers, TgiListFold, None),
+)
 
 
 def info_router(service: Service) -> APIRouter:

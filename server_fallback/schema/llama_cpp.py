@@ -11,12 +11,18 @@ from nearfar.compiler.ir.sampling import FrequencyPenalty, MinP, PresencePenalty
 from .chat import MAX_TOOLS, Message, Messages
 from .common import ApiTemperature, Int64, Items, Reply, Request
 from .completions import MAX_FILES, ExtraFile
-from .functions import Tool
+from .functions import Parsed, Tool
 from .limits import MAX_STOPS
 
 # What llama.cpp uses for a request without these.
 DEFAULT_TEMPERATURE, DEFAULT_TOP_K, DEFAULT_TOP_P, DEFAULT_MIN_P = 0.8, 40, 0.95, 0.05
 Sampler = Literal["dry", "infill", "min_p", "penalties", "temperature", "top_k", "top_n_sigma", "top_p", "typ_p", "xtc"]
+
+
+class InfillFile(ExtraFile):
+    """``time`` is when an editor last saw the text. It has no effect."""
+
+    time: Parsed = None
 
 
 class InfillRequest(Request):
@@ -28,7 +34,7 @@ class InfillRequest(Request):
 
     input_prefix: str
     input_suffix: str
-    input_extra: Annotated[Items[ExtraFile], Field(max_length=MAX_FILES)] | None = None
+    input_extra: Annotated[Items[InfillFile], Field(max_length=MAX_FILES)] | None = None
     prompt: str = ""
     model: str | None = None
     stream: bool = False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, RootModel
 
 from nearfar.compiler.ir.sampling import FrequencyPenalty, RepetitionPenalty, TopP
 
@@ -82,6 +82,10 @@ class TgiDetails(Reply):
 class TgiAnswer(Reply):
     generated_text: str
     details: LeftOut[TgiDetails] = None
+
+
+class TgiAnswers(RootModel[list[TgiAnswer]]):
+    """A list of one, at the address of the server itself."""
 
 
 class TgiStreamDetails(Reply):

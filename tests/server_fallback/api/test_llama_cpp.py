@@ -18,7 +18,8 @@ from nearfar.server_fallback.executors.local import LocalExecutor
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 # What an editor sends, with its own settings.
 ASKED: dict[str, Any] = {
-    "input_prefix": "def f(", "input_suffix": "):\n", "input_extra": [{"filename": "a.py", "text": "A"}], "prompt": "x",
+    "input_prefix": "def f(", "input_suffix": "):\n", "prompt": "x",
+    "input_extra": [{"filename": "a.py", "text": "A", "time": [1, 2]}],
     "n_predict": 64, "stop": ["zz"], "n_indent": 4, "top_k": 40, "top_p": 0.9, "samplers": ["top_k", "top_p", "infill"],
     "cache_prompt": True, "id_slot": 0, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000, "stream": False,
 }  # fmt: skip

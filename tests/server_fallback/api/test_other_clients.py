@@ -13,6 +13,7 @@ from typing import Any
 import huggingface_hub
 import pydantic
 import pytest
+from asgi import ask_of
 from conftest import lacks
 from fake_models import FakeExecutor, FakeModels
 from fake_source import FakeSource, executor, reasoner, text_model
@@ -245,6 +246,20 @@ def test_hugging_face_s_client_generates(tgi: Any) -> None:
     ]  # fmt: skip
     assert whole.details.seed == 7
     assert [tgi.health_check(), tgi.get_endpoint_info()["max_total_tokens"]] == [True, 4096]
+
+
+def test_the_routes_of_text_generation_inference_differ_in_their_answers(tmp_path: Path) -> None:
+    local: Any
+    local, _ = executor(tmp_path, "one")
+    body = {"inputs": "x", "parameters": {"max_new_tokens": 9}}
+    assert ask_of(local, "/generate", body).json() == {"generated_text": "one"}
+    assert ask_of(local, "/", body).json() == [{"generated_text": "one"}]
+    streams = [ask_of(local, *asked).text for asked in (("/generate_stream", body), ("/", {**body, "stream": True}))]
+    assert streams[0] == streams[1]
+    assert streams[0].count("data: ") == 3
+    error = ask_of(local, "/generate", {"inputs": 1})
+    assert (error.status_code, error.json()["error_type"]) == (400, "validation")
+    asyncio.run(local.close())
 
 
 def test_hugging_face_s_client_streams(tgi: Any) -> None:
