@@ -144,6 +144,17 @@ class TokenEngine:
         self._inbox.call(lambda: self._loop.adapters.unload(name, unloaded))
         await asyncio.wrap_future(unloaded)
 
+    async def reset_prefix_cache(self) -> None:
+        """Let no later request use what was computed before."""
+        done: Future[None] = Future()
+
+        def reset() -> None:
+            self._loop.scheduler.kv.prefixes.reset()
+            done.set_result(None)
+
+        self._inbox.call(reset)
+        await asyncio.wrap_future(done)
+
     def stats(self) -> EngineStats:
         """A snapshot; callable from any thread."""
         return self._loop.stats()

@@ -62,6 +62,8 @@ class Engine(TokenSource, Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    async def reset_prefix_cache(self) -> None: ...
+
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None: ...
 
 
@@ -124,10 +126,13 @@ class LocalExecutor:
         asked = await model.long_texts.run(request, call.client, lambda: read_request(request, model, context, ignore))
         if asked.needs_vocabulary:
             asked = asked.with_vocabulary(await asyncio.to_thread(lambda: model.vocabulary))
-        text, requests = asked.text, list[TokenRequest]()
+        text, requests, num_prompt_tokens = asked.text, list[TokenRequest](), 0
         for prompt in await self._prompts(asked.prompt, call.client):
             requests += await self._token_requests(asked, prompt, call)
             text = replace(text, state=prompt.state)
+            num_prompt_tokens += len(prompt.ids)
+        if call.observe_prompt_tokens is not None:
+            call.observe_prompt_tokens(num_prompt_tokens)
         answer = asked.answer(requests, output)
         answer.begin()
         await all_choices(
@@ -169,6 +174,9 @@ class LocalExecutor:
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         return await self._model.text_of(request)
+
+    async def reset_prefix_cache(self) -> None:
+        await self._engine.reset_prefix_cache()
 
     def abilities(self) -> Abilities:
         model = self._model

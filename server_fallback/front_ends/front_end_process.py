@@ -14,17 +14,29 @@ from typing import Any
 from nearfar.compiler.runtime.audio.transcribe import Transcript
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
-from ..api.config import ApiConfig
 from ..api.kept_answers import Asked, Claim, Name
 from ..api.limiter import Admission, Limiter
 from ..api.metrics import SHARED_FOLDER
-from ..executors.executor import ModelChange
+from ..executors.executor import ModelChange, SleepRequest, WakeRequest
 from ..log_event import log_event
 from ..processes.child import Child
 from ..processes.connection import WithParts
 from ..processes.supervisor import Restarts, supervise
 from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest, UnloadRequest
-from .messages import Admit, Beating, Begin, Disown, EndAnswer, Publish, Release, TakeAnswers, TakeBody, Transcribe
+from .messages import (
+    Admit,
+    Beating,
+    Begin,
+    Configure,
+    Disown,
+    EndAnswer,
+    Publish,
+    Release,
+    TakeAnswers,
+    TakeBody,
+    TakeTokens,
+    Transcribe,
+)
 
 MAIN = "from nearfar.server_fallback.front_ends.front_end import main; main()"
 RESTARTS = Restarts(first_seconds=0.5, longest_seconds=0.5)
@@ -34,14 +46,15 @@ ENDED = "the front end has ended"
 
 
 class FrontEndProcess:
-    """``latest`` returns the models, ``change`` carries out the changes that clients request, and ``transcribe`` has a
-    model of sound transcribe. ``owners`` is that of all front ends. Belongs to the running event loop.
+    """``latest`` returns the models and ``configuration`` the rest, ``change`` carries out the changes that clients
+    request, and ``transcribe`` has a model of sound transcribe. ``owners`` is that of all front ends. Belongs to the
+    running event loop.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        config: ApiConfig,
+        configuration: Callable[[], Configure],
         limiter: Limiter,
         owners: Owners,
         metrics_folder: str,
@@ -49,7 +62,7 @@ class FrontEndProcess:
         change: Callable[[ModelChange], Coroutine[Any, Any, object]],
         transcribe: Callable[[Transcribe, Callable[[str], None]], Coroutine[Any, Any, Transcript]],
     ) -> None:
-        self._config, self._latest, self._change, self._transcribe = config, latest, change, transcribe
+        self._configuration, self._latest, self._change, self._transcribe = configuration, latest, change, transcribe
         self._requests, self._owners = HeldRequests(limiter), owners
         environment = {**os.environ, SHARED_FOLDER: metrics_folder}
         self._child = Child(MAIN, self._receive, self._on_end, [listener], environment)
@@ -60,8 +73,12 @@ class FrontEndProcess:
         await self._start(again=False)
         self._supervision = asyncio.ensure_future(supervise(self, RESTARTS))
 
-    async def publish(self, message: Publish) -> None:
-        """Return when the front end uses these models. One that crashes gets the latest when it starts again."""
+    @property
+    def _hang_seconds(self) -> float:
+        return self._configuration().config.hang_seconds
+
+    async def publish(self, message: Publish | Configure) -> None:
+        """Return when the front end uses it. One that crashes gets the latest when it starts again."""
         if self._child.connection is not None:
             with suppress(Unavailable):
                 await self._child.connection.call(message)
@@ -98,17 +115,21 @@ class FrontEndProcess:
 
     async def _start(self, *, again: bool) -> None:
         connection = await self._child.start()
-        connection.send(Begin(self._config, again))
+        connection.send(Begin(self._configuration(), again))
         connection.send(self._latest())
-        connection.beat(self._config.hang_seconds)
+        connection.beat(self._hang_seconds)
 
     def _receive(self, message: object) -> object:
         match message:
             case Admit() | TakeAnswers() | TakeBody():
                 return dict(self._requests.take(message))
+            case TakeTokens():
+                self._requests.take_tokens(message)
             case Release():
                 self._requests.release(message)
             case LoadRequest() | UnloadRequest() | LoadAdapterRequest() | UnloadAdapterRequest():
+                return self._change(message)
+            case SleepRequest() | WakeRequest():
                 return self._change(message)
             case Transcribe():
                 return WithParts(partial(self._transcribe, message))
@@ -124,14 +145,14 @@ class FrontEndProcess:
                 return False if owner is None else owner.ask(message)
             case Beating():
                 assert self._child.connection is not None
-                self._child.connection.watch(self._config.hang_seconds, self._on_hang)
+                self._child.connection.watch(self._hang_seconds, self._on_hang)
             case _:
                 raise TypeError(f"the main process does not know the message {message!r}")
         return None
 
     def _on_hang(self) -> None:
         """End the process, after which it is started again."""
-        log_event("front_end_hung", logging.ERROR, front_end=self._child.pid, seconds=self._config.hang_seconds)
+        log_event("front_end_hung", logging.ERROR, front_end=self._child.pid, seconds=self._hang_seconds)
         self._child.kill()
 
     def _on_end(self) -> NearfarError:
@@ -186,6 +207,10 @@ class HeldRequests:
         else:
             admission.body(message.size)
         return admission.headers
+
+    def take_tokens(self, message: TakeTokens) -> None:
+        admission, _ = self._held[message.request]
+        admission.tokens(message.count)
 
     def release(self, message: Release) -> None:
         """A request that was never admitted is not held."""

@@ -15,6 +15,7 @@ from ..api.kept_answers import Asked, Claim, Name
 from ..api.keys import ApiKey
 from ..executors.executor import Call, ModelChange, Recording
 from ..executors.local_share import LocalShare, SpeechShare
+from ..schema.models import ModelCard
 from ..schema.transcription import TranscriptionRequest
 
 # --- from the main process ---
@@ -22,7 +23,7 @@ from ..schema.transcription import TranscriptionRequest
 
 @dataclass(frozen=True, slots=True)
 class SharedModel:
-    """A model of the main process. ``share`` is None while the model loads."""
+    """A model of the main process. ``share`` is None while the model loads or sleeps; ``asleep`` is its card then."""
 
     name: str
     model: str
@@ -33,13 +34,22 @@ class SharedModel:
     answers_at_once: int | None
     memory_bytes: int
     share: LocalShare | SpeechShare | None
+    asleep: ModelCard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """A call. ``started``: all models that the server was started with have been loaded."""
+
+    config: ApiConfig
+    started: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
     """``again``: after a front end that failed or hung."""
 
-    config: ApiConfig
+    configure: Configure
     again: bool
 
 
@@ -82,6 +92,14 @@ class TakeBody:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeTokens:
+    """Of an admitted request. Not a call."""
+
+    request: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     request: int
 
@@ -117,5 +135,16 @@ class EndAnswer:
 # A `ModelChange` is a call too. The parts of `Asked` are the messages of a response, after a first one that says that
 # the answer is kept; it returns None without parts if it is not.
 FromFrontEnd = (
-    Beating | Admit | TakeAnswers | TakeBody | Release | Transcribe | ModelChange | Claim | Disown | Asked | EndAnswer
+    Beating
+    | Admit
+    | TakeAnswers
+    | TakeBody
+    | TakeTokens
+    | Release
+    | Transcribe
+    | ModelChange
+    | Claim
+    | Disown
+    | Asked
+    | EndAnswer
 )

@@ -19,17 +19,20 @@ from ..api.drain import SHUTTING_DOWN
 from ..api.errors import ApiError
 from ..api.exchange import Exchange, exchange_of
 from ..api.json_body import parse_json, printable, read_body
-from ..api.route import KeyedRoute
+from ..api.route import AdminRoute, KeyedRoute
 from ..api.service import Service
 from ..executors.executor import Call, UnknownModel
+from ..schema.kserve import RepositoryIndexRequest, RepositoryRequest
 from ..text.json_structure import JsonStructure
 from .model_tensors import PLATFORM, VERSION, ModelForm, encoder_of, form_of, infer
+from .repository import index, load, unload
+from .statistics import statistics
 from .tensors import Tensor, flattened, from_bytes, from_values
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OCTETS = "application/octet-stream"
 OTHER_METHODS = ["POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
-EXTENSIONS = ["binary_tensor_data", "model_configuration"]
+EXTENSIONS = ["binary_tensor_data", "generate", "model_configuration", "model_repository", "statistics"]
 ACCEPTED = {"binary_data_output", "priority", "timeout", "truncate"}
 
 
@@ -59,6 +62,20 @@ def kserve_router(service: Service) -> APIRouter:
     async def ready(model: str, number: str = VERSION) -> Response:
         return Response(status_code=200 if is_ready(model, number) else 400)
 
+    @router.get("/v2/models/{model:path}/stats")
+    @router.get("/v2/models/{model:path}/versions/{number}/stats")
+    async def model_statistics(model: str, number: str = VERSION) -> dict[str, object]:
+        check_version(model, number)
+        return {"model_stats": statistics(service, model)}
+
+    @router.get("/v2/models/stats")
+    async def all_statistics() -> dict[str, object]:
+        return {"model_stats": statistics(service)}
+
+    @router.post("/v2/repository/index")
+    async def repository_index(body: RepositoryIndexRequest | None = None) -> list[dict[str, str]]:
+        return index(service, only_ready=body is not None and body.ready)
+
     @router.get("/v2/models/{model:path}/config")
     @router.get("/v2/models/{model:path}/versions/{number}/config")
     async def config(model: str, number: str = VERSION) -> dict[str, object]:
@@ -83,6 +100,23 @@ def kserve_router(service: Service) -> APIRouter:
     return router
 
 
+def repository_router(service: Service) -> APIRouter:
+    """For admins: load and unload models."""
+    router = APIRouter(route_class=AdminRoute, include_in_schema=False)
+
+    @router.post("/v2/repository/models/{model:path}/load")
+    async def load_model(request: Request, model: str, body: RepositoryRequest | None = None) -> Response:
+        await load(service, exchange_of(request), model, () if body is None else body.parameters)
+        return Response(status_code=200)
+
+    @router.post("/v2/repository/models/{model:path}/unload")
+    async def unload_model(request: Request, model: str, body: RepositoryRequest | None = None) -> Response:
+        await unload(service, exchange_of(request), model, () if body is None else body.parameters)
+        return Response(status_code=200)
+
+    return router
+
+
 def kserve_health_router(service: Service) -> APIRouter:
     """Needs no key, as /health."""
     router = APIRouter(include_in_schema=False)
@@ -96,11 +130,6 @@ def kserve_health_router(service: Service) -> APIRouter:
         return Response(status_code=200 if server_is_ready(service) else 503)
 
     return router
-
-
-def kserve_error(error: ApiError) -> bytes:
-    """The protocol's form of an error."""
-    return json.dumps({"error": error.body().error.message}).encode()
 
 
 def server_is_ready(service: Service) -> bool:
@@ -294,7 +323,14 @@ def data_type(datatype: str) -> str:
 
 # What a model's address may end with, and the method. A model's name may contain slashes, so a pattern for it matches
 # the address of an unknown action too, and only the loaded models say where the name ends.
-ACTIONS = {"infer": "POST", "ready": "GET", "config": "GET"}
+ACTIONS = {
+    "infer": "POST",
+    "generate": "POST",
+    "generate_stream": "POST",
+    "ready": "GET",
+    "config": "GET",
+    "stats": "GET",
+}
 VERSIONED = re.compile(r"(.+)/versions/[^/]*", re.DOTALL)
 
 

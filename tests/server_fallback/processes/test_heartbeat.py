@@ -21,7 +21,7 @@ from nearfar.server_fallback.executors.executor import ExecutorState
 from nearfar.server_fallback.executors.supervised import ServerProgram, SupervisedServer
 from nearfar.server_fallback.front_ends.front_end import end_main_process
 from nearfar.server_fallback.front_ends.front_end_process import FrontEndProcess, Owners
-from nearfar.server_fallback.front_ends.messages import Beating, Publish
+from nearfar.server_fallback.front_ends.messages import Beating, Configure, Publish
 from nearfar.server_fallback.front_ends.shared_models import SharedModels
 from nearfar.server_fallback.processes.connection import Connection
 from nearfar.server_fallback.processes.frames import Beat, Returned, frame
@@ -150,9 +150,9 @@ def test_a_silent_front_end_is_ended() -> None:
             return Publish(())
 
         limiter = Limiter(1, 1, 1.0)
-        config = ApiConfig(hang_seconds=HANG_SECONDS)
-        listener: Any = None
-        front_end = FrontEndProcess(listener, config, limiter, Owners(), "", publish, cast(Any, None), cast(Any, None))
+        configure = Configure(ApiConfig(hang_seconds=HANG_SECONDS), started=False)
+        nothing = cast(Any, None)
+        front_end = FrontEndProcess(nothing, lambda: configure, limiter, Owners(), "", publish, nothing, nothing)
         process: Any = Process()
         front_end._child._process = process
         front_end._child.connection = Connection(front_end._receive, front_end._on_end)

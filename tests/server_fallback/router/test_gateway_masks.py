@@ -149,7 +149,7 @@ def test_the_command_masks_what_its_finder_finds_by_the_model_s_labels_or_their_
     file.write_text(json.dumps(rules(masks={"entities": entities})))
     routes = []
 
-    def serve(app: FastAPI, listener: socket, started: object) -> None:  # noqa: ARG001
+    def serve(app: FastAPI, listener: socket, *_: object) -> None:
         listener.close()
 
         async def work() -> None:
