@@ -49,8 +49,8 @@ def read_option_file(owner: type, file: Path) -> dict[str, Any]:
         raise RequestError(f"--config {file}: cannot be read: {reason_of(error)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         # The parser's own message may quote the line, and with it a key of the API.
-        where = re.search(r"\(at .*\)", str(error))
-        raise RequestError(f"{file}: is not TOML {where.group() if where else ''}".rstrip()) from None
+        at = re.search(r"\(at .*\)", str(error))
+        raise RequestError(f"{file}: is not TOML {at.group() if at else ''}".rstrip()) from None
     known = {option.key: (path, option) for path, option in _options(owner)}
     values = {}
     for key, value in table.items():

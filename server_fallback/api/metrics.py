@@ -224,10 +224,8 @@ class _States(Collector):
                 if (value := getattr(state.engine, field)) is not None:
                     family.add_metric([model], float(value))
             yield family
-        batches = {model: each for model, state in states.items() if (each := state.engine.batches) is not None}
-        requests = {model: each for model, state in states.items() if (each := state.engine.requests) is not None}
-        yield from _histograms(BatchStats, batches)
-        yield from _histograms(RequestStats, requests)
+        yield from _histograms(BatchStats, {model: state.engine.batches for model, state in states.items()})
+        yield from _histograms(RequestStats, {model: state.engine.requests for model, state in states.items()})
         yield from _infos(states)
 
     def describe(self) -> Iterator[Metric]:
@@ -236,12 +234,13 @@ class _States(Collector):
 
 
 def _histograms(kind: type[BatchStats] | type[RequestStats], found: Mapping[str, object]) -> Iterator[Metric]:
-    """``found`` are the stats of this kind by model."""
+    """``found`` are the stats of this kind by model, None for a model that has none."""
     for (_, name, text), field in metrics(kind):
         histogram = HistogramMetricFamily(name, text, labels=[MODEL])
         for model, stats in found.items():
-            counts: Histogram = getattr(stats, field)
-            histogram.add_metric([model], _buckets(counts), counts.total)
+            if stats is not None:
+                counts: Histogram = getattr(stats, field)
+                histogram.add_metric([model], _buckets(counts), counts.total)
         yield histogram
 
 

@@ -24,19 +24,19 @@ QUESTION = "what is 27 + 58?"
 
 
 class Announcement:
-    """``progress`` is called while a model is compiled or downloaded. It is shown as bars if ``log`` is a terminal, and
-    otherwise as a line of the log for each phase.
+    """``progress`` is called while a model is compiled or downloaded. It is shown as bars, but as a line for each phase in
+    the ``log`` of a server that is not a terminal.
     """
 
-    def __init__(self, log: TextIO) -> None:
-        self._log, self._phase = log, ""
+    def __init__(self, log: TextIO | None = None) -> None:
+        self._has_log, self._phase = log is not None and not log.isatty(), ""
         self._bars: Progress | None = None
         self._report: Callable[[str, int, int], None] | None = None
         self._model: str | None = None
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        if not self._log.isatty():
+        if self._has_log:
             yield
             return
         with progress_bars() as bars:
@@ -48,7 +48,7 @@ class Announcement:
                 self._bars = None
 
     def progress(self, model: str, phase: str, done: int, total: int) -> None:
-        if not self._log.isatty():
+        if self._has_log:
             # "start" is the time in which the compiler is loaded.
             if (model, phase) != (self._model, self._phase) and phase != "start":
                 event = "model_downloading" if phase == DOWNLOAD else "model_compiling"

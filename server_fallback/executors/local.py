@@ -43,7 +43,7 @@ from ..text.reasoning_constraint import ReasoningConstraint
 from ..text.requests import check_prompt
 from ..text.text_workers import TextWorkers
 from .decide import Decider
-from .executor import Abilities, Call, ExecutorState
+from .executor import Abilities, CachesPrefixes, Call, ExecutorState
 from .local_share import LocalShare
 from .read_request import Asked, read_request
 from .text_model import TextModel
@@ -61,8 +61,6 @@ class Engine(TokenSource, Protocol):
     def arrive(self) -> int: ...
 
     def stats(self) -> EngineStats: ...
-
-    async def reset_prefix_cache(self) -> None: ...
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None: ...
 
@@ -176,7 +174,9 @@ class LocalExecutor:
         return await self._model.text_of(request)
 
     async def reset_prefix_cache(self) -> None:
-        await self._engine.reset_prefix_cache()
+        engine = self._engine
+        assert isinstance(engine, CachesPrefixes), "an engine that serves has a cache"
+        await engine.reset_prefix_cache()
 
     def abilities(self) -> Abilities:
         model = self._model
