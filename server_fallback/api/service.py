@@ -82,6 +82,18 @@ class Service:
         async with self.parsing.turn(client):
             return await asyncio.to_thread(parse, body)
 
+    def root_of(self, name: str) -> str:
+        """The name of the model that an alias or an adapter belongs to. Raises UnknownModel."""
+        for card in self.models.cards():
+            if card.id == name:
+                return card.parent or card.root or card.id
+        raise UnknownModel(f"the model {name[:100]!r} is not loaded", param="model")
+
+    def is_ready(self, name: str) -> bool:
+        """Whether the model answers requests now. Raises UnknownModel."""
+        state = self.models.states().get(self.root_of(name))
+        return state is not None and state.ready and not self.drain.started
+
     def ended(self, exchange: Exchange, status: int, seconds: float) -> None:
         """Count a request that named a model. Other names are not counted: each would be a metric of its own."""
         model = exchange.log.get("model")

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from nearfar.compiler.runtime.errors import RequestError
 
-from ..executors.executor import CachesPrefixes, Models, UnknownModel
+from ..executors.executor import CachesPrefixes
 from ..executors.model_table import ASLEEP
 from .exchange import exchange_of
 from .model_changes import ModelChanges
@@ -34,7 +34,7 @@ def sleep_router(service: Service) -> APIRouter:
             if name not in ("model", *known):
                 raise RequestError(f"the parameter {name[:100]!r} is not supported; remove it", param=name)
         model = request.query_params.get("model")
-        return list(service.models.states()) if model is None else [root_of(service.models, model)]
+        return list(service.models.states()) if model is None else [service.root_of(model)]
 
     def changes(request: Request) -> ModelChanges:
         exchange = exchange_of(request)
@@ -80,11 +80,3 @@ def sleep_router(service: Service) -> APIRouter:
         return JSONResponse({"reset": reset})
 
     return router
-
-
-def root_of(models: Models, name: str) -> str:
-    """The name of the model that an alias or an adapter belongs to. Raises UnknownModel."""
-    for card in models.cards():
-        if card.id == name:
-            return card.parent or card.root or card.id
-    raise UnknownModel(f"the model {name[:100]!r} is not loaded", param="model")

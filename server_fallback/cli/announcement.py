@@ -24,8 +24,8 @@ QUESTION = "what is 27 + 58?"
 
 
 class Announcement:
-    """``progress`` is called while a model is compiled or downloaded. It is shown as bars, but as a line for each phase in
-    the ``log`` of a server that is not a terminal.
+    """``progress`` is called while a model is compiled or downloaded. It is shown as bars, but as a line for each phase
+    in the ``log`` of a server that is not a terminal.
     """
 
     def __init__(self, log: TextIO | None = None) -> None:

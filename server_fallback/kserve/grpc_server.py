@@ -242,8 +242,7 @@ class GrpcServer:
 
     async def _model_ready(self, request: Any, exchange: Exchange) -> Any:  # noqa: ARG002
         check_version(request.name, request.version)
-        executor = await self._service.models.executor(request.name)
-        return message("ModelReadyResponse")(ready=executor.state().ready)
+        return message("ModelReadyResponse")(ready=self._service.is_ready(request.name))
 
     async def _metadata(self, request: Any, exchange: Exchange) -> Any:  # noqa: ARG002
         return message("ServerMetadataResponse")(name="nearfar", version=version("nearfar"), extensions=EXTENSIONS)
@@ -275,16 +274,12 @@ class GrpcServer:
 
     async def _statistics(self, request: Any, exchange: Exchange) -> Any:  # noqa: ARG002
         check_version(request.name, request.version)
-        answer = message("ModelStatisticsResponse")()
-        for each in statistics(self._service, request.name or None):
-            answer.model_stats.append(as_message("ModelStatistics", each))
-        return answer
+        found = statistics(self._service, request.name or None)
+        return as_message("ModelStatisticsResponse", {"model_stats": found})
 
     async def _index(self, request: Any, exchange: Exchange) -> Any:  # noqa: ARG002
-        answer = message("RepositoryIndexResponse")()
-        for each in repository.index(self._service, only_ready=request.ready):
-            answer.models.append(as_message("RepositoryIndexResponse.ModelIndex", each))
-        return answer
+        found = repository.index(self._service, only_ready=request.ready)
+        return as_message("RepositoryIndexResponse", {"models": found})
 
     async def _load(self, request: Any, exchange: Exchange) -> Any:
         await repository.load(self._service, exchange, request.model_name, request.parameters.keys())

@@ -6,11 +6,13 @@ import json
 import re
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
@@ -21,6 +23,7 @@ from ..api.exchange import Exchange, exchange_of
 from ..api.json_body import parse_json, printable, read_body
 from ..api.route import AdminRoute, KeyedRoute
 from ..api.service import Service
+from ..api.validation import validation_error
 from ..executors.executor import Call, UnknownModel
 from ..schema.kserve import RepositoryIndexRequest, RepositoryRequest
 from ..text.json_structure import JsonStructure
@@ -29,6 +32,7 @@ from .repository import index, load, unload
 from .statistics import statistics
 from .tensors import Tensor, flattened, from_bytes, from_values
 
+Body = TypeVar("Body", bound=BaseModel)
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OCTETS = "application/octet-stream"
 OTHER_METHODS = ["POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
@@ -39,10 +43,11 @@ ACCEPTED = {"binary_data_output", "priority", "timeout", "truncate"}
 def kserve_router(service: Service) -> APIRouter:
     router = APIRouter(route_class=KeyedRoute, include_in_schema=False)
 
-    def is_ready(name: str, number: str = VERSION) -> bool:
-        card = next((card for card in service.models.cards() if card.id == name), None)
-        state = None if card is None else service.models.states().get(card.root or card.id)
-        return number == VERSION and state is not None and state.ready and not service.drain.started
+    def is_ready(name: str, number: str) -> bool:
+        with suppress(UnknownModel):
+            check_version(name, number)
+            return service.is_ready(name)
+        return False
 
     def names() -> set[str]:
         return {card.id for card in service.models.cards()}
@@ -73,8 +78,8 @@ def kserve_router(service: Service) -> APIRouter:
         return {"model_stats": statistics(service)}
 
     @router.post("/v2/repository/index")
-    async def repository_index(body: RepositoryIndexRequest | None = None) -> list[dict[str, str]]:
-        return index(service, only_ready=body is not None and body.ready)
+    async def repository_index(request: Request) -> list[dict[str, str]]:
+        return index(service, only_ready=(await _body(service, request, RepositoryIndexRequest)).ready)
 
     @router.get("/v2/models/{model:path}/config")
     @router.get("/v2/models/{model:path}/versions/{number}/config")
@@ -105,13 +110,15 @@ def repository_router(service: Service) -> APIRouter:
     router = APIRouter(route_class=AdminRoute, include_in_schema=False)
 
     @router.post("/v2/repository/models/{model:path}/load")
-    async def load_model(request: Request, model: str, body: RepositoryRequest | None = None) -> Response:
-        await load(service, exchange_of(request), model, () if body is None else body.parameters)
+    async def load_model(request: Request, model: str) -> Response:
+        body = await _body(service, request, RepositoryRequest)
+        await load(service, exchange_of(request), model, body.parameters)
         return Response(status_code=200)
 
     @router.post("/v2/repository/models/{model:path}/unload")
-    async def unload_model(request: Request, model: str, body: RepositoryRequest | None = None) -> Response:
-        await unload(service, exchange_of(request), model, () if body is None else body.parameters)
+    async def unload_model(request: Request, model: str) -> Response:
+        body = await _body(service, request, RepositoryRequest)
+        await unload(service, exchange_of(request), model, body.parameters)
         return Response(status_code=200)
 
     return router
@@ -203,6 +210,18 @@ async def _infer(service: Service, request: Request, model: str, number: str) ->
     entry["parameters"] = {"binary_data_size": len(raw)}
     text = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
     return Response(text + raw, media_type=OCTETS, headers={HEADER_LENGTH: str(len(text))})
+
+
+async def _body(service: Service, request: Request, kind: type[Body]) -> Body:
+    """The body of a request about the repository, which Triton's client sends without a type. It may be missing."""
+    exchange = exchange_of(request)
+    sizes = request.headers.get("content-length"), request.headers.get("transfer-encoding")
+    given: dict[str, Any] = {} if sizes in ((None, None), ("0", None)) else (await _read(service, request, exchange))[0]
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+        raise validation_error(found, given) from None
 
 
 async def _read(service: Service, request: Request, exchange: Exchange) -> tuple[dict[str, Any], bytes]:

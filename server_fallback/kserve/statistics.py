@@ -24,7 +24,7 @@ def statistics(service: Service, model: str | None = None) -> list[dict[str, Any
     states = service.models.states()
     found = []
     for card in cards:
-        engine = states[card.root or card.id].engine
+        engine = states[service.root_of(card.id)].engine
         requests = {outcome: _requests(service, card.id, outcome) for outcome in ("success", "fail")}
         computed = engine.batches or engine.requests
         count, executions = _counts(computed, engine.steps)
