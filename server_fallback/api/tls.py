@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ssl
 from pathlib import Path
 
@@ -33,6 +34,12 @@ def reload_tls(context: ssl.SSLContext, config: ApiConfig) -> None:
     # OpenSSL replaces the certificate before it compares the key.
     tls_context(config)
     _load(context, config.tls_cert, config.tls_key)
+
+
+def certificate_digest(config: ApiConfig) -> bytes:
+    """Another one if the files of the certificate hold something else. Raises RequestError."""
+    files = (file for file in (config.tls_cert, config.tls_key) if file is not None)
+    return hashlib.sha256(b"".join(map(read_pem, files))).digest()
 
 
 def read_pem(path: Path) -> bytes:

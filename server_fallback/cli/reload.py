@@ -16,6 +16,7 @@ from nearfar.compiler.runtime.errors import NearfarError, RequestError
 
 from ..api.config import ApiConfig
 from ..api.server import Server
+from ..api.tls import certificate_digest
 from ..executors.registry import Registry, default_name
 from ..log_event import log_event
 from ..schema.models import LoadRequest
@@ -40,6 +41,7 @@ class Reload:
     ) -> None:
         self._options, self._config, self._config_of = options, config, config_of
         self._models, self._fixed = models, fixed
+        self._certificate = certificate_digest(config)
         self._turn = asyncio.Lock()
         # Set once everything is loaded with which the server was started.
         self.has_begun = asyncio.Event()
@@ -82,6 +84,9 @@ class Reload:
         names = [option.key for option in differ if option.key not in ("keys", "api_keys")]
         if config.keys != self._config.keys:
             names.append("keys")
+        certificate = await asyncio.to_thread(certificate_digest, config)
+        if certificate != self._certificate:
+            names.append("certificate")
         # What can fail comes first: models that do not load, and then files of certificates.
         async with AsyncExitStack() as undo:
             swap = None if self._models is None else await self._models.opened(options, undo)
@@ -93,7 +98,7 @@ class Reload:
                 await configure(self._config)
                 raise
             undo.pop_all()
-        self._options, self._config = options, config
+        self._options, self._config, self._certificate = options, config, certificate
         return names
 
 

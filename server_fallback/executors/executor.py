@@ -46,12 +46,12 @@ class Call:
     no keys (the /64 network for IPv6); "" for calls of the server itself. ``priority`` is final: the requested one,
     limited to what the key allows. For each answer, our own executors call ``observe_queue`` with the seconds until the
     device received its first token, and ``observe_token`` with the id of each of its tokens. Before that, they call
-    ``observe_prompt_tokens`` with the number of the prompts' tokens, and
-    ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens, at most 32. Other executors call
-    none of these. ``ignore_param`` is called with the name of a parameter that the model lacks, which is then ignored;
-    None makes it an error. ``received`` is the body of a request that wants a receipt; our own executors call
-    ``observe_receipt`` with that of an answer that was broken off. Far sides call ``observe_request`` with the body
-    that they send. Pipelines call ``observe_step`` with each step that has ended, and its start (`time.monotonic`).
+    ``observe_prompt_tokens`` with the number of the prompts' tokens, and ``observe_prompt_logprobs`` with the
+    log-probabilities of the prompt's last tokens, at most 32. Other executors call none of these. ``ignore_param`` is
+    called with the name of a parameter that the model lacks, which is then ignored; None makes it an error.
+    ``received`` is the body of a request that wants a receipt; our own executors call ``observe_receipt`` with that of
+    an answer that was broken off. Far sides call ``observe_request`` with the body that they send. Pipelines call
+    ``observe_step`` with each step that has ended, and its start (`time.monotonic`).
     ``confirmed``: what the sender has agreed to let leave this machine, if a policy asks.
     """
 

@@ -209,8 +209,10 @@ class HeldRequests:
         return admission.headers
 
     def take_tokens(self, message: TakeTokens) -> None:
-        admission, _ = self._held[message.request]
-        admission.tokens(message.count)
+        """Of a request that a front end held before it ended, nothing counts any more."""
+        held = self._held.get(message.request)
+        if held is not None:
+            held[0].tokens(message.count)
 
     def release(self, message: Release) -> None:
         """A request that was never admitted is not held."""

@@ -296,7 +296,7 @@ class GrpcServer:
         form = form_of(executor)
         assert form is not None
         await begin_inference(service, exchange, request.model_name)
-        call, truncate = inference_call(exchange, _parameters(request.parameters))
+        call, truncate = inference_call(service, exchange, request.model_name, _parameters(request.parameters))
         check_outputs([each.name for each in request.outputs], form)
         inputs = _inputs(request)
         exchange.log["texts"] = inputs[0].shape[0]

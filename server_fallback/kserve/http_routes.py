@@ -163,7 +163,9 @@ async def begin_inference(service: Service, exchange: Exchange, model: str) -> N
     await exchange.admission.answers(1, capacity, "inputs")
 
 
-def inference_call(exchange: Exchange, parameters: Mapping[str, Any]) -> tuple[Call, bool]:
+def inference_call(
+    service: Service, exchange: Exchange, model: str, parameters: Mapping[str, Any]
+) -> tuple[Call, bool]:
     """The call, and whether texts may be shortened to the context. ``timeout`` is in microseconds, as in Triton.
 
     Raises RequestError for unknown parameters and for wrong values.
@@ -178,7 +180,12 @@ def inference_call(exchange: Exchange, parameters: Mapping[str, Any]) -> tuple[C
     if timeout:
         exchange.deadline = min(exchange.deadline, time.monotonic() + timeout / 1e6)
     call = Call(
-        exchange.request_id, exchange.priority(priority), exchange.deadline, exchange.passed_on, exchange.client
+        exchange.request_id,
+        exchange.priority(priority),
+        exchange.deadline,
+        exchange.passed_on,
+        exchange.client,
+        observe_prompt_tokens=lambda count: service.metrics.count(model, count, 0, exchange),
     )
     return call, bool(truncate)
 
@@ -190,7 +197,7 @@ async def _infer(service: Service, request: Request, model: str, number: str) ->
     executor = encoder_of(await service.models.executor(model), model)
     await begin_inference(service, exchange, model)
     parameters = _object(header, "parameters")
-    call, truncate = inference_call(exchange, parameters)
+    call, truncate = inference_call(service, exchange, model, parameters)
     inputs = read_inputs(header, binary)
     exchange.log["texts"] = inputs[0].shape[0]
     wanted = _wanted(header, form_of(executor))

@@ -333,6 +333,8 @@ def test_triton_s_clients_read_statistics_of_requests_over_any_api(client: tuple
     assert count(after, "fail") == count(before, "fail") + 1
     assert int(after["inference_stats"]["success"]["ns"]) > int(before["inference_stats"]["success"].get("ns", 0))
     assert int(after["last_inference"]) > 1_700_000_000_000
+    # Tokens of this protocol are those of all others, and count for limits too.
+    assert served.service.metrics.value("vllm:prompt_tokens_total", model_name="embed") > 0
     assert {each["name"] for each in triton.get_inference_statistics(**as_json)["model_stats"]} >= {"embed", "rank"}
     with pytest.raises(InferenceServerException, match="does not exist"):
         triton.get_inference_statistics("none", "1")

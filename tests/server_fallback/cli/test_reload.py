@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import write_certificate
 from command_line import parsed
 from fake_executor import FakeExecutor
 from waiting import until
@@ -202,6 +203,26 @@ def test_a_certificate_that_a_front_end_refuses_leaves_the_models_as_they_were(r
         assert running.opener.opened["c"].closed
 
     run(running, work())
+
+
+def test_another_certificate_is_named_and_a_wrong_pair_is_refused(running: Running, tmp_path: Path) -> None:
+    write_certificate(tmp_path, "first")
+    text = f'tls_cert = "cert.pem"\ntls_key = "key.pem"\n{FILE}'
+    running.file.write_text(text)
+    secure = Running(running.file, running._events)
+
+    async def work() -> None:
+        assert await secure.reload(text) == ("reloaded", {"changed": []})
+        first = (tmp_path / "cert.pem").read_bytes()
+        write_certificate(tmp_path, "second")
+        assert await secure.reload(text) == ("reloaded", {"changed": ["certificate"]})
+        (tmp_path / "cert.pem").write_bytes(first)
+        event, fields = await secure.reload(text)
+        assert (event, "give a certificate with its chain" in fields["message"]) == ("reload_refused", True)
+        event, fields = await secure.reload(FILE)
+        assert (event, fields["message"].startswith("tls_cert: cannot change")) == ("reload_refused", True)
+
+    run(secure, work())
 
 
 def files(arguments: Sequence[str]) -> bool:

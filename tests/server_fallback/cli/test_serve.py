@@ -21,7 +21,7 @@ import pytest
 from answers import whole
 from guides import guide_commands, write_guide
 from served_demo import Served, start
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.runtime.errors import Unavailable
@@ -201,18 +201,10 @@ def test_an_answer_switches_from_near_to_a_server_and_is_the_same(
 def test_a_gateway_prints_an_example_request_and_answers(replicas: list[Served], cache: Path, tmp_path: Path) -> None:
     policy = tmp_path / "policy.json"
     policy.write_text('{"version": 1, "mode": "prefer-far"}')
-    arguments = (
-        "--near",
-        "demo",
-        "--far",
-        replicas[0].url,
-        "--far-model",
-        "demo",
-        "--far-vision",
-        "--policy",
-        str(policy),
-    )
-    gateway = start(*arguments, folder=cache, command="gateway")()
+    config = tmp_path / "gateway.toml"
+    config.write_text(f'near = "demo"\nfar = "{replicas[0].url}"\nfar_model = "demo"\npolicy = "policy.json"\n')
+    arguments = ("--config", str(config), "--far-vision")
+    gateway = start(*arguments, folder=cache, command="gateway", log="gateway.log")()
     try:
         assert f"routing by prefer-far: near is demo, far is demo at {replicas[0].url}" in gateway.printed
         line = gateway.printed.splitlines()[-1]
@@ -233,10 +225,26 @@ def test_a_gateway_prints_an_example_request_and_answers(replicas: list[Served],
             with pytest.raises(openai.BadRequestError, match="this model reads texts only") as refused:
                 client.chat.completions.create(model="demo", messages=WITH_IMAGE)
             assert refused.value.param == "messages[0].content[1]"
+            reload(gateway, config, config.read_text() + '[[keys]]\nname = "web"\nkey = "sk-web-12345678"\n')
+            with pytest.raises(openai.AuthenticationError):
+                client.models.list()
+            assert client.with_options(api_key="sk-web-12345678").models.list()
+            reload(gateway, config, config.read_text().replace("policy.json", "other.json"), "reload_refused")
+        log = (cache / "gateway.log").read_text()
+        assert "policy: cannot change while the server runs" in log
         gateway.process.send_signal(signal.SIGTERM)
         assert gateway.process.wait(WAIT_SECONDS) == 0
     finally:
         gateway.process.kill()
+
+
+def reload(served: Served, config: Path, text: str, event: str = "reloaded") -> None:
+    """Change the file, and wait for the event that says what became of it."""
+    config.write_text(text)
+    log = served.log
+    seen = log.read_text().count(f'"event": "{event}"')
+    served.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: log.read_text().count(f'"event": "{event}"') > seen)
 
 
 def test_a_server_before_others_answers_as_they_do_and_survives_the_end_of_one(
