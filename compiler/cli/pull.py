@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..bundle.signature import read_trusted_keys
-from ..ir.spec import Task
+from ..ir.tasks import Task
 from ..publish.catalog import CatalogBundle
 from ..publish.pull import pull
 from ..runtime.errors import DeviceError

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.cli.phases import phases, progress_bars
-from nearfar.compiler.ir.spec import Task
+from nearfar.compiler.ir.tasks import Task
 
 from ..executors.catalog_models import DOWNLOAD
 from ..executors.registry import Registry
