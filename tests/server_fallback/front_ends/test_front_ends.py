@@ -47,7 +47,6 @@ CONFIG = """
 models = ["demo", "demo-encoder"]
 front_ends = 2
 target = "cpu"
-context = 512
 transcriber = "WHISPER"
 hang_seconds = 8
 receipt_key = "receipts.pem"
@@ -102,7 +101,8 @@ def chat(model: str, content: str = QUESTION, **more: object) -> dict[str, objec
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("front-ends")
     for model in ("demo", "demo-encoder"):
-        compile_for_server(model, folder, context=512)
+        # The context of each is the longest that it has: 512 tokens, and 256 of the encoder.
+        compile_for_server(model, folder)
     whisper = str(speech_bundle(folder))
     new_key(folder / "receipts.pem")
     (folder / "nearfar.toml").write_text(CONFIG.replace("WHISPER", whisper) + KEYS)
@@ -400,7 +400,7 @@ def test_a_reload_is_for_all_front_ends_and_drops_no_answer(server: Served) -> N
             refused = reload(before.replace("front_ends = 2", "front_ends = 3"), "reload_refused")
             assert "front_ends: cannot change while the server runs" in str(refused["message"])
             added = '[[keys]]\nname = "new"\nkey = "the-newest-key"\n[aliases]\ngpt = "demo"\n'
-            changed = reload(before.replace("context", 'max_body = "1MB"\ncontext', 1) + added, "reloaded")
+            changed = reload(before.replace("target", 'max_body = "1MB"\ntarget', 1) + added, "reloaded")
             assert changed["changed"] == ["max_body", "aliases", "keys"]
             texts = ["".join([line, *lines]) for line, lines in zip(begun, answers, strict=True)]
         assert all("[DONE]" in text for text in texts)
