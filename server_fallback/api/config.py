@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Literal
 
-from nearfar.compiler.options import Count, File, Flag, Name, options
+from nearfar.compiler.options import Count, File, Flag, Name, at_least, options
 
-from ..option_types import HANG_SECONDS, Network, Origin, Seconds, Share, SizeBytes
+from ..option_types import HANG_SECONDS, Network, Origin, Seconds, Share, SizeBytes, size_bytes
 from ..schema.limits import MAX_CHOICES, MAX_STOPS
 from .keys import Keys
 
@@ -46,6 +46,10 @@ class ApiConfig:
     """connections open at once; idle ones are closed to make room"""
     body_memory_bytes: Annotated[SizeBytes, Flag(("--body-memory",), reloads=True)] = 256 << 20
     """memory for the bodies of all running requests (default: 256MiB)"""
+    response_memory_bytes: Annotated[
+        int, Flag(("--response-memory",), metavar="SIZE", parse=size_bytes, check=at_least(0))
+    ] = 64 << 20
+    """memory for stored responses of /v1/responses; 0 stores none (default: 64MiB)"""
     max_body_bytes: Annotated[SizeBytes, Flag(("--max-body",), reloads=True)] = 4 << 20
     """the largest body of a request, with its images (default: 4MiB)"""
     max_audio_bytes: Annotated[SizeBytes, Flag(("--max-audio",), reloads=True)] = 25 << 20

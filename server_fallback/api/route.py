@@ -13,6 +13,7 @@ from fastapi.params import Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 
 from nearfar.compiler.runtime.errors import Unavailable
 
@@ -71,7 +72,7 @@ class KeyedRoute(APIRoute):
         async def keyed(request: Request) -> Response:
             service, exchange = service_of(request), exchange_of(request)
             exchange.set_deadline(request.headers, service.config.request_timeout_seconds)
-            exchange.key = authorize(service.config.keys, request.headers.get("authorization", ""), admin=self.admin)
+            exchange.key = authorize(service.config.keys, presented(request.headers), admin=self.admin)
             admission = exchange.admission = await exchange.held.enter_async_context(
                 service.limits.admit(exchange.client, exchange.key)
             )
@@ -115,6 +116,12 @@ def post(
         return handler
 
     return add
+
+
+def presented(headers: Headers) -> str:
+    """The Authorization header. Anthropic's clients may send the key in a header of its own."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization", "") or ("" if key is None else f"Bearer {key}")
 
 
 def authorize(keys: Keys, authorization: str, *, admin: bool = False) -> ApiKey | None:

@@ -23,6 +23,7 @@ from .kept_answers import KeptAnswers
 from .limiter import Limits
 from .metrics import Metrics
 from .queue_waits import QueueWaits
+from .stored_responses import StoredResponses
 from .traces import Traces
 
 Parsed = TypeVar("Parsed")
@@ -35,8 +36,8 @@ class Service:
     """``config`` may change while the server runs (`configure`), so nothing copies it. ``started``: what the server was
     started with has been loaded.
 
-    ``error_forms``: how errors are written below an address; the first that matches counts, and others have OpenAI's
-    form. ``speaker`` answers /v1/audio/speech.
+    ``responses`` are those of /v1/responses. ``error_forms``: how errors are written below an address; the first that
+    matches counts, and others have OpenAI's form. ``speaker`` answers /v1/audio/speech.
     """
 
     models: Models
@@ -47,6 +48,7 @@ class Service:
     drain: Drain
     traces: Traces | None
     kept: KeptAnswers
+    responses: StoredResponses
     error_forms: Sequence[tuple[str, WriteError]] = ()
     speaker: Speaker | None = None
     parsing: FairTurns = field(default_factory=FairTurns)

@@ -31,6 +31,7 @@ from ..processes.connection import Connection
 from .messages import Admit, Beating, Begin, Configure, EndAnswer, Publish, Release, TakeAnswers, TakeBody, TakeTokens
 from .shared_answers import SharedAnswers, followed
 from .shared_models import SharedModels
+from .shared_responses import SharedResponses
 
 
 def main() -> None:
@@ -105,7 +106,14 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
     hang_seconds = config.hang_seconds
     main_process = os.getppid()
     link.watch(hang_seconds, lambda: end_main_process(main_process, hang_seconds))
-    app = create_app(models, config, open_traces(os.environ), limits=SharedLimits(link), elsewhere=SharedAnswers(link))
+    app = create_app(
+        models,
+        config,
+        open_traces(os.environ),
+        limits=SharedLimits(link),
+        elsewhere=SharedAnswers(link),
+        responses=SharedResponses(link),
+    )
     if message.again:
         app.state.service.metrics.front_end_restarts.inc()
     link.send(Beating())

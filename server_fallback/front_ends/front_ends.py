@@ -21,6 +21,7 @@ from ..api.limiter import Limiter
 from ..api.log import set_level
 from ..api.server import STUCK_SECONDS, end_process_after, loop_factory, prepare_process
 from ..api.service import limits_of
+from ..api.stored_responses import OwnResponses
 from ..api.tls import tls_context
 from ..executors.encoder_executor import EncoderExecutor
 from ..executors.hearing_transcriber import hearing_turns
@@ -79,7 +80,7 @@ class FrontEnds:
             # Under nohup, SIGHUP stays ignored.
             elif signal.getsignal(number) != signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
-        owners = Owners()
+        owners, responses = Owners(), OwnResponses(self._config.response_memory_bytes)
         metrics_folder = tempfile.mkdtemp(prefix="nearfar-metrics-")
         beside: asyncio.Task[None] | None = None
         try:
@@ -89,6 +90,7 @@ class FrontEnds:
                     self._configuration,
                     self._limiter,
                     owners,
+                    responses,
                     metrics_folder,
                     self._latest,
                     self._registry.change,

@@ -81,7 +81,7 @@ async def _answered(service: Service, request: Request, model: str, body: Genera
         Completion,
         lambda asked: asked,
         lambda _: event,
-        CompletionFold,
+        lambda _: CompletionFold(),
         lambda answer: written(before + answer.choices[0].text),
         EVENTS,
         kserve_error,

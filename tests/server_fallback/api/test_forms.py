@@ -67,7 +67,7 @@ SAY: Kind[Say, ChatCompletionChunk, Said] = Kind(
     Said,
     read,
     encode,
-    SaidFold,
+    lambda _: SaidFold(),
     lambda said: said.model_dump_json().encode(),
     EventForm(done=b"event: over\n\n", error=lambda error: b"event: error\ndata: " + error + b"\n\n"),
     say_error,

@@ -14,6 +14,7 @@ from hash_recipe import HashRecipe
 from nearfar.compiler.runtime.errors import DeviceError, Unavailable
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.limiter import Limiter
+from nearfar.server_fallback.api.stored_responses import OwnResponses
 from nearfar.server_fallback.engine_process.messages import Attach, Opened
 from nearfar.server_fallback.engine_process.remote_engine import RemoteEngine
 from nearfar.server_fallback.executors import supervised
@@ -151,8 +152,10 @@ def test_a_silent_front_end_is_ended() -> None:
 
         limiter = Limiter(1, 1, 1.0)
         configure = Configure(ApiConfig(hang_seconds=HANG_SECONDS), started=False)
-        nothing = cast(Any, None)
-        front_end = FrontEndProcess(nothing, lambda: configure, limiter, Owners(), "", publish, nothing, nothing)
+        none: Any = None
+        front_end = FrontEndProcess(
+            none, lambda: configure, limiter, Owners(), OwnResponses(0), "", publish, none, none
+        )
         process: Any = Process()
         front_end._child._process = process
         front_end._child.connection = Connection(front_end._receive, front_end._on_end)
