@@ -37,6 +37,10 @@ class Flag:
     ``check`` refuses a value of Python's; both raise ValueError with the reason. ``choices`` are all valid values.
     ``place``: the value has no name but its place. ``several``: the values of a tuple follow one name, as in
     "--features a b"; otherwise each has its own. ``text``: the help of a field that has none of its own.
+
+    In a file of options (`cli/option_file.py`), ``key`` is the option's name, and ``read`` makes the value from that of
+    TOML and the file's folder; it raises ValueError. ``only_in_file``: the command line does not offer it.
+    ``reloads``: a server that runs takes another value.
     """
 
     names: tuple[str, ...] = ()
@@ -47,6 +51,20 @@ class Flag:
     place: bool = False
     several: bool = False
     text: str = ""
+    key: str = ""
+    read: Callable[[Any, Path], Any] | None = None
+    only_in_file: bool = False
+    reloads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OptionFile:
+    """The file of a command's options. ``again`` reads it once more, and returns the options of the command: those of
+    the command line precede those of the file.
+    """
+
+    path: Path
+    again: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +81,13 @@ class Option:
     default: Any
     required: bool
     text: str
+
+    @property
+    def key(self) -> str:
+        """Its name in a file: that on the command line with underscores, and the field's for "--no-field"."""
+        if self.flag.key or not self.names or self.default is True:
+            return self.flag.key or self.field
+        return self.names[-1].removeprefix("--").replace("-", "_")
 
     def parse(self, text: str) -> Any:
         """Raises ValueError."""
@@ -114,6 +139,18 @@ def declared(owner: type) -> tuple[Option | Group, ...]:
     return _declared(owner)
 
 
+def changed(before: Any, after: Any) -> list[Option]:
+    """The options whose values differ. Both are of one dataclass."""
+    found = list[Option]()
+    for each in declared(type(before)):
+        old, new = getattr(before, each.field), getattr(after, each.field)
+        if isinstance(each, Group):
+            found += changed(old, new)
+        elif each.type is not OptionFile and old != new:
+            found.append(each)
+    return found
+
+
 # mypy does not take every type as an argument of a function with a cache.
 @cache
 def _declared(owner: type) -> tuple[Option | Group, ...]:
@@ -139,7 +176,11 @@ def _read_fields(owner: type) -> Iterator[Option | Group]:
             continue
         default = field.default if field.default_factory is MISSING else field.default_factory()
         name = field.name.replace("_", "-")
-        names = () if flag.place else flag.names or (f"--no-{name}" if default is True else f"--{name}",)
+        names = (
+            ()
+            if flag.place or flag.only_in_file
+            else flag.names or (f"--no-{name}" if default is True else f"--{name}",)
+        )
         yield Option(field.name, names, one, many, flag, default, default is MISSING, text)
 
 
@@ -209,6 +250,8 @@ ModelName = Annotated[str, Flag(metavar="MODEL")]
 File = Annotated[Path, Flag(metavar="FILE")]
 Count = Annotated[int, Flag(metavar="N", check=at_least(1))]
 CountOrNone = Annotated[int, Flag(metavar="N", check=at_least(0))]
+# The command line gives a path, and `cli/option_file.py` makes this of it.
+ConfigFile = Annotated[OptionFile | None, Flag(metavar="FILE", parse=Path)]
 # Options of several commands.
 Trust = Annotated[
     tuple[Path, ...],

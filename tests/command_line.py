@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from nearfar.compiler.cli import parse
-from nearfar.compiler.cli.parser import make
+from nearfar.compiler.cli.option_file import make_with_file
 
 
 def parsed(*arguments: str) -> Any:
     """The dataclass of the command's options."""
     call, given = parse(arguments)
-    return make(call.owner, given)
+    return make_with_file(call.owner, given)

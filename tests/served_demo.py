@@ -33,11 +33,14 @@ def compile_for_server(model: str, cache: Path, context: int | None = None) -> N
 
 @dataclass(frozen=True)
 class Served:
-    """A server that serves. ``printed``: its output, which ends with an example request."""
+    """A server that serves. ``printed``: its output, which ends with an example request. ``log`` is the file of its
+    log.
+    """
 
     process: subprocess.Popen[str]
     url: str
     printed: str
+    log: Path
 
     def end(self) -> None:
         self.process.kill()
@@ -71,7 +74,7 @@ def start(
                 # The last line that it prints.
                 if line.startswith("curl "):
                     (url,) = re.findall(r"http://127\.0\.0\.1:\d+", line)
-                    return Served(process, url, printed)
+                    return Served(process, url, printed, folder / log)
         process.wait()
         raise AssertionError((folder / log).read_text())
 

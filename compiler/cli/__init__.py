@@ -14,8 +14,9 @@ from types import FrameType
 from typing import Any
 
 from ..runtime.errors import NearfarError, OutputError
+from .option_file import make_with_file
 from .overview import DESCRIPTION, Call, ShowVersion, add_commands, make_overview
-from .parser import Parser, make
+from .parser import Parser
 
 # The exit code for the user's mistakes. A bug of ours prints a traceback, and the exit code is 1.
 USER_ERROR = 2
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         call, given = parse(arguments)
         as_json = given.get("json") is True
         with ending_on_signals():
-            call.run(make(call.owner, given))
+            call.run(make_with_file(call.owner, given))
             sys.stdout.flush()
     except NearfarError as error:
         return report_error(error, as_json=as_json)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from ..nearest import did_you_mean
-from ..options import Group, Option, declared, unknown
+from ..options import Group, Option, OptionFile, declared, unknown
+from ..runtime.errors import RequestError
 
 Made = TypeVar("Made")
 
@@ -78,10 +79,13 @@ def add_options(
 ) -> None:
     """The options of a dataclass; those of a dataclass inside it as a group. ``prefix`` is the path of ``owner``."""
     add: Any = (group or parser).add_argument
+    has_file = takes_file(owner)
     for option in declared(owner):
         if isinstance(option, Group):
             inner = parser.add_argument_group(option.title)
             add_options(parser, option.type, inner, f"{prefix}{option.field}.")
+            continue
+        if option.flag.only_in_file:
             continue
         dest = prefix + option.field
         names = option.names or (dest,)
@@ -90,7 +94,8 @@ def add_options(
             action = "store_false" if option.default is True else "store_true"
             add(*names, dest=dest, action=action, default=None, help=text)
             continue
-        named = {"dest": dest, "required": option.required} if option.names else {}
+        # A file may have it.
+        named = {"dest": dest, "required": option.required and not has_file} if option.names else {}
         add(
             *names, **named, **number_of_values(option), type=reader(option), choices=option.flag.choices,
             metavar=metavar(option), help=text,
@@ -133,12 +138,22 @@ def default_text(option: Option) -> str:
 
 
 def make(owner: type[Made], given: Mapping[str, Any], prefix: str = "") -> Made:
-    """The dataclass, from argparse's values; None was not given. Raises RequestError for what its checks refuse."""
+    """The dataclass, from argparse's values; None was not given. Raises RequestError for what its checks refuse, and
+    for a required option that neither the command line nor a file has.
+    """
     values: dict[str, Any] = {}
     for option in declared(owner):
         path = prefix + option.field
         if isinstance(option, Group):
             values[option.field] = make(option.type, given, f"{path}.")
-        elif (value := given[path]) is not None:
+        elif (value := given.get(path)) is not None:
             values[option.field] = tuple(value) if isinstance(value, list) else value
+        elif option.required:
+            name = option.names[-1] if option.names else option.field.upper()
+            raise RequestError(f"{name} is required; give it here, or as '{option.key}' in the file of --config")
     return owner(**values)
+
+
+def takes_file(owner: type) -> bool:
+    """Whether the options may come from a file."""
+    return any(isinstance(each, Option) and each.type is OptionFile for each in declared(owner))

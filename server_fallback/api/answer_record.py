@@ -24,7 +24,8 @@ ROUTE_HEADER = "x-nearfar-route"
 class AnswerRecord:
     """A context in which the answer is sent; its end, with or without an error, is the answer's.
 
-    Chunks that are sent together count as one chunk for the time between chunks.
+    Chunks that are sent together count as one chunk for the time between chunks. ``prompt_tokens`` is 0 until they are
+    known.
     """
 
     def __init__(self, metrics: Metrics, model: str, exchange: Exchange) -> None:
@@ -33,6 +34,9 @@ class AnswerRecord:
         self._reasons: dict[int, str] = {}
         self._next_token: Latencies | None = None
         self._route: Route | None = None
+        # What is known of an answer that is broken off, which reports no usage.
+        self.prompt_tokens = self._num_texts = 0
+        self._is_counted = False
 
     def chunk(self, chunk: ChatCompletionChunk | CompletionChunk) -> None:
         """A chunk was sent."""
@@ -57,6 +61,7 @@ class AnswerRecord:
         """
         metrics, model, exchange = self._metrics, self._model, self._exchange
         now = time.monotonic()
+        self._num_texts += len(texts)
         if ends:
             self._reasons.update(ends)
         for index in {*texts, *ends} if ends else texts:
@@ -73,6 +78,7 @@ class AnswerRecord:
             self._last_at[index] = now
         if usage is not None:
             metrics.count(model, usage.prompt_tokens, usage.completion_tokens, exchange)
+            self._is_counted = True
         return now
 
     def __enter__(self) -> AnswerRecord:
@@ -83,6 +89,9 @@ class AnswerRecord:
     ) -> None:
         metrics, model, exchange = self._metrics, self._model, self._exchange
         reasons = self._reasons
+        if not self._is_counted and exchange.admission is not None:
+            # A text has at least one token.
+            exchange.admission.tokens(self.prompt_tokens + self._num_texts)
         if error is None:
             metrics.latency.labels(model).observe(time.monotonic() - exchange.arrived)
         elif isinstance(error, Exception):

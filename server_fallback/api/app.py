@@ -18,7 +18,9 @@ from starlette.exceptions import HTTPException
 from nearfar.compiler.runtime.errors import NearfarError
 
 from ..executors.executor import Models
-from ..kserve.http_routes import kserve_error, kserve_health_router, kserve_router
+from ..kserve.errors import kserve_error
+from ..kserve.generate import generate_router
+from ..kserve.http_routes import kserve_health_router, kserve_router, repository_router
 from ..schema.about import QUEUE_HEADER
 from ..speech.speaker import Speaker, open_speaker
 from .answer_record import ROUTE_HEADER
@@ -39,7 +41,8 @@ from .metrics import Metrics
 from .model_routes import about_router, admin_router, models_router
 from .queue_waits import QueueWaits
 from .responses import responses_router
-from .service import Service
+from .service import Service, limits_of
+from .sleep import sleep_router
 from .speech import speech_router
 from .stored_responses import OwnResponses, StoredResponses
 from .texts import decide_router, embeddings_router, ranking_router, tokenize_router
@@ -67,6 +70,9 @@ EXPOSED_HEADERS = (
     "x-ratelimit-limit-requests",
     "x-ratelimit-remaining-requests",
     "x-ratelimit-reset-requests",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-tokens",
 )
 
 
@@ -91,7 +97,7 @@ def create_app(
     one. Raises the errors of `open_speaker`.
     """
     if limits is None:
-        limits = OwnLimits(limiter_of(config))
+        limits = OwnLimits(Limiter(*limits_of(config)))
     if speaker is None and config.speaker is not None:
         speaker = open_speaker(config.speaker, config.speaker_api_key_env, os.environ)
     kept = KeptAnswers(config.keep_seconds, elsewhere=elsewhere)
@@ -104,7 +110,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:  # noqa: ARG001
         yield
-        await service.drain.finish(config.drain_seconds)
+        await service.drain.finish(service.config.drain_seconds)
         if on_close is not None:
             await on_close()
         if speaker is not None:
@@ -132,6 +138,8 @@ def create_app(
     app.include_router(decide_router(service, routed=routed))
     for router in (
         ranking_router,
+        generate_router,
+        repository_router,
         kserve_router,
         kserve_health_router,
         transcriptions_router,
@@ -143,6 +151,7 @@ def create_app(
         about_router,
         verify_router,
         admin_router,
+        sleep_router,
         models_router,
         health_router,
     ):
@@ -160,10 +169,6 @@ def create_app(
     document = app.openapi
     app.openapi = lambda: _without_422(document())  # type: ignore[method-assign]
     return app
-
-
-def limiter_of(config: ApiConfig) -> Limiter:
-    return Limiter(config.max_concurrent_requests, config.body_memory_bytes, config.client_share)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

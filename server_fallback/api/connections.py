@@ -19,7 +19,7 @@ class Connections:
     """
 
     def __init__(self, most: int, most_of_client: int, addresses: Addresses) -> None:
-        self._most, self._most_of_client = most, most_of_client
+        self.set(most, most_of_client)
         self._addresses = addresses
         # By client, the oldest connection first, each with a function that returns whether the connection is idle.
         self._idle: dict[str, dict[asyncio.Transport, Callable[[], bool]]] = {}
@@ -27,6 +27,10 @@ class Connections:
 
     def __len__(self) -> int:
         return len(self._clients)
+
+    def set(self, most: int, most_of_client: int) -> None:
+        """Other limits for connections from now on."""
+        self._most, self._most_of_client = most, most_of_client
 
     def admit(self, transport: asyncio.Transport, address: str, idle: Callable[[], bool]) -> bool:
         """Count a new connection until `release`, if necessary by closing an idle one. False if there is no room: then

@@ -33,7 +33,7 @@ SWITCHING_PROTOCOLS = 101
 # Counted and logged as the method of a request that opens a WebSocket.
 WEBSOCKET = "WEBSOCKET"
 # Monitoring systems request these paths all the time.
-QUIET = ("/health", "/health/live", "/health/ready", "/metrics")
+QUIET = ("/health", "/health/live", "/health/ready", "/health/startup", "/metrics")
 
 
 class Gate:
@@ -119,6 +119,9 @@ class Gate:
     def _note(self, scope: Scope, method: str, exchange: Exchange, status: int, seconds: float) -> None:
         route = _route(scope)
         self._service.metrics.http.labels(route, method, str(status)).inc()
+        self._service.ended(exchange, status, seconds)
+        if not self._service.config.access_log:
+            return
         log_event(
             "request",
             logging.DEBUG if route in QUIET else logging.INFO,

@@ -173,7 +173,7 @@ async def open_answer(
     async def answering(output: Output[Any]) -> None:
         if isinstance(asked, ChatCompletionRequest) and asked.functions is not None:
             output = Changed(output, with_function_calls)
-        call, request = _call(service, asked, exchange, received), asked
+        call, request = _call(service, asked, exchange, received, record), asked
         try:
             if isinstance(request, ChatCompletionRequest):
                 request, transcripts = await heard(service, executor, request, call)
@@ -218,12 +218,21 @@ async def _begin(service: Service, body: AnswerRequest, exchange: Exchange) -> E
     return executor
 
 
-def _call(service: Service, body: GenerationRequest, exchange: Exchange, received: dict[str, Any] | None) -> Call:
+def _call(
+    service: Service,
+    body: GenerationRequest,
+    exchange: Exchange,
+    received: dict[str, Any] | None,
+    record: AnswerRecord,
+) -> Call:
     observe_metric = service.metrics.queue.labels(body.model).observe
 
     def observe_queue(seconds: float) -> None:
         observe_metric(seconds)
         service.queue_waits.observe(body.model, seconds)
+
+    def observe_prompt_tokens(count: int) -> None:
+        record.prompt_tokens = count
 
     def ignore_param(name: str) -> None:
         headers = exchange.answer_headers
@@ -240,6 +249,7 @@ def _call(service: Service, body: GenerationRequest, exchange: Exchange, receive
         headers=exchange.passed_on,
         client=exchange.client,
         observe_queue=observe_queue,
+        observe_prompt_tokens=observe_prompt_tokens,
         observe_step=observe_step,
         ignore_param=ignore_param if service.config.lenient else None,
         received=received,

@@ -1,5 +1,5 @@
-"""/health, /health/live, /health/ready, /version and /metrics: for monitoring. They need no key and do not count
-against the limits.
+"""/health, /health/live, /health/ready, /health/startup, /version and /metrics: for monitoring. They need no key and do
+not count against the limits.
 """
 
 from __future__ import annotations
@@ -52,6 +52,15 @@ def health_router(service: Service) -> APIRouter:
             },
             200 if is_ready else 503,
         )
+
+    @router.get("/health/startup", responses={503: {"description": "The server still loads models."}})
+    async def startup() -> JSONResponse:
+        """The server has loaded all models that it was started with; this does not change any more. Until then, it may
+        take minutes, and nothing is wrong.
+        """
+        loading = [name for name, state in service.models.states().items() if not state.ready]
+        body = {"status": "started"} if service.started else {"status": "starting", "loading": loading}
+        return JSONResponse(body, 200 if service.started else 503)
 
     @router.get("/version")
     async def server_version() -> dict[str, str]:

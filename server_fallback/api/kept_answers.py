@@ -150,12 +150,13 @@ class KeptAnswer:
 
 
 class KeptAnswers:
-    """``seconds``: how long an answer goes on, and is kept, after its last reader has left. ``max_bytes``: of all
+    """``keep_seconds``: how long an answer goes on, and is kept, after its last reader has left. ``max_bytes``: of all
     answers; see `_make_room`. ``elsewhere`` is there if other processes of this server keep answers.
     """
 
-    def __init__(self, seconds: float, max_bytes: int = MAX_BYTES, elsewhere: KeptElsewhere | None = None) -> None:
-        self._seconds, self._max_bytes, self._elsewhere = seconds, max_bytes, elsewhere
+    def __init__(self, keep_seconds: float, max_bytes: int = MAX_BYTES, elsewhere: KeptElsewhere | None = None) -> None:
+        self.keep_seconds = keep_seconds
+        self._max_bytes, self._elsewhere = max_bytes, elsewhere
         self._answers: dict[Name, KeptAnswer] = {}
         self._size = 0
         self._is_closed = False
@@ -295,7 +296,7 @@ class KeptAnswers:
         if not (answer.is_read or answer.lasting) or self._is_closed or not self.has(answer):
             self.forget(answer)
         else:
-            answer.timer = asyncio.get_running_loop().call_later(self._seconds, self.forget, answer)
+            answer.timer = asyncio.get_running_loop().call_later(self.keep_seconds, self.forget, answer)
 
     async def cancel(self, headers: Headers, exchange: Exchange) -> bool:
         """End the answer of a key; False if it is not kept. Raises ApiError without a key."""

@@ -6,7 +6,8 @@ The file of keys is TOML with one table for each key::
     [[keys]]
     name = "web"                  # what logs call it
     key = "sk-..."                # or sha256 = "..." of it, in hex
-    requests_per_minute = 120     # these four may be left out; each answer of a request counts (n, prompts)
+    requests_per_minute = 120     # these five may be left out; each answer of a request counts (n, prompts)
+    tokens_per_minute = 20000     # of prompts and answers
     max_concurrent = 8            # answers
     priority = 0
     admin = false
@@ -19,13 +20,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.errors import RequestError
 
 # Of characters.
 MIN_KEY_LENGTH = 8
@@ -39,6 +38,7 @@ class ApiKey:
     name: str
     digest: bytes
     requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
     max_concurrent: int | None = None
     priority: int = 0
     admin: bool = False
@@ -54,7 +54,7 @@ class Keys:
         """The key with this text. It compares the text with every key in constant time, so that the time reveals
         nothing.
         """
-        digest = _digest(presented)
+        digest = digest_of(presented)
         found = None
         for key in self.keys:
             if hmac.compare_digest(key.digest, digest):
@@ -62,9 +62,16 @@ class Keys:
         return found
 
 
-def read_keys(file: Path | None, environment: Mapping[str, str]) -> Keys:
-    """The keys of a file and of the environment together. Raises RequestError, which never quotes a key."""
-    keys = [*(_of_file(file) if file is not None else ()), *_of_environment(environment.get(ENVIRONMENT, ""))]
+def read_keys(file: Path | None, environment: Mapping[str, str], own: Sequence[ApiKey] = ()) -> Keys:
+    """The keys of a file, of the environment, and the ``own`` ones of a server's configuration together. Raises
+    RequestError, which never quotes a key.
+    """
+    keys = [*own]
+    if file is not None:
+        from .key_file import read_key_file
+
+        keys += read_key_file(file)
+    keys += _of_environment(environment.get(ENVIRONMENT, ""))
     for part in ("name", "digest"):
         values = [getattr(key, part) for key in keys]
         if len(set(values)) != len(values):
@@ -72,31 +79,6 @@ def read_keys(file: Path | None, environment: Mapping[str, str]) -> Keys:
                 f"two API keys have the same {'name' if part == 'name' else 'text'}; give each key its own"
             )
     return Keys(tuple(keys))
-
-
-def _of_file(file: Path) -> list[ApiKey]:
-    from .key_file import KeyFile, ValidationError
-
-    try:
-        rows = KeyFile.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))).keys
-    except OSError as error:
-        raise RequestError(
-            f"--api-keys {file}: cannot be read: {reason_of(error)}; give a TOML file with [[keys]]"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        # The parser's own message may quote the line, and with it the key.
-        where = re.search(r"\(at .*\)", str(error))
-        raise RequestError(f"{file}: not TOML {where.group() if where else ''}".rstrip()) from None
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        raise RequestError(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    keys = []
-    for row in rows:
-        if (row.key is None) == (row.sha256 is None):
-            raise RequestError(f"{file}: key {row.name!r} needs exactly one of 'key' and 'sha256'")
-        digest = _digest(row.key) if row.key is not None else bytes.fromhex(row.sha256 or "")
-        keys.append(ApiKey(row.name, digest, row.requests_per_minute, row.max_concurrent, row.priority, row.admin))
-    return keys
 
 
 def _of_environment(text: str) -> list[ApiKey]:
@@ -107,9 +89,10 @@ def _of_environment(text: str) -> list[ApiKey]:
             raise RequestError(
                 f"{ENVIRONMENT}: entry {number} is not name=key with a key of at least {MIN_KEY_LENGTH} characters"
             )
-        keys.append(ApiKey(name, _digest(key), admin=name == "admin"))
+        keys.append(ApiKey(name, digest_of(key), admin=name == "admin"))
     return keys
 
 
-def _digest(key: str) -> bytes:
+def digest_of(key: str) -> bytes:
+    """What the server stores of a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,4 +1,5 @@
-"""Limiter: how much of the server one client may use at once, and how many answers a key may request per minute.
+"""Limiter: how much of the server one client may use at once, and how many answers and tokens a key may have per
+minute.
 
 A client is a key or, if the server has no keys, an address. It gets at most a share of the requests, of the body memory
 and of each model's answers, so that the rest remains for others.
@@ -26,6 +27,8 @@ class Admitted(Protocol):
 
     async def body(self, size: int) -> None: ...
 
+    def tokens(self, count: int) -> None: ...
+
 
 class Limits(Protocol):
     """The limits of a server: those of one process (`OwnLimits`), or shared by several."""
@@ -41,18 +44,42 @@ class Limits(Protocol):
     def admit(self, client: str, key: ApiKey | None) -> AbstractAsyncContextManager[Admitted]:
         """See `Limiter.admit`."""
 
+    def set(self, max_requests: int, max_body_bytes: int, client_share: float) -> None:
+        """See `Limiter.set`."""
 
-@dataclass(slots=True)
-class _Use:
-    """The current use of a client. ``tokens`` are the answers that a key may request at once; they refill over time, up
-    to the number for one minute.
+
+class _Bucket:
+    """What a key may still have of something per minute: at most what one minute gives. It starts full, and is below 0
+    if more was used than was there.
     """
 
-    tokens: float = 0.0
-    refilled_at: float = 0.0
-    requests: int = 0
-    answers: int = 0
-    body_bytes: int = 0
+    def __init__(self, now: float) -> None:
+        self.left = float("inf")
+        self._refilled_at = now
+
+    def refill(self, per_minute: float, now: float) -> None:
+        """``per_minute`` may be another one than before."""
+        self.left = min(_most(per_minute), self.left + (now - self._refilled_at) * per_minute / 60)
+        self._refilled_at = now
+
+    def headers(self, what: str, per_minute: float) -> dict[str, str]:
+        """As OpenAI's API names them."""
+        reset = 60 * (_most(per_minute) - self.left) / per_minute
+        return {
+            f"x-ratelimit-limit-{what}": f"{per_minute:g}",
+            f"x-ratelimit-remaining-{what}": str(max(0, int(self.left))),
+            f"x-ratelimit-reset-{what}": f"{reset:.3f}s",
+        }
+
+
+class _Use:
+    """The current use of a client. ``asked`` are the answers that a key may request, ``tokens`` those of prompts and
+    answers.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.asked, self.tokens = _Bucket(now), _Bucket(now)
+        self.requests = self.answers = self.body_bytes = 0
 
 
 class Limiter:
@@ -67,9 +94,13 @@ class Limiter:
     ) -> None:
         self.running = 0
         self.body_bytes = 0
-        self._max_requests, self._max_body_bytes, self._share = max_requests, max_body_bytes, client_share
         self._clock = clock
         self._uses: dict[str, _Use] = {}
+        self.set(max_requests, max_body_bytes, client_share)
+
+    def set(self, max_requests: int, max_body_bytes: int, client_share: float) -> None:
+        """Other limits from now on. What runs, goes on."""
+        self._max_requests, self._max_body_bytes, self._share = max_requests, max_body_bytes, client_share
 
     @contextmanager
     def admit(self, client: str, key: ApiKey | None) -> Iterator[Admission]:
@@ -78,10 +109,11 @@ class Limiter:
         """
         if self.running >= self._max_requests:
             raise _too_many(f"the server accepts at most {self._max_requests} requests at once", "server_full", 1.0)
-        use = self._uses.get(client) or _Use(_bucket_size(key), self._clock())
+        use = self._uses.get(client) or _Use(self._clock())
         if use.requests >= (most := self.of_one(self._max_requests)):
             raise _too_many(f"one client may have at most {most} requests at once", "client_limit_exceeded", 1.0)
         admission = Admission(self, use, key)
+        self._require_tokens(admission)
         self._take_answers(admission, 1)
         self._uses[client] = use
         self.running += 1
@@ -94,7 +126,7 @@ class Limiter:
             use.answers -= admission.held_answers
             use.body_bytes -= admission.held_bytes
             self.body_bytes -= admission.held_bytes
-            if use.requests == 0 and (key is None or key.requests_per_minute is None):
+            if use.requests == 0 and (key is None or (key.requests_per_minute is key.tokens_per_minute is None)):
                 # Forget idle clients: there are more possible addresses than fit into memory.
                 self._uses.pop(client, None)
 
@@ -109,22 +141,35 @@ class Limiter:
                 f"this key may have at most {key.max_concurrent} answers at once", "concurrency_limit_exceeded", 1.0
             )
         if key is not None and key.requests_per_minute is not None:
-            now, per_second = self._clock(), key.requests_per_minute / 60
-            use.tokens = min(_bucket_size(key), use.tokens + (now - use.refilled_at) * per_second)
-            use.refilled_at = now
-            if use.tokens < count:
-                message = f"this key may request at most {key.requests_per_minute:g} answers per minute"
-                raise _too_many(message, "rate_limit_exceeded", (count - use.tokens) / per_second)
-            use.tokens -= count
-            admission.headers.update(
-                {
-                    "x-ratelimit-limit-requests": f"{key.requests_per_minute:g}",
-                    "x-ratelimit-remaining-requests": str(int(use.tokens)),
-                    "x-ratelimit-reset-requests": f"{(_bucket_size(key) - use.tokens) / per_second:.3f}s",
-                }
-            )
+            per_minute = key.requests_per_minute
+            use.asked.refill(per_minute, self._clock())
+            if use.asked.left < count:
+                message = f"this key may request at most {per_minute:g} answers per minute"
+                raise _too_many(message, "rate_limit_exceeded", 60 * (count - use.asked.left) / per_minute)
+            use.asked.left -= count
+            admission.headers.update(use.asked.headers("requests", per_minute))
         use.answers += count
         admission.held_answers += count
+
+    def _require_tokens(self, admission: Admission) -> None:
+        """How many tokens a request takes is known at its end, so it may take more than are left, and the next one
+        waits.
+        """
+        key, bucket = admission.key, admission.use.tokens
+        if key is None or key.tokens_per_minute is None:
+            return
+        per_minute = key.tokens_per_minute
+        bucket.refill(per_minute, self._clock())
+        if bucket.left < 1:
+            message = f"this key may have at most {per_minute:g} tokens of prompts and answers per minute"
+            raise _too_many(message, "rate_limit_exceeded", 60 * (1 - bucket.left) / per_minute)
+        admission.headers.update(bucket.headers("tokens", per_minute))
+
+    def _take_tokens(self, admission: Admission, count: int) -> None:
+        key, bucket = admission.key, admission.use.tokens
+        if key is not None and key.tokens_per_minute is not None:
+            bucket.refill(key.tokens_per_minute, self._clock())
+            bucket.left -= count
 
     def _take_bytes(self, admission: Admission, size: int) -> None:
         most = self.of_one(self._max_body_bytes)
@@ -162,7 +207,7 @@ class Admission:
         limits = [self.limiter.of_one(capacity)]
         if self.key is not None:
             limits += [self.key.max_concurrent] if self.key.max_concurrent is not None else []
-            limits += [int(_bucket_size(self.key))] if self.key.requests_per_minute is not None else []
+            limits += [int(_most(self.key.requests_per_minute))] if self.key.requests_per_minute is not None else []
         if count > min(limits):
             raise ApiError(
                 400,
@@ -180,6 +225,10 @@ class Admission:
     def body(self, size: int) -> None:
         """Count ``size`` more bytes of the request in memory. Raises ApiError (429)."""
         self.limiter._take_bytes(self, size)
+
+    def tokens(self, count: int) -> None:
+        """Count ``count`` tokens of the prompt and the answer."""
+        self.limiter._take_tokens(self, count)
 
 
 class OwnLimits:
@@ -201,6 +250,9 @@ class OwnLimits:
         with self._limiter.admit(client, key) as admission:
             yield OwnAdmission(admission)
 
+    def set(self, max_requests: int, max_body_bytes: int, client_share: float) -> None:
+        self._limiter.set(max_requests, max_body_bytes, client_share)
+
 
 @dataclass(frozen=True, slots=True)
 class OwnAdmission:
@@ -218,9 +270,13 @@ class OwnAdmission:
     async def body(self, size: int) -> None:
         self.admission.body(size)
 
+    def tokens(self, count: int) -> None:
+        self.admission.tokens(count)
 
-def _bucket_size(key: ApiKey | None) -> float:
-    return max(1.0, (key.requests_per_minute if key is not None else None) or 1.0)
+
+def _most(per_minute: float) -> float:
+    """What one minute gives, and at least one."""
+    return max(1.0, per_minute)
 
 
 def _too_many(what: str, code: str, seconds: float) -> ApiError:

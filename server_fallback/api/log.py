@@ -6,27 +6,67 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
 from typing import TextIO
+
+from nearfar.compiler.runtime.errors import NearfarError
 
 from ..log_event import log_event
 from .errors import ApiError
 from .exchange import Exchange
 
+# The exit code for errors of NearfarError's tree, as of all commands.
+FAILED = 2
+OURS, OTHERS = ("nearfar",), ("uvicorn", "py.warnings")
 
-def configure_logs(stream: TextIO, level: int = logging.INFO) -> None:
-    """Write the log of this server and of uvicorn to ``stream``, each record as a line of JSON. The command calls this,
-    never the app.
+
+def configure_logs(stream: TextIO) -> None:
+    """Write the log of this server and of uvicorn to ``stream``, each record as a line of JSON; warnings of libraries
+    too, and an exception that ends the process. The command calls this, never the app.
     """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
-    for name in ("nearfar", "uvicorn"):
+    for name in (*OURS, *OTHERS):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
-        logger.setLevel(level if name == "nearfar" else max(level, logging.WARNING))
         logger.propagate = False
+    set_level("info")
+    logging.captureWarnings(True)
+    sys.excepthook = _log_crash
+
+
+def set_level(name: str) -> None:
+    """ "debug", "info", "warning" or "error"; of other libraries, only warnings and errors are logged."""
+    level = getattr(logging, name.upper())
+    for logger in OURS:
+        logging.getLogger(logger).setLevel(level)
+    for logger in OTHERS:
+        logging.getLogger(logger).setLevel(max(level, logging.WARNING))
+
+
+@contextmanager
+def errors_in_log(stream: TextIO) -> Iterator[None]:
+    """An error that ends the server is a line of the log, unless a person reads it on a terminal. Raises SystemExit
+    then, and otherwise the error.
+    """
+    try:
+        yield
+    except NearfarError as error:
+        if stream.isatty():
+            raise
+        log_event("failed", logging.CRITICAL, error=error.code, message=error.message)
+        raise SystemExit(FAILED) from error
+
+
+def _log_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:  # noqa: ARG001
+    """Python's own way would write lines that are not JSON, with a message that may quote a prompt."""
+    if not isinstance(error, KeyboardInterrupt):
+        log_event("crashed", logging.CRITICAL, **_stack(error))
 
 
 class JsonFormatter(logging.Formatter):

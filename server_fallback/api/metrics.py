@@ -8,17 +8,18 @@ time between chunks; a block of another server's chunks counts as one.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client import Histogram as PrometheusHistogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from ..engine.stats import BatchStats, EngineStats, Histogram, metrics
+from ..engine.stats import BatchStats, EngineStats, Histogram, RequestStats, metrics
 from ..executors.executor import ExecutorState, Models
 from .exchange import Exchange
 from .latencies import Latencies, ManyHistogram
@@ -123,6 +124,20 @@ class Metrics:
         self._latencies: dict[str, Latencies] = {}
         self.latency = histogram("vllm:e2e_request_latency_seconds", "Time until the answer ends.", REQUEST_BUCKETS)
         self.queue = histogram("vllm:request_queue_time_seconds", "Time until the device begins.", REQUEST_BUCKETS)
+        self.inferences = PrometheusHistogram(
+            "nearfar:inference_time_seconds",
+            "Time of a request to a model, by its outcome: success or fail.",
+            [MODEL, "outcome"],
+            buckets=REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self.last_inference = Gauge(
+            "nearfar:last_inference_timestamp_seconds",
+            "When the last request to a model ended, in seconds since 1970.",
+            [MODEL],
+            registry=registry,
+            multiprocess_mode="max",
+        )
         self.steps = PrometheusHistogram(
             "nearfar:step_time_seconds",
             "Time of a step of a pipeline.",
@@ -152,11 +167,21 @@ class Metrics:
             latencies.flush()
         states = CollectorRegistry()
         states.register(self._states)
+        return generate_latest(states) + generate_latest(self._counted())
+
+    def value(self, name: str, **labels: str) -> float:
+        """A sample of one of the metrics that requests count, such as "vllm:request_queue_time_seconds_sum"; 0 if it
+        has none.
+        """
+        return self._counted().get_sample_value(name, labels) or 0.0
+
+    def _counted(self) -> CollectorRegistry:
+        """What the requests of all front ends have counted."""
         if SHARED_FOLDER not in os.environ:
-            return generate_latest(states) + generate_latest(self._registry)
+            return self._registry
         together = CollectorRegistry()
         MultiProcessCollector(together)  # type: ignore[no-untyped-call]
-        return generate_latest(states) + generate_latest(together)
+        return together
 
     def next_token(self, model: str) -> Latencies:
         """The times between the chunks of a model's answers."""
@@ -165,9 +190,16 @@ class Metrics:
             latencies = self._latencies[model] = Latencies(self._next_token.labels(model))
         return latencies
 
+    def inference(self, model: str, status: int, seconds: float) -> None:
+        """A request to a loaded model has ended."""
+        self.inferences.labels(model, "success" if status < 400 else "fail").observe(seconds)
+        self.last_inference.labels(model).set(time.time())
+
     def count(self, model: str, prompt_tokens: int, completion_tokens: int, exchange: Exchange) -> None:
         self.prompt_tokens.labels(model).inc(prompt_tokens)
         self.generation_tokens.labels(model).inc(completion_tokens)
+        if exchange.admission is not None:
+            exchange.admission.tokens(prompt_tokens + completion_tokens)
         exchange.log["prompt_tokens"] = prompt_tokens
         exchange.log["completion_tokens"] = completion_tokens
 
@@ -192,17 +224,47 @@ class _States(Collector):
                 if (value := getattr(state.engine, field)) is not None:
                     family.add_metric([model], float(value))
             yield family
-        for (_, name, text), field in metrics(BatchStats):
-            histogram = HistogramMetricFamily(name, text, labels=[MODEL])
-            for model, state in states.items():
-                if state.engine.batches is not None:
-                    counts: Histogram = getattr(state.engine.batches, field)
-                    histogram.add_metric([model], _buckets(counts), counts.total)
-            yield histogram
+        yield from _histograms(BatchStats, {model: state.engine.batches for model, state in states.items()})
+        yield from _histograms(RequestStats, {model: state.engine.requests for model, state in states.items()})
+        yield from _infos(states)
 
     def describe(self) -> Iterator[Metric]:
         """Describe nothing, so that no state is read before the models exist."""
         return iter(())
+
+
+def _histograms(kind: type[BatchStats] | type[RequestStats], found: Mapping[str, object]) -> Iterator[Metric]:
+    """``found`` are the stats of this kind by model, None for a model that has none."""
+    for (_, name, text), field in metrics(kind):
+        histogram = HistogramMetricFamily(name, text, labels=[MODEL])
+        for model, stats in found.items():
+            if stats is not None:
+                counts: Histogram = getattr(stats, field)
+                histogram.add_metric([model], _buckets(counts), counts.total)
+        yield histogram
+
+
+def _infos(states: Mapping[str, ExecutorState]) -> Iterator[Metric]:
+    """Facts as labels, in vLLM's form, which autoscalers and routers read."""
+    cache = GaugeMetricFamily(
+        "vllm:cache_config_info",
+        "The pages of keys and values of a model.",
+        labels=[MODEL, "block_size", "num_gpu_blocks", "enable_prefix_caching"],
+    )
+    adapters = GaugeMetricFamily(
+        "vllm:lora_requests_info",
+        "The adapters of requests, and when that was so, in seconds since 1970.",
+        labels=[MODEL, "max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+    )
+    for model, state in states.items():
+        engine = state.engine
+        if engine.num_pages:
+            cache.add_metric([model, str(engine.page_size), str(engine.num_pages), "True"], 1)
+        if engine.max_adapters:
+            names = ",".join(engine.running_adapters), ",".join(engine.waiting_adapters)
+            adapters.add_metric([model, str(engine.max_adapters), *names], time.time())
+    yield cache
+    yield adapters
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

@@ -1,5 +1,5 @@
-"""Loading and unloading of models and adapters, each with a line in the log: the name, the time it took, its memory,
-and who requested it.
+"""Loading, unloading, sleep and awakening of models, and loading and unloading of adapters, each with a line in the
+log: the name, the time it took, its memory, and who requested it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from nearfar.compiler.runtime.errors import NearfarError
 
-from ..executors.executor import Models
+from ..executors.executor import Models, SleepRequest, WakeRequest
 from ..log_event import log_event
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 
@@ -53,6 +53,14 @@ class ModelChanges:
     async def unload_adapter(self, request: UnloadAdapterRequest) -> None:
         with self._logged("adapter_unloaded", request.lora_name):
             await self._models.change(request)
+
+    async def sleep(self, name: str) -> None:
+        with self._logged("model_asleep", name):
+            await self._models.change(SleepRequest(name))
+
+    async def wake(self, name: str) -> None:
+        with self._logged("model_awake", name):
+            await self._models.change(WakeRequest(name))
 
     @contextmanager
     def _logged(self, event: str, name: str) -> Iterator[dict[str, object]]:

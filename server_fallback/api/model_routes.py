@@ -73,20 +73,20 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.post("/v1/models/load", responses=WITH_BODY)
     async def load(body: LoadRequest, request: Request) -> ModelCard:
-        return await _to_its_end(changes(request).load(body))
+        return await to_its_end(changes(request).load(body))
 
     @router.post("/v1/models/unload", responses=WITH_BODY)
     async def unload(body: UnloadRequest, request: Request) -> JSONResponse:
-        await _to_its_end(changes(request).unload(body.model))
+        await to_its_end(changes(request).unload(body.model))
         return JSONResponse({"id": body.model, "unloaded": True})
 
     @router.post("/v1/load_lora_adapter", responses=WITH_BODY)
     async def load_adapter(body: LoadAdapterRequest, request: Request) -> ModelCard:
-        return await _to_its_end(changes(request).load_adapter(body))
+        return await to_its_end(changes(request).load_adapter(body))
 
     @router.post("/v1/unload_lora_adapter", responses=WITH_BODY)
     async def unload_adapter(body: UnloadAdapterRequest, request: Request) -> JSONResponse:
-        await _to_its_end(changes(request).unload_adapter(body))
+        await to_its_end(changes(request).unload_adapter(body))
         return JSONResponse({"id": body.lora_name, "unloaded": True})
 
     return router
@@ -113,7 +113,7 @@ def _model_about(card: ModelCard, executor: Executor, hears: bool) -> ModelAbout
     )
 
 
-async def _to_its_end(change: Coroutine[Any, Any, Result]) -> Result:
+async def to_its_end(change: Coroutine[Any, Any, Result]) -> Result:
     """The change completes even if the client disconnects, so that no model is half loaded."""
     try:
         return await asyncio.shield(asyncio.ensure_future(change))

@@ -1,5 +1,5 @@
-"""The server: the app on a socket until a signal. The first SIGTERM, SIGINT or SIGHUP lets requests finish; a second
-one does not wait.
+"""The server: the app on a socket until a signal. The first SIGTERM or SIGINT lets requests finish; a second one does
+not wait. SIGHUP reads the configuration again, or is like SIGTERM for a server without a file to read.
 
 While requests finish, /health/ready answers 503 and new requests are rejected; then the process exits with 0. If a
 thread hangs, the process exits anyway, with 1 and a log line that shows the stack position of each thread.
@@ -16,8 +16,9 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -26,11 +27,14 @@ from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 from ..garbage import collect_garbage_rarely
 from ..log_event import log_event
+from ..processes.connection import Background
 from .addresses import Addresses
 from .config import ApiConfig
 from .connection import connection_factory, socket_factory
 from .connections import RESERVED_FILES, Connections
+from .log import set_level
 from .service import Service
+from .tls import reload_tls, tls_context
 
 BACKLOG = 2048
 # The time after the drain to send the last bytes of the last answers.
@@ -63,13 +67,19 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return listener
 
 
-def run_server(app: FastAPI, listener: socket.socket, started: Callable[[], Awaitable[None]] | None = None) -> None:
+def run_server(
+    app: FastAPI,
+    listener: socket.socket,
+    started: Callable[[], Awaitable[None]] | None = None,
+    reload: Callable[[Server], Coroutine[Any, Any, None]] | None = None,
+) -> None:
     """Serve until a signal. ``started`` runs beside the server once the socket answers; an error that it raises ends
-    the server and is raised again.
+    the server and is raised again. ``reload`` runs on SIGHUP; None: the signal ends the server. Raises RequestError for
+    a wrong certificate.
     """
     prepare_process()
     server = Server(app, started, ends_process=True)
-    _handle_hangup(server)
+    _handle_hangup(server, reload)
     server.run(sockets=[listener])
     if server.failure is not None:
         raise server.failure
@@ -100,7 +110,10 @@ class Server(uvicorn.Server):
         self, app: FastAPI, begun: Callable[[], Awaitable[None]] | None = None, *, ends_process: bool = False
     ) -> None:
         service: Service = app.state.service
-        self.open_connections = _connections(service.config)
+        self._tls = tls_context(service.config)
+        self.open_connections = Connections(
+            *_most_connections(service.config), Addresses(service.config.trusted_proxies)
+        )
         config = uvicorn.Config(
             app,
             # The annotations require classes, but uvicorn only calls them.
@@ -125,13 +138,29 @@ class Server(uvicorn.Server):
         self._begun = begun
         self._ends_process = ends_process
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._background = Background()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self.config.ssl = self._tls
         await super().startup(sockets)
-        if self._begun is not None:
-            self._tasks.append(asyncio.create_task(self._begin(self._begun)))
+        self._background.run(self._begin(self._begun))
+
+    def configure(self, config: ApiConfig) -> None:
+        """Serve with other keys, limits, certificates and levels of the log from now on. Raises RequestError for
+        certificates that cannot be read, and then changes nothing.
+        """
+        if self._tls is not None:
+            reload_tls(self._tls, config)
+        self._service.configure(config)
+        self.open_connections.set(*_most_connections(config))
+        self.config.ws_max_size = config.max_body_bytes
+        set_level(config.log_level)
+
+    def run_soon(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run it beside the server, from a handler of a signal. Before it serves, this does nothing."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(lambda: self._background.run(work()))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Unlike uvicorn's method, this one keeps listening while requests finish, and does not raise the signal again
@@ -147,7 +176,7 @@ class Server(uvicorn.Server):
         self._service.drain.started = True
         self._end_process_after(self._service.config.drain_seconds + STUCK_SECONDS)
         log_event("draining", signal=signal.Signals(sig).name, seconds=self._service.config.drain_seconds)
-        self._loop.call_soon_threadsafe(lambda: self._tasks.append(asyncio.create_task(self._drain())))
+        self.run_soon(self._drain)
 
     def _end_process_after(self, seconds: float) -> None:
         """A hanging thread would keep Python from exiting, and a hang in the event loop would keep the server from
@@ -156,9 +185,11 @@ class Server(uvicorn.Server):
         if self._ends_process:
             end_process_after(seconds)
 
-    async def _begin(self, begun: Callable[[], Awaitable[None]]) -> None:
+    async def _begin(self, begun: Callable[[], Awaitable[None]] | None) -> None:
         try:
-            await begun()
+            if begun is not None:
+                await begun()
+            self._service.started = True
         except BaseException as error:
             self.failure = error
             self.should_exit = True
@@ -168,10 +199,13 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _handle_hangup(server: Server) -> None:
-    """SIGHUP, sent when the terminal closes, stops the server like SIGTERM. Under nohup the signal stays ignored."""
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if hasattr(signal, "SIGHUP") and in_main_thread and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+def _handle_hangup(server: Server, reload: Callable[[Server], Coroutine[Any, Any, None]] | None) -> None:
+    """SIGHUP, which is also sent when the terminal closes. Under nohup, it does not end the server."""
+    if not hasattr(signal, "SIGHUP") or threading.current_thread() is not threading.main_thread():
+        return
+    if reload is not None:
+        signal.signal(signal.SIGHUP, lambda *_: server.run_soon(lambda: reload(server)))
+    elif signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, server.handle_exit)
 
 
@@ -193,7 +227,8 @@ def _end_process() -> None:
     os._exit(1)
 
 
-def _connections(config: ApiConfig) -> Connections:
+def _most_connections(config: ApiConfig) -> tuple[int, int]:
+    """Of all clients, and of one."""
     most = config.max_connections
     try:
         import resource
@@ -203,7 +238,7 @@ def _connections(config: ApiConfig) -> Connections:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:
             most = max(1, min(most, soft - RESERVED_FILES))
-    return Connections(most, max(1, int(most * config.client_share)), Addresses(config.trusted_proxies))
+    return most, max(1, int(most * config.client_share))
 
 
 def _limit_arenas() -> None:

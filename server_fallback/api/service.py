@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fastapi import Request
 
-from ..executors.executor import ExecutorState, Models
+from ..executors.executor import ExecutorState, Models, UnknownModel
 from ..executors.hearing_transcriber import hearing_turns
 from ..schema.about import QUEUE_HEADER
 from ..speech.speaker import Speaker
@@ -30,10 +31,13 @@ Parsed = TypeVar("Parsed")
 INLINE_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Service:
-    """``responses`` are those of /v1/responses. ``error_forms``: how errors are written below an address; the first
-    that matches counts, and others have OpenAI's form. ``speaker`` answers /v1/audio/speech.
+    """``config`` may change while the server runs (`configure`), so nothing copies it. ``started``: what the server was
+    started with has been loaded.
+
+    ``responses`` are those of /v1/responses. ``error_forms``: how errors are written below an address; the first that
+    matches counts, and others have OpenAI's form. ``speaker`` answers /v1/audio/speech.
     """
 
     models: Models
@@ -51,6 +55,13 @@ class Service:
     hearing: asyncio.Semaphore = field(default_factory=hearing_turns)
     # The transcriber, once it was ready.
     heard: set[str] = field(default_factory=set)
+    started: bool = False
+
+    def configure(self, config: ApiConfig) -> None:
+        """Requests that are read from now on have the keys and limits of ``config``."""
+        self.config = config
+        self.limits.set(*limits_of(config))
+        self.kept.keep_seconds = config.keep_seconds
 
     @property
     def loading(self) -> str | None:
@@ -73,6 +84,26 @@ class Service:
         async with self.parsing.turn(client):
             return await asyncio.to_thread(parse, body)
 
+    def root_of(self, name: str) -> str:
+        """The name of the model that an alias or an adapter belongs to. Raises UnknownModel."""
+        for card in self.models.cards():
+            if card.id == name:
+                return card.parent or card.root or card.id
+        raise UnknownModel(f"the model {name[:100]!r} is not loaded", param="model")
+
+    def is_ready(self, name: str) -> bool:
+        """Whether the model answers requests now. Raises UnknownModel."""
+        state = self.models.states().get(self.root_of(name))
+        return state is not None and state.ready and not self.drain.started
+
+    def ended(self, exchange: Exchange, status: int, seconds: float) -> None:
+        """Count a request that named a model. Other names are not counted: each would be a metric of its own."""
+        model = exchange.log.get("model")
+        if isinstance(model, str):
+            with suppress(UnknownModel):
+                self.models.answers_at_once(model)
+                self.metrics.inference(model, status, seconds)
+
     def error_form(self, path: str) -> WriteError:
         return next((form for begin, form in self.error_forms if f"{path}/".startswith(f"{begin}/")), openai_error)
 
@@ -81,6 +112,11 @@ class Service:
         wait_ms = self.queue_waits.wait_ms(states)
         if wait_ms is not None:
             exchange.answer_headers[QUEUE_HEADER] = str(wait_ms)
+
+
+def limits_of(config: ApiConfig) -> tuple[int, int, float]:
+    """The arguments of `Limiter`."""
+    return config.max_concurrent_requests, config.body_memory_bytes, config.client_share
 
 
 def service_of(request: Request) -> Service:

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import Progress
@@ -18,20 +18,27 @@ from nearfar.compiler.ir.tasks import Task
 
 from ..executors.catalog_models import DOWNLOAD
 from ..executors.registry import Registry
+from ..log_event import log_event
 
 QUESTION = "what is 27 + 58?"
 
 
 class Announcement:
-    """``progress`` is called while a model is compiled or downloaded."""
+    """``progress`` is called while a model is compiled or downloaded. It is shown as bars, but as a line for each phase
+    in the ``log`` of a server that is not a terminal.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, log: TextIO | None = None) -> None:
+        self._has_log, self._phase = log is not None and not log.isatty(), ""
         self._bars: Progress | None = None
         self._report: Callable[[str, int, int], None] | None = None
         self._model: str | None = None
 
     @contextmanager
     def loading(self) -> Iterator[None]:
+        if self._has_log:
+            yield
+            return
         with progress_bars() as bars:
             self._bars = bars
             try:
@@ -41,6 +48,13 @@ class Announcement:
                 self._bars = None
 
     def progress(self, model: str, phase: str, done: int, total: int) -> None:
+        if self._has_log:
+            # "start" is the time in which the compiler is loaded.
+            if (model, phase) != (self._model, self._phase) and phase != "start":
+                event = "model_downloading" if phase == DOWNLOAD else "model_compiling"
+                log_event(event, model=model, phase=phase)
+                self._model, self._phase = model, phase
+            return
         if self._bars is None:
             return
         if model != self._model:
@@ -51,10 +65,12 @@ class Announcement:
         assert self._report is not None
         self._report(phase, done, total)
 
-    def serving(self, registry: Registry, address: Any, *, keyed: bool, grpc_port: int | None = None) -> None:
+    def serving(
+        self, registry: Registry, address: Any, *, keyed: bool, secure: bool = False, grpc_port: int | None = None
+    ) -> None:
         """``address`` is the listening socket's name."""
         host, port = address[:2]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        url = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
         console = Console(soft_wrap=True)
         console.print(models_table(registry))
         console.print(f"serving at {url}/v1, Ctrl-C stops", highlight=False, markup=False)

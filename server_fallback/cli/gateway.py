@@ -13,7 +13,8 @@ from rich.console import Console
 from nearfar.compiler.runtime.errors import Unavailable
 
 from ..api.app import create_app
-from ..api.log import configure_logs
+from ..api.config import ApiConfig
+from ..api.log import configure_logs, errors_in_log, set_level
 from ..api.model_changes import ModelChanges
 from ..api.server import bind, run_server
 from ..api.traces import open_traces
@@ -32,6 +33,7 @@ from ..schema.models import LoadRequest
 from ..speech.speaker import Speaker, open_speaker
 from .announcement import Announcement
 from .options import Gateway
+from .reload import Reload
 from .serve import api_config
 from .served_models import key_of
 
@@ -44,8 +46,8 @@ def run(options: Gateway) -> None:
     policy, far = Policy.read(options.policy), far_of(options, os.environ)
     components = require_encoder(policy, options.encoder)
     require_finder(policy, options.finder)
-    announcement = Announcement()
-    config = api_config(options, os.environ)
+    announcement = Announcement(sys.stderr)
+    config = gateway_config(options)
     speaker: Speaker | None = None
     if config.speaker is not None:
         speaker = open_speaker(config.speaker, config.speaker_api_key_env, os.environ)
@@ -72,9 +74,10 @@ def run(options: Gateway) -> None:
     loads = [LoadRequest(model=options.near, name=options.name)]
     if transcriber is not None and options.transcriber is not None:
         transcriber.models = registry
-        config = replace(config, near_transcriber=transcriber.name)
         loads.append(LoadRequest(model=options.transcriber))
     configure_logs(sys.stderr)
+    set_level(config.log_level)
+    reload = Reload(options, config, gateway_config) if Reload.has_files(options) else None
 
     async def started() -> None:
         try:
@@ -90,7 +93,10 @@ def run(options: Gateway) -> None:
             raise
         printed = routes(options.near, far, policy, options.encoder)
         Console(soft_wrap=True).print(printed, highlight=False, markup=False)
-        announcement.serving(registry, listener.getsockname(), keyed=bool(config.keys.keys))
+        secure = config.tls_cert is not None
+        announcement.serving(registry, listener.getsockname(), keyed=bool(config.keys.keys), secure=secure)
+        if reload is not None:
+            reload.has_begun.set()
 
     async def on_close() -> None:
         for encoder in (embedder, finder):
@@ -98,7 +104,16 @@ def run(options: Gateway) -> None:
                 await encoder.close()
 
     app = create_app(registry, config, traces, routed=True, on_close=on_close, speaker=speaker)
-    run_server(app, listener, started)
+    with errors_in_log(sys.stderr):
+        run_server(app, listener, started, None if reload is None else reload.of_server)
+
+
+def gateway_config(options: Gateway) -> ApiConfig:
+    """Raises RequestError."""
+    config = api_config(options, os.environ)
+    if options.transcriber is not None:
+        config = replace(config, near_transcriber=default_name(options.transcriber))
+    return config
 
 
 def far_of(options: Gateway, environment: Mapping[str, str]) -> Far:

@@ -7,10 +7,24 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from nearfar.compiler.cli.option_file import beside_file
 from nearfar.compiler.names import RUNNERS
-from nearfar.compiler.options import Count, CountOrNone, File, Flag, Json, ModelName, Name, Trust, Url, options
+from nearfar.compiler.options import (
+    ConfigFile,
+    Count,
+    CountOrNone,
+    File,
+    Flag,
+    Json,
+    ModelName,
+    Name,
+    Trust,
+    Url,
+    options,
+)
 
 from ..api.config import ApiConfig
+from ..api.keys import ApiKey
 from ..executors.local_options import LocalOptions
 from ..option_types import Dialect, NodeAddress, Port, ShareOrNone, SizeBytes
 
@@ -31,15 +45,33 @@ def json_object(text: str) -> dict[str, Any]:
     return made
 
 
+def read_api_keys(tables: Any, folder: Path) -> tuple[ApiKey, ...]:  # noqa: ARG001
+    """The [[keys]] of a file. Raises ValueError, and RequestError for a wrong key, which it does not quote."""
+    from ..api.key_file import keys_of
+
+    return keys_of(tables)
+
+
+def read_aliases(table: Any, folder: Path) -> tuple[str, ...]:
+    """The table [aliases], as --alias has them."""
+    if not isinstance(table, dict) or not all(isinstance(model, str) for model in table.values()):
+        raise ValueError("must be a table of models by their other names; options come before the first table")
+    return tuple(f"{name}={beside_file(model, folder)}" for name, model in table.items())
+
+
 @options
 class Listening:
     """What every server has. The API's keys are read when it starts."""
 
+    config: ConfigFile = None
+    """TOML file with these options, their names with underscores, and [[keys]] and [aliases]; SIGHUP reads it again"""
     host: Annotated[str, Flag(metavar="HOST")] = "127.0.0.1"
     """the address to listen on (default: 127.0.0.1, this machine only)"""
     port: Port = 8000
-    api_keys: File | None = None
+    api_keys: Annotated[File | None, Flag(reloads=True)] = None
     """TOML file with the API keys (also: the variable NEARFAR_API_KEYS, name=key)"""
+    keys: Annotated[tuple[ApiKey, ...], Flag(read=read_api_keys, only_in_file=True, reloads=True)] = ()
+    """API keys, as in the file of --api-keys"""
     access: ApiConfig = field(default_factory=ApiConfig)
     """access"""
 
@@ -70,14 +102,14 @@ class Upstreams:
 class Serve(Listening):
     """example: nearfar serve ./Qwen3-0.6B --alias gpt-4o-mini=Qwen3-0.6B --port 8000"""
 
-    models: Annotated[tuple[str, ...], Flag(metavar="MODEL", place=True)] = ()
+    models: Annotated[tuple[str, ...], Flag(metavar="MODEL", place=True, reloads=True)] = ()
     """a bundle; a Hugging Face folder or name, compiled on first use; or a model that comes with nearfar, such as demo
     (see nearfar demo --list)"""
     pipeline: Annotated[tuple[str, ...], Flag(metavar="FILE")] = ()
     """a JSON file that chains models and stores, served as a model; may be given several times"""
     grpc_port: Annotated[int | None, Flag(metavar="N")] = None
     """also serve the Open Inference Protocol (KServe v2, Triton) over gRPC; 0 selects a free port"""
-    alias: Annotated[tuple[str, ...], Flag(metavar="NAME=MODEL")] = ()
+    alias: Annotated[tuple[str, ...], Flag(metavar="NAME=MODEL", key="aliases", read=read_aliases, reloads=True)] = ()
     """another name for a model; may be given several times"""
     transcriber: ModelName | None = None
     """a model such as Whisper, served like the others, that writes down the recordings in chats (input_audio)"""

@@ -15,9 +15,10 @@ from nearfar.compiler.runtime.errors import RequestError, Unavailable
 from ..api.app import create_app
 from ..api.config import ApiConfig
 from ..api.keys import read_keys
-from ..api.log import configure_logs
+from ..api.log import configure_logs, errors_in_log, set_level
 from ..api.model_changes import ModelChanges
 from ..api.server import bind, run_server
+from ..api.tls import tls_context
 from ..api.traces import open_traces
 from ..executors.devices import default_target, models_memory_bytes
 from ..executors.executor import Models
@@ -30,6 +31,7 @@ from ..pipelines.opener import PipelineOpener
 from ..speech.speaker import open_speaker
 from .announcement import Announcement
 from .options import Listening, Serve
+from .reload import Reload, ServedModels
 from .served_models import load_requests, make_opener
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -46,11 +48,9 @@ def run(options: Serve) -> None:
             raise RequestError("--grpc-port: gRPC is served by one process; leave --front-ends at 1")
         if options.pipeline:
             raise RequestError("--pipeline: pipelines are served by one process; leave --front-ends at 1")
-    announcement = Announcement()
+    announcement = Announcement(sys.stderr)
     inner = make_opener(options, os.environ, announcement.progress)
-    config = api_config(options, os.environ)
-    if options.transcriber is not None:
-        config = replace(config, transcriber=default_name(options.transcriber))
+    config = serve_config(options)
     if config.speaker is not None and options.front_ends > 1:
         # Each front end opens its own.
         open_speaker(config.speaker, config.speaker_api_key_env, os.environ)
@@ -65,7 +65,13 @@ def run(options: Serve) -> None:
     registry = Registry(opener, options.memory or models_memory_bytes(options.local.target or default_target()))
     opener.models = registry
     configure_logs(sys.stderr)
-
+    set_level(config.log_level)
+    reload: Reload | None = None
+    if Reload.has_files(options):
+        served = ServedModels(registry, requests, lambda changed: load_requests(changed, os.environ))
+        # gRPC has the limit with which it was started.
+        fixed = ("max_body",) if options.grpc_port is not None else ()
+        reload = Reload(options, config, serve_config, served, fixed)
     grpc_server: GrpcServer | None = None
 
     async def close_grpc() -> None:
@@ -92,16 +98,20 @@ def run(options: Serve) -> None:
             registry,
             address,
             keyed=bool(config.keys.keys),
+            secure=config.tls_cert is not None,
             grpc_port=None if grpc_server is None else grpc_server.port,
         )
+        if reload is not None:
+            reload.has_begun.set()
 
-    if several:
-        run_front_ends(registry, config, listeners, started)
-    else:
+    with errors_in_log(sys.stderr):
+        if several:
+            run_front_ends(registry, config, listeners, started, reload)
+            return
         app = create_app(registry, config, traces, on_close=close_grpc)
         if options.grpc_port is not None:
             grpc_server = open_grpc(app, options)
-        run_server(app, listeners[0], lambda: started(registry))
+        run_server(app, listeners[0], lambda: started(registry), None if reload is None else reload.of_server)
 
 
 def open_grpc(app: FastAPI, options: Serve) -> GrpcServer:
@@ -121,11 +131,21 @@ def require_front_ends(executor: str) -> None:
         raise RequestError("--front-ends: this system cannot divide connections among processes; leave it at 1")
 
 
+def serve_config(options: Serve) -> ApiConfig:
+    """Raises RequestError."""
+    config = api_config(options, os.environ)
+    if options.transcriber is not None:
+        config = replace(config, transcriber=default_name(options.transcriber))
+    return config
+
+
 def api_config(options: Listening, environment: Mapping[str, str]) -> ApiConfig:
     """The server's configuration. A server without keys that only this machine can reach accepts only this machine's
-    host names: otherwise a web page could reach it through a host name of its own that resolves here.
+    host names: otherwise a web page could reach it through a host name of its own that resolves here. Raises
+    RequestError for wrong keys and certificates.
     """
-    keys, hosts = read_keys(options.api_keys, environment), options.access.allowed_hosts
+    keys, hosts = read_keys(options.api_keys, environment, options.keys), options.access.allowed_hosts
+    tls_context(options.access)
     if not keys.keys and options.host in LOOPBACK:
         hosts = (*LOOPBACK, *hosts)
     return replace(options.access, keys=keys, allowed_hosts=hosts)

@@ -4,13 +4,14 @@ the matrices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
 
+from .sequence import Sequence
 from .step_runner import WriteState
 
 
@@ -45,6 +46,11 @@ class Adapters:
     def names(self) -> list[str]:
         """The adapters that requests can name."""
         return [name for name, adapter in list(self._loaded.items()) if adapter.unloaded is None]
+
+    def of(self, sequences: Collection[Sequence]) -> tuple[str, ...]:
+        """The names of the adapters of sequences. Callable from any thread."""
+        keys = {sequence.params.adapter for sequence in sequences} if self.num_slots else ()
+        return tuple(sorted(key.rpartition(" ")[0] for key in keys if key is not None))
 
     def load(self, name: str, states: Mapping[str, FloatArray], write_state: WriteState, loaded: Future[None]) -> None:
         """Write an adapter's matrices to a free slot, after which requests can name it. Errors go to the future."""

@@ -18,6 +18,7 @@ from .mask_task import MaskTask
 from .request import AnswerEnd, GeneratedToken, TokenLogprob, TokenRequest
 from .resolved_sampling import ResolvedSampling
 from .sequence import ContextShift, Sequence, SequenceParams
+from .stats import RequestRecord
 from .step import Event
 
 
@@ -86,6 +87,14 @@ class Answer:
         if not self.token_ids:
             self._first_token = time.monotonic()
         self.token_ids.append(token_id)
+
+    def record(self, requests: RequestRecord) -> None:
+        """Count it when it ends, however that is: a stop string ends an answer from outside. It counts if it has a
+        token.
+        """
+        if self._started is not None and self._first_token is not None:
+            prefill, decode = self._first_token - self._started, time.monotonic() - self._first_token
+            requests.ended(len(self.request.prompt_ids), len(self.token_ids), prefill, decode)
 
     def completion(self) -> AnswerEnd:
         """Its finish reason, once its sequence has ended."""

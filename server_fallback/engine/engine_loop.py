@@ -36,7 +36,7 @@ from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
 from .slot_sampling import SlotSampling
 from .speculation import Drafter
-from .stats import EngineStats
+from .stats import EngineStats, RequestRecord
 from .step import Event, Step
 from .step_batch import step_batch
 from .step_runner import StepRunner, device_errors
@@ -82,7 +82,7 @@ class EngineLoop:
         # Time of this turn that is not the engine's overhead: in the runner and the drafter, and for waking event
         # loops.
         self._other_seconds = 0.0
-        self._counts = EngineStats()
+        self._counts, self._requests = EngineStats(), RequestRecord()
         # The error that ended the loop before it was closed.
         self._failure: NearfarError | None = None
 
@@ -147,6 +147,12 @@ class EngineLoop:
             accepted_tokens=scheduler.accepted,
             overhead_seconds=self._counts.overhead_seconds + self._outbox.delivery_seconds,
             failure=self._failure,
+            requests=self._requests.snapshot(),
+            page_size=kv.page_size,
+            num_pages=kv.pages[0].size,
+            max_adapters=self.adapters.num_slots,
+            running_adapters=self.adapters.of(list(scheduler.running)),
+            waiting_adapters=self.adapters.of(list(scheduler.waiting)),
         )
 
     # --- requests ---
@@ -204,6 +210,7 @@ class EngineLoop:
         if answer.ended:
             return
         answer.ended = True
+        answer.record(self._requests)
         self._deadlines.remove(answer)
         if item is not None:
             self._outbox.add(answer, item)
@@ -321,6 +328,7 @@ class EngineLoop:
             )
             self._counts.steps += 1
             self._counts.computed_tokens += len(batch.token_ids)
+            self._requests.step(len(batch.token_ids))
             if self._submit_waits:
                 self._send()
             future: Future[Output] = self._call(self._runner.submit, batch)

@@ -143,6 +143,13 @@ class PrefixCache:
                 kind.forget(node)
         self._roots.clear()
 
+    def reset(self) -> None:
+        """Let nothing of what is cached now be found again. Pages that sequences use stay theirs."""
+        for kind in self._kinds:
+            while kind.idle:
+                self.evict(kind)
+        self._roots.clear()
+
     def _is_usable(self, path: Items[Node], length: int, incomplete: list[int]) -> bool:
         """Whether no snapshot is missing that is read after a prefix. Updates ``incomplete`` for its last node."""
         usable = True

@@ -13,6 +13,14 @@ from nearfar.compiler.runtime.errors import NearfarError
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# Those of vLLM.
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+REQUEST_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+REQUEST_SECONDS = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+)  # fmt: skip
+# A small model answers faster.
+PHASE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, *REQUEST_SECONDS)
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -39,7 +47,7 @@ class Metric(NamedTuple):
     text: str
 
 
-def metrics(stats: type[EngineStats] | type[BatchStats]) -> list[tuple[Metric, str]]:
+def metrics(stats: type[EngineStats] | type[BatchStats] | type[RequestStats]) -> list[tuple[Metric, str]]:
     """The metrics of a class, and the field of each."""
     hints = get_type_hints(stats, include_extras=True)
     return [(metric, name) for name, hint in hints.items() for metric in getattr(hint, "__metadata__", ())]
@@ -56,6 +64,35 @@ class BatchStats:
     ]
     compute_seconds: Annotated[
         Histogram, Metric("histogram", "nearfar:batch_compute_time_seconds", "Time in which a batch is computed.")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """What the steps and the answers of an engine that generates were like. Answers count once they have a token; a
+    prompt of several answers counts for each.
+    """
+
+    step_tokens: Annotated[
+        Histogram, Metric("histogram", "vllm:iteration_tokens_total", "Tokens that a step of the device computes.")
+    ]
+    prompt_tokens: Annotated[
+        Histogram, Metric("histogram", "vllm:request_prompt_tokens", "Tokens of an answer's prompt.")
+    ]
+    generation_tokens: Annotated[
+        Histogram, Metric("histogram", "vllm:request_generation_tokens", "Tokens of an answer.")
+    ]
+    prefill_seconds: Annotated[
+        Histogram,
+        Metric(
+            "histogram",
+            "vllm:request_prefill_time_seconds",
+            "Time from the first step of an answer's prompt to its first token.",
+        ),
+    ]
+    decode_seconds: Annotated[
+        Histogram,
+        Metric("histogram", "vllm:request_decode_time_seconds", "Time from an answer's first token to its end."),
     ]
 
 
@@ -78,7 +115,11 @@ class EngineStats:
     ``overhead_seconds`` is the time of the engine's own code in all steps: wall time of its thread, including waits for
     the masks of constrained answers, without drafting, the runner's calls and waits for the device; and for delivery,
     on that thread and on the event loops, processor time, because it runs while the device works. What the callers do
-    with their tokens is not included. ``batches`` are those of an encoder engine, which has no pages.
+    with their tokens is not included. ``batches`` are those of an encoder engine, which has no pages, and ``requests``
+    those of an engine that generates.
+
+    ``num_pages`` pages have ``page_size`` positions each, those of the first of several groups of layers.
+    ``max_adapters`` can be loaded at once; ``running_adapters`` and ``waiting_adapters`` are those of requests.
     """
 
     running: int = 0
@@ -133,6 +174,12 @@ class EngineStats:
         Metric("gauge", "nearfar:engine_heartbeat_age_seconds", "Time since the engine's process last responded."),
     ] = 0
     batches: BatchStats | None = None
+    requests: RequestStats | None = None
+    page_size: int = 0
+    num_pages: int = 0
+    max_adapters: int = 0
+    running_adapters: tuple[str, ...] = ()
+    waiting_adapters: tuple[str, ...] = ()
 
 
 class _Counts:
@@ -169,4 +216,31 @@ class BatchRecord:
     def snapshot(self) -> BatchStats:
         return BatchStats(
             self._texts.snapshot(), self._tokens.snapshot(), self._queue.snapshot(), self._compute.snapshot()
+        )
+
+
+class RequestRecord:
+    """Filled by the engine's thread; `snapshot` is callable from any."""
+
+    def __init__(self) -> None:
+        self._step = _Counts(STEP_TOKENS)
+        self._prompt, self._generation = _Counts(REQUEST_TOKENS), _Counts(REQUEST_TOKENS)
+        self._prefill, self._decode = _Counts(PHASE_SECONDS), _Counts(PHASE_SECONDS)
+
+    def step(self, tokens: int) -> None:
+        self._step.add(tokens)
+
+    def ended(self, prompt_tokens: int, generated: int, prefill_seconds: float, decode_seconds: float) -> None:
+        self._prompt.add(prompt_tokens)
+        self._generation.add(generated)
+        self._prefill.add(prefill_seconds)
+        self._decode.add(decode_seconds)
+
+    def snapshot(self) -> RequestStats:
+        return RequestStats(
+            self._step.snapshot(),
+            self._prompt.snapshot(),
+            self._generation.snapshot(),
+            self._prefill.snapshot(),
+            self._decode.snapshot(),
         )

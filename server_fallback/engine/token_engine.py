@@ -143,6 +143,17 @@ class TokenEngine(EngineThread[EngineLoop]):
         self._inbox.call(lambda: self._loop.adapters.unload(name, unloaded))
         await asyncio.wrap_future(unloaded)
 
+    async def reset_prefix_cache(self) -> None:
+        """Let no later request use what was computed before."""
+        done: Future[None] = Future()
+
+        def reset() -> None:
+            self._loop.scheduler.kv.prefixes.reset()
+            done.set_result(None)
+
+        self._inbox.call(reset)
+        await asyncio.wrap_future(done)
+
 
 def make_drafter(
     speculation: Speculation | None, draft: DraftModel | None, limits: Limits, model: TokenModel

@@ -29,6 +29,7 @@ from .messages import (
     MaskTurns,
     Open,
     Opened,
+    ResetPrefixCache,
     Stats,
     Step,
     UnloadAdapter,
@@ -118,6 +119,11 @@ class EngineClient:
         """See `TokenEngine.arrive`."""
         return time.monotonic_ns()
 
+    async def reset_prefix_cache(self) -> None:
+        """See `TokenEngine.reset_prefix_cache`."""
+        self._require_open()
+        await self._call(ResetPrefixCache())
+
     async def encode(self, request: EncodeRequest) -> FloatArray:
         """See `EncoderEngine.encode`."""
         self._require_open()
@@ -192,7 +198,7 @@ class EngineClient:
         if self._refusal is not None:
             raise self._refusal
 
-    async def _call(self, message: Encode | Listen | LoadAdapter | UnloadAdapter) -> Any:
+    async def _call(self, message: Encode | Listen | LoadAdapter | ResetPrefixCache | UnloadAdapter) -> Any:
         if self._connection is None:
             raise process_failed()
         return await self._connection.call(message, cancels=True)

@@ -102,9 +102,12 @@ class Mask:
 
 
 @dataclass(frozen=True, slots=True)
-class Encode:
-    """A call, as are the next two."""
+class ResetPrefixCache:
+    """A call, as are the next three."""
 
+
+@dataclass(frozen=True, slots=True)
+class Encode:
     request: EncodeRequest
 
 

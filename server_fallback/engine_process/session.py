@@ -25,6 +25,7 @@ from .messages import (
     LoadAdapter,
     Mask,
     Opened,
+    ResetPrefixCache,
     Stats,
     Step,
     UnloadAdapter,
@@ -90,6 +91,9 @@ class Session:
             case Encode(request):
                 assert isinstance(engine, EncoderEngine)
                 return engine.encode(request)
+            case ResetPrefixCache():
+                assert isinstance(engine, TokenEngine)
+                return engine.reset_prefix_cache()
             case LoadAdapter(name, states):
                 assert isinstance(engine, TokenEngine)
                 return engine.load_adapter(name, states)

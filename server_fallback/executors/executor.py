@@ -46,11 +46,12 @@ class Call:
     no keys (the /64 network for IPv6); "" for calls of the server itself. ``priority`` is final: the requested one,
     limited to what the key allows. For each answer, our own executors call ``observe_queue`` with the seconds until the
     device received its first token, and ``observe_token`` with the id of each of its tokens. Before that, they call
-    ``observe_prompt_logprobs`` with the log-probabilities of the prompt's last tokens, at most 32. Other executors call
-    none of these. ``ignore_param`` is called with the name of a parameter that the model lacks, which is then ignored;
-    None makes it an error. ``received`` is the body of a request that wants a receipt; our own executors call
-    ``observe_receipt`` with that of an answer that was broken off. Far sides call ``observe_request`` with the body
-    that they send. Pipelines call ``observe_step`` with each step that has ended, and its start (`time.monotonic`).
+    ``observe_prompt_tokens`` with the number of the prompts' tokens, and ``observe_prompt_logprobs`` with the
+    log-probabilities of the prompt's last tokens, at most 32. Other executors call none of these. ``ignore_param`` is
+    called with the name of a parameter that the model lacks, which is then ignored; None makes it an error.
+    ``received`` is the body of a request that wants a receipt; our own executors call ``observe_receipt`` with that of
+    an answer that was broken off. Far sides call ``observe_request`` with the body that they send. Pipelines call
+    ``observe_step`` with each step that has ended, and its start (`time.monotonic`).
     ``confirmed``: what the sender has agreed to let leave this machine, if a policy asks.
     """
 
@@ -60,6 +61,7 @@ class Call:
     headers: dict[str, str] = field(default_factory=dict)
     client: str = ""
     observe_queue: Callable[[float], None] | None = None
+    observe_prompt_tokens: Callable[[int], None] | None = None
     observe_token: Callable[[int], None] | None = None
     observe_prompt_logprobs: Callable[[Sequence[float]], None] | None = None
     observe_step: Callable[[StepTime, float], None] | None = None
@@ -159,6 +161,14 @@ class TellsAbilities(Protocol):
     """Our own engine and pairs of sides have this; another server does not report its abilities."""
 
     def abilities(self) -> Abilities: ...
+
+
+@runtime_checkable
+class CachesPrefixes(Protocol):
+    """An executor whose prompts start from what earlier ones have computed: our own engine."""
+
+    async def reset_prefix_cache(self) -> None:
+        """Let no later request use what was computed before."""
 
 
 @runtime_checkable
@@ -290,7 +300,21 @@ class UnknownModel(RequestError):
     code = "model_not_found"
 
 
-ModelChange = LoadRequest | UnloadRequest | LoadAdapterRequest | UnloadAdapterRequest
+@dataclass(frozen=True, slots=True)
+class SleepRequest:
+    """Free the memory of a model, which keeps its names."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class WakeRequest:
+    """Open a model again that sleeps."""
+
+    model: str
+
+
+ModelChange = LoadRequest | UnloadRequest | LoadAdapterRequest | UnloadAdapterRequest | SleepRequest | WakeRequest
 
 
 class Models(Protocol):
@@ -321,7 +345,8 @@ class Models(Protocol):
         A load returns when the model is ready. It raises RequestError for a name in use, an invalid folder or an
         adapter that does not fit, BundleError and CheckpointError, and Unavailable if the memory does not suffice;
         after a failure nothing of the model remains. An unload waits for the running requests, then frees the memory;
-        an alias loses only its name. Raises UnknownModel for a model or an adapter that is not loaded.
+        an alias loses only its name. A model that sleeps answers no requests and holds no memory; a sleep waits for
+        running requests too. Raises UnknownModel for a model or an adapter that is not loaded.
         """
 
     async def close(self, drain_seconds: float) -> None:

@@ -43,7 +43,7 @@ from ..text.reasoning_constraint import ReasoningConstraint
 from ..text.requests import check_prompt
 from ..text.text_workers import TextWorkers
 from .decide import Decider
-from .executor import Abilities, Call, ExecutorState
+from .executor import Abilities, CachesPrefixes, Call, ExecutorState
 from .local_share import LocalShare
 from .read_request import Asked, read_request
 from .text_model import TextModel
@@ -124,10 +124,13 @@ class LocalExecutor:
         asked = await model.long_texts.run(request, call.client, lambda: read_request(request, model, context, ignore))
         if asked.needs_vocabulary:
             asked = asked.with_vocabulary(await asyncio.to_thread(lambda: model.vocabulary))
-        text, requests = asked.text, list[TokenRequest]()
+        text, requests, num_prompt_tokens = asked.text, list[TokenRequest](), 0
         for prompt in await self._prompts(asked.prompt, call.client):
             requests += await self._token_requests(asked, prompt, call)
             text = replace(text, state=prompt.state)
+            num_prompt_tokens += len(prompt.ids)
+        if call.observe_prompt_tokens is not None:
+            call.observe_prompt_tokens(num_prompt_tokens)
         answer = asked.answer(requests, output)
         answer.begin()
         await all_choices(
@@ -171,6 +174,11 @@ class LocalExecutor:
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         return await self._model.text_of(request)
+
+    async def reset_prefix_cache(self) -> None:
+        engine = self._engine
+        assert isinstance(engine, CachesPrefixes), "an engine that serves has a cache"
+        await engine.reset_prefix_cache()
 
     def abilities(self) -> Abilities:
         model, template = self._model, self._model.tokenizer.chat_template

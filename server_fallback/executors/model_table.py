@@ -12,12 +12,13 @@ from ..schema.models import ModelCard
 from .executor import Executor, ExecutorState, HasAdapters, TellsAbilities, UnknownModel
 
 LOADING = ExecutorState(ready=False, detail="loading")
+ASLEEP = ExecutorState(ready=False, detail="asleep", memory_bytes=0)
 
 
 @dataclass(eq=False)
 class ModelEntry:
-    """A model. ``executor`` is None while the model loads. ``adapters`` are its adapters' hashes by name;
-    ``model`` is what it was loaded from.
+    """A model. ``executor`` is None while the model loads or sleeps; ``asleep`` is its own card then. ``adapters`` are
+    its adapters' hashes by name, ``adapter_paths`` their folders; ``model`` is what it was loaded from.
     """
 
     name: str
@@ -29,21 +30,30 @@ class ModelEntry:
     answers_at_once: int | None = None
     aliases: list[str] = field(default_factory=list)
     adapters: dict[str, str] = field(default_factory=dict)
+    adapter_paths: dict[str, str] = field(default_factory=dict)
+    asleep: ModelCard | None = None
 
     def state(self) -> ExecutorState:
-        return LOADING if self.executor is None else self.executor.state()
+        if self.executor is not None:
+            return self.executor.state()
+        return LOADING if self.asleep is None else ASLEEP
 
     def names(self) -> list[str]:
         return [self.name, *self.aliases, *self.adapters]
 
     def cards(self) -> list[ModelCard]:
         """Information by name, for all names; empty while the model loads."""
-        if self.executor is None:
+        own = self.asleep if self.executor is None else self._card(self.executor)
+        if own is None:
             return []
+        aliases = [own.model_copy(update={"id": name}) for name in self.aliases]
+        return [own, *aliases, *(own.model_copy(update={"id": name, "parent": self.name}) for name in self.adapters)]
+
+    def _card(self, executor: Executor) -> ModelCard:
         # An upstream may not report its context.
-        own = ModelCard(id=self.name, created=self.created, root=self.name, max_model_len=self.executor.context or None)
-        if isinstance(self.executor, TellsAbilities):
-            can = self.executor.abilities()
+        own = ModelCard(id=self.name, created=self.created, root=self.name, max_model_len=executor.context or None)
+        if isinstance(executor, TellsAbilities):
+            can = executor.abilities()
             own.input_modalities = ["audio"] if can.sound else ["text"]
             if can.vision:
                 own.input_modalities.append("image")
@@ -51,8 +61,7 @@ class ModelEntry:
                 own.input_modalities.append("video")
             if can.hears:
                 own.input_modalities.append("audio")
-        aliases = [own.model_copy(update={"id": name}) for name in self.aliases]
-        return [own, *aliases, *(own.model_copy(update={"id": name, "parent": self.name}) for name in self.adapters)]
+        return own
 
 
 class ModelTable:
@@ -92,8 +101,10 @@ class ModelTable:
         raise UnknownModel(f"the model {name[:100]!r} is not loaded; loaded: {names}", param="model")
 
     def executor(self, name: str) -> Executor:
-        """Raises UnknownModel, and Unavailable while the model loads."""
+        """Raises UnknownModel, and Unavailable while the model loads or sleeps."""
         entry = self.find(name)
+        if entry.executor is None and entry.asleep is not None:
+            raise Unavailable(f"{name}: the model is asleep; an admin wakes it: POST /wake_up", code="model_asleep")
         if entry.executor is None:
             raise Unavailable(f"{name}: the model is still loading; try again soon", retry_after_seconds=5.0)
         if name in entry.adapters:

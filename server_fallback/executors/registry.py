@@ -9,14 +9,24 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
-from .executor import Executor, ExecutorState, ModelChange, Opener, TakesAdapters, UnknownModel
+from .executor import (
+    Executor,
+    ExecutorState,
+    ModelChange,
+    Opener,
+    SleepRequest,
+    TakesAdapters,
+    UnknownModel,
+    WakeRequest,
+)
 from .model_table import ModelEntry, ModelTable
 
 POLL_SECONDS = 0.02
@@ -34,10 +44,13 @@ class Registry:
         self._table = ModelTable()
         # The tasks that load models, by name.
         self._loads: dict[str, asyncio.Task[ModelCard]] = {}
-        # Models that are being unloaded: they cannot be found any more, but their memory is not free yet.
-        self._leaving: set[ModelEntry] = set()
+        # Models that no name finds, but whose memory is taken: those that are being unloaded, or were opened apart.
+        self._unnamed: set[ModelEntry] = set()
         self.closed = False
         self.publish: Callable[[], Awaitable[None]] | None = None
+        # The tasks that end the running answers of models without a name.
+        self._leaves: set[asyncio.Task[None]] = set()
+        self._sleeping = asyncio.Lock()
 
     def entries(self) -> Iterator[ModelEntry]:
         """All models, those that load included."""
@@ -89,6 +102,10 @@ class Registry:
                 await self.unload(change.model)
             case UnloadAdapterRequest():
                 await self.unload_adapter(change)
+            case SleepRequest():
+                await self.sleep(change.model)
+            case WakeRequest():
+                await self.wake(change.model)
         return None
 
     async def load(self, request: LoadRequest) -> ModelCard:
@@ -109,6 +126,68 @@ class Registry:
         loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await self._loaded(loading)
 
+    async def open_apart(self, request: LoadRequest) -> ModelEntry:
+        """Open a model that no name finds until `swap`, or `close_apart`. Raises the errors of `load`."""
+        if self.closed:
+            raise Unavailable(SHUTTING_DOWN)
+        name = request.name or default_name(request.model)
+        entry = ModelEntry(name, request.model, int(time.time()))
+        self._unnamed.add(entry)
+        try:
+            entry.executor = await self._open(entry)
+        except BaseException:
+            self._unnamed.discard(entry)
+            raise
+        if self.closed:
+            await self.close_apart(entry)
+            raise Unavailable(SHUTTING_DOWN)
+        return entry
+
+    async def close_apart(self, entry: ModelEntry) -> None:
+        assert entry.executor is not None
+        self._unnamed.discard(entry)
+        await entry.executor.close()
+
+    async def swap(
+        self, opened: Sequence[ModelEntry], gone: Collection[str], aliases: Mapping[str, Sequence[str]]
+    ) -> None:
+        """From one moment on, models that were opened apart answer under their names, also instead of loaded models of
+        these names; the models ``gone`` have none; and ``aliases`` are all aliases of these models. The models that
+        lose their names end their running answers. Raises RequestError for a name in use, and then changes nothing.
+        """
+        if self.closed:
+            raise Unavailable(SHUTTING_DOWN)
+        new = {entry.name: entry for entry in opened}
+        old = [entry for entry in self._table if entry.name in new or entry.name in gone]
+        if loading := [entry.name for entry in old if entry.executor is None and entry.asleep is None]:
+            raise Unavailable(f"{loading[0]}: the model is still loading; try again when it is done")
+        after = ModelTable()
+        for entry in self._table:
+            if entry not in old:
+                kept = [] if entry.name in aliases else entry.aliases
+                after.require_free([entry.name, *kept, *entry.adapters])
+                after.put(replace(entry, aliases=kept))
+        for name in new:
+            after.require_free([name])
+            after.put(new[name])
+        after.require_free([alias for names in aliases.values() for alias in names])
+        for entry in old:
+            self._table.remove(entry)
+        for entry in opened:
+            self._unnamed.discard(entry)
+            self._table.put(entry)
+        for name, names in aliases.items():
+            found = self._table.get(name)
+            if found is not None:
+                found.aliases = list(names)
+        if self.publish is not None:
+            await self.publish()
+        self._unnamed.update(old)
+        for entry in old:
+            task = asyncio.ensure_future(self._leave(entry, UNLOAD_DRAIN_SECONDS))
+            self._leaves.add(task)
+            task.add_done_callback(self._leaves.discard)
+
     async def unload(self, name: str) -> None:
         entry = self._table.find(name)
         if name in entry.aliases:
@@ -117,9 +196,49 @@ class Registry:
         if name in entry.adapters:
             await self.unload_adapter(UnloadAdapterRequest(lora_name=name))
             return
-        if entry.executor is None:
+        if entry.executor is None and entry.asleep is None:
             raise RequestError(f"{name}: the model is still loading; unload it when the load is done", param="model")
         await self._remove(entry, UNLOAD_DRAIN_SECONDS)
+
+    async def sleep(self, name: str) -> None:
+        """Free the memory of a model once its running answers have ended. Its names stay."""
+        entry = self._table.find(name)
+        async with self._sleeping:
+            executor = entry.executor
+            if executor is None:
+                if entry.asleep is None:
+                    raise RequestError(f"{name}: the model is still loading", param="model")
+                return
+            entry.asleep, entry.executor = entry.cards()[0], None
+            if self.publish is not None:
+                await self.publish()
+            await _end(executor, UNLOAD_DRAIN_SECONDS)
+            entry.memory_bytes = 0
+
+    async def wake(self, name: str) -> None:
+        """Open a model again that sleeps, with its adapters. Raises the errors of `load`, and then it sleeps on."""
+        entry = self._table.find(name)
+        async with self._sleeping:
+            if self.closed:
+                raise Unavailable(SHUTTING_DOWN)
+            if entry.asleep is None:
+                return
+            try:
+                executor = await self._open(entry)
+            except BaseException:
+                entry.memory_bytes = 0
+                raise
+            try:
+                for adapter, path in entry.adapter_paths.items():
+                    assert isinstance(executor, TakesAdapters)
+                    entry.adapters[adapter] = await executor.load_adapter(adapter, path)
+                if self._table.get(entry.name) is not entry or self.closed:
+                    raise Unavailable(f"{name}: was unloaded while it woke up")
+            except BaseException:
+                await executor.close()
+                entry.memory_bytes = 0
+                raise
+            entry.executor, entry.asleep = executor, None
 
     async def load_adapter(self, request: LoadAdapterRequest) -> ModelCard:
         if request.model is None and len(self._table) != 1:
@@ -137,6 +256,7 @@ class Registry:
         entry.adapters[request.lora_name] = ""
         try:
             entry.adapters[request.lora_name] = await executor.load_adapter(request.lora_name, request.lora_path)
+            entry.adapter_paths[request.lora_name] = request.lora_path
         except BaseException:
             del entry.adapters[request.lora_name]
             raise
@@ -153,15 +273,21 @@ class Registry:
                 param="model",
             )
         del entry.adapters[name]
-        assert isinstance(entry.executor, TakesAdapters)
-        await entry.executor.unload_adapter(name)
+        entry.adapter_paths.pop(name, None)
+        if entry.executor is not None:
+            assert isinstance(entry.executor, TakesAdapters)
+            await entry.executor.unload_adapter(name)
 
     async def close(self, drain_seconds: float) -> None:
         self.closed = True
         loads = list(self._loads.values())
-        for load in loads:
-            load.cancel()
-        await asyncio.gather(*loads, return_exceptions=True)
+        leaves = list(self._leaves)
+        for task in (*loads, *leaves):
+            task.cancel()
+        await asyncio.gather(*loads, *leaves, return_exceptions=True)
+        # A task that was cancelled before it began has closed nothing.
+        unnamed = [entry for entry in self._unnamed if entry.executor is not None]
+        await asyncio.gather(*(self.close_apart(entry) for entry in unnamed))
         await asyncio.gather(*(self._remove(entry, drain_seconds) for entry in self._table))
 
     async def _loaded(self, loading: asyncio.Task[ModelCard]) -> ModelCard:
@@ -172,13 +298,16 @@ class Registry:
                 raise
             raise Unavailable(SHUTTING_DOWN) from None
 
+    async def _open(self, entry: ModelEntry) -> Executor:
+        opening = await self._opener.prepare(entry.model, entry.name)
+        entry.memory_bytes = self._take(opening.memory_bytes or 0, entry)
+        entry.task = opening.task
+        entry.answers_at_once = opening.answers_at_once
+        return await opening.open()
+
     async def _load(self, entry: ModelEntry) -> ModelCard:
         try:
-            opening = await self._opener.prepare(entry.model, entry.name)
-            entry.memory_bytes = self._take(opening.memory_bytes or 0, entry)
-            entry.task = opening.task
-            entry.answers_at_once = opening.answers_at_once
-            entry.executor = await opening.open()
+            entry.executor = await self._open(entry)
             return entry.cards()[0]
         except BaseException:
             self._table.remove(entry)
@@ -188,14 +317,14 @@ class Registry:
 
     def _take(self, needed: int, entry: ModelEntry) -> int:
         """Raises Unavailable if a model of this size in bytes does not fit beside the others."""
-        others = {
-            each.name: each.memory_bytes
-            for each in (*self._table, *self._leaving)
+        others = [
+            (each.name, each.memory_bytes)
+            for each in (*self._table, *self._unnamed)
             if each is not entry and each.memory_bytes
-        }
-        used = sum(others.values())
+        ]
+        used = sum(size for _, size in others)
         if self._budget is not None and needed + used > self._budget:
-            held = ", ".join(f"{name} {megabytes(size)}" for name, size in others.items()) or "nothing else is loaded"
+            held = ", ".join(f"{name} {megabytes(size)}" for name, size in others) or "nothing else is loaded"
             raise Unavailable(
                 f"{entry.name}: needs {megabytes(needed)}, and {megabytes(max(0, self._budget - used))} of "
                 f"{megabytes(self._budget)} "
@@ -206,18 +335,30 @@ class Registry:
         return needed
 
     async def _remove(self, entry: ModelEntry, drain_seconds: float) -> None:
-        """Remove the names at once, and close the executor when its requests have ended or the time is over."""
-        executor = entry.executor
-        assert executor is not None
+        """Remove the names at once; for the rest see `_end`."""
         self._table.remove(entry)
-        self._leaving.add(entry)
+        await self._leave(entry, drain_seconds)
+
+    async def _leave(self, entry: ModelEntry, drain_seconds: float) -> None:
+        if entry.executor is None:
+            # It sleeps.
+            self._unnamed.discard(entry)
+            return
+        self._unnamed.add(entry)
         try:
-            give_up = time.monotonic() + drain_seconds
-            while (state := executor.state()).running + state.waiting > 0 and time.monotonic() < give_up:
-                await asyncio.sleep(POLL_SECONDS)
+            await _end(entry.executor, drain_seconds)
         finally:
-            await executor.close()
-            self._leaving.discard(entry)
+            self._unnamed.discard(entry)
+
+
+async def _end(executor: Executor, drain_seconds: float) -> None:
+    """Close an executor when its requests have ended or the time is over."""
+    try:
+        give_up = time.monotonic() + drain_seconds
+        while (state := executor.state()).running + state.waiting > 0 and time.monotonic() < give_up:
+            await asyncio.sleep(POLL_SECONDS)
+    finally:
+        await executor.close()
 
 
 def default_name(model: str) -> str:

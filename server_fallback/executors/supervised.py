@@ -21,6 +21,7 @@ import httpx
 
 from nearfar.compiler.runtime.errors import DeviceError
 
+from ..log_event import log_output
 from ..option_types import HANG_SECONDS
 from ..processes.heartbeat import Watch
 from ..processes.supervisor import Restarts, supervise
@@ -299,7 +300,7 @@ class SupervisedServer:
             self._say(line)
 
     def _say(self, line: str) -> None:
-        print(f"{self._program.name} | {line}", file=sys.stderr, flush=True)
+        log_output(self._program.name, line)
 
     def _last(self) -> str:
         return "\n".join(self._lines) or "(its log is empty)"

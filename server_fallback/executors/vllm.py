@@ -16,6 +16,7 @@ from typing import Any
 
 from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, ToolError, Unavailable
 
+from ..log_event import log_output
 from ..option_types import HANG_SECONDS
 from ..processes.supervisor import Restarts
 from ..schema.completions import AnswerRequest
@@ -82,7 +83,7 @@ class VllmOpener:
         find_vllm()
         facts = await asyncio.to_thread(checkpoint_facts, model)
         if facts is None:
-            print(f"vllm | {model}: {WITHOUT_FILES}", file=sys.stderr, flush=True)
+            log_output("vllm", f"{model}: {WITHOUT_FILES}")
         name = name or default_name(model)
         options = replace(self._options, model=model, name=name, facts=facts)
         embeds = facts is not None and facts.embeds

@@ -28,7 +28,7 @@ from ..api.server import Server, loop_factory, prepare_process
 from ..api.traces import open_traces
 from ..log_event import log_event
 from ..processes.connection import Connection
-from .messages import Admit, Beating, Begin, EndAnswer, Publish, Release, TakeAnswers, TakeBody
+from .messages import Admit, Beating, Begin, Configure, EndAnswer, Publish, Release, TakeAnswers, TakeBody, TakeTokens
 from .shared_answers import SharedAnswers, followed
 from .shared_models import SharedModels
 from .shared_responses import SharedResponses
@@ -52,7 +52,17 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
     begin: asyncio.Future[Begin | None] = asyncio.get_running_loop().create_future()
     server: Server | None = None
     app: FastAPI | None = None
-    has_ended = False
+    has_ended, has_started = False, asyncio.Event()
+    configured: Configure | None = None
+
+    def configure(message: Configure) -> None:
+        """Raises RequestError for a wrong certificate."""
+        nonlocal configured
+        configured = message
+        if server is not None:
+            server.configure(message.config)
+        if message.started:
+            has_started.set()
 
     def receive(message: object) -> object:
         match message:
@@ -61,6 +71,9 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
                 return None
             case Publish():
                 return models.publish(message)
+            case Configure():
+                configure(message)
+                return None
             case Asked() | EndAnswer():
                 # The main process asks only for what this process has claimed, so there is an app.
                 assert app is not None
@@ -80,18 +93,22 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
             begin.set_result(None)
         return Unavailable(SHUTTING_DOWN)
 
+    async def until_started() -> None:
+        await has_started.wait()
+
     link = Connection(receive, on_end)
     models = SharedModels(link)
     await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=connected)
     message = await begin
     if message is None:
         return
-    hang_seconds = message.config.hang_seconds
+    config = message.configure.config
+    hang_seconds = config.hang_seconds
     main_process = os.getppid()
     link.watch(hang_seconds, lambda: end_main_process(main_process, hang_seconds))
     app = create_app(
         models,
-        message.config,
+        config,
         open_traces(os.environ),
         limits=SharedLimits(link),
         elsewhere=SharedAnswers(link),
@@ -105,7 +122,8 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
     await models.has_published.wait()
     if has_ended:
         return
-    server = Server(app, ends_process=True)
+    server = Server(app, until_started, ends_process=True)
+    configure(configured or message.configure)
     await server.serve(sockets=[listener])
     await link.close()
 
@@ -128,6 +146,9 @@ class SharedLimits:
         self._numbers = itertools.count()
         self.running = 0
         self.body_bytes = 0
+
+    def set(self, max_requests: int, max_body_bytes: int, client_share: float) -> None:
+        """The main process has them."""
 
     @asynccontextmanager
     async def admit(self, client: str, key: ApiKey | None) -> AsyncGenerator[Admitted]:
@@ -161,3 +182,6 @@ class SharedAdmission:
         await self._link.call(TakeBody(self._request, size))
         self.held_bytes += size
         self._limits.body_bytes += size
+
+    def tokens(self, count: int) -> None:
+        self._link.send(TakeTokens(self._request, count))

@@ -14,12 +14,11 @@ from typing import Any
 from nearfar.compiler.runtime.audio.transcribe import Transcript
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
-from ..api.config import ApiConfig
 from ..api.kept_answers import Asked, Claim, Name
 from ..api.limiter import Admission, Limiter
 from ..api.metrics import SHARED_FOLDER
 from ..api.stored_responses import OwnResponses
-from ..executors.executor import ModelChange
+from ..executors.executor import ModelChange, SleepRequest, WakeRequest
 from ..log_event import log_event
 from ..processes.child import Child
 from ..processes.connection import WithParts
@@ -29,6 +28,7 @@ from .messages import (
     Admit,
     Beating,
     Begin,
+    Configure,
     Disown,
     DropResponse,
     EndAnswer,
@@ -40,6 +40,7 @@ from .messages import (
     SettleResponse,
     TakeAnswers,
     TakeBody,
+    TakeTokens,
     Transcribe,
 )
 from .shared_responses import ResponsesOfFrontEnd
@@ -52,15 +53,15 @@ ENDED = "the front end has ended"
 
 
 class FrontEndProcess:
-    """``latest`` returns the models, ``change`` carries out the changes that clients request, and ``transcribe`` has a
-    model of sound transcribe. ``owners`` and ``responses`` are those of all front ends. Belongs to the running event
-    loop.
+    """``latest`` returns the models and ``configuration`` the rest, ``change`` carries out the changes that clients
+    request, and ``transcribe`` has a model of sound transcribe. ``owners`` and ``responses`` are those of all front
+    ends. Belongs to the running event loop.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        config: ApiConfig,
+        configuration: Callable[[], Configure],
         limiter: Limiter,
         owners: Owners,
         responses: OwnResponses,
@@ -69,7 +70,7 @@ class FrontEndProcess:
         change: Callable[[ModelChange], Coroutine[Any, Any, object]],
         transcribe: Callable[[Transcribe, Callable[[str], None]], Coroutine[Any, Any, Transcript]],
     ) -> None:
-        self._config, self._latest, self._change, self._transcribe = config, latest, change, transcribe
+        self._configuration, self._latest, self._change, self._transcribe = configuration, latest, change, transcribe
         self._requests, self._owners = HeldRequests(limiter), owners
         self._responses = ResponsesOfFrontEnd(responses)
         environment = {**os.environ, SHARED_FOLDER: metrics_folder}
@@ -81,8 +82,12 @@ class FrontEndProcess:
         await self._start(again=False)
         self._supervision = asyncio.ensure_future(supervise(self, RESTARTS))
 
-    async def publish(self, message: Publish) -> None:
-        """Return when the front end uses these models. One that crashes gets the latest when it starts again."""
+    @property
+    def _hang_seconds(self) -> float:
+        return self._configuration().config.hang_seconds
+
+    async def publish(self, message: Publish | Configure) -> None:
+        """Return when the front end uses it. One that crashes gets the latest when it starts again."""
         if self._child.connection is not None:
             with suppress(Unavailable):
                 await self._child.connection.call(message)
@@ -119,17 +124,21 @@ class FrontEndProcess:
 
     async def _start(self, *, again: bool) -> None:
         connection = await self._child.start()
-        connection.send(Begin(self._config, again))
+        connection.send(Begin(self._configuration(), again))
         connection.send(self._latest())
-        connection.beat(self._config.hang_seconds)
+        connection.beat(self._hang_seconds)
 
     def _receive(self, message: object) -> object:
         match message:
             case Admit() | TakeAnswers() | TakeBody():
                 return dict(self._requests.take(message))
+            case TakeTokens():
+                self._requests.take_tokens(message)
             case Release():
                 self._requests.release(message)
             case LoadRequest() | UnloadRequest() | LoadAdapterRequest() | UnloadAdapterRequest():
+                return self._change(message)
+            case SleepRequest() | WakeRequest():
                 return self._change(message)
             case Transcribe():
                 return WithParts(partial(self._transcribe, message))
@@ -147,14 +156,14 @@ class FrontEndProcess:
                 return self._responses.answer(message)
             case Beating():
                 assert self._child.connection is not None
-                self._child.connection.watch(self._config.hang_seconds, self._on_hang)
+                self._child.connection.watch(self._hang_seconds, self._on_hang)
             case _:
                 raise TypeError(f"the main process does not know the message {message!r}")
         return None
 
     def _on_hang(self) -> None:
         """End the process, after which it is started again."""
-        log_event("front_end_hung", logging.ERROR, front_end=self._child.pid, seconds=self._config.hang_seconds)
+        log_event("front_end_hung", logging.ERROR, front_end=self._child.pid, seconds=self._hang_seconds)
         self._child.kill()
 
     def _on_end(self) -> NearfarError:
@@ -210,6 +219,12 @@ class HeldRequests:
         else:
             admission.body(message.size)
         return admission.headers
+
+    def take_tokens(self, message: TakeTokens) -> None:
+        """Of a request that a front end held before it ended, nothing counts any more."""
+        held = self._held.get(message.request)
+        if held is not None:
+            held[0].tokens(message.count)
 
     def release(self, message: Release) -> None:
         """A request that was never admitted is not held."""

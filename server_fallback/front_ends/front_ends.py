@@ -1,6 +1,7 @@
 """The main process of a server with several front ends: it opens the models, and counts the usage of clients.
 
-The first SIGTERM, SIGINT or SIGHUP lets the front ends finish their requests, and a second one does not wait.
+The first SIGTERM or SIGINT lets the front ends finish their requests, and a second one does not wait. SIGHUP reads the
+configuration again, or is like SIGTERM for a server without a file to read.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 from nearfar.compiler.runtime.audio.transcribe import Transcript
 
-from ..api.app import limiter_of
 from ..api.config import ApiConfig
+from ..api.limiter import Limiter
+from ..api.log import set_level
 from ..api.server import STUCK_SECONDS, end_process_after, loop_factory, prepare_process
+from ..api.service import limits_of
 from ..api.stored_responses import OwnResponses
+from ..api.tls import tls_context
 from ..executors.encoder_executor import EncoderExecutor
 from ..executors.hearing_transcriber import hearing_turns
 from ..executors.local import LocalExecutor
@@ -26,10 +31,12 @@ from ..executors.registry import Registry
 from ..executors.speech_executor import SpeechExecutor
 from ..executors.transcriber import TranscriberByName
 from ..log_event import log_event
+from ..processes.connection import Background
 from .front_end_process import FrontEndProcess, Owners
-from .messages import Publish, SharedModel, Transcribe
+from .messages import Configure, Publish, SharedModel, Transcribe
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+Reload = Callable[[Callable[[ApiConfig], Awaitable[None]]], Coroutine[Any, Any, None]]
 
 
 def run_front_ends(
@@ -37,18 +44,29 @@ def run_front_ends(
     config: ApiConfig,
     listeners: Sequence[socket.socket],
     started: Callable[[Registry], Awaitable[None]],
+    reload: Reload | None = None,
 ) -> None:
     """Serve until a signal, with a front end for each listener. ``started`` runs beside them once they exist; an error
-    that it raises ends the server and is raised again.
+    that it raises ends the server and is raised again. ``reload`` runs on SIGHUP, with a function that configures all
+    front ends; None: the signal ends the server. Raises RequestError for a wrong certificate.
     """
     prepare_process()
+    # Each front end reads it itself.
+    tls_context(config)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(FrontEnds(registry, config, listeners).serve(started))
+        runner.run(FrontEnds(registry, config, listeners, reload).serve(started))
 
 
 class FrontEnds:
-    def __init__(self, registry: Registry, config: ApiConfig, listeners: Sequence[socket.socket]) -> None:
-        self._registry, self._config, self._listeners = registry, config, listeners
+    def __init__(
+        self,
+        registry: Registry,
+        config: ApiConfig,
+        listeners: Sequence[socket.socket],
+        reload: Reload | None = None,
+    ) -> None:
+        self._registry, self._config, self._listeners, self._reload = registry, config, listeners, reload
+        self._limiter, self._started, self._background = Limiter(*limits_of(config)), False, Background()
         self._front_ends: list[FrontEndProcess] = []
         registry.publish = self._publish
         self._stop, self._hearing = asyncio.Event(), hearing_turns()
@@ -57,19 +75,20 @@ class FrontEnds:
     async def serve(self, started: Callable[[Registry], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
+            if number == signal.SIGHUP and self._reload is not None:
+                loop.add_signal_handler(number, self._on_hangup, self._reload)
             # Under nohup, SIGHUP stays ignored.
-            if signal.getsignal(number) != signal.SIG_IGN:
+            elif signal.getsignal(number) != signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
-        limiter, owners = limiter_of(self._config), Owners()
-        responses = OwnResponses(self._config.response_memory_bytes)
+        owners, responses = Owners(), OwnResponses(self._config.response_memory_bytes)
         metrics_folder = tempfile.mkdtemp(prefix="nearfar-metrics-")
         beside: asyncio.Task[None] | None = None
         try:
             self._front_ends += [
                 FrontEndProcess(
                     listener,
-                    self._config,
-                    limiter,
+                    self._configuration,
+                    self._limiter,
                     owners,
                     responses,
                     metrics_folder,
@@ -96,6 +115,24 @@ class FrontEnds:
         except BaseException:
             self._stop.set()
             raise
+        self._started = True
+        await self._send(self._configuration())
+
+    def _on_hangup(self, reload: Reload) -> None:
+        self._background.run(reload(self.configure))
+
+    async def configure(self, config: ApiConfig) -> None:
+        """Serve with other keys, limits, certificates and levels of the log from now on. Returns when all front ends
+        do. Raises RequestError for certificates that cannot be read, and then changes nothing.
+        """
+        tls_context(config)
+        self._config = config
+        self._limiter.set(*limits_of(config))
+        set_level(config.log_level)
+        await self._send(self._configuration())
+
+    def _configuration(self) -> Configure:
+        return Configure(self._config, self._started)
 
     def _on_signal(self, number: int) -> None:
         self._signals += 1
@@ -119,7 +156,10 @@ class FrontEnds:
 
     async def _publish(self) -> None:
         """Return when all front ends use the models of now."""
-        await asyncio.gather(*(each.publish(self._latest()) for each in self._front_ends))
+        await self._send(self._latest())
+
+    async def _send(self, message: Publish | Configure) -> None:
+        await asyncio.gather(*(each.publish(message) for each in self._front_ends))
 
 
 def shared_model(entry: ModelEntry) -> SharedModel:
@@ -129,7 +169,8 @@ def shared_model(entry: ModelEntry) -> SharedModel:
         model=entry.model,
         created=entry.created,
         aliases=tuple(entry.aliases),
-        adapters=dict(entry.adapters) if executor is not None else {},
+        adapters=dict(entry.adapters) if executor is not None or entry.asleep is not None else {},
+        asleep=entry.asleep,
         task=entry.task,
         answers_at_once=entry.answers_at_once,
         memory_bytes=entry.memory_bytes,

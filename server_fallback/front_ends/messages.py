@@ -16,6 +16,7 @@ from ..api.keys import ApiKey
 from ..api.stored_responses import StoredResponse
 from ..executors.executor import Call, ModelChange, Recording
 from ..executors.local_share import LocalShare, SpeechShare
+from ..schema.models import ModelCard
 from ..schema.transcription import TranscriptionRequest
 
 # --- from the main process ---
@@ -23,7 +24,7 @@ from ..schema.transcription import TranscriptionRequest
 
 @dataclass(frozen=True, slots=True)
 class SharedModel:
-    """A model of the main process. ``share`` is None while the model loads."""
+    """A model of the main process. ``share`` is None while the model loads or sleeps; ``asleep`` is its card then."""
 
     name: str
     model: str
@@ -34,13 +35,22 @@ class SharedModel:
     answers_at_once: int | None
     memory_bytes: int
     share: LocalShare | SpeechShare | None
+    asleep: ModelCard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """A call. ``started``: all models that the server was started with have been loaded."""
+
+    config: ApiConfig
+    started: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
     """``again``: after a front end that failed or hung."""
 
-    config: ApiConfig
+    configure: Configure
     again: bool
 
 
@@ -80,6 +90,14 @@ class TakeAnswers:
 class TakeBody:
     request: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeTokens:
+    """Of an admitted request. Not a call."""
+
+    request: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +173,7 @@ FromFrontEnd = (
     | Admit
     | TakeAnswers
     | TakeBody
+    | TakeTokens
     | Release
     | Transcribe
     | ModelChange

@@ -80,7 +80,10 @@ class SharedModels:
                 opened = self._opened.get(entry.name)
                 # A model that was unloaded and loaded again has a new engine.
                 engine = None if model is None or model.share is None else model.share.engine
-                if model is None or (opened is not None and engine != opened):
+                if model is not None and model.share is not None and opened is not None and engine != opened:
+                    # Another model has taken the name: the old one answers until the new one does.
+                    await self._replace(entry, model, model.share)
+                elif model is None or (opened is not None and engine != opened):
                     self._opened.pop(entry.name, None)
                     self._table.remove(entry)
                     self._background.run(self._close(entry, UNLOAD_DRAIN_SECONDS))
@@ -93,10 +96,22 @@ class SharedModels:
             entry = ModelEntry(model.name, model.model, model.created)
             self._table.put(entry)
         entry.task, entry.answers_at_once = model.task, model.answers_at_once
-        entry.memory_bytes = model.memory_bytes
+        entry.memory_bytes, entry.asleep = model.memory_bytes, model.asleep
         if entry.executor is None and model.share is not None:
             await self._open(entry, model.share)
         entry.aliases, entry.adapters = list(model.aliases), dict(model.adapters)
+
+    async def _replace(self, old: ModelEntry, model: SharedModel, share: LocalShare | SpeechShare) -> None:
+        """If the new engine cannot be used, the model is "loading", as after `_open`."""
+        entry = ModelEntry(model.name, model.model, model.created)
+        self._opened.pop(old.name, None)
+        try:
+            entry.executor = await self._executor(share)
+            self._opened[entry.name] = share.engine
+        except NearfarError as error:
+            log_event("model_not_shared", logging.ERROR, name=entry.name, error=error.code, message=error.message)
+        self._table.put(entry)
+        self._background.run(self._close(old, UNLOAD_DRAIN_SECONDS))
 
     async def _open(self, entry: ModelEntry, share: LocalShare | SpeechShare) -> None:
         try:
@@ -115,15 +130,16 @@ class SharedModels:
                 await self._attach(entry, share)
 
     async def _attach(self, entry: ModelEntry, share: LocalShare | SpeechShare) -> None:
-        executor: Executor
-        if isinstance(share, SpeechShare):
-            executor = await open_shared_speech(share, self._link)
-        else:
-            executor = await open_shared(share, self._compiler)
+        executor = await self._executor(share)
         if self._closed or entry.executor is not None or self._table.get(entry.name) is not entry:
             await executor.close()
             return
         entry.executor, self._opened[entry.name] = executor, share.engine
+
+    async def _executor(self, share: LocalShare | SpeechShare) -> Executor:
+        if isinstance(share, SpeechShare):
+            return await open_shared_speech(share, self._link)
+        return await open_shared(share, self._compiler)
 
     async def _close(self, entry: ModelEntry, drain_seconds: float) -> None:
         executor = entry.executor

@@ -5,6 +5,7 @@ They are in a pool of their own: a process that also loads Triton's client has m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,13 @@ def message_classes() -> dict[str, Any]:
 
 def message(name: str) -> Any:
     return message_classes()[f"inference.{name}"]
+
+
+def as_message(name: str, value: Mapping[str, Any]) -> Any:
+    """A message of its form in JSON."""
+    from google.protobuf.json_format import ParseDict
+
+    return ParseDict(value, message(name)())
 
 
 def parse_message(name: str, data: bytes) -> Any:

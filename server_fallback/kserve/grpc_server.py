@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,12 @@ from ..api.exchange import Exchange
 from ..api.log import log_failure
 from ..api.route import authorize
 from ..api.service import Service
+from ..api.tls import read_pem
 from ..api.traces import context_headers
 from ..log_event import log_event
 from ..text.json_structure import MAX_VALUES
-from .grpc_messages import SERVICE, message, parse_message
+from . import repository
+from .grpc_messages import SERVICE, as_message, message, parse_message
 from .http_routes import (
     EXTENSIONS,
     begin_inference,
@@ -35,6 +38,7 @@ from .http_routes import (
     server_is_ready,
 )
 from .model_tensors import PLATFORM, VERSION, TensorForm, encoder_of, form_of, infer
+from .statistics import statistics
 from .tensors import MAX_DIMS, Tensor, from_bytes, from_values
 
 if TYPE_CHECKING:
@@ -60,6 +64,8 @@ CONTENTS = {
 Method = Callable[[Any, Exchange], Awaitable[Any]]
 # Methods that need no key, as in HTTP.
 OPEN = ("ServerLive", "ServerReady")
+# Methods that need an admin's key.
+ADMIN = ("RepositoryModelLoad", "RepositoryModelUnload")
 
 
 def require_grpc() -> None:
@@ -93,6 +99,10 @@ class GrpcServer:
             "ModelMetadata": self._model_metadata,
             "ModelInfer": self._infer,
             "ModelConfig": self._config,
+            "ModelStatistics": self._statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
         }
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(
@@ -112,10 +122,36 @@ class GrpcServer:
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
-            self.port = server.add_insecure_port(self._address)
+            if config.tls_cert is None:
+                self.port = server.add_insecure_port(self._address)
+            else:
+                self.port = server.add_secure_port(self._address, self._credentials())
         except RuntimeError as error:
             raise RequestError(f"--grpc-port: {self._address} cannot be used; choose another port") from error
         await server.start()
+
+    def _credentials(self) -> grpc.ServerCredentials:
+        """The certificate of the service's configuration, read again when that has changed."""
+        import grpc
+
+        used = self._service.config
+
+        def certificate() -> grpc.ServerCertificateConfiguration:
+            assert used.tls_cert is not None
+            pair = read_pem(used.tls_key or used.tls_cert), read_pem(used.tls_cert)
+            return grpc.ssl_server_certificate_configuration([pair])
+
+        def newer() -> grpc.ServerCertificateConfiguration | None:
+            """Called by gRPC for each connection. The one before stays if the files are gone since the reload."""
+            nonlocal used
+            if self._service.config is used:
+                return None
+            used = self._service.config
+            with suppress(RequestError):
+                return certificate()
+            return None
+
+        return grpc.dynamic_ssl_server_credentials(certificate(), newer)
 
     async def close(self) -> None:
         if self._server is not None:
@@ -143,7 +179,7 @@ class GrpcServer:
             try:
                 async with exchange.held:
                     if name not in OPEN:
-                        await self._admit(len(data), exchange, metadata, context.time_remaining())
+                        await self._admit(name, len(data), exchange, metadata, context.time_remaining())
                     parse = partial(parse_message, f"{name}Request")
                     return await method(await self._service.parsed(parse, data, exchange.client), exchange)
             except (asyncio.CancelledError, ClientGone):
@@ -156,18 +192,21 @@ class GrpcServer:
             finally:
                 route = f"/{SERVICE}/{name}"
                 self._service.metrics.http.labels(route, "GRPC", str(status)).inc()
-                log_event(
-                    "request",
-                    logging.DEBUG if name in OPEN else logging.INFO,
-                    request_id=exchange.request_id,
-                    method="GRPC",
-                    route=route,
-                    status=status,
-                    seconds=round(time.monotonic() - started, 4),
-                    key=exchange.key.name if exchange.key is not None else None,
-                    address=exchange.address,
-                    **exchange.log,
-                )
+                seconds = time.monotonic() - started
+                self._service.ended(exchange, status, seconds)
+                if self._service.config.access_log:
+                    log_event(
+                        "request",
+                        logging.DEBUG if name in OPEN else logging.INFO,
+                        request_id=exchange.request_id,
+                        method="GRPC",
+                        route=route,
+                        status=status,
+                        seconds=round(seconds, 4),
+                        key=exchange.key.name if exchange.key is not None else None,
+                        address=exchange.address,
+                        **exchange.log,
+                    )
                 if traces is not None and span is not None:
                     traces.end(span, "GRPC", route, status, {"request_id": exchange.request_id, **exchange.log})
             code = getattr(grpc.StatusCode, CODES.get(failure.status, "INTERNAL"))
@@ -178,13 +217,16 @@ class GrpcServer:
 
         return answer
 
-    async def _admit(self, size: int, exchange: Exchange, metadata: dict[str, str], remaining: float | None) -> None:
+    async def _admit(
+        self, name: str, size: int, exchange: Exchange, metadata: dict[str, str], remaining: float | None
+    ) -> None:
         service = self._service
         if service.drain.started:
             raise Unavailable(SHUTTING_DOWN)
         if remaining is not None:
             exchange.deadline = min(exchange.deadline, time.monotonic() + remaining)
-        exchange.key = authorize(service.config.keys, metadata.get("authorization", ""))
+        admin = name in ADMIN
+        exchange.key = authorize(service.config.keys, metadata.get("authorization", ""), admin=admin)
         exchange.admission = await exchange.held.enter_async_context(
             service.limits.admit(exchange.client, exchange.key)
         )
@@ -200,8 +242,7 @@ class GrpcServer:
 
     async def _model_ready(self, request: Any, exchange: Exchange) -> Any:  # noqa: ARG002
         check_version(request.name, request.version)
-        executor = await self._service.models.executor(request.name)
-        return message("ModelReadyResponse")(ready=executor.state().ready)
+        return message("ModelReadyResponse")(ready=self._service.is_ready(request.name))
 
     async def _metadata(self, request: Any, exchange: Exchange) -> Any:  # noqa: ARG002
         return message("ServerMetadataResponse")(name="nearfar", version=version("nearfar"), extensions=EXTENSIONS)
@@ -231,6 +272,23 @@ class GrpcServer:
             add(config.output, (form.output,))
         return message("ModelConfigResponse")(config=config)
 
+    async def _statistics(self, request: Any, exchange: Exchange) -> Any:  # noqa: ARG002
+        check_version(request.name, request.version)
+        found = statistics(self._service, request.name or None)
+        return as_message("ModelStatisticsResponse", {"model_stats": found})
+
+    async def _index(self, request: Any, exchange: Exchange) -> Any:  # noqa: ARG002
+        found = repository.index(self._service, only_ready=request.ready)
+        return as_message("RepositoryIndexResponse", {"models": found})
+
+    async def _load(self, request: Any, exchange: Exchange) -> Any:
+        await repository.load(self._service, exchange, request.model_name, request.parameters.keys())
+        return message("RepositoryModelLoadResponse")()
+
+    async def _unload(self, request: Any, exchange: Exchange) -> Any:
+        await repository.unload(self._service, exchange, request.model_name, request.parameters.keys())
+        return message("RepositoryModelUnloadResponse")()
+
     async def _infer(self, request: Any, exchange: Exchange) -> Any:
         service = self._service
         check_version(request.model_name, request.model_version)
@@ -238,7 +296,7 @@ class GrpcServer:
         form = form_of(executor)
         assert form is not None
         await begin_inference(service, exchange, request.model_name)
-        call, truncate = inference_call(exchange, _parameters(request.parameters))
+        call, truncate = inference_call(service, exchange, request.model_name, _parameters(request.parameters))
         check_outputs([each.name for each in request.outputs], form)
         inputs = _inputs(request)
         exchange.log["texts"] = inputs[0].shape[0]

@@ -6,11 +6,13 @@ import json
 import re
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
@@ -19,27 +21,33 @@ from ..api.drain import SHUTTING_DOWN
 from ..api.errors import ApiError
 from ..api.exchange import Exchange, exchange_of
 from ..api.json_body import parse_json, printable, read_body
-from ..api.route import KeyedRoute
+from ..api.route import AdminRoute, KeyedRoute
 from ..api.service import Service
+from ..api.validation import validation_error
 from ..executors.executor import Call, UnknownModel
+from ..schema.kserve import RepositoryIndexRequest, RepositoryRequest
 from ..text.json_structure import JsonStructure
 from .model_tensors import PLATFORM, VERSION, ModelForm, encoder_of, form_of, infer
+from .repository import index, load, unload
+from .statistics import statistics
 from .tensors import Tensor, flattened, from_bytes, from_values
 
+Body = TypeVar("Body", bound=BaseModel)
 HEADER_LENGTH = "Inference-Header-Content-Length"
 OCTETS = "application/octet-stream"
 OTHER_METHODS = ["POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
-EXTENSIONS = ["binary_tensor_data", "model_configuration"]
+EXTENSIONS = ["binary_tensor_data", "generate", "model_configuration", "model_repository", "statistics"]
 ACCEPTED = {"binary_data_output", "priority", "timeout", "truncate"}
 
 
 def kserve_router(service: Service) -> APIRouter:
     router = APIRouter(route_class=KeyedRoute, include_in_schema=False)
 
-    def is_ready(name: str, number: str = VERSION) -> bool:
-        card = next((card for card in service.models.cards() if card.id == name), None)
-        state = None if card is None else service.models.states().get(card.root or card.id)
-        return number == VERSION and state is not None and state.ready and not service.drain.started
+    def is_ready(name: str, number: str) -> bool:
+        with suppress(UnknownModel):
+            check_version(name, number)
+            return service.is_ready(name)
+        return False
 
     def names() -> set[str]:
         return {card.id for card in service.models.cards()}
@@ -58,6 +66,20 @@ def kserve_router(service: Service) -> APIRouter:
     @router.get("/v2/models/{model:path}/versions/{number}/ready")
     async def ready(model: str, number: str = VERSION) -> Response:
         return Response(status_code=200 if is_ready(model, number) else 400)
+
+    @router.get("/v2/models/{model:path}/stats")
+    @router.get("/v2/models/{model:path}/versions/{number}/stats")
+    async def model_statistics(model: str, number: str = VERSION) -> dict[str, object]:
+        check_version(model, number)
+        return {"model_stats": statistics(service, model)}
+
+    @router.get("/v2/models/stats")
+    async def all_statistics() -> dict[str, object]:
+        return {"model_stats": statistics(service)}
+
+    @router.post("/v2/repository/index")
+    async def repository_index(request: Request) -> list[dict[str, str]]:
+        return index(service, only_ready=(await _body(service, request, RepositoryIndexRequest)).ready)
 
     @router.get("/v2/models/{model:path}/config")
     @router.get("/v2/models/{model:path}/versions/{number}/config")
@@ -83,6 +105,25 @@ def kserve_router(service: Service) -> APIRouter:
     return router
 
 
+def repository_router(service: Service) -> APIRouter:
+    """For admins: load and unload models."""
+    router = APIRouter(route_class=AdminRoute, include_in_schema=False)
+
+    @router.post("/v2/repository/models/{model:path}/load")
+    async def load_model(request: Request, model: str) -> Response:
+        body = await _body(service, request, RepositoryRequest)
+        await load(service, exchange_of(request), model, body.parameters)
+        return Response(status_code=200)
+
+    @router.post("/v2/repository/models/{model:path}/unload")
+    async def unload_model(request: Request, model: str) -> Response:
+        body = await _body(service, request, RepositoryRequest)
+        await unload(service, exchange_of(request), model, body.parameters)
+        return Response(status_code=200)
+
+    return router
+
+
 def kserve_health_router(service: Service) -> APIRouter:
     """Needs no key, as /health."""
     router = APIRouter(include_in_schema=False)
@@ -96,11 +137,6 @@ def kserve_health_router(service: Service) -> APIRouter:
         return Response(status_code=200 if server_is_ready(service) else 503)
 
     return router
-
-
-def kserve_error(error: ApiError) -> bytes:
-    """The protocol's form of an error."""
-    return json.dumps({"error": error.body().error.message}).encode()
 
 
 def server_is_ready(service: Service) -> bool:
@@ -127,7 +163,9 @@ async def begin_inference(service: Service, exchange: Exchange, model: str) -> N
     await exchange.admission.answers(1, capacity, "inputs")
 
 
-def inference_call(exchange: Exchange, parameters: Mapping[str, Any]) -> tuple[Call, bool]:
+def inference_call(
+    service: Service, exchange: Exchange, model: str, parameters: Mapping[str, Any]
+) -> tuple[Call, bool]:
     """The call, and whether texts may be shortened to the context. ``timeout`` is in microseconds, as in Triton.
 
     Raises RequestError for unknown parameters and for wrong values.
@@ -142,7 +180,12 @@ def inference_call(exchange: Exchange, parameters: Mapping[str, Any]) -> tuple[C
     if timeout:
         exchange.deadline = min(exchange.deadline, time.monotonic() + timeout / 1e6)
     call = Call(
-        exchange.request_id, exchange.priority(priority), exchange.deadline, exchange.passed_on, exchange.client
+        exchange.request_id,
+        exchange.priority(priority),
+        exchange.deadline,
+        exchange.passed_on,
+        exchange.client,
+        observe_prompt_tokens=lambda count: service.metrics.count(model, count, 0, exchange),
     )
     return call, bool(truncate)
 
@@ -154,7 +197,7 @@ async def _infer(service: Service, request: Request, model: str, number: str) ->
     executor = encoder_of(await service.models.executor(model), model)
     await begin_inference(service, exchange, model)
     parameters = _object(header, "parameters")
-    call, truncate = inference_call(exchange, parameters)
+    call, truncate = inference_call(service, exchange, model, parameters)
     inputs = read_inputs(header, binary)
     exchange.log["texts"] = inputs[0].shape[0]
     wanted = _wanted(header, form_of(executor))
@@ -174,6 +217,18 @@ async def _infer(service: Service, request: Request, model: str, number: str) ->
     entry["parameters"] = {"binary_data_size": len(raw)}
     text = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
     return Response(text + raw, media_type=OCTETS, headers={HEADER_LENGTH: str(len(text))})
+
+
+async def _body(service: Service, request: Request, kind: type[Body]) -> Body:
+    """The body of a request about the repository, which Triton's client sends without a type. It may be missing."""
+    exchange = exchange_of(request)
+    sizes = request.headers.get("content-length"), request.headers.get("transfer-encoding")
+    given: dict[str, Any] = {} if sizes in ((None, None), ("0", None)) else (await _read(service, request, exchange))[0]
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+        raise validation_error(found, given) from None
 
 
 async def _read(service: Service, request: Request, exchange: Exchange) -> tuple[dict[str, Any], bytes]:
@@ -294,7 +349,14 @@ def data_type(datatype: str) -> str:
 
 # What a model's address may end with, and the method. A model's name may contain slashes, so a pattern for it matches
 # the address of an unknown action too, and only the loaded models say where the name ends.
-ACTIONS = {"infer": "POST", "ready": "GET", "config": "GET"}
+ACTIONS = {
+    "infer": "POST",
+    "generate": "POST",
+    "generate_stream": "POST",
+    "ready": "GET",
+    "config": "GET",
+    "stats": "GET",
+}
 VERSIONED = re.compile(r"(.+)/versions/[^/]*", re.DOTALL)
 
 

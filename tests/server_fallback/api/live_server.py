@@ -36,6 +36,14 @@ class LiveServer:
         assert self.server._loop is not None
         return self.server._loop
 
+    def configure(self, config: ApiConfig) -> None:
+        """Return when the server has this configuration. Raises its errors."""
+
+        async def configured() -> None:
+            self.server.configure(config)
+
+        asyncio.run_coroutine_threadsafe(configured(), self.loop).result(WAIT_SECONDS)
+
     def signal(self) -> None:
         """Act as if the process had received a signal."""
         self.server.handle_exit(SIGTERM, None)

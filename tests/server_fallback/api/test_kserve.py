@@ -8,10 +8,12 @@ import json
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -20,13 +22,19 @@ from asgi import ask_app, run
 from encoders import ModelsWithEncoders, encoders
 from live_server import LiveServer, live_server
 from tritonclient.utils import InferenceServerException
+from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import ApiKey, Keys
+from nearfar.server_fallback.engine.stats import BatchRecord, EngineStats, RequestRecord
+from nearfar.server_fallback.executors.executor import ExecutorState, ModelChange, SleepRequest, WakeRequest
+from nearfar.server_fallback.executors.model_table import ASLEEP
 from nearfar.server_fallback.kserve.grpc_messages import DESCRIPTORS, MAX_FIELDS, message, parse_message
 from nearfar.server_fallback.kserve.grpc_server import GrpcServer
+from nearfar.server_fallback.schema.completions import CompletionRequest
+from nearfar.server_fallback.schema.models import LoadRequest, ModelCard
 
 HALF = 0.5**0.5
 
@@ -162,11 +170,8 @@ def test_parameters_shorten_texts_and_set_a_deadline(client: tuple[Any, Any]) ->
 def test_every_error_below_v2_can_be_read_by_triton_s_client(served: LiveServer, models: ModelsWithEncoders) -> None:
     with tritonclient.http.InferenceServerClient(f"127.0.0.1:{served.port}") as client:
         for call in (
-            client.get_model_repository_index,
-            client.get_inference_statistics,
             client.get_trace_settings,
             client.get_cuda_shared_memory_status,
-            lambda: client.load_model("embed"),
         ):
             with pytest.raises(InferenceServerException) as refused:
                 call()
@@ -204,10 +209,11 @@ def test_every_error_below_v2_can_be_read_by_triton_s_client(served: LiveServer,
         ("DELETE", "embed/infer", 405, "use POST"),
         ("POST", "embed/ready", 405, "use GET"),
         ("POST", "embed/versions/1/config", 405, "use GET"),
-        ("POST", "embed/generate", 404, "this address does not exist; a model has /infer, /ready, /config and"),
-        ("GET", "embed/generate", 404, "this address does not exist"),
-        ("POST", "embed/versions/1/generate_stream", 404, "this address does not exist"),
-        ("POST", "none/generate", 404, "this address does not exist"),
+        ("GET", "embed/generate", 405, "use POST"),
+        ("POST", "embed/versions/1/stats", 405, "use GET"),
+        ("POST", "embed/trace", 404, "this address does not exist; a model has /infer, /generate, /generate_stream,"),
+        ("GET", "embed/trace", 404, "this address does not exist"),
+        ("POST", "none/trace", 404, "this address does not exist"),
         ("GET", "none/model", 404, "the model 'none/model' does not exist"),
         ("GET", "embed/versions/2", 404, "has no version '2'"),
     ],
@@ -293,3 +299,173 @@ def test_a_port_in_use_is_an_error_at_the_start(served: LiveServer) -> None:
     server = GrpcServer(served.service, f"127.0.0.1:{served.port}")
     with pytest.raises(RequestError, match="choose another port"):
         asyncio.run_coroutine_threadsafe(server.start(), served.loop).result()
+
+
+HI = {"text_input": "hi"}
+
+
+def test_triton_s_clients_read_statistics_of_requests_over_any_api(client: tuple[Any, Any], served: LiveServer) -> None:
+    module, triton = client
+    as_json = {} if module is tritonclient.http else {"as_json": True}
+
+    def stats(name: str) -> dict[str, Any]:
+        (found,) = triton.get_inference_statistics(name, **as_json)["model_stats"]
+        assert (found["name"], found["version"]) == (name, "1")
+        return found  # type: ignore[no-any-return]
+
+    def count(found: dict[str, Any], key: str) -> int:
+        return int(found["inference_stats"][key].get("count", 0))
+
+    before = stats("embed")
+    triton.infer("embed", [texts(module, "ab", "c")])
+    with pytest.raises(InferenceServerException):
+        triton.infer("embed", [texts(module, "")])
+    body = {"model": "embed", "input": ["a", "b", "c"]}
+    url = f"http://127.0.0.1:{served.port}/v1/embeddings"
+    assert httpx.post(url, json=body, timeout=WAIT_SECONDS).status_code == 200
+
+    def have_been_counted() -> bool:
+        # A request is counted after its answer.
+        return count(stats("embed"), "success") == count(before, "success") + 2
+
+    wait_until(have_been_counted)
+    after = stats("embed")
+    assert count(after, "fail") == count(before, "fail") + 1
+    assert int(after["inference_stats"]["success"]["ns"]) > int(before["inference_stats"]["success"].get("ns", 0))
+    assert int(after["last_inference"]) > 1_700_000_000_000
+    # Tokens of this protocol are those of all others, and count for limits too.
+    assert served.service.metrics.value("vllm:prompt_tokens_total", model_name="embed") > 0
+    assert {each["name"] for each in triton.get_inference_statistics(**as_json)["model_stats"]} >= {"embed", "rank"}
+    with pytest.raises(InferenceServerException, match="does not exist"):
+        triton.get_inference_statistics("none", "1")
+
+
+def test_statistics_count_what_the_engine_has_computed(models: ModelsWithEncoders) -> None:
+    batches, requests = BatchRecord(), RequestRecord()
+    batches.admitted([0.25] * 3)
+    batches.computed(3, 12, 0.5)
+    requests.ended(10, 20, 0.125, 1.0)
+    steps = EngineStats(steps=21, requests=requests.snapshot())
+    for engine, counts, queue, computed in (
+        (EngineStats(batches=batches.snapshot()), (3, 1), (3, 750_000_000), (1, 500_000_000)),
+        (steps, (1, 21), (0, 0), (1, 1_125_000_000)),
+    ):
+        models.fake.current = replace(models.fake.current, engine=engine)
+        found = run(ask_app(create_app(models, ApiConfig()), "GET", "/v2/models/fake/stats")).json()["model_stats"][0]
+        assert (found["inference_count"], found["execution_count"]) == counts
+        durations = found["inference_stats"]
+        assert tuple(durations["queue"].values()) == queue
+        assert tuple(durations["compute_infer"].values()) == computed
+
+
+class Sleeping(ModelsWithEncoders):
+    """Its models load and sleep. ``changes`` are those that were requested."""
+
+    def __init__(self, models: ModelsWithEncoders) -> None:
+        super().__init__(encoders=models.encoders)
+        self.changes: list[ModelChange] = []
+        self.asleep: set[str] = set()
+
+    def states(self) -> Mapping[str, ExecutorState]:
+        return {name: ASLEEP if name in self.asleep else state for name, state in super().states().items()}
+
+    async def change(self, change: ModelChange) -> ModelCard | None:
+        self.changes.append(change)
+        match change:
+            case SleepRequest(model):
+                self.asleep.add(model)
+            case WakeRequest(model):
+                self.asleep.discard(model)
+            case _:
+                return await super().change(change)
+        return None
+
+
+def test_an_admin_loads_and_unloads_over_triton_s_clients(models: ModelsWithEncoders) -> None:
+    digests = {name: hashlib.sha256(f"key-of-{name}".encode()).digest() for name in ("ops", "web")}
+    keys = [ApiKey(name, digest, admin=name == "ops") for name, digest in digests.items()]
+    sleeping = Sleeping(models)
+    with live_server(sleeping, ApiConfig(keys=Keys(tuple(keys)))) as live:
+        server = GrpcServer(live.service, "127.0.0.1:0")
+        asyncio.run_coroutine_threadsafe(server.start(), live.loop).result()
+        ops, web = ({"authorization": f"Bearer key-of-{name}"} for name in ("ops", "web"))
+        try:
+            with (
+                tritonclient.http.InferenceServerClient(f"127.0.0.1:{live.port}") as over_http,
+                tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.port}") as over_grpc,
+            ):
+                for triton, index in (
+                    (over_http, lambda: over_http.get_model_repository_index(headers=ops)),
+                    (over_grpc, lambda: over_grpc.get_model_repository_index(headers=ops, as_json=True)["models"]),
+                ):
+                    sleeping.changes.clear()
+
+                    def state(name: str, index: Any = index) -> tuple[str, str]:
+                        (found,) = [each for each in index() if each["name"] == name]
+                        return found["state"], found.get("reason", "")
+
+                    assert state("embed") == ("READY", "")
+                    triton.unload_model("embed", headers=ops)
+                    assert state("embed") == ("UNAVAILABLE", "asleep")
+                    assert not triton.is_model_ready("embed", headers=ops)
+                    triton.load_model("embed", headers=ops)
+                    triton.load_model("embed", headers=ops)
+                    triton.load_model("./folder", headers=ops)
+                    assert state("embed") == ("READY", "")
+                    assert sleeping.changes == [
+                        SleepRequest("embed"), WakeRequest("embed"), LoadRequest(model="./folder"),
+                    ]  # fmt: skip
+                    sleeping.loaded.clear()
+                    with pytest.raises(InferenceServerException, match="'config' is not supported"):
+                        triton.load_model("embed", headers=ops, config="{}")
+                    with pytest.raises(InferenceServerException, match="admin's API key"):
+                        triton.load_model("embed", headers=web)
+                    with pytest.raises(InferenceServerException, match="admin's API key"):
+                        triton.unload_model("embed", headers=web)
+        finally:
+            asyncio.run_coroutine_threadsafe(server.close(), live.loop).result()
+
+
+def test_generate_answers_in_the_form_of_triton_s_vllm_backend(models: ModelsWithEncoders) -> None:
+    app = create_app(models, ApiConfig())
+
+    def generate(body: object, path: str = "other/name/generate") -> httpx.Response:
+        return run(ask_app(app, "POST", f"/v2/models/{path}", body))
+
+    parameters = {"temperature": 0, "max_tokens": 5, "stop": ["x"], "top_k": 3}
+    answer = generate({**HI, "id": "7", "parameters": {**parameters, "exclude_input_in_output": True}})
+    named = {"model_name": "other/name", "model_version": "1", "id": "7"}
+    assert answer.json() == {**named, "text_output": "Hello!"}
+    asked = models.fake.requests[-1]
+    assert isinstance(asked, CompletionRequest)
+    assert (asked.model, asked.prompt, asked.temperature, asked.max_tokens) == ("other/name", "hi", 0, 5)
+    assert (asked.stop, asked.top_k) == (["x"], 3)
+    # As in Triton, the answer begins with the input unless that is excluded.
+    assert generate(HI, "fake/versions/1/generate").json()["text_output"] == "hiHello!"
+    stream = generate({**HI, "parameters": {"stream": True}}, "fake/generate_stream")
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    data = [json.loads(line.removeprefix("data: ")) for line in stream.text.split("\n\n") if line.startswith("data: ")]
+    assert data == [{"model_name": "fake", "model_version": "1", "text_output": text} for text in ("Hel", "lo", "!")]
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "words"),
+    [
+        ({}, "fake/generate", "Missing required parameter: 'text_input'"),
+        ({**HI, "max_tokens": 3}, "fake/generate", "Unknown parameter: 'max_tokens'"),
+        ({**HI, "parameters": {"beams": 3}}, "fake/generate", "Unknown parameter: 'parameters.beams'"),
+        ({**HI, "parameters": {"max_tokens": "3"}}, "fake/generate", "'parameters.max_tokens'"),
+        ({**HI, "parameters": {"n": 2}}, "fake/generate", "'n' is not supported here; use /v1/completions"),
+        ({**HI, "parameters": {"model": "x"}}, "fake/generate", "'model' is not supported here"),
+        ({**HI, "parameters": {"stream": True}}, "fake/generate", "use /generate_stream"),
+        ({**HI, "parameters": {"stream": False}}, "fake/generate_stream", "use /generate"),
+        ({**HI, "parameters": {"exclude_input_in_output": 1}}, "fake/generate", "must be true or false"),
+        ({**HI, "parameters": {"exclude_input_in_output": False}}, "fake/generate_stream", "the answer alone"),
+        (HI, "none/generate", "does not exist"),
+        (HI, "fake/versions/2/generate", "no version '2'"),
+    ],
+)
+def test_generate_refuses_by_name(models: ModelsWithEncoders, body: object, path: str, words: str) -> None:
+    answer = run(ask_app(create_app(models, ApiConfig()), "POST", f"/v2/models/{path}", body))
+    assert answer.status_code in (400, 404)
+    assert words in answer.json()["error"]

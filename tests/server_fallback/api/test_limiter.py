@@ -153,3 +153,40 @@ def test_never_more_than_the_bucket_and_what_time_adds(per_minute: float, waits:
         now[0] += wait
         passed += admitted(limiter, key)
     assert passed <= max(1.0, per_minute) + now[0] * per_minute / 60 + 1e-6
+
+
+def test_tokens_are_counted_when_they_are_known_and_the_next_request_waits() -> None:
+    now = [0.0]
+    limiter = limiter_of(clock=lambda: now[0])
+    key = ApiKey("a", b"", tokens_per_minute=60)
+    with limiter.admit("key a", key) as first, limiter.admit("key a", key) as second:
+        assert first.headers["x-ratelimit-limit-tokens"] == "60"
+        assert first.headers["x-ratelimit-remaining-tokens"] == "60"
+        first.tokens(50)
+        second.tokens(40)
+    with pytest.raises(ApiError) as refused, limiter.admit("key a", key):
+        pass
+    assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
+    # 30 tokens more than there were, and one to begin with.
+    assert refused.value.headers["Retry-After"] == "31"
+    now[0] = 30.9
+    assert not admitted(limiter, key)
+    now[0] = 31.0
+    with limiter.admit("key a", key) as third:
+        assert third.headers["x-ratelimit-remaining-tokens"] == "1"
+        assert third.headers["x-ratelimit-reset-tokens"] == "59.000s"
+
+
+def test_other_limits_of_a_key_and_of_the_server_apply_at_once() -> None:
+    now = [0.0]
+    limiter = limiter_of(requests=1, clock=lambda: now[0])
+    slow, fast = (ApiKey("a", b"", requests_per_minute=limit) for limit in (1, 600))
+    assert [admitted(limiter, slow) for _ in range(2)] == [True, False]
+    # What the key has used stays used, and refills at the new rate.
+    now[0] = 1.0
+    assert admitted(limiter, fast, 10)
+    assert not admitted(limiter, fast)
+    with limiter.admit(B, None):
+        assert refusal(limiter, None) == (429, "server_full")
+        limiter.set(2, 100, 1.0)
+        assert refusal(limiter, None) is None

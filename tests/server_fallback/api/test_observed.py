@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
@@ -18,15 +20,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from nearfar.compiler.runtime.errors import CheckpointError, RequestError
+from nearfar.compiler.runtime.errors import CheckpointError, DeviceError, RequestError
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
-from nearfar.server_fallback.api.keys import read_keys
+from nearfar.server_fallback.api.keys import ApiKey, Keys, read_keys
 from nearfar.server_fallback.api.log import JsonFormatter
 from nearfar.server_fallback.api.model_changes import ModelChanges
 from nearfar.server_fallback.api.traces import Traces, open_traces
-from nearfar.server_fallback.engine.stats import EngineStats
-from nearfar.server_fallback.executors.executor import ExecutorState
+from nearfar.server_fallback.engine.stats import EngineStats, RequestRecord
+from nearfar.server_fallback.executors.executor import Call, ExecutorState
 from nearfar.server_fallback.log_event import LOGGER
 from nearfar.server_fallback.schema.models import LoadRequest
 
@@ -114,6 +116,67 @@ def test_metrics_count_what_happened_under_vllm_s_names() -> None:
     )
     # Two pieces after the first, in five answers.
     assert samples["vllm:inter_token_latency_seconds_count"] == 2 * 5
+
+
+def test_an_engines_answers_and_its_cache_have_vllm_s_names_and_buckets() -> None:
+    record = RequestRecord()
+    record.step(5)
+    record.ended(10, 20, 0.25, 1.5)
+    record.ended(1000, 1, 0.125, 0.0)
+    models = FakeModels(FakeExecutor())
+    engine = EngineStats(
+        requests=record.snapshot(), page_size=16, num_pages=512, max_adapters=4,
+        running_adapters=("green", "red"), waiting_adapters=("red",),
+    )  # fmt: skip
+    models.fake.current = ExecutorState(True, "", engine=engine)
+    text = create_app(models, ApiConfig()).state.service.metrics.text().decode()
+    for line in (
+        'vllm:iteration_tokens_total_bucket{le="8.0",model_name="fake"} 1.0',
+        'vllm:iteration_tokens_total_sum{model_name="fake"} 5.0',
+        'vllm:request_prompt_tokens_bucket{le="10.0",model_name="fake"} 1.0',
+        'vllm:request_prompt_tokens_sum{model_name="fake"} 1010.0',
+        'vllm:request_generation_tokens_count{model_name="fake"} 2.0',
+        'vllm:request_prefill_time_seconds_sum{model_name="fake"} 0.375',
+        'vllm:request_decode_time_seconds_sum{model_name="fake"} 1.5',
+        'vllm:cache_config_info{block_size="16",enable_prefix_caching="True",model_name="fake",num_gpu_blocks="512"} 1',
+    ):
+        assert line in text
+    adapters = 'max_lora="4",model_name="fake",running_lora_adapters="green,red",waiting_lora_adapters="red"'
+    assert re.search(rf"^vllm:lora_requests_info\{{{adapters}\}} 1\.\d+e\+09$", text, re.MULTILINE)
+
+
+def test_tokens_of_answers_count_for_the_limit_of_their_key() -> None:
+    digest = hashlib.sha256(b"key-of-web").digest()
+    # Each answer has 5 + 3 tokens.
+    config = ApiConfig(keys=Keys((ApiKey("web", digest, tokens_per_minute=9),)))
+    authorization = {"authorization": "Bearer key-of-web"}
+    app = create_app(FakeModels(), config)
+    first = run(ask_app(app, "POST", CHAT, HI, **authorization))
+    assert (first.status_code, first.headers["x-ratelimit-remaining-tokens"]) == (200, "9")
+    second = run(ask_app(app, "POST", CHAT, {**HI, "stream": True}, **authorization))
+    assert second.headers["x-ratelimit-remaining-tokens"] == "1"
+    refused = run(ask_app(app, "POST", CHAT, HI, **authorization))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    # 7 tokens more than there were, and one to begin with, at 9 a minute.
+    assert 50 < int(refused.headers["Retry-After"]) <= 54
+
+
+def test_a_broken_answer_counts_its_prompt_and_its_pieces() -> None:
+    class Broken(FakeExecutor):
+        async def _said(self, request: Any, call: Call) -> AsyncGenerator[str, None]:
+            assert call.observe_prompt_tokens is not None
+            call.observe_prompt_tokens(100)
+            async for piece in super()._said(request, call):
+                yield piece
+
+    digest = hashlib.sha256(b"key-of-web").digest()
+    config = ApiConfig(keys=Keys((ApiKey("web", digest, tokens_per_minute=200),)))
+    app = create_app(FakeModels(Broken(error=DeviceError("torn"), error_at=2)), config)
+    authorization = {"authorization": "Bearer key-of-web"}
+    for remaining in (200, 98):
+        broken = run(ask_app(app, "POST", CHAT, {**HI, "stream": True}, **authorization))
+        assert int(broken.headers["x-ratelimit-remaining-tokens"]) == pytest.approx(remaining, abs=1)
+        assert "torn" in broken.text
 
 
 def test_each_app_has_metrics_of_its_own() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
+import sys
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def announced(model: str, address: tuple[Any, ...], capsys: pytest.CaptureFixtur
         registry = Registry(Opener())
         await registry.load(LoadRequest(model=model, aliases=["gpt", "other"]))
         await registry.load(LoadRequest(model="chat", name="second"))
-        Announcement().serving(registry, address, keyed=keyed)
+        Announcement(sys.stderr).serving(registry, address, keyed=keyed)
         await registry.close(0.0)
 
     asyncio.run(run())

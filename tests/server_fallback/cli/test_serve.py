@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 from answers import whole
 from guides import guide_commands, write_guide
 from served_demo import Served, start
-from waiting import WAIT_SECONDS
+from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.runtime.errors import Unavailable
@@ -56,8 +57,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def replicas(cache: Path) -> Iterator[list[Served]]:
     """Two servers that start at the same time, before the model is compiled."""
-    options = ("demo", "--alias", "gpt=demo", "--max-sequences", "4")
-    waits = [start(*options, folder=cache, log=f"{index}.log") for index in range(2)]
+    (cache / "nearfar.toml").write_text('models = ["demo"]\nmax_sequences = 4\n[aliases]\ngpt = "demo"\n')
+    options = ("demo", "--alias", "gpt=demo", "--max-sequences", "4"), ("--config", str(cache / "nearfar.toml"))
+    waits = [start(*each, folder=cache, log=f"{index}.log") for index, each in enumerate(options)]
     servers = [wait() for wait in waits]
     yield servers
     for server in servers:
@@ -65,8 +67,11 @@ def replicas(cache: Path) -> Iterator[list[Served]]:
 
 
 def test_the_model_is_compiled_once_and_what_is_served_is_printed(replicas: list[Served], cache: Path) -> None:
-    logs = "".join(path.read_text() for path in cache.glob("*.log"))
-    assert logs.count("compiling demo (first use only)") == 1
+    # Every line of the log is JSON, also while a model is compiled.
+    lines = [json.loads(line) for path in cache.glob("*.log") for line in path.read_text().splitlines()]
+    phases = [(line["model"], line["phase"]) for line in lines if line["event"] == "model_compiling"]
+    assert len(set(phases)) == len(phases) > 3
+    assert ("demo", "kernels") in phases
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
     printed = replicas[0].printed
     assert re.search(r"demo +│ 512 +│ [\d.]+ MB +│ .*thread.*│ gpt", printed)
@@ -200,20 +205,10 @@ def test_a_gateway_prints_an_example_request_and_answers_and_masks(
     masks = {"entities": [{"label": "PERSON", "kind": "PERSON"}]}
     private = {"masks": masks, "media": "far"}
     policy.write_text(json.dumps({"version": 1, "mode": "prefer-far", "private": private}))
-    arguments = (
-        "--near",
-        "demo",
-        "--far",
-        replicas[0].url,
-        "--far-model",
-        "demo",
-        "--far-vision",
-        "--policy",
-        str(policy),
-        "--finder",
-        "demo-finder",
-    )
-    gateway = start(*arguments, folder=cache, command="gateway")()
+    config = tmp_path / "gateway.toml"
+    config.write_text(f'near = "demo"\nfar = "{replicas[0].url}"\nfar_model = "demo"\npolicy = "policy.json"\n')
+    arguments = ("--config", str(config), "--far-vision", "--finder", "demo-finder")
+    gateway = start(*arguments, folder=cache, command="gateway", log="gateway.log")()
     try:
         assert f"routing by prefer-far: near is demo, far is demo at {replicas[0].url}" in gateway.printed
         line = gateway.printed.splitlines()[-1]
@@ -239,10 +234,26 @@ def test_a_gateway_prints_an_example_request_and_answers_and_masks(
             with pytest.raises(openai.BadRequestError, match="this model reads texts only") as refused:
                 client.chat.completions.create(model="demo", messages=WITH_IMAGE)
             assert refused.value.param == "messages[0].content[1]"
+            reload(gateway, config, config.read_text() + '[[keys]]\nname = "web"\nkey = "sk-web-12345678"\n')
+            with pytest.raises(openai.AuthenticationError):
+                client.models.list()
+            assert client.with_options(api_key="sk-web-12345678").models.list()
+            reload(gateway, config, config.read_text().replace("policy.json", "other.json"), "reload_refused")
+        log = (cache / "gateway.log").read_text()
+        assert "policy: cannot change while the server runs" in log
         gateway.process.send_signal(signal.SIGTERM)
         assert gateway.process.wait(WAIT_SECONDS) == 0
     finally:
         gateway.process.kill()
+
+
+def reload(served: Served, config: Path, text: str, event: str = "reloaded") -> None:
+    """Change the file, and wait for the event that says what became of it."""
+    config.write_text(text)
+    log = served.log
+    seen = log.read_text().count(f'"event": "{event}"')
+    served.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: log.read_text().count(f'"event": "{event}"') > seen)
 
 
 def test_a_server_before_others_answers_as_they_do_and_survives_the_end_of_one(
@@ -322,12 +333,15 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_an_error(cache: Path
         capture_output=True, text=True, env={**os.environ, "NEARFAR_CACHE": str(cache)}, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "error: ./nothing: there is no such folder" in done.stderr
-    assert "Traceback" not in done.stderr
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["event"] for line in lines] == ["model_change_failed", "failed"]
+    assert "./nothing: there is no such folder" in lines[-1]["message"]
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["serve", *arguments]) == 2
+    # The log has an error that ends a server which has begun to listen.
+    with suppress(SystemExit):
+        assert main(["serve", *arguments]) == 2
     return " ".join(capsys.readouterr().err.split())
 
 

@@ -12,7 +12,16 @@ import pytest
 from fake_executor import FakeExecutor
 
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, Unavailable
-from nearfar.server_fallback.executors.executor import Executor, ExecutorState, Models, Opening, UnknownModel
+from nearfar.server_fallback.executors.executor import (
+    Executor,
+    ExecutorState,
+    Models,
+    Opening,
+    SleepRequest,
+    UnknownModel,
+    WakeRequest,
+)
+from nearfar.server_fallback.executors.model_table import ASLEEP
 from nearfar.server_fallback.executors.registry import Registry, default_name
 from nearfar.server_fallback.schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest
 
@@ -262,3 +271,51 @@ def test_a_models_name_is_its_folders_or_what_a_hub_calls_it(tmp_path: Path) -> 
     assert default_name(f"{tmp_path}/Qwen3/") == "Qwen3"
     assert default_name("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
     assert default_name("demo") == "demo"
+
+
+def test_a_model_sleeps_without_memory_and_wakes_with_its_adapters() -> None:
+    async def test(registry: Registry, opener: FakeOpener) -> None:
+        await registry.load(LoadRequest(model="6", name="six", aliases=["vi"]))
+        await registry.load_adapter(LoadAdapterRequest(lora_name="fine", lora_path="./fine"))
+        before, first = registry.cards(), opener.opened[0]
+        first.now = ExecutorState(ready=True, detail="ready", running=1)
+        sleeping = asyncio.ensure_future(registry.change(SleepRequest("vi")))
+        await asyncio.sleep(0.03)
+        # Running answers end first, and no new one begins.
+        assert not first.closed
+        error = await fails(Unavailable, "fine: the model is asleep; an admin wakes it", registry.executor("fine"))
+        assert error.details["code"] == "model_asleep"
+        first.now = ExecutorState(ready=True, detail="ready")
+        await sleeping
+        assert first.closed
+        assert registry.cards() == before
+        assert registry.states()["six"] == ASLEEP
+        # Another model gets the memory, and then the first one cannot wake.
+        await registry.load(LoadRequest(model="5"))
+        await fails(Unavailable, "six: needs 6.0 MB, and 5.0 MB of 10.0 MB", registry.change(WakeRequest("six")))
+        assert registry.states()["six"] == ASLEEP
+        await registry.unload("5")
+        await registry.change(WakeRequest("six"))
+        await registry.change(WakeRequest("six"))
+        assert registry.cards() == before
+        assert opener.opened[2].adapters == {"fine": "./fine"}
+        assert (await registry.executor("fine")).context == len("./fine")
+        await registry.change(SleepRequest("six"))
+        await registry.change(SleepRequest("six"))
+        await registry.unload("six")
+        assert registry.cards() == []
+
+    run(test, budget=10_000_000, kind=AdapterExecutor)
+
+
+def test_a_model_that_loads_does_not_sleep() -> None:
+    async def test(registry: Registry, opener: FakeOpener) -> None:
+        opener.gate.clear()
+        loading = asyncio.ensure_future(registry.load(LoadRequest(model="1")))
+        await asyncio.sleep(0)
+        await fails(RequestError, "still loading", registry.change(SleepRequest("1")))
+        opener.gate.set()
+        await loading
+        await fails(UnknownModel, "'x' is not loaded", registry.change(SleepRequest("x")))
+
+    run(test)

@@ -43,6 +43,14 @@ ANSWER = "27 + 58 = 85"
 # About 60 tokens.
 STORY = "tell me a story about a fox"
 CHAT = "/v1/chat/completions"
+CONFIG = """
+models = ["demo", "demo-encoder"]
+front_ends = 2
+target = "cpu"
+transcriber = "WHISPER"
+hang_seconds = 8
+receipt_key = "receipts.pem"
+"""
 KEYS = """
 [[keys]]
 name = "admin"
@@ -92,15 +100,13 @@ def chat(model: str, content: str = QUESTION, **more: object) -> dict[str, objec
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("front-ends")
-    (folder / "keys.toml").write_text(KEYS)
     for model in ("demo", "demo-encoder"):
-        compile_for_server(model, folder, context=512)
+        # The context of each is the longest that it has: 512 tokens, and 256 of the encoder.
+        compile_for_server(model, folder)
     whisper = str(speech_bundle(folder))
-    arguments = ["demo", "demo-encoder", "--front-ends", "2", "--target", "cpu", "--context", "512"]
-    arguments += ["--transcriber", whisper, *(["--speaker", "espeak"] if SPEAKS else [])]
-    arguments += ["--hang-seconds", "8", "--api-keys", str(folder / "keys.toml")]
     new_key(folder / "receipts.pem")
-    arguments += ["--receipt-key", str(folder / "receipts.pem")]
+    (folder / "nearfar.toml").write_text(CONFIG.replace("WHISPER", whisper) + KEYS)
+    arguments = ["--config", str(folder / "nearfar.toml"), *(["--speaker", "espeak"] if SPEAKS else [])]
     with serving(*arguments, folder=folder) as (process, url):
         require_found(folder / "log")
         yield Served(process, url, folder / "log")
@@ -394,6 +400,54 @@ def owner_of(response: httpx.Response, pids: set[int]) -> int:
                 if os.readlink(file) == f"socket:[{inode}]":
                     return pid
     raise AssertionError(f"no front end has socket {inode}")
+
+
+def test_a_reload_is_for_all_front_ends_and_drops_no_answer(server: Served) -> None:
+    file = server.log.with_name("nearfar.toml")
+    before, new = file.read_text(), {"Authorization": "Bearer the-newest-key"}
+    assert {server.ask(headers=new).status_code for _ in range(4)} == {401}
+
+    def reload(text: str, event: str) -> dict[str, object]:
+        seen = len(server.lines(event))
+        file.write_text(text)
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: len(server.lines(event)) > seen)
+        return server.lines(event)[-1]
+
+    with client_of_each(server) as (one, other):
+        body = chat("demo", STORY, stream=True)
+        with one.stream("POST", CHAT, json=body) as first, other.stream("POST", CHAT, json=body) as second:
+            answers = [first.iter_lines(), second.iter_lines()]
+            begun = [next(lines) for lines in answers]
+            refused = reload(before.replace("front_ends = 2", "front_ends = 3"), "reload_refused")
+            assert "front_ends: cannot change while the server runs" in str(refused["message"])
+            added = '[[keys]]\nname = "new"\nkey = "the-newest-key"\n[aliases]\ngpt = "demo"\n'
+            changed = reload(before.replace("target", 'max_body = "1MB"\ntarget', 1) + added, "reloaded")
+            assert changed["changed"] == ["max_body", "aliases", "keys"]
+            texts = ["".join([line, *lines]) for line, lines in zip(begun, answers, strict=True)]
+        assert all("[DONE]" in text for text in texts)
+        for client in (one, other):
+            assert client.post(CHAT, json=chat("gpt"), headers=new).status_code == 200
+            large = client.post(CHAT, json=chat("demo", "x" * 2_000_000))
+            assert large.status_code == 413
+            assert client.get("/health/startup").json() == {"status": "started"}
+        reload(before, "reloaded")
+        for client in (one, other):
+            assert client.post(CHAT, json=chat("demo"), headers=new).status_code == 401
+            assert client.post(CHAT, json=chat("gpt")).status_code == 404
+
+
+def test_a_model_sleeps_and_wakes_in_all_front_ends(server: Served) -> None:
+    with client_of_each(server) as clients:
+        assert clients[0].post("/sleep?model=demo").json() == {"asleep": ["demo"]}
+        for client in clients:
+            asleep = client.post(CHAT, json=chat("demo"))
+            assert (asleep.status_code, asleep.json()["error"]["code"]) == (503, "model_asleep")
+            assert "demo" in [card["id"] for card in client.get("/v1/models").json()["data"]]
+        assert clients[1].post("/wake_up").status_code == 200
+        for client in clients:
+            assert client.post(CHAT, json=chat("demo")).json()["choices"][0]["message"]["content"] == ANSWER
+            assert client.post("/reset_prefix_cache?model=demo").json() == {"reset": ["demo"]}
 
 
 def test_sigterm_lets_all_front_ends_finish(server: Served) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ from nearfar.server_fallback.api.keys import ApiKey
 from nearfar.server_fallback.api.limiter import Limiter
 from nearfar.server_fallback.front_ends.front_end import SharedLimits
 from nearfar.server_fallback.front_ends.front_end_process import HeldRequests
-from nearfar.server_fallback.front_ends.messages import FromFrontEnd, Release
+from nearfar.server_fallback.front_ends.messages import FromFrontEnd, Release, TakeTokens
 from nearfar.server_fallback.processes.connection import Connection
 
 CLIENT = "address 192.0.2.1"
@@ -31,8 +32,11 @@ class DirectLink:
         return headers
 
     def send(self, message: FromFrontEnd) -> None:
-        assert isinstance(message, Release)
-        self.held.release(message)
+        if isinstance(message, TakeTokens):
+            self.held.take_tokens(message)
+        else:
+            assert isinstance(message, Release)
+            self.held.release(message)
 
 
 def limits_of(link: DirectLink) -> SharedLimits:
@@ -78,6 +82,31 @@ def test_the_headers_are_those_of_the_rate_over_all_front_ends() -> None:
             assert other.headers["x-ratelimit-remaining-requests"] == "4"
             await other.answers(3, 100)
             assert other.headers["x-ratelimit-remaining-requests"] == "2"
+
+    asyncio.run(work())
+
+
+def test_tokens_of_one_front_end_count_in_another_and_limits_change_for_both() -> None:
+    async def work() -> None:
+        limiter, key = Limiter(4, 100, 1.0, lambda: 0.0), ApiKey("a", b"", tokens_per_minute=60)
+        link = DirectLink(limiter)
+        first, second = limits_of(link), limits_of(DirectLink(limiter))
+        async with first.admit("key a", key) as one:
+            assert one.headers["x-ratelimit-remaining-tokens"] == "60"
+            one.tokens(70)
+        with pytest.raises(ApiError) as refused:
+            async with second.admit("key a", key):
+                pass
+        assert code(refused) == (429, "rate_limit_exceeded")
+        # A request that its front end has ended counts nothing any more.
+        link.held.take_tokens(TakeTokens(0, 1000))
+        more = replace(key, tokens_per_minute=None)
+        async with second.admit("key a", more):
+            limiter.set(1, 100, 1.0)
+            with pytest.raises(ApiError) as refused:
+                async with first.admit(CLIENT, None):
+                    pass
+            assert code(refused) == (429, "server_full")
 
     asyncio.run(work())
 

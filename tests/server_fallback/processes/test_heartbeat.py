@@ -22,7 +22,7 @@ from nearfar.server_fallback.executors.executor import ExecutorState
 from nearfar.server_fallback.executors.supervised import ServerProgram, SupervisedServer
 from nearfar.server_fallback.front_ends.front_end import end_main_process
 from nearfar.server_fallback.front_ends.front_end_process import FrontEndProcess, Owners
-from nearfar.server_fallback.front_ends.messages import Beating, Publish
+from nearfar.server_fallback.front_ends.messages import Beating, Configure, Publish
 from nearfar.server_fallback.front_ends.shared_models import SharedModels
 from nearfar.server_fallback.processes.connection import Connection
 from nearfar.server_fallback.processes.frames import Beat, Returned, frame
@@ -151,9 +151,11 @@ def test_a_silent_front_end_is_ended() -> None:
             return Publish(())
 
         limiter = Limiter(1, 1, 1.0)
-        config = ApiConfig(hang_seconds=HANG_SECONDS)
+        configure = Configure(ApiConfig(hang_seconds=HANG_SECONDS), started=False)
         none: Any = None
-        front_end = FrontEndProcess(none, config, limiter, Owners(), OwnResponses(0), "", publish, none, none)
+        front_end = FrontEndProcess(
+            none, lambda: configure, limiter, Owners(), OwnResponses(0), "", publish, none, none
+        )
         process: Any = Process()
         front_end._child._process = process
         front_end._child.connection = Connection(front_end._receive, front_end._on_end)

@@ -330,7 +330,7 @@ def test_the_command_waits_for_its_transcriber(tmp_path: Path, monkeypatch: pyte
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return (await client.get("/health/ready")).status_code
 
-    def serve(app: FastAPI, listener: socket, started: object) -> None:  # noqa: ARG001
+    def serve(app: FastAPI, listener: socket, *_: object) -> None:
         listener.close()
         statuses.append(run(ready_of(app)))
 

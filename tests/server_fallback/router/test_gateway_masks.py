@@ -127,7 +127,7 @@ def test_the_command_masks_what_its_finder_finds(tmp_path: Path, monkeypatch: py
     file.write_text(json.dumps(rules(masks={"entities": [{"label": "PERSON", "kind": "PERSON"}]})))
     routes = []
 
-    def serve(app: FastAPI, listener: socket, started: object) -> None:  # noqa: ARG001
+    def serve(app: FastAPI, listener: socket, *_: object) -> None:
         listener.close()
 
         async def work() -> None:
