@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,8 +28,8 @@ class StoredFile(Entry):
 
 
 class Files(Entry):
-    """Files that the store holds. ``folder`` is that of their hashes, and in it one with the model's name. ``file``: the
-    one of them that is the model, such as a GGUF file; None for the folder.
+    """Files that the store holds. ``folder`` is that of their hashes, and in it one with the model's name. ``file`` is
+    the one of them that is the model, such as a GGUF file; None for the folder.
     """
 
     kind: Literal["files"] = "files"
@@ -160,7 +160,7 @@ class Changes:
 
     system: str | None = None
     template: str | None = None
-    parameters: Parameters = Parameters()
+    parameters: Parameters = field(default_factory=Parameters)
     messages: tuple[StoredMessage, ...] = ()
     adapter: Path | None = None
     license: tuple[str, ...] = ()

@@ -6,14 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
 from ..formats.peft import read_config
 from .model import StoredModel
 from .store import Store
-
-AnyBundle = TypeVar("AnyBundle", Bundle, ExportBundle, Bundle | ExportBundle)
 
 
 def exists(model: str) -> bool:
@@ -25,8 +23,8 @@ def exists(model: str) -> bool:
 
 
 def compile_fields(stored: StoredModel | None, store: Store, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of CompileOptions that a stored model sets and its user does not: ``given``. Raises CheckpointError for
-    an adapter that cannot be read.
+    """The fields of CompileOptions that a stored model sets and its user, with ``given``, does not. Raises
+    CheckpointError for an adapter that cannot be read.
     """
     if stored is None:
         return {}
@@ -41,11 +39,13 @@ def compile_fields(stored: StoredModel | None, store: Store, given: Mapping[str,
     return fields
 
 
-def with_template(bundle: AnyBundle, stored: StoredModel | None) -> AnyBundle:
+def with_template(bundle: Bundle | ExportBundle, stored: StoredModel | None) -> Bundle | ExportBundle:
     """The bundle with the chat template of a stored model. Raises RequestError for a template that cannot be read."""
     if stored is None or stored.template is None:
         return bundle
     entry = bundle.manifest.tokenizer
     made = tokenizer_entry(replace(bundle.tokenizer_files(), chat_template=stored.template))
     update = {"tokenizer": made.model_copy(update={"file": entry.file})}
+    if isinstance(bundle, Bundle):
+        return replace(bundle, manifest=bundle.manifest.model_copy(update=update))
     return replace(bundle, manifest=bundle.manifest.model_copy(update=update))

@@ -70,8 +70,8 @@ def acquire(model: str, files: FileStore, progress: Progress, trust: Sequence[Tr
     repository = hub_model(place)
     if repository is None:
         raise CheckpointError(
-            f"{model}: is neither a path, the address of a GGUF file, a name on the Hugging Face Hub (OWNER/NAME), nor a "
-            "model that comes with nearfar; models of a published site need --catalog",
+            f"{model}: is neither a path, the address of a GGUF file, a name on the Hugging Face Hub (OWNER/NAME), nor "
+            "a model that comes with nearfar; models of a published site need --catalog",
             model=model,
         )
     return _of_hub(repository, progress, quantization)

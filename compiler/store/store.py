@@ -64,6 +64,11 @@ class Store:
         path = None if parsed is None else self._record(parsed)
         return read_record(path) if path is not None and os.path.lexists(path) else None
 
+    def has(self, name: str) -> bool:
+        """Whether the store has a record of this name, also a damaged one."""
+        parsed = StoreName.parse_or_none(name)
+        return parsed is not None and os.path.lexists(self._record(parsed))
+
     def get(self, name: str) -> StoredModel:
         """Raises UnknownModel, RequestError for a text that cannot be a name, and CheckpointError."""
         StoreName.parse(name)
@@ -71,8 +76,8 @@ class Store:
         if model is None:
             names = [each.name for each in self.models()]
             raise UnknownModel(
-                f"{name}: the store has no such model{did_you_mean(name, names)}; nearfar list shows those that it has, "
-                "and nearfar pull downloads others",
+                f"{name}: the store has no such model{did_you_mean(name, names)}; nearfar list shows those that "
+                "it has, and nearfar pull downloads others",
                 param="model",
             )
         return model

@@ -15,8 +15,8 @@ from rich.table import Table
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.cli.phases import phases, progress_bars
 from nearfar.compiler.ir.spec import Task
+from nearfar.compiler.store.sources import DOWNLOAD
 
-from ..executors.catalog_models import DOWNLOAD
 from ..executors.registry import Registry
 
 QUESTION = "what is 27 + 58?"

@@ -1,5 +1,5 @@
-"""StoredModels: the models of the store. They are loaded when a request needs them, and unloaded when none has used them
-for a time, or when another one needs their memory.
+"""StoredModels: the models of the store. One is loaded when a request needs it, and unloaded when no request has used
+it for a time, or when another one needs its memory.
 """
 
 from __future__ import annotations
