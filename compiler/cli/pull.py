@@ -37,7 +37,7 @@ def run(options: Pull) -> None:
             raise RequestError(f"{name} is for models of a --catalog; compile other models with nearfar compile")
     store = Store.of_user()
     with progress_bars(quiet=options.json, transient=True) as bars:
-        model = store.pull(options.model, options.name, phases(bars), trust)
+        model = store.pull(options.model, options.name, phases(bars), trust, options.ignore_keys)
         if options.compile and not model.is_bundle:
             try:
                 cache = importlib.import_module(CACHE)

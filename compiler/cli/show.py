@@ -43,16 +43,30 @@ def rows(model: StoredModel, path: Path, bundles: list[Path]) -> list[tuple[str,
         ("made from", model.parent or ""),
         (kind, f"{path}  {megabytes(model.size_bytes)}"),
         ("from", source_of(model)),
+        ("family", model.details.family),
+        ("parameters", count_text(model.details.num_parameters)),
+        ("format", model.details.quantization),
+        ("context", f"{model.details.context:,}"),
         ("compile to", model.quantization or ""),
         ("compiled", "\n".join(str(each) for each in bundles)),
         ("adapter", "" if model.adapter is None else megabytes(model.adapter.size_bytes)),
         ("system", model.system or ""),
         ("template", model.template or ""),
-        ("parameters", "\n".join(f"{name} {value}" for name, value in model.parameters.given().items())),
+        ("requests inherit", "\n".join(f"{name} {value}" for name, value in model.parameters.given().items())),
         ("messages", "\n".join(f"{each.role}: {each.content}" for each in model.messages)),
-        ("license", "\n".join(model.license)),
+        ("license", "\n".join(model.license) or model.details.license or ""),
     ]
     return [(name, text) for name, text in found if text]
+
+
+def count_text(number: int | None) -> str:
+    """Such as "1.2B" and "870K"; empty for None."""
+    if number is None:
+        return ""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return str(number)
 
 
 def source_of(model: StoredModel) -> str:

@@ -15,6 +15,7 @@ from ..bundle.entries import Entry, FileName, Sha256
 from ..bundle.manifest import MANIFEST_FILE
 from ..ir.expr import Natural
 from ..runtime.errors import CheckpointError
+from .details import Details
 from .names import StoreName
 from .parameters import Parameters
 
@@ -89,6 +90,7 @@ class StoredModel(Entry):
     name: str
     created: str
     source: Source
+    details: Details
     parent: str | None = None
     quantization: str | None = None
     system: str | None = None

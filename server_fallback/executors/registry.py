@@ -109,6 +109,11 @@ class Registry:
         loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await self._loaded(loading)
 
+    async def prepare(self, model: str) -> None:
+        """Compile a model if necessary, without loading it. Raises what loading raises."""
+        opening = await self._opener.prepare(model, None)
+        opening.release()
+
     async def unload(self, name: str) -> None:
         entry = self._table.find(name)
         if name in entry.aliases:

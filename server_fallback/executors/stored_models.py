@@ -145,7 +145,12 @@ class StoredModels:
         parsed = StoreName.parse_or_none(name)
         if parsed is None:
             return None
-        return next((each for each in self._loaded.values() if each.stored.store_name.file == parsed.file), None)
+        named = next((each for each in self._loaded.values() if each.stored.store_name.file == parsed.file), None)
+        if named is not None or not self._loaded:
+            return named
+        # Another model may use the same engine.
+        stored = self.store.find(name)
+        return None if stored is None else self._loaded.get(stored.engine_key)
 
     def _loaded_name(self, name: str) -> str | None:
         loaded = self._loaded_model(name)
