@@ -174,7 +174,7 @@ class Conversation:
     def _encode(self, turns: Sequence[Said]) -> tuple[list[int], list[PreparedImage]]:
         said = [*self._begun, *turns]
         messages = [each.read.message for each in said]
-        if self.system is not None and messages[0]["role"] != "system":
+        if self.system:
             messages = [{"role": "system", "content": self.system}, *messages]
         pictures = [picture for each in said for picture in each.read.pictures]
         sounds = [sound for each in said for sound in each.read.sounds]

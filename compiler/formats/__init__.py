@@ -29,8 +29,8 @@ def load(model: str, ignore_keys: Collection[str] = (), *, text_only: bool = Fal
 
 
 def located(model: str) -> Path:
-    """Where the files of a demo model or a local model are, or those of a repository, which is downloaded or read from
-    the Hub's cache. Raises CheckpointError.
+    """Where the files of a demo model, a local model or a stored model are, or those of a repository, which is
+    downloaded or read from the Hub's cache. Raises CheckpointError.
     """
     from ..demo import DEMOS
     from .hub import download, hub_model
@@ -43,6 +43,12 @@ def located(model: str) -> Path:
     if os.path.exists(path):
         _require_utf8(model, os.path.realpath(path))
         return Path(path)
+    from ..store.store import Store
+
+    store = Store.of_user()
+    stored = store.find(model)
+    if stored is not None:
+        return store.path(stored)
     repository = hub_model(model)
     if model.lower().endswith(".gguf") and (repository is None or repository.choice is None):
         raise CheckpointError(f"{model}: there is no such file{_beside(Path(path))}", model=model)

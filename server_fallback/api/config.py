@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated
 
-from nearfar.compiler.options import Count, Flag, Name, options
+from nearfar.compiler.options import Count, Flag, Name, SizeBytes, options
 
-from ..option_types import HANG_SECONDS, Network, Origin, Seconds, Share, SizeBytes
+from ..option_types import HANG_SECONDS, Network, Origin, Seconds, Share
 from ..schema.limits import MAX_CHOICES, MAX_STOPS
 from .keys import Keys
 

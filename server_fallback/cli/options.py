@@ -8,11 +8,23 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from nearfar.compiler.names import RUNNERS
-from nearfar.compiler.options import Count, CountOrNone, File, Flag, Json, ModelName, Name, Trust, Url, options
+from nearfar.compiler.options import (
+    Count,
+    CountOrNone,
+    File,
+    Flag,
+    Json,
+    ModelName,
+    Name,
+    SizeBytes,
+    Trust,
+    Url,
+    options,
+)
 
 from ..api.config import ApiConfig
 from ..executors.local_options import LocalOptions
-from ..option_types import Dialect, NodeAddress, Port, ShareOrNone, SizeBytes
+from ..option_types import Dialect, NodeAddress, Port, ShareOrNone
 
 Output = Flag(("-o", "--output"))
 # An environment variable that holds a key.

@@ -9,12 +9,13 @@ for them with `isinstance`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from nearfar.compiler.ir.spec import Task
 from nearfar.compiler.runtime.audio.transcribe import Transcript
-from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.store.names import UnknownModel as UnknownModel
 
 from ..engine.request import TokenSource
 from ..engine.stats import EngineStats
@@ -265,7 +266,7 @@ class Opening:
     """A model that can be opened. ``memory_bytes`` is None if this process will not hold the model. ``answers_at_once``
     is how many answers it can run and queue, None if that is not known.
 
-    ``open`` may take minutes. If it fails, it leaves nothing open.
+    ``open`` may take minutes. If it fails, it leaves nothing open. ``release`` is called when the model is closed.
     """
 
     name: str
@@ -273,6 +274,7 @@ class Opening:
     open: Callable[[], Awaitable[Executor]]
     task: Task = "generate"
     answers_at_once: int | None = None
+    release: Callable[[], None] = lambda: None
 
 
 class Opener(Protocol):
@@ -280,12 +282,6 @@ class Opener(Protocol):
         """Find a model, and compile it if necessary. Raises RequestError and others for a model that cannot be
         served.
         """
-
-
-class UnknownModel(RequestError):
-    """No model, alias or adapter has this name. Over HTTP it is a 404."""
-
-    code = "model_not_found"
 
 
 ModelChange = LoadRequest | UnloadRequest | LoadAdapterRequest | UnloadAdapterRequest
@@ -324,3 +320,16 @@ class Models(Protocol):
 
     async def close(self, drain_seconds: float) -> None:
         """Refuse new models, wait at most this long for running requests, then close every executor."""
+
+
+@runtime_checkable
+class LoadsOnUse(Models, Protocol):
+    """Models that are loaded when a request needs them, and unloaded later."""
+
+    def using(self, name: str) -> AbstractAsyncContextManager[Executor]:
+        """The executor for a name, which stays loaded in the context. Raises UnknownModel, and what loading raises."""
+
+    def keep(self, name: str, seconds: float) -> None:
+        """How long the model stays loaded after its last request; infinity for ever. Without effect on a model that is
+        not loaded, or was loaded otherwise.
+        """

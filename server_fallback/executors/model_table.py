@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nearfar.compiler.ir.spec import Task
@@ -16,8 +16,8 @@ LOADING = ExecutorState(ready=False, detail="loading")
 
 @dataclass(eq=False)
 class ModelEntry:
-    """A model. ``executor`` is None while the model loads. ``adapters`` are its adapters' hashes by name;
-    ``model`` is what it was loaded from.
+    """A model. ``executor`` is None while the model loads, and ``release`` is called when it is closed. ``adapters`` are
+    its adapters' hashes by name; ``model`` is what it was loaded from.
     """
 
     name: str
@@ -29,6 +29,7 @@ class ModelEntry:
     answers_at_once: int | None = None
     aliases: list[str] = field(default_factory=list)
     adapters: dict[str, str] = field(default_factory=dict)
+    release: Callable[[], None] = lambda: None
 
     def state(self) -> ExecutorState:
         return LOADING if self.executor is None else self.executor.state()

@@ -178,7 +178,7 @@ class Registry:
             entry.memory_bytes = self._take(opening.memory_bytes or 0, entry)
             entry.task = opening.task
             entry.answers_at_once = opening.answers_at_once
-            entry.executor = await opening.open()
+            entry.executor, entry.release = await opening.open(), opening.release
             return entry.cards()[0]
         except BaseException:
             self._table.remove(entry)
@@ -217,6 +217,7 @@ class Registry:
                 await asyncio.sleep(POLL_SECONDS)
         finally:
             await executor.close()
+            entry.release()
             self._leaving.discard(entry)
 
 

@@ -16,8 +16,8 @@ from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.runtime.errors import RequestError, ToolError, UnsupportedModel
+from nearfar.compiler.store.bundles import bundle_path
 from nearfar.server_fallback.executors import compile_process, local_opener
-from nearfar.server_fallback.executors.bundle_cache import bundle_path
 from nearfar.server_fallback.executors.compile_process import Progress, default_options
 from nearfar.server_fallback.executors.local_opener import LocalOpener
 from nearfar.server_fallback.executors.local_options import LocalOptions
