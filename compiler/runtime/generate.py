@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..bundle.manifest import GENERATE
-from ..ir.sampling import GREEDY, Sampler, Settings
+from ..ir.sampling import GREEDY, Sampler, Settings, token_counts
 from .batch import Chunk, FloatArray, PlacedFeatures, features_between, make_batch, rope_positions_between
 from .errors import DeviceError, RequestError
 from .page_groups import rings
@@ -21,7 +21,8 @@ from .runner import Output, Runner, require_plan
 
 # Prompt tokens per forward pass: enough to fill a tile kernel twice, few enough that a pass is short on small devices.
 PREFILL_CHUNK = 64
-# The slots of the states of a runner's only sequence.
+# The slot of a runner's only sequence, and those of its states.
+SLOT = 0
 ONLY_STATE = (0, 0)
 
 
@@ -65,10 +66,15 @@ def generate(
     check_prompt(runner, prompt, max_tokens)
     assert 0 <= cached < len(prompt), "the last token's logits are needed"
     timings.prompt_tokens = len(prompt)
+    flags = sampler.flags
+    if flags:
+        runner.write_state("token_counts", SLOT, token_counts(runner.manifest.spec.vocab_size, prompt))
     started = time.perf_counter()
     ends = set(runner.manifest.spec.eos_token_ids)
     placed = features()
-    passes = prefill(runner, prompt, sample_all=False, settings=sampler.next(), cached=cached, placed=placed)
+    passes = prefill(
+        runner, prompt, sample_all=False, settings=sampler.next(), cached=cached, placed=placed, flags=flags
+    )
     while not cancelled() and (result := next(passes, None)) is not None:
         output = result
     if cancelled():
@@ -89,7 +95,7 @@ def generate(
         if cancelled():
             return
         if count < max_tokens:
-            output = append(runner, [token], length, [0], sampler.next(), placed)
+            output = append(runner, [token], length, [0], sampler.next(), placed, flags=flags)
             length += 1
 
 
@@ -124,9 +130,10 @@ def prefill(
     settings: Settings = GREEDY,
     cached: int = 0,
     placed: Sequence[PlacedFeatures] = (),
+    flags: int = 0,
 ) -> Iterator[Output]:
     """Run the tokens of a sequence after its first ``cached`` ones, in chunks. Every row is sampled, or only the last
-    one. ``placed`` are the features of the sequence's pictures.
+    one. ``placed`` are the features of the sequence's pictures; ``flags``: see `append`.
     """
     vision, stop = runner.manifest.spec.vision, cached
     whole, most = vision is not None and vision.both_ways != "none", runner.limits.tokens
@@ -136,7 +143,7 @@ def prefill(
             seen = [(each.first, each.features) for each in placed if not each.is_sound]
             stop = end_outside_pictures(seen, start, stop, most)
         rows = range(stop - start) if sample_all else [stop - start - 1] if stop == len(token_ids) else []
-        yield append(runner, token_ids[start:stop], start, rows, settings, placed)
+        yield append(runner, token_ids[start:stop], start, rows, settings, placed, flags=flags)
 
 
 def end_outside_pictures(placed: Sequence[tuple[int, FloatArray]], start: int, stop: int, most: int) -> int:
@@ -170,9 +177,11 @@ def append(
     placed: Sequence[PlacedFeatures] = (),
     *,
     adapter: int = -1,
+    flags: int = 0,
 ) -> Output:
     """Run tokens that follow the first ``start`` of the only sequence, which owns the pools' first pages and has the
-    features ``placed``; ``rows`` of them are sampled. ``adapter``: see `Chunk`.
+    features ``placed``; ``rows`` of them are sampled. ``adapter``: see `Chunk`. ``flags``: the states of the slot that
+    apply, which then counts the sampled tokens.
     """
     stop = start + len(token_ids)
     pages, *window = rings(runner.groups, runner.manifest.pages_for(start + len(token_ids)))
@@ -185,6 +194,8 @@ def append(
         window_pages=window[0] if window else None,
         state=ONLY_STATE,
         adapter=adapter,
+        slot=SLOT if flags else -1,
+        flags=flags,
         features=features_between(((each.first, each.features) for each in placed if not each.is_sound), start, stop),
         heard=features_between(((each.first, each.features) for each in placed if each.is_sound), start, stop),
         rope_positions=rope_positions_between((each.grid for each in placed), start, stop) if placed else None,

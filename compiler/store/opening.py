@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
+from ..bundle.manifest import Description
 from ..formats.peft import read_config
+from .go_template import chat_template
 from .model import StoredModel
 from .store import Store
 
@@ -44,8 +46,18 @@ def with_template(bundle: Bundle | ExportBundle, stored: StoredModel | None) -> 
     if stored is None or stored.template is None:
         return bundle
     entry = bundle.manifest.tokenizer
-    made = tokenizer_entry(replace(bundle.tokenizer_files(), chat_template=stored.template))
+    jinja = chat_template(stored.template, marks=marks_of(bundle.manifest))
+    made = tokenizer_entry(replace(bundle.tokenizer_files(), chat_template=jinja))
     update = {"tokenizer": made.model_copy(update={"file": entry.file})}
     if isinstance(bundle, Bundle):
         return replace(bundle, manifest=bundle.manifest.model_copy(update=update))
     return replace(bundle, manifest=bundle.manifest.model_copy(update=update))
+
+
+def marks_of(manifest: Description) -> dict[str, str]:
+    """What a chat template writes for a picture, a video or a sound, by the type of a message's part."""
+    images, sounds = manifest.images, manifest.sounds
+    marks = {} if images is None else {"image": images.prompt.mark}
+    if images is not None and images.video is not None:
+        marks["video"] = images.video.prompt.mark
+    return marks if sounds is None else {**marks, "audio": sounds.prompt.mark}

@@ -29,6 +29,7 @@ from .blobs import Blobs, disk_bytes
 from .bundles import compiled_from, evict_bundles, remove_bundle
 from .details import describe
 from .files import FileStore
+from .go_template import chat_template
 from .model import Changes, Demo, Files, HubFiles, Source, StoredModel, now, read_record
 from .names import StoreName, UnknownModel
 from .place import VARIABLE, cache_folder
@@ -151,6 +152,8 @@ class Store:
         accepts. The result does not depend on the base any more. Raises as `pull`.
         """
         wanted = StoreName.parse(name)
+        if changes.template is not None:
+            chat_template(changes.template)
         with self._adding():
             parent = self.find(base) or self._record_of(acquire(base, self.files, progress))
             return self._derived(wanted, parent, changes, parent=parent.name)
@@ -163,6 +166,8 @@ class Store:
         if ggufs and len(files) > 1:
             raise CheckpointError(f"{', '.join(files)}: pass one GGUF file, or the files of a checkpoint's folder")
         wanted = StoreName.parse(name)
+        if changes.template is not None:
+            chat_template(changes.template)
         progress(COPY, 0, 0)
         with self._adding():
             source = self.files.copy(files, plain_name(wanted.model), file=ggufs[0] if ggufs else None)

@@ -22,6 +22,7 @@ from starlette.responses import StreamingResponse
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.formats.hub import hub_model
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
+from nearfar.compiler.runtime.text.reasoning import find_dialect
 from nearfar.compiler.runtime.text.tool_formats import tool_format
 from nearfar.compiler.store.modelfile import write_modelfile
 from nearfar.compiler.store.model import Changes, StoredMessage, StoredModel
@@ -44,7 +45,6 @@ from ..schema.ollama import (
     OllamaStatus,
     OllamaVersion,
 )
-from ..text.reasoning import find_dialect
 from .errors import ApiError, api_error, loading_error
 from .exchange import exchange_of
 from .generation import JSON

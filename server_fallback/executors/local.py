@@ -16,6 +16,7 @@ from nearfar.compiler.runtime.audio.prepared_sound import HeardSound
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, RequestError
 from nearfar.compiler.runtime.images.patches import CutImage
 from nearfar.compiler.runtime.media import with_pictures
+from nearfar.compiler.runtime.text.reasoning import State
 from nearfar.compiler.store.model import StoredModel
 
 from ..engine.request import TokenRequest, TokenSource
@@ -39,7 +40,6 @@ from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.grammar.grammars import Grammars
 from ..text.grammar.source import GrammarSource
 from ..text.output import Output
-from ..text.reasoning import State
 from ..text.reasoning_constraint import ReasoningConstraint
 from ..text.requests import check_prompt
 from ..text.text_workers import TextWorkers
