@@ -89,11 +89,9 @@ def report(store: Store, model: StoredModel, *, as_json: bool) -> None:
         return
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"[bold green]pulled[/] {escape(model.name)}  {megabytes(model.size_bytes)}")
-    task, target = ("generate", "")
-    if model.is_bundle:
-        manifest = open_any(store.path(model)).manifest
-        task, target = manifest.task, manifest.target
-    console.print(f"[bold]try it:[/]  {escape(program())} {try_it(task, target, escape(path_word(model.name)))}")
+    target = open_any(store.path(model)).manifest.target if model.is_bundle else ""
+    command = try_it(model.details.task, target, path_word(model.name))
+    console.print(f"[bold]try it:[/]  {escape(f'{program()} {command}')}")
 
 
 def chosen(models: Any, options: Pull) -> CatalogBundle:

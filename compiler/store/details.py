@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..bundle.entries import Entry
 from ..bundle.folder import Bundle, ExportBundle, open_any
-from ..bundle.manifest import MANIFEST_FILE
+from ..bundle.manifest import MANIFEST_FILE, Manifest
 from ..formats.checkpoint import Checkpoint, DequantizedMatrix, StoredMatrix
 from ..ir.expr import Natural
 from ..ir.spec import Task
@@ -45,7 +45,7 @@ def describe(path: Path, ignore_keys: Collection[str] = ()) -> Details:
 
 def _of_bundle(bundle: Bundle | ExportBundle) -> Details:
     manifest = bundle.manifest
-    weights = {**manifest.weights, **manifest.host_weights} if isinstance(bundle, Bundle) else None
+    weights = {**manifest.weights, **manifest.host_weights} if isinstance(manifest, Manifest) else None
     return Details(
         format="bundle",
         family=manifest.spec.model_type,

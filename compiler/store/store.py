@@ -207,9 +207,7 @@ class Store:
         """What the store takes on the disk, without the hub's cache."""
         return disk_bytes([self.folder])
 
-    def _derived(
-        self, name: StoreName, base: StoredModel, changes: Changes, *, parent: str | None
-    ) -> StoredModel:
+    def _derived(self, name: StoreName, base: StoredModel, changes: Changes, *, parent: str | None) -> StoredModel:
         update: dict[str, Any] = {
             "name": str(name),
             "created": now(),

@@ -1,5 +1,5 @@
-"""The app: the HTTP APIs of OpenAI, Ollama and others over the executors of a `Models`. A request passes CORS, the gate, a route that checks its
-key, and the handler.
+"""The app: the HTTP APIs of OpenAI, Ollama and others over the executors of a `Models`. A request passes CORS, the
+gate, a route that checks its key, and the handler.
 """
 
 from __future__ import annotations

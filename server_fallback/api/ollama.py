@@ -23,6 +23,7 @@ from ..schema.ollama import (
     AnsweredCall,
     AnsweredFunction,
     AnsweredMessage,
+    KeepsAlive,
     OllamaAnswer,
     OllamaChatAnswer,
     OllamaChatRequest,
@@ -191,14 +192,14 @@ def ollama_router(service: Service) -> APIRouter:
 
     @post(router, "/api/chat", OllamaChatRequest, OllamaChatAnswer, OLLAMA)
     async def chat(body: OllamaChatRequest, request: Request) -> Response:
-        await kept_alive(service, body.model, body.keep_alive, request)
+        await kept_alive(service, body, request)
         if not body.messages:
             return await only_loaded(service, body)
         return await answered(CHAT_LINES, service, body, request)
 
     @post(router, "/api/generate", OllamaGenerateRequest, OllamaGenerateAnswer, OLLAMA)
     async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
-        await kept_alive(service, body.model, body.keep_alive, request)
+        await kept_alive(service, body, request)
         if not body.prompt and not body.images and not body.suffix:
             return await only_loaded(service, body)
         return await answered(RAW_LINES if body.raw else GENERATE_LINES, service, body, request)
@@ -206,7 +207,7 @@ def ollama_router(service: Service) -> APIRouter:
     @post(router, "/api/embed", OllamaEmbedRequest, OllamaEmbedAnswer, OLLAMA)
     async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
         arrived = time.perf_counter_ns()
-        await kept_alive(service, body.model, body.keep_alive, request)
+        await kept_alive(service, body, request)
         ready = time.perf_counter_ns()
         found = await _embedded(service, body.model, body.input, body.truncate, body.dimensions, request)
         answer = OllamaEmbedAnswer(
@@ -220,7 +221,7 @@ def ollama_router(service: Service) -> APIRouter:
 
     @post(router, "/api/embeddings", OllamaEmbeddingsRequest, OllamaEmbeddingsAnswer, OLLAMA)
     async def embeddings(body: OllamaEmbeddingsRequest, request: Request) -> Response:
-        await kept_alive(service, body.model, body.keep_alive, request)
+        await kept_alive(service, body, request)
         found = await _embedded(service, body.model, body.prompt, None, None, request)
         (vector,) = (each.embedding for each in found.data)
         assert isinstance(vector, list)
@@ -229,16 +230,16 @@ def ollama_router(service: Service) -> APIRouter:
     return router
 
 
-async def kept_alive(service: Service, model: str, keep_seconds: float | None, request: Request) -> None:
+async def kept_alive(service: Service, body: KeepsAlive, request: Request) -> None:
     """Load the model, if it is loaded on use, and set how long it stays after the request."""
-    await service.executor(model, exchange_of(request))
-    if keep_seconds is not None and isinstance(service.models, LoadsOnUse):
-        service.models.keep(model, keep_seconds)
+    await service.executor(body.model, exchange_of(request))
+    if body.keep_seconds is not None and isinstance(service.models, LoadsOnUse):
+        service.models.keep(body.model, body.keep_seconds)
 
 
 async def only_loaded(service: Service, body: OllamaChatRequest | OllamaGenerateRequest) -> Response:
     """The answer to a request without a prompt, which loads a model, or unloads it."""
-    reason = "unload" if body.keep_alive == 0 and isinstance(service.models, LoadsOnUse) else "load"
+    reason = "unload" if body.keep_seconds == 0 and isinstance(service.models, LoadsOnUse) else "load"
     fields: dict[str, Any] = {"model": body.model, "created_at": now(), "done": True, "done_reason": reason}
     answer: OllamaAnswer
     if isinstance(body, OllamaChatRequest):

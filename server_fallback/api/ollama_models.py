@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from importlib.metadata import version
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
@@ -24,8 +23,8 @@ from nearfar.compiler.formats.hub import hub_model
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.text.reasoning import find_dialect
 from nearfar.compiler.runtime.text.tool_formats import tool_format
-from nearfar.compiler.store.modelfile import write_modelfile
 from nearfar.compiler.store.model import Changes, StoredMessage, StoredModel
+from nearfar.compiler.store.modelfile import write_modelfile
 from nearfar.compiler.store.names import StoreName, UnknownModel
 from nearfar.compiler.store.parameters import Parameters
 from nearfar.compiler.store.sources import with_quantization
@@ -60,6 +59,7 @@ FOREVER = timedelta(days=100 * 365)
 # Progress is reported at most this often.
 REPORT_SECONDS = 0.1
 Report = Callable[[str, int, int], None]
+Work = Callable[[Report], Awaitable[None]]
 
 
 def ollama_models_router(service: Service) -> APIRouter:
@@ -107,7 +107,7 @@ def ollama_store_router(service: Service) -> APIRouter:
             report("compiling", 0, 0)
             await models.registry.prepare(stored.name)
 
-        return await _worked(service, work, request, stream=body.stream is not False, begin=f"pulling {name}")
+        return await _worked(work, request, stream=body.stream is not False, begin=f"pulling {name}")
 
     @router.post("/api/create", response_model=OllamaStatus, responses=OLLAMA)
     async def create(body: OllamaCreate, request: Request) -> Response:
@@ -127,7 +127,7 @@ def ollama_store_router(service: Service) -> APIRouter:
             await asyncio.to_thread(partial(created_from, models.store, name, body, changes, report))
             await models.forget(name)
 
-        return await _worked(service, work, request, stream=body.stream is not False, begin="creating the model")
+        return await _worked(work, request, stream=body.stream is not False, begin="creating the model")
 
     @router.post("/api/copy", responses=OLLAMA)
     async def copy(body: OllamaCopy) -> Response:
@@ -372,7 +372,7 @@ def _parameter_lines(parameters: Parameters) -> str:
 # --- work with progress ---
 
 
-async def _worked(service: Service, work: Any, request: Request, *, stream: bool, begin: str) -> Response:
+async def _worked(work: Work, request: Request, *, stream: bool, begin: str) -> Response:
     """Run a change of the store, which goes on if the client leaves. Streams report its progress in lines."""
     exchange, reports = exchange_of(request), asyncio.Queue[OllamaStatus]()
     loop = asyncio.get_running_loop()

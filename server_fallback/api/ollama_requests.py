@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -12,12 +12,13 @@ from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.store.parameters import Parameters
 
 from ..executors.executor import Abilities, Executor, HasStored, TellsAbilities
-from ..schema.chat import ChatCompletionRequest, ImagePart, ImageUrl, Message, TextPart
+from ..schema.chat import ChatCompletionRequest, ImagePart, ImageUrl, Message, Part, TextPart
 from ..schema.completions import CompletionRequest
 from ..schema.functions import FunctionCall, Tool, ToolCall
 from ..schema.ollama import CalledTool, OllamaChatRequest, OllamaGenerateRequest, OllamaMessage, OllamaRequest
 from .validation import dotted
 
+Made = TypeVar("Made", ChatCompletionRequest, CompletionRequest)
 # What Ollama samples with if neither a request nor its model says otherwise (docs/modelfile.mdx, "PARAMETER").
 DEFAULTS = Parameters(temperature=0.8, top_p=0.9)
 # An extension of OpenAI's API, which other servers may not have.
@@ -40,8 +41,8 @@ def generate_request(body: OllamaGenerateRequest, executor: Executor) -> ChatCom
         stored = executor.stored if isinstance(executor, HasStored) else None
         if stored is None or stored.template is None or "suffix" not in stored.template.lower():
             raise RequestError(
-                "suffix: this model's template has no place for a suffix; create a model whose TEMPLATE has one, or send "
-                "raw: true with the model's own marks for a gap in the prompt",
+                "suffix: this model's template has no place for a suffix; create a model whose TEMPLATE has one, or "
+                "send raw: true with the model's own marks for a gap in the prompt",
                 param="suffix",
             )
         variables = {"prompt": body.prompt or "", "suffix": body.suffix}
@@ -159,10 +160,10 @@ def _called(message: OllamaMessage, open_calls: list[tuple[str, str]], index: in
     return found[0]
 
 
-def _content(text: str | None, images: Sequence[str] | None) -> str | list[TextPart | ImagePart] | None:
+def _content(text: str | None, images: Sequence[str] | None) -> str | list[Part] | None:
     if not images:
         return text
-    parts: list[TextPart | ImagePart] = [
+    parts: list[Part] = [
         ImagePart(type="image_url", image_url=ImageUrl(url=f"data:{_type_of(data)};base64,{data}")) for data in images
     ]
     return [*parts, TextPart(type="text", text=text)] if text else parts
@@ -173,7 +174,7 @@ def _type_of(data: str) -> str:
     return "" if kind is None else f"image/{kind}"
 
 
-def _made(kind: type[Any], fields: dict[str, Any]) -> Any:
+def _made(kind: type[Made], fields: dict[str, Any]) -> Made:
     """Raises RequestError for a request that is larger than ours may be."""
     try:
         return kind(**fields)

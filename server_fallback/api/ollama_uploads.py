@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -70,8 +71,8 @@ def created_from(
     """Create the model of a request. Raises RequestError for a request without a base, or with two."""
     if (body.from_ is None) == (not body.files):
         raise RequestError("create needs either 'from', a model, or 'files', uploaded files by name", param="from")
-    adapter = None if not body.adapters else _adapter_folder(store, body.adapters)
-    changes = Changes(**{each: getattr(changes, each) for each in Changes.__slots__ if each != "adapter"}, adapter=adapter)
+    if body.adapters:
+        changes = replace(changes, adapter=_adapter_folder(store, body.adapters))
     if body.from_ is not None:
         store.create(name, body.from_, changes, progress)
         return

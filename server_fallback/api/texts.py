@@ -177,7 +177,9 @@ def num_texts(given: str | list[str] | list[int] | list[list[int]]) -> int:
     return 1 if isinstance(given, str) or not given or isinstance(given[0], int) else len(given)
 
 
-async def _embed(service: Service, body: EmbeddingRequest, request: Request, param: str = "input") -> EmbeddingResponse:
+async def embedded(
+    service: Service, body: EmbeddingRequest, request: Request, param: str = "input"
+) -> EmbeddingResponse:
     executor = await _begin(service, body, request, num_texts(body.input), param)
     exchange = exchange_of(request)
     work = executor.embed(body, encoding_call(body, exchange))

@@ -68,10 +68,9 @@ def run(options: Serve) -> None:
     opener = PipelineOpener(inner)
     registry = Registry(opener, options.memory or models_memory_bytes(options.local.target or default_target()))
     opener.models = registry
-    of_store = serves_store(options)
-    models: Registry | StoredModels = (
-        StoredModels(registry, Store.of_user(), options.keep_alive) if of_store else registry
-    )
+    served: Registry | StoredModels = registry
+    if serves_store(options):
+        served = StoredModels(registry, Store.of_user(), options.keep_alive)
     configure_logs(sys.stderr)
 
     grpc_server: GrpcServer | None = None
@@ -97,7 +96,7 @@ def run(options: Serve) -> None:
                 return
             raise
         announcement.serving(
-            registry,
+            served,
             address,
             keyed=bool(config.keys.keys),
             grpc_port=None if grpc_server is None else grpc_server.port,
@@ -106,10 +105,10 @@ def run(options: Serve) -> None:
     if several:
         run_front_ends(registry, config, listeners, started)
     else:
-        app = create_app(models, config, traces, on_close=close_grpc)
+        app = create_app(served, config, traces, on_close=close_grpc)
         if options.grpc_port is not None:
             grpc_server = open_grpc(app, options)
-        run_server(app, listeners[0], lambda: started(models))
+        run_server(app, listeners[0], lambda: started(served))
 
 
 def open_grpc(app: FastAPI, options: Serve) -> GrpcServer:

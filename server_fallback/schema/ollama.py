@@ -37,12 +37,11 @@ def read_duration(value: float | str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else float(found[2])
 
 
-def _as_seconds(value: float | str | None) -> float | None:
-    return None if value is None else read_duration(value)
+def _check_duration(value: float | str) -> float | str:
+    read_duration(value)
+    return value
 
 
-# Seconds, once it is validated.
-KeepAlive = Annotated[float | str | None, AfterValidator(_as_seconds)]
 Base64 = Annotated[str, Field(min_length=1)]
 Images = Annotated[Items[Base64], Field(max_length=MAX_PARTS)]
 
@@ -80,12 +79,21 @@ class OllamaMessage(Request):
     name: str | None = None
 
 
-class OllamaRequest(Request):
-    """What requests for answers have in common. They are streamed unless ``stream`` is false."""
+class KeepsAlive(Request):
+    """``keep_alive``: how long the model stays loaded after this request."""
 
     model: Name
+    keep_alive: Annotated[float | str, AfterValidator(_check_duration)] | None = None
+
+    @property
+    def keep_seconds(self) -> float | None:
+        return None if self.keep_alive is None else read_duration(self.keep_alive)
+
+
+class OllamaRequest(KeepsAlive):
+    """What requests for answers have in common. They are streamed unless ``stream`` is false."""
+
     options: Parameters | None = None
-    keep_alive: KeepAlive = None
     stream: bool | None = True
     format: Literal["", "json"] | dict[str, Any] | None = None
     think: bool | Literal["low", "medium", "high"] | None = None
@@ -123,22 +131,18 @@ class OllamaGenerateRequest(OllamaRequest):
     raw: bool | None = None
 
 
-class OllamaEmbedRequest(Request):
-    model: Name
+class OllamaEmbedRequest(KeepsAlive):
     input: str | Items[str]
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     options: Parameters | None = None
-    keep_alive: KeepAlive = None
 
 
-class OllamaEmbeddingsRequest(Request):
+class OllamaEmbeddingsRequest(KeepsAlive):
     """The older form of `OllamaEmbedRequest`, for one text."""
 
-    model: Name
     prompt: str
     options: Parameters | None = None
-    keep_alive: KeepAlive = None
 
 
 # --- answers ---
