@@ -29,6 +29,8 @@ def run(options: Show) -> None:
         print_json({**model_json(model), **inherits, "path": str(path), "bundles": [str(each) for each in bundles]})
         return
     table = Table(box=None, padding=(0, 2), show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
     for name, text in rows(model, path, bundles):
         table.add_row(f"[dim]{name}[/]", escape(text))
     Console(soft_wrap=True, highlight=False).print(table)

@@ -103,7 +103,6 @@ def ollama_store_router(service: Service) -> APIRouter:
 
         async def work(report: Report) -> None:
             stored = await asyncio.to_thread(models.store.pull, name, None, report)
-            await models.forget(stored.name)
             report("compiling", 0, 0)
             await models.registry.prepare(stored.name)
 
@@ -125,7 +124,6 @@ def ollama_store_router(service: Service) -> APIRouter:
 
         async def work(report: Report) -> None:
             await asyncio.to_thread(partial(created_from, models.store, name, body, changes, report))
-            await models.forget(name)
 
         return await _worked(work, request, stream=body.stream is not False, begin="creating the model")
 
@@ -133,7 +131,6 @@ def ollama_store_router(service: Service) -> APIRouter:
     async def copy(body: OllamaCopy) -> Response:
         models = _models(service)
         await asyncio.to_thread(models.store.copy, body.source, body.destination)
-        await models.forget(body.destination)
         return Response(status_code=200)
 
     @router.delete("/api/delete", responses=OLLAMA)

@@ -188,7 +188,10 @@ class _ReadRequest(Request):
     """A request whose body has been read and parsed."""
 
     def __init__(self, request: Request, value: object) -> None:
-        super().__init__(request.scope, request.receive)
+        # FastAPI reads no JSON of another type.
+        headers = [pair for pair in request.scope["headers"] if pair[0] != b"content-type"]
+        scope = {**request.scope, "headers": [*headers, (b"content-type", b"application/json")]}
+        super().__init__(scope, request.receive)
         self._value = value
 
     async def body(self) -> bytes:

@@ -28,7 +28,6 @@ from .registry import Registry
 KEEP_SECONDS = 300.0
 # How long a request waits until running answers free the memory that its model needs.
 ROOM_SECONDS = 120.0
-IDLE = "keep_alive"
 
 
 @dataclass(eq=False, slots=True)
@@ -119,10 +118,10 @@ class StoredModels:
         return await self.registry.change(change)
 
     async def forget(self, name: str) -> None:
-        """Unload a model whose record was changed or removed, unless another one uses its engine."""
-        loaded = self._loaded_model(name)
+        """Unload a model whose record is removed. Others that share its engine load it again."""
+        loaded = self._named(name)
         if loaded is not None:
-            await self._unload(loaded, "changed")
+            await self._unload(loaded, "removed")
 
     async def close(self, drain_seconds: float) -> None:
         for loaded in self._loaded.values():
@@ -141,16 +140,17 @@ class StoredModels:
             )
         return stored
 
-    def _loaded_model(self, name: str) -> LoadedModel | None:
+    def _named(self, name: str) -> LoadedModel | None:
+        """The model that was loaded under this name."""
         parsed = StoreName.parse_or_none(name)
-        if parsed is None:
-            return None
-        named = next((each for each in self._loaded.values() if each.stored.store_name.file == parsed.file), None)
-        if named is not None or not self._loaded:
-            return named
-        # Another model may use the same engine.
-        stored = self.store.find(name)
-        return None if stored is None else self._loaded.get(stored.engine_key)
+        file = None if parsed is None else parsed.file
+        return next((each for each in self._loaded.values() if each.stored.store_name.file == file), None)
+
+    def _loaded_model(self, name: str) -> LoadedModel | None:
+        """As `_named`, or the model whose engine the one of this name uses."""
+        named = self._named(name)
+        stored = self.store.find(name) if named is None and self._loaded else None
+        return named if stored is None else self._loaded.get(stored.engine_key)
 
     def _loaded_name(self, name: str) -> str | None:
         loaded = self._loaded_model(name)
@@ -168,7 +168,7 @@ class StoredModels:
         async with self._loading:
             loaded = self._loaded.get(stored.engine_key)
             if loaded is None:
-                former = self._loaded_model(stored.name)
+                former = self._named(stored.name)
                 if former is not None:
                     await self._unload(former, "changed")
                 await self._load_with_room(stored)
@@ -219,21 +219,32 @@ class StoredModels:
         self._freed.set()
         if math.isinf(loaded.keep_seconds):
             return
+        if loaded.keep_seconds == 0:
+            self._expire(loaded)
+            return
         loaded.expires = time.time() + loaded.keep_seconds
         loaded.timer = asyncio.get_running_loop().call_later(loaded.keep_seconds, self._expire, loaded)
 
     def _expire(self, loaded: LoadedModel) -> None:
-        if loaded.users == 0:
-            task = asyncio.ensure_future(self._unload(loaded, IDLE))
+        if loaded.users == 0 and self._drop(loaded):
+            task = asyncio.ensure_future(self._close(loaded, "keep_alive"))
             self._unloads.add(task)
             task.add_done_callback(self._unloads.discard)
 
     async def _unload(self, loaded: LoadedModel, reason: str) -> None:
-        if self._loaded.get(loaded.stored.engine_key) is not loaded or (reason == IDLE and loaded.users > 0):
-            return
+        if self._drop(loaded):
+            await self._close(loaded, reason)
+
+    def _drop(self, loaded: LoadedModel) -> bool:
+        """No request finds it from now on. False if that is so already."""
+        if self._loaded.get(loaded.stored.engine_key) is not loaded:
+            return False
         del self._loaded[loaded.stored.engine_key]
         if loaded.timer is not None:
             loaded.timer.cancel()
+        return True
+
+    async def _close(self, loaded: LoadedModel, reason: str) -> None:
         try:
             await self.registry.change(UnloadRequest(model=loaded.name))
         except NearfarError as error:
