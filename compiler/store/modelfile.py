@@ -96,7 +96,7 @@ class _Reader:
     where: str
     folder: Path | None
     base: str | None = None
-    changes: Changes = Changes()
+    changes: Changes = field(default_factory=Changes)
     parameters: list[tuple[str, str]] = field(default_factory=list)
 
     def decoded(self, content: bytes | str) -> str:
@@ -200,7 +200,9 @@ class _Reader:
 
     def modelfile(self) -> Modelfile:
         if self.base is None:
-            raise RequestError(f"{self.where}: has no FROM; name the model that it begins with", code="invalid_modelfile")
+            raise RequestError(
+                f"{self.where}: has no FROM; name the model that it begins with", code="invalid_modelfile"
+            )
         try:
             parameters = Parameters.read_text(self.parameters)
         except RequestError as error:
@@ -213,7 +215,8 @@ class _Reader:
         try:
             ChatTemplate(chat_template(command.value, command.line), {}).check()
         except (RequestError, CheckpointError) as error:
-            raise RequestError(f"{self.where}: {error.message}", code="invalid_modelfile", **error.details) from error
+            details = {**error.details, "code": "invalid_modelfile"}
+            raise RequestError(f"{self.where}: {error.message}", **details) from error
 
     def _base(self, value: str, line: int) -> str:
         if not value:

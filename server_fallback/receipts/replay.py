@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nearfar.compiler.bundle.manifest import Manifest
-from nearfar.compiler.ir.sampling import BIAS, COUNTS, MASK, FloatArray, Settings, adjust_logits, choose_token, token_counts
+from nearfar.compiler.ir.sampling import (
+    BIAS,
+    COUNTS,
+    MASK,
+    FloatArray,
+    Settings,
+    adjust_logits,
+    choose_token,
+    token_counts,
+)
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.generate import PREFILL_CHUNK, append, not_finite
 from nearfar.compiler.runtime.runner import Runner
