@@ -147,7 +147,7 @@ class Conversation:
             turns, dropped = turns[2:], dropped + 2
             prompt, pictures = self._encode(turns)
         remaining = max(1, self.context - len(prompt) + 1)
-        limit = min(self.parameters.fields().get("max_tokens", remaining), remaining)
+        limit = min(self._max_tokens or remaining, remaining)
         named = self._named(prompt, pictures)
         cached = self._kept(named)
         self._cached = self._cached[:cached]
@@ -167,7 +167,13 @@ class Conversation:
     def _room(self) -> int:
         """The tokens that older turns leave to the answer."""
         share = int(ANSWER_SHARE * self.context)
-        return min(self.parameters.fields().get("max_tokens", share), share)
+        return min(self._max_tokens or share, share)
+
+    @property
+    def _max_tokens(self) -> int | None:
+        """Of an answer; None for the rest of the context."""
+        limit: int | None = self.parameters.fields().get("max_tokens")
+        return limit
 
     def _said(self, message: Message, where: str, folder: Path = Path()) -> Said:
         return Said(message, read_message(dict(message), where, self.manifest, folder))
