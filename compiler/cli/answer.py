@@ -38,12 +38,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """The state that all answers of one `nearfar run` share. ``sampler`` continues from answer to answer."""
+    """The state that all answers of one `nearfar run` share. ``sampler`` continues from answer to answer. ``adapter``
+    is the runner's slot of a LoRA adapter, -1 for none.
+    """
 
     runner: Runner
     tokenizer: Tokenizer
     sampler: Sampler
     stops: StopAutomaton
+    adapter: int = -1
 
     def answer(
         self,
@@ -70,7 +73,7 @@ class Answerer:
                 pieces.append(parts)
                 write(parts)
 
-        more: dict[str, Any] = {"cached": cached, "cancelled": cancelled, "features": features}
+        more: dict[str, Any] = {"cached": cached, "cancelled": cancelled, "features": features, "adapter": self.adapter}
         for token in generate(self.runner, prompt, max_tokens, self.sampler, timings, **more):
             token_ids.append(token)
             text = stream.feed(token)
@@ -90,8 +93,8 @@ class Answerer:
 
 @dataclass(slots=True)
 class AnswerWriter:
-    """Writes an answer to standard output, and its reasoning dimmed to standard error, so that a file or a pipe receives
-    the answer alone.
+    """Writes an answer to standard output, and its reasoning dimmed to standard error, so that a file or a pipe
+    receives the answer alone.
     """
 
     notes: Console = field(default_factory=lambda: Console(stderr=True, soft_wrap=True, highlight=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -19,8 +19,8 @@ from ..publish.licenses import license_of, stated
 from ..runtime.errors import NearfarError, RequestError, reason_of
 from ..runtime.images.decode import decode_image
 from ..runtime.images.patches import prepare_image
-from ..store.modelfile import write_modelfile
 from ..store.model import StoredModel
+from ..store.modelfile import write_modelfile
 from ..store.parameters import Parameters
 from .conversation import Conversation
 from .line_reader import LineReader
@@ -42,9 +42,7 @@ class Chat:
     images: list[tuple[str, Path]] = field(default_factory=list)
     shows_speed: bool = True
     ended: bool = False
-
-    def __post_init__(self) -> None:
-        self.reader = LineReader(completions)
+    reader: LineReader = field(default_factory=lambda: LineReader(completions))
 
     def note(self, text: str) -> None:
         self.notes.print(shown(text, lines=True), style="dim")
@@ -73,7 +71,7 @@ def run_command(chat: Chat, line: str) -> None:
     name = ALIASES.get(name, name)
     if name not in COMMANDS:
         known = did_you_mean(name, list(COMMANDS)).replace("'", "")
-        chat.notes.print(f"unknown command {shown(name[:40])}{known}; /help shows the commands", style="yellow")
+        chat.notes.print(f"unknown command {shown(name[:40])}{known} (/help shows the commands)", style="yellow")
         return
     try:
         COMMANDS[name].run(chat, argument.strip())
@@ -258,7 +256,7 @@ def save(chat: Chat, argument: str) -> None:
     if not argument:
         raise RequestError("/save FILE writes the conversation; give the name of a file, such as chat.json")
     file, conversation = _path(argument), chat.conversation
-    messages = [_with_data(message) for message in conversation.messages]
+    messages = conversation.messages
     SavedConversation.of(conversation.model, conversation.system, conversation.parameters, messages).write(file)
     chat.note(f"saved {len(messages)} messages to {file}")
 
@@ -284,7 +282,9 @@ def load(chat: Chat, argument: str) -> None:
 def image(chat: Chat, argument: str) -> None:
     if not argument:
         names = ", ".join(str(file) for _, file in chat.images)
-        chat.note(f"pictures of the next message: {names}" if names else "/image FILE adds a picture to the next message")
+        chat.note(
+            f"pictures of the next message: {names}" if names else "/image FILE adds a picture to the next message"
+        )
         return
     file, manifest = _path(argument), chat.conversation.manifest
     if manifest.images is None or not manifest.sees:
@@ -332,12 +332,8 @@ def _media_type(data: bytes) -> str:
     return f"image/{next((name for start, name in starts.items() if data.startswith(start)), 'avif')}"
 
 
-def _with_data(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    return message
-
-
 KEYS = {
-    '"""': "begins and ends a message of several lines; pasted lines are one message, too",
+    '"""': "begins and ends a message of several lines",
     "Alt-Enter": "begins a new line",
     "Ctrl-C": "stops the answer; the conversation goes on",
     "Ctrl-D": "ends the conversation",
@@ -377,7 +373,9 @@ KINDS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 _SETTINGS = ("parameter", "system", "think", "nothink", "verbose", "quiet", "history", "nohistory")
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
-        "/set": Command("/set parameter NAME VALUE", "change a parameter; /help set lists other settings", set_value, _SETTINGS),
+        "/set": Command(
+            "/set parameter NAME VALUE", "change a parameter; /help set lists other settings", set_value, _SETTINGS
+        ),
         "/system": Command("/system [TEXT]", "set or show the system prompt", system),
         "/image": Command("/image FILE", "add a picture to the next message", image),
         "/show": Command("/show KIND", f"show {', '.join(SHOWN)}", show, tuple(SHOWN)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,12 +49,12 @@ class Said:
     read: ReadMessage
 
 
-def answerer_of(runner: Runner, tokenizer: Any, parameters: Parameters) -> Answerer:
-    """What answers with these parameters, greedily unless they set a temperature. Raises RequestError."""
-    fields = parameters.fields()
-    seed = secrets.randbits(32) if parameters.seed == -1 else fields.get("seed", 0)
-    settings = {name: fields[name] for name in DEFAULTS if name in fields}
-    return Answerer(runner, tokenizer, Sampler(state=seed, **settings), StopAutomaton(fields.get("stop", ())))
+def sampler_of(fields: Mapping[str, Any], *, random: bool = False) -> Sampler:
+    """The sampler of parameters by the names of OpenAI's API, which is greedy unless they set a temperature.
+    ``random``: with another seed each time. Raises RequestError.
+    """
+    seed = secrets.randbits(32) if random else fields.get("seed", 0)
+    return Sampler(state=seed, **{name: fields[name] for name in DEFAULTS if name in fields})
 
 
 class Conversation:
@@ -71,10 +71,10 @@ class Conversation:
         parameters: Parameters | None = None,
         messages: Sequence[Message] = (),
     ) -> None:
-        self.model, self.system = model, system
+        self.model, self.system, self.parameters = model, system, Parameters()
         self.manifest = answerer.runner.manifest
         self._answerer = answerer
-        self.parameters = parameters or Parameters()
+        self.set(parameters or Parameters())
         self.thinks: bool | None = None
         self._begun = [self._said(message, "a message of the model") for message in messages]
         self._turns: list[Said] = []
@@ -117,8 +117,9 @@ class Conversation:
                 f"num_ctx is {parameters.num_ctx}, and the bundle's context is {self.manifest.context} tokens; compile "
                 "it with a larger --context"
             )
-        answerer = self._answerer
-        self._answerer = answerer_of(answerer.runner, answerer.tokenizer, parameters)
+        fields = parameters.fields()
+        sampler = sampler_of(fields, random=parameters.seed == -1)
+        self._answerer = replace(self._answerer, sampler=sampler, stops=StopAutomaton(fields.get("stop", ())))
         self.parameters = parameters
 
     def think(self, thinks: bool) -> None:
@@ -146,7 +147,7 @@ class Conversation:
             turns, dropped = turns[2:], dropped + 2
             prompt, pictures = self._encode(turns)
         remaining = max(1, self.context - len(prompt) + 1)
-        limit = min(self.parameters.fields().get("max_tokens", remaining), remaining)
+        limit = min(self._max_tokens or remaining, remaining)
         named = self._named(prompt, pictures)
         cached = self._kept(named)
         self._cached = self._cached[:cached]
@@ -166,7 +167,13 @@ class Conversation:
     def _room(self) -> int:
         """The tokens that older turns leave to the answer."""
         share = int(ANSWER_SHARE * self.context)
-        return min(self.parameters.fields().get("max_tokens", share), share)
+        return min(self._max_tokens or share, share)
+
+    @property
+    def _max_tokens(self) -> int | None:
+        """Of an answer; None for the rest of the context."""
+        limit: int | None = self.parameters.fields().get("max_tokens")
+        return limit
 
     def _said(self, message: Message, where: str, folder: Path = Path()) -> Said:
         return Said(message, read_message(dict(message), where, self.manifest, folder))

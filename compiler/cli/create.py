@@ -10,18 +10,16 @@ from rich.markup import escape
 from ..store.modelfile import read_modelfile_file
 from ..store.store import Store
 from .options import Create
-from .output import shown
+from .phases import phases, progress_bars
 from .program import path_word, program
 
 
 def run(options: Create) -> None:
     """Raises RequestError for a Modelfile that is not one, and the errors of fetching what it begins with."""
-    notes = Console(stderr=True, soft_wrap=True, highlight=False)
     modelfile = read_modelfile_file(options.file)
     changes = replace(modelfile.changes, quantization=options.quantization)
-    model = Store.of_user().create(
-        options.name, modelfile.base, changes, lambda text: notes.print(shown(text), style="dim")
-    )
+    with progress_bars(quiet=False, transient=True) as bars:
+        model = Store.of_user().create(options.name, modelfile.base, changes, phases(bars))
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"[bold green]created[/] {escape(model.name)}")
     console.print(f"[bold]try it:[/]  {escape(program())} run {escape(path_word(model.name))}")

@@ -87,7 +87,9 @@ class LineReader:
             complete_while_typing=False,
             enable_open_in_editor=True,
             key_bindings=keys,
-            style=Style.from_dict({"mark": "ansicyan bold", "more": "ansibrightblack", "placeholder": "ansibrightblack"}),
+            style=Style.from_dict(
+                {"mark": "ansicyan bold", "more": "ansibrightblack", "placeholder": "ansibrightblack"}
+            ),
             output=create_output(always_prefer_tty=True),
         )
 

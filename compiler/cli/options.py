@@ -37,7 +37,8 @@ class Run:
     """example: nearfar run qwen3-web 'Why is the sky blue?' --max-tokens 100"""
 
     bundle: BundlePlace
-    """a folder that nearfar compile made; a checkpoint's folder or demo is compiled once into a cache"""
+    """a folder that nearfar compile made, or the name of a pulled or created model; a checkpoint's folder or demo is
+    compiled once into a cache"""
     prompt: Annotated[str | None, Flag(metavar="PROMPT", place=True)] = None
     """the message; - or a pipe reads standard input; without a prompt, a conversation starts"""
     passage: Text | None = None
@@ -66,17 +67,27 @@ class Run:
     system: Text | None = None
     """the system prompt: instructions on how to answer"""
     max_tokens: int | None = None
-    """at most N tokens per answer (default: 256, or the rest of the context if that is less)"""
-    temperature: Annotated[float, Flag(metavar="T")] = 0.0
-    """0 always chooses the likeliest token (default); 1 samples from the model's own distribution"""
-    top_p: Annotated[float, Flag(metavar="P")] = 1.0
+    """at most N tokens per answer (default: that of a created model, else 256, or the rest of the context if that is
+    less; in a conversation, the rest of the context)"""
+    temperature: Annotated[float | None, Flag(metavar="T")] = None
+    """0 always chooses the likeliest token (default, as below, unless a created model has another); 1 samples from the
+    model's own distribution"""
+    top_p: Annotated[float | None, Flag(metavar="P")] = None
     """sample from the likeliest tokens whose probabilities add up to P (default: 1, all tokens)"""
-    top_k: Annotated[int, Flag(metavar="K")] = 0
+    top_k: Annotated[int | None, Flag(metavar="K")] = None
     """sample from the K likeliest tokens (default: 0, all tokens)"""
+    min_p: Annotated[float | None, Flag(metavar="P")] = None
+    """sample from tokens with at least P times the probability of the likeliest one (default: 0, all tokens)"""
+    repetition_penalty: Annotated[float | None, Flag(metavar="R")] = None
+    """make tokens of the prompt and the answer less likely (default: 1, as likely as before)"""
+    frequency_penalty: Annotated[float | None, Flag(metavar="F")] = None
+    """make a token less likely each time that the answer has it (default: 0)"""
+    presence_penalty: Annotated[float | None, Flag(metavar="F")] = None
+    """make a token less likely once the answer has it (default: 0)"""
     stop: tuple[Text, ...] = ()
     """end the answer before this text; may be repeated"""
-    seed: int = 0
-    """the same seed gives the same text"""
+    seed: int | None = None
+    """the same seed gives the same text (default: 0)"""
     runner: Runner | None = None
     catalog: CatalogUrl = None
     raw: bool = False
@@ -87,6 +98,18 @@ class Run:
     trust: Trust = ()
     json: bool = False
     """print one JSON object at the end instead of streaming"""
+
+
+@options
+class Create:
+    """example: nearfar create chef -f Modelfile && nearfar run chef"""
+
+    name: Annotated[Name, Flag(place=True)]
+    """the name of the model, such as chef or chef:small; a model of that name is replaced"""
+    file: Annotated[File, Flag(("-f", "--file"))] = Path("Modelfile")
+    """the Modelfile"""
+    quantization: Annotated[str | None, Flag(choices=QUANTIZATIONS, metavar="FORMAT")] = None
+    """for a checkpoint: the weight format (default: that of the model that it begins with, or of nearfar compile)"""
 
 
 @options

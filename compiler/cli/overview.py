@@ -54,7 +54,8 @@ SERVER = ("fastapi", "httpx", "uvicorn")
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "compile": Command(NEAR, "compile a checkpoint into a bundle"),
-        "run": Command(NEAR, "generate text with a bundle, once or as a chat"),
+        "run": Command(NEAR, "answer a prompt, or have a conversation in the terminal"),
+        "create": Command(NEAR, "make a model of one's own, from a Modelfile"),
         "transcribe": Command(NEAR, "write down what is said in a sound file"),
         "demo": Command(NEAR, "show a bundle at work in headless Chromium, or serve its page"),
         "models": Command(NEAR, "show the models that compile, their sizes and targets"),

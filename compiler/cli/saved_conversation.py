@@ -18,7 +18,7 @@ from .messages import read_json
 
 # A conversation with pictures, which are base64.
 MAX_BYTES = 256 << 20
-FORMAT = "nearfar-conversation-1"
+FORMAT: Literal["nearfar-conversation-1"] = "nearfar-conversation-1"
 
 
 class SavedConversation(BaseModel):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,13 +53,14 @@ def generate(
     cached: int = 0,
     cancelled: Callable[[], bool] = lambda: False,
     features: Callable[[], Sequence[PlacedFeatures]] = tuple,
+    adapter: int = -1,
 ) -> Iterator[int]:
     """Yield token ids until the model ends (the end token is not yielded), ``max_tokens`` were yielded, or
     ``cancelled`` returns true.
 
     The runner's pages already hold keys and values of the first ``cached`` tokens of the prompt, from an earlier call;
     ``cached`` must be less than the length of the prompt. ``cancelled`` is called before each forward pass.
-    ``features`` is called once, before the first: it returns the features of pictures.
+    ``features`` is called once, before the first: it returns the features of pictures. ``adapter``: see `Chunk`.
 
     Raises RequestError for an empty prompt, ids outside the vocabulary, or more tokens than the bundle's context.
     """
@@ -72,9 +74,8 @@ def generate(
     started = time.perf_counter()
     ends = set(runner.manifest.spec.eos_token_ids)
     placed = features()
-    passes = prefill(
-        runner, prompt, sample_all=False, settings=sampler.next(), cached=cached, placed=placed, flags=flags
-    )
+    more: Any = {"adapter": adapter, "flags": flags}
+    passes = prefill(runner, prompt, sample_all=False, settings=sampler.next(), cached=cached, placed=placed, **more)
     while not cancelled() and (result := next(passes, None)) is not None:
         output = result
     if cancelled():
@@ -95,7 +96,7 @@ def generate(
         if cancelled():
             return
         if count < max_tokens:
-            output = append(runner, [token], length, [0], sampler.next(), placed, flags=flags)
+            output = append(runner, [token], length, [0], sampler.next(), placed, **more)
             length += 1
 
 
@@ -130,10 +131,11 @@ def prefill(
     settings: Settings = GREEDY,
     cached: int = 0,
     placed: Sequence[PlacedFeatures] = (),
+    adapter: int = -1,
     flags: int = 0,
 ) -> Iterator[Output]:
     """Run the tokens of a sequence after its first ``cached`` ones, in chunks. Every row is sampled, or only the last
-    one. ``placed`` are the features of the sequence's pictures; ``flags``: see `append`.
+    one. ``placed`` are the features of the sequence's pictures; ``adapter`` and ``flags``: see `append`.
     """
     vision, stop = runner.manifest.spec.vision, cached
     whole, most = vision is not None and vision.both_ways != "none", runner.limits.tokens
@@ -143,7 +145,7 @@ def prefill(
             seen = [(each.first, each.features) for each in placed if not each.is_sound]
             stop = end_outside_pictures(seen, start, stop, most)
         rows = range(stop - start) if sample_all else [stop - start - 1] if stop == len(token_ids) else []
-        yield append(runner, token_ids[start:stop], start, rows, settings, placed, flags=flags)
+        yield append(runner, token_ids[start:stop], start, rows, settings, placed, adapter=adapter, flags=flags)
 
 
 def end_outside_pictures(placed: Sequence[tuple[int, FloatArray]], start: int, stop: int, most: int) -> int:

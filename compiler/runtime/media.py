@@ -32,8 +32,8 @@ def encode_media(
     variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """The token ids of a chat. Parts {"type": "image"} and {"type": "video"} of the messages stand for ``pictures``,
-    and {"type": "audio"} for ``sounds``, in their order. ``variables`` are those of the template. Raises RequestError, and CheckpointError for a tokenizer that
-    does not fit their texts.
+    and {"type": "audio"} for ``sounds``, in their order. ``variables`` are those of the template. Raises RequestError,
+    and CheckpointError for a tokenizer that does not fit their texts.
     """
     marked, _ = tokenizer.mark_chat(messages)
     marked_variables = tokenizer.mark_variables(variables)

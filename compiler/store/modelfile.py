@@ -24,7 +24,7 @@ from .model import Changes, Demo, HubFiles, StoredMessage, StoredModel
 from .parameters import Parameters
 
 # Licenses and conversations are long; a Modelfile has no weights.
-MAX_BYTES = 4 << 20
+MAX_BYTES = 1 << 20
 MAX_COMMANDS = 10_000
 MAX_FILES = 10_000
 ROLES = ("system", "user", "assistant")
@@ -41,6 +41,8 @@ _NAME = re.compile(r"[A-Za-z]+(?=[ \t])")
 _PARAMETER = re.compile(r"[ \t]*([A-Za-z0-9_]+)[ \t]")
 _ROLE = re.compile(r"[ \t]*([A-Za-z]+)[ \t]")
 _BREAK = re.compile(r"\r\n|\r|\n")
+# By the quotes with which a value begins: where it ends.
+_ENDS = {quotes: re.compile(rf"{quotes}[^\S\r\n]*(?=[\r\n]|\Z)") for quotes in ('"""', '"')}
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
@@ -96,7 +98,7 @@ class _Reader:
     where: str
     folder: Path | None
     base: str | None = None
-    changes: Changes = Changes()
+    changes: Changes = field(default_factory=Changes)
     parameters: list[tuple[str, str]] = field(default_factory=list)
 
     def decoded(self, content: bytes | str) -> str:
@@ -156,16 +158,15 @@ class _Reader:
         """A value, where the next line begins, and the number of lines."""
         first = _end_of_line(text, at)
         at = first.start - len(text[at : first.start].lstrip())
-        quotes = next((each for each in ('"""', '"') if text.startswith(each, at)), "")
-        begins, end, num_lines = at + len(quotes), first, 1
-        last = at + len(text[at : end.start].rstrip())
-        while quotes and not (last - len(quotes) >= begins and text.startswith(quotes, last - len(quotes))):
-            if end.start == len(text):
-                self.refuse(line, f"the value that begins with {quotes} does not end: no line ends with {quotes}")
-            start, end, num_lines = end.stop, _end_of_line(text, end.stop), num_lines + 1
-            stripped = len(text[start : end.start].rstrip())
-            last = start + stripped if stripped else last
-        return text[begins : last - len(quotes)], end.stop, num_lines
+        quotes = next((each for each in _ENDS if text.startswith(each, at)), None)
+        if quotes is None:
+            return text[at : at + len(text[at : first.start].rstrip())], first.stop, 1
+        begins = at + len(quotes)
+        end = _ENDS[quotes].search(text, begins)
+        if end is None:
+            self.refuse(line, f"the value that begins with {quotes} does not end: no line ends with {quotes}")
+        value = text[begins : end.start()]
+        return value, _end_of_line(text, end.end()).stop, 1 + len(_BREAK.findall(value))
 
     def read(self, command: Command) -> None:
         """Raises RequestError for a value that is not supported."""
@@ -200,7 +201,9 @@ class _Reader:
 
     def modelfile(self) -> Modelfile:
         if self.base is None:
-            raise RequestError(f"{self.where}: has no FROM; name the model that it begins with", code="invalid_modelfile")
+            raise RequestError(
+                f"{self.where}: has no FROM; name the model that it begins with", code="invalid_modelfile"
+            )
         try:
             parameters = Parameters.read_text(self.parameters)
         except RequestError as error:
@@ -213,7 +216,8 @@ class _Reader:
         try:
             ChatTemplate(chat_template(command.value, command.line), {}).check()
         except (RequestError, CheckpointError) as error:
-            raise RequestError(f"{self.where}: {error.message}", code="invalid_modelfile", **error.details) from error
+            details = {**error.details, "code": "invalid_modelfile"}
+            raise RequestError(f"{self.where}: {error.message}", **details) from error
 
     def _base(self, value: str, line: int) -> str:
         if not value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -12,11 +13,12 @@ from .tree import parse
 
 # The longest template of Ollama's library, that of gpt-oss, has 8,000 characters.
 MAX_TEMPLATE_CHARACTERS = 256 * 1024
+_JINJA = re.compile(r"\{%[-+]?\s*[a-z]")
 NO_MARKS: Mapping[str, str] = MappingProxyType({})
 
 
 def chat_template(text: str, line: int = 1, marks: Mapping[str, str] = NO_MARKS) -> str:
-    """The Jinja source of a TEMPLATE: a Go template is translated, and a text with ``{%`` is Jinja already.
+    """The Jinja source of a TEMPLATE: a Go template is translated, and a text with a tag ``{% for`` is Jinja already.
 
     ``line`` is that of its first character, for errors. ``marks`` are what stands for an "image", a "video" and an
     "audio" in a prompt of the model. Raises RequestError, which names the place, for what is not supported.
@@ -26,7 +28,7 @@ def chat_template(text: str, line: int = 1, marks: Mapping[str, str] = NO_MARKS)
             f"TEMPLATE has {len(text):,} characters; at most {MAX_TEMPLATE_CHARACTERS:,} are supported",
             code="invalid_template",
         )
-    if "{%" in text:
+    if _JINJA.search(text) is not None:
         return text
     source = Source(text, line)
     return to_jinja(source, parse(source), marks)

@@ -69,7 +69,7 @@ _THINKING = {
     "ThinkLevel": ("(reasoning_effort | default(''))", TEXT),
 }
 _EMPTY = {
-    **{name: ("''", TEXT) for name in ("System", "Prompt", "Suffix", "Response")},
+    **dict.fromkeys(("System", "Prompt", "Suffix", "Response"), ("''", TEXT)),
     "Messages": ("[]", MESSAGES),
     "Tools": ("[]", TOOLS),
     **_THINKING,

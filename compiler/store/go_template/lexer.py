@@ -27,6 +27,8 @@ _WORD = re.compile(
       | (?P<symbol>:=|[().,|=])""",
     re.VERBOSE,
 )
+_COMMENT = re.compile(r"[ \t\r\n]*/\*")
+_END_OF_COMMENT = re.compile(r"(?P<trim>[ \t\r\n]-)?\}\}")
 _INTEGER = re.compile(r"[-+]?(0|[1-9]\d*)")
 _ESCAPE = re.compile(r"\\(?:x[0-7][0-9a-fA-F]|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
 _NAMED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", '"': '"'}
@@ -87,7 +89,7 @@ def cut(source: Source) -> Iterator[Text | Action]:
             piece, inner = piece.rstrip(BLANK), inner + 2
         if piece:
             yield Text(piece)
-        if text[inner:].lstrip(BLANK).startswith("/*"):
+        if _COMMENT.match(text, inner) is not None:
             at, trims = _comment(source, start, inner)
             continue
         tokens, at, trims = _words(source, start, inner)
@@ -101,7 +103,7 @@ def _comment(source: Source, start: int, inner: int) -> tuple[int, bool]:
     closed = text.find("*/", opened + 2)
     if closed < 0:
         source.refuse(start, "the comment is not closed; end it with */}}")
-    end = re.compile(r"(?P<trim>[ \t\r\n]-)?\}\}").match(text, closed + 2)
+    end = _END_OF_COMMENT.match(text, closed + 2)
     if end is None:
         source.refuse(closed, "a comment must be the only content of an action; write }} or -}} directly behind */")
     return end.end(), end["trim"] is not None

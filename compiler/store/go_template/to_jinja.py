@@ -13,19 +13,35 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NoReturn
 
 from ...nearest import did_you_mean
 from . import fields as kinds
 from .fields import ANY, BOOLEAN, INTEGER, LENGTH, NULL, ROOT, TEXT, TYPES, element, member
 from .lexer import Source, Text
-from .tree import Block, Branch, Call, Constant, Dot, Expression, Field, Jump, Pipeline, Statement, Variable, fields, statements
+from .tree import (
+    Block,
+    Branch,
+    Call,
+    Constant,
+    Dot,
+    Expression,
+    Field,
+    Jump,
+    Pipeline,
+    Statement,
+    Variable,
+    fields,
+    statements,
+)
 
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _REFUSED = ("call", "html", "js", "urlquery", "toTypeScriptType", "yesterdayDate")
 _FORMAT = re.compile(r"%(?:[sdv%]|(?P<wrong>.?))", re.DOTALL)
 _JSON = """
 {%- macro go_json(value) -%}
-{{ value | tojson(separators=(',', ':')) | replace('<', '\\\\u003c') | replace('>', '\\\\u003e') | replace('&', '\\\\u0026') }}
+{{ value | tojson(separators=(',', ':')) | replace('<', '\\\\u003c') | replace('>', '\\\\u003e')
+| replace('&', '\\\\u0026') }}
 {%- endmacro -%}"""
 _VALUE = """
 {%- macro go_value(value) -%}
@@ -122,11 +138,15 @@ def to_jinja(source: Source, block: Block, marks: Mapping[str, str]) -> str:
     if "Messages" in used:
         body = f"{_MESSAGES}+%}}{_written(source, block, 'messages')}"
     else:
-        a_round = f"\n{{%- macro go_round(system, question, answer) +%}}{_written(source, block, 'round')}{{%+ endmacro -%}}"
+        a_round = (
+            f"\n{{%- macro go_round(system, question, answer) +%}}{_written(source, block, 'round')}{{%+ endmacro -%}}"
+        )
         last = _written(source, _up_to_answer(block)[0], "last")
         body = f"{a_round}{_MESSAGES}-%}}{_ROUNDS}+%}}{last}{{%+ endif +%}}"
     macros = parts + "".join(
-        text for name, text in (("go_json", _JSON), ("go_value", _VALUE), ("go_types", _TYPES)) if name in between + body
+        text
+        for name, text in (("go_json", _JSON), ("go_value", _VALUE), ("go_types", _TYPES))
+        if name in between + body
     )
     # Jinja removes a line break at the end of a template.
     return f"{macros[1:]}{between}{body}{otherwise}{{{{ '' }}}}"
@@ -134,7 +154,9 @@ def to_jinja(source: Source, block: Block, marks: Mapping[str, str]) -> str:
 
 def _pipeline(statement: Statement) -> Pipeline | None:
     """That of an action; None for a text."""
-    return statement.pipeline if isinstance(statement, Branch) else statement if isinstance(statement, Pipeline) else None
+    return (
+        statement.pipeline if isinstance(statement, Branch) else statement if isinstance(statement, Pipeline) else None
+    )
 
 
 def _up_to_answer(block: Block) -> tuple[Block, bool]:
@@ -143,7 +165,7 @@ def _up_to_answer(block: Block) -> tuple[Block, bool]:
     for each in block:
         found = False
         if isinstance(each, Pipeline):
-            found = "Response" in fields(each.value)
+            found = _answers(each.value)
         elif isinstance(each, Branch):
             body, found = _up_to_answer(each.body)
             other: Block = ()
@@ -154,6 +176,13 @@ def _up_to_answer(block: Block) -> tuple[Block, bool]:
         if found:
             return tuple(kept), True
     return tuple(kept), False
+
+
+def _answers(node: Expression) -> bool:
+    """Whether an expression reads `.Response`. Ollama does not look for `$.Response`."""
+    if isinstance(node, Field):
+        return (node.name == "Response" and isinstance(node.owner, Dot)) or _answers(node.owner)
+    return isinstance(node, Call) and any(map(_answers, node.arguments))
 
 
 def _written(source: Source, block: Block, purpose: str) -> str:
@@ -250,8 +279,12 @@ class _Writer:
         # An unused name of a key is nothing to Jinja.
         target, values = (f"{key.code}, {each.code}", f"{value.code}.items()") if has_keys else (each.code, value.code)
         body = self.block(branch.body, names, each)
-        other = f"{{%+ else +%}}{self.block(branch.other, scope, dot)}" if branch.other else ""
-        return f"{{%+ for {target} in {values} +%}}{before}{body}{other}{{%+ endfor +%}}"
+        loop = f"{{%+ for {target} in {values} +%}}{before}{body}{{%+ endfor +%}}"
+        if not branch.other:
+            return loop
+        # The else of a loop of Jinja is for loops that `break` left, too.
+        other = self.block(branch.other, scope, dot)
+        return f"{{%+ if {value.code} +%}}{loop}{{%+ else +%}}{other}{{%+ endif +%}}"
 
     # --- expressions ---
 
@@ -278,19 +311,17 @@ class _Writer:
         raise AssertionError(f"no expression: {node}")
 
     def _field(self, node: Field, owner: Value) -> Value:
-        if owner.type == ROOT:
-            roots = kinds.ROOTS[self._purpose]
-            if node.name in roots:
-                return Value(*roots[node.name])
-            known: Sequence[str] = list(roots)
-        else:
-            found = member(owner.code, owner.type, node.name)
-            if found is not None:
-                return Value(*found)
-            known = list(kinds.MEMBERS.get(owner.type, ()))
-        problem = f".{node.name} is not a field of {_a(owner.type)}"
-        advice = kinds.GONE.get(node.name) if owner.type in (ROOT, kinds.MESSAGE) else None
-        listed = f"{did_you_mean(node.name, list(known))} (known: {', '.join(known)})" if known else ""
+        roots = kinds.ROOTS[self._purpose]
+        is_root = owner.type == ROOT
+        found = roots.get(node.name) if is_root else member(owner.code, owner.type, node.name)
+        if found is None:
+            self._refuse_field(node, owner.type, list(roots if is_root else kinds.MEMBERS.get(owner.type, ())))
+        return Value(*found)
+
+    def _refuse_field(self, node: Field, owner: str, known: Sequence[str]) -> NoReturn:
+        problem = f".{node.name} is not a field of {_a(owner)}"
+        advice = kinds.GONE.get(node.name) if owner in (ROOT, kinds.MESSAGE) else None
+        listed = f"{did_you_mean(node.name, known)} (known: {', '.join(known)})" if known else ""
         self._source.refuse(node.at, f"{problem}; {advice}" if advice else f"{problem}{listed}")
 
     def _call(self, node: Call, given: Sequence[Value]) -> Value:
@@ -311,7 +342,9 @@ class _Writer:
 
     def choose(self, node: Call, given: Sequence[Value]) -> Value:
         types = {each.type for each in given}
-        return Value(f"({f' {node.function} '.join(each.code for each in given)})", given[0].type if len(types) == 1 else ANY)
+        return Value(
+            f"({f' {node.function} '.join(each.code for each in given)})", given[0].type if len(types) == 1 else ANY
+        )
 
     def negate(self, node: Call, given: Sequence[Value]) -> Value:
         if given[0].type != LENGTH:
@@ -415,16 +448,18 @@ class _Writer:
             return f"go_json({value.code})"
         if value.type in (ANY, NULL):
             return f"go_value({value.code})"
-        if value.type == TYPES:
-            return f"go_types({value.code})"
         self._require_value(value, at)
-        self._source.refuse(at, f"writing {_a(value.type)} is not supported; write one of its fields, or json of it")
+        if value.type != TYPES:
+            self._source.refuse(at, f"writing {_a(value.type)} is not supported; write its fields, or json of it")
+        return f"go_types({value.code})"
 
     def _require_value(self, value: Value, at: int) -> None:
         if value.type == LENGTH:
             self._source.refuse(at, "the length of a text, in bytes, can be compared with 0 only")
         if value.type == ROOT:
-            self._source.refuse(at, "all values of the template at once are not supported; name a field, such as .Messages")
+            self._source.refuse(
+                at, "all values of the template at once are not supported; name a field, such as .Messages"
+            )
 
     def _find(self, name: str, at: int, names: Mapping[str, Name]) -> Name:
         if name not in names:
@@ -434,7 +469,11 @@ class _Writer:
     def _new(self, name: str) -> str:
         """A name of Jinja that no other variable has."""
         self._count += 1
-        return f"{re.sub('[^a-zA-Z0-9]', '', name)[:40] or 'value'}_{self._count}" if name[:1].isascii() else f"value_{self._count}"
+        return (
+            f"{re.sub('[^a-zA-Z0-9]', '', name)[:40] or 'value'}_{self._count}"
+            if name[:1].isascii()
+            else f"value_{self._count}"
+        )
 
 
 Function = Callable[[_Writer, Call, Sequence[Value]], Value]
