@@ -103,7 +103,10 @@ class StoredModel(Entry):
     @field_validator("name")
     @classmethod
     def _is_a_name(cls, name: str) -> str:
-        return str(StoreName.parse(name))
+        parsed = StoreName.parse_or_none(name)
+        if parsed is None:
+            raise ValueError("is not a name of a stored model")
+        return str(parsed)
 
     @field_validator("created")
     @classmethod

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
+from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import Description
 from ..formats.peft import read_config
+from ..runtime.text.tool_formats import tool_format
 from .go_template import chat_template
 from .model import StoredModel
 from .store import Store
@@ -47,8 +48,9 @@ def with_template(bundle: Bundle | ExportBundle, stored: StoredModel | None) -> 
         return bundle
     entry = bundle.manifest.tokenizer
     jinja = chat_template(stored.template, marks=marks_of(bundle.manifest))
-    made = tokenizer_entry(replace(bundle.tokenizer_files(), chat_template=jinja))
-    update = {"tokenizer": made.model_copy(update={"file": entry.file})}
+    # Only pages read the tree of a template, and making it would run the template here.
+    own = {"chat_template": jinja, "chat_tree": None, "tools": tool_format(jinja)}
+    update = {"tokenizer": entry.model_copy(update=own)}
     if isinstance(bundle, Bundle):
         return replace(bundle, manifest=bundle.manifest.model_copy(update=update))
     return replace(bundle, manifest=bundle.manifest.model_copy(update=update))

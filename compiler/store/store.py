@@ -25,6 +25,7 @@ from ..formats.hub import download, hub_model, remove_from_cache
 from ..nearest import did_you_mean
 from ..publish.catalog import CatalogBundle
 from ..runtime.errors import CheckpointError, NearfarError, OutputError, reason_of
+from ..runtime.text.chat_template import ChatTemplate
 from .blobs import Blobs, disk_bytes
 from .bundles import compiled_from, evict_bundles, remove_bundle
 from .details import describe
@@ -152,8 +153,7 @@ class Store:
         accepts. The result does not depend on the base any more. Raises as `pull`.
         """
         wanted = StoreName.parse(name)
-        if changes.template is not None:
-            chat_template(changes.template)
+        check_template(changes.template)
         with self._adding():
             parent = self.find(base) or self._record_of(acquire(base, self.files, progress))
             return self._derived(wanted, parent, changes, parent=parent.name)
@@ -166,8 +166,7 @@ class Store:
         if ggufs and len(files) > 1:
             raise CheckpointError(f"{', '.join(files)}: pass one GGUF file, or the files of a checkpoint's folder")
         wanted = StoreName.parse(name)
-        if changes.template is not None:
-            chat_template(changes.template)
+        check_template(changes.template)
         progress(COPY, 0, 0)
         with self._adding():
             source = self.files.copy(files, plain_name(wanted.model), file=ggufs[0] if ggufs else None)
@@ -328,3 +327,9 @@ class Store:
             yield
         finally:
             os.close(descriptor)
+
+
+def check_template(template: str | None) -> None:
+    """Raises RequestError for a template that cannot be read."""
+    if template is not None:
+        ChatTemplate(chat_template(template), {}).check_syntax()

@@ -44,7 +44,7 @@ def tiny_gguf(light_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     bundle = open_any(light_demo)
     assert isinstance(bundle, Bundle)
     # llama.cpp has no name for the demo's split of words.
-    export_gguf(bundle, path, GgufOptions(pre="gpt-2"))
+    export_gguf(bundle, path, GgufOptions("f32", pre="gpt-2"))
     return path
 
 
