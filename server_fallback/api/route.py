@@ -128,12 +128,14 @@ class OllamaRoute(KeyedRoute):
 
 
 class StoreRoute(OllamaRoute):
-    """Changes the store: with an admin's key, or on a server for this machine alone that has no keys."""
+    """Changes the store: with an admin's key, or on a server for this machine alone that has no keys. There, pages
+    cannot.
+    """
 
     admin = True
 
     def authorized(self, config: ApiConfig, request: Request) -> ApiKey | None:
-        if config.is_local and not config.keys.keys:
+        if config.is_local and not config.keys.keys and not of_page(request):
             return None
         return super().authorized(config, request)
 

@@ -5,16 +5,16 @@ it for a time, or when another one needs its memory.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from nearfar.compiler.ir.spec import Task
 from nearfar.compiler.nearest import did_you_mean
-from nearfar.compiler.runtime.errors import NearfarError, Unavailable
+from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.compiler.store.model import StoredModel
 from nearfar.compiler.store.names import StoreName, UnknownModel
 from nearfar.compiler.store.store import Store
@@ -226,30 +226,25 @@ class StoredModels:
         loaded.timer = asyncio.get_running_loop().call_later(loaded.keep_seconds, self._expire, loaded)
 
     def _expire(self, loaded: LoadedModel) -> None:
-        if loaded.users == 0 and self._drop(loaded):
-            task = asyncio.ensure_future(self._close(loaded, "keep_alive"))
+        if loaded.users == 0 and (closing := self._drop(loaded)) is not None:
+            task = asyncio.ensure_future(self._close(loaded, "keep_alive", closing))
             self._unloads.add(task)
             task.add_done_callback(self._unloads.discard)
 
     async def _unload(self, loaded: LoadedModel, reason: str) -> None:
-        if self._drop(loaded):
-            await self._close(loaded, reason)
+        if (closing := self._drop(loaded)) is not None:
+            await self._close(loaded, reason, closing)
 
-    def _drop(self, loaded: LoadedModel) -> bool:
-        """No request finds it from now on. False if that is so already."""
+    def _drop(self, loaded: LoadedModel) -> Coroutine[Any, Any, None] | None:
+        """No request finds it from now on. Returns what closes it; None if that is done already."""
         if self._loaded.get(loaded.stored.engine_key) is not loaded:
-            return False
+            return None
         del self._loaded[loaded.stored.engine_key]
         if loaded.timer is not None:
             loaded.timer.cancel()
-        return True
+        return self.registry.withdraw(loaded.name)
 
-    async def _close(self, loaded: LoadedModel, reason: str) -> None:
-        try:
-            await self.registry.change(UnloadRequest(model=loaded.name))
-        except NearfarError as error:
-            # Its engine was given up meanwhile.
-            log_event("model_change_failed", logging.WARNING, change="model_unloaded", message=error.message)
-        else:
-            log_event("model_unloaded", name=loaded.name, by=reason)
+    async def _close(self, loaded: LoadedModel, reason: str, closing: Coroutine[Any, Any, None]) -> None:
+        await closing
+        log_event("model_unloaded", name=loaded.name, by=reason)
         self._freed.set()

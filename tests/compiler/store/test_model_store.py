@@ -99,7 +99,8 @@ def test_a_derived_model_inherits_and_outlives_its_base(store: Store) -> None:
 
 
 def test_a_template_replaces_that_of_the_bundle(store: Store, light_demo: Path) -> None:
-    model = store.create("own", str(light_demo), Changes(template="{% for m in messages %}{{ m.content }}{% endfor %}!"))
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}!"
+    model = store.create("own", str(light_demo), Changes(template=template))
     bundle = with_template(open_any(store.path(model)), model)
     assert bundle.manifest.tokenizer.chat_template == model.template
     assert bundle.tokenizer_files().chat_template == model.template
@@ -247,10 +248,12 @@ def test_files_of_the_hub_are_removed_with_the_model_that_fetched_them(
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(hub_cache))
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(
-            huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+            huggingface_hub.constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            hub.url + "/{repo_id}/resolve/{revision}/{filename}",
         )
         seen = list[int]()
-        model = store.pull("hf.co/own/model:q8f16", None, lambda phase, done, total: seen.append(total))
+        model = store.pull("hf.co/own/model:q8f16", None, lambda *progress: seen.append(progress[2]))
     assert (model.name, model.quantization) == ("own/model:q8f16", "q8f16")
     assert len(contents["model.safetensors"]) in seen
     assert store.path(model).is_relative_to(hub_cache)
