@@ -24,7 +24,7 @@ def test_all_commands_in_any_case_and_order(tmp_path: Path) -> None:
 # A cook.
 parameter temperature 0.2
 PARAMETER num_ctx 4096
-System You are a cook.  
+System   You are a cook.
 FROM    demo
 adapter ./lora
 Parameter stop <|end|>
@@ -158,7 +158,7 @@ def test_paths_do_not_leave_the_folder_of_the_modelfile(tmp_path: Path) -> None:
     for path in ("../other/secret.gguf", "link.gguf", "weights", "./weights/../../other/secret.gguf"):
         with pytest.raises(RequestError, match="leads out of the Modelfile's folder"):
             read_modelfile(f"FROM {path}", folder)
-    with pytest.raises(RequestError, match="ADAPTER: .* leads out of the Modelfile's folder"):
+    with pytest.raises(RequestError, match=r"ADAPTER: .* leads out of the Modelfile's folder"):
         read_modelfile("FROM demo\nADAPTER ../other", folder)
     (folder / "weights/model.safetensors").unlink()
     assert read_modelfile("FROM inside.gguf", folder).base == str(folder / "inside.gguf")
