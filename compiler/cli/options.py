@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ..names import ACTIVATIONS, EXPORTS, QUANTIZATIONS, RUNNERS, TARGETS
-from ..options import CatalogUrl, Count, File, Flag, Json, ModelName, Name, Text, Trust, Url, options
+from ..options import CatalogUrl, Count, File, Flag, Json, ModelName, Name, SizeBytes, Text, Trust, Url, options
 from ..pipeline.options import CompileOptions, IgnoredKeys
 
 BundlePlace = Annotated[Path, Flag(metavar="BUNDLE", place=True)]
@@ -357,15 +357,81 @@ class Publish:
 
 @options
 class Pull:
-    """example: nearfar pull qwen3-0.6b --catalog https://models.example/catalog.json -o qwen3"""
+    """example: nearfar pull Qwen/Qwen3-0.6B:q8f16 && nearfar run Qwen/Qwen3-0.6B:q8f16"""
 
-    name: Annotated[Name, Flag(place=True)]
-    """a model of the catalog"""
-    catalog: Annotated[str, Flag(metavar="URL")]
-    """the address or the file of a catalog.json, or hf:OWNER/NAME"""
-    output: Annotated[Path, Output, Flag(metavar="BUNDLE")]
-    """the folder of the bundle; an older version in it is replaced, and its equal files are kept"""
+    model: Annotated[ModelName, Flag(place=True)]
+    """a name on the Hugging Face Hub, such as Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B-GGUF:Q8_0, the address of a GGUF file,
+    a folder, a GGUF file, a bundle, demo, or with --catalog a name in it; a checkpoint may have a colon and the format
+    to compile it with, such as :q8f16"""
+    name: Name | None = None
+    """its name in the store (default: the name on the hub or in the catalog, or that of the folder or file)"""
+    catalog: CatalogUrl = None
+    """the address or the file of a published site's catalog.json, or hf:OWNER/NAME"""
+    output: Annotated[Path | None, Output, Flag(metavar="BUNDLE")] = None
+    """with --catalog: a folder for the bundle instead of the store; an older version in it is replaced, and its equal
+    files are kept"""
     target: Annotated[str | None, Flag(choices=(*TARGETS, *EXPORTS))] = None
-    """the device or framework (default: the one whose bundle fits this machine best)"""
+    """with --catalog: the device or framework (default: the one whose bundle fits this machine best)"""
+    compile: bool = True
+    """do not compile a checkpoint now, but when it is used"""
+    ignore_keys: IgnoredKeys = ()
     trust: Trust = ()
+    json: Json = False
+
+
+@options
+class List:
+    """example: nearfar list"""
+
+    json: Json = False
+
+
+@options
+class Show:
+    """example: nearfar show Qwen/Qwen3-0.6B"""
+
+    model: Annotated[Name, Flag(place=True)]
+    """a model of the store"""
+    verify: bool = False
+    """compare every stored file with its hash first"""
+    json: Json = False
+
+
+@options
+class Cp:
+    """example: nearfar cp Qwen/Qwen3-0.6B qwen"""
+
+    model: Annotated[Name, Flag(place=True)]
+    """a model of the store"""
+    to: Annotated[Name, Flag(place=True)]
+    """the other name, or MODEL:TAG"""
+
+
+@options
+class Rm:
+    """example: nearfar rm Qwen/Qwen3-0.6B:q8f16"""
+
+    models: Annotated[tuple[Name, ...], Flag(metavar="MODEL", place=True)]
+    """models of the store"""
+    json: Json = False
+
+
+@options
+class Prune:
+    """example: nearfar prune --max-size 20GB"""
+
+    max_size: SizeBytes | None = None
+    """remove compiled bundles, the longest unused first, until the others take this much (default: NEARFAR_CACHE_LIMIT,
+    or 50GB)"""
+    json: Json = False
+
+
+@options
+class Ps:
+    """example: nearfar ps --server http://127.0.0.1:8000"""
+
+    server: Url = "http://127.0.0.1:8000"
+    """a server that was started with nearfar serve, or another one with Ollama's API"""
+    api_key_env: Annotated[str, Flag(metavar="NAME")] = "NEARFAR_API_KEY"
+    """the environment variable that holds the API key, if the server has keys"""
     json: Json = False

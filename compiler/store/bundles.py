@@ -104,14 +104,13 @@ def evict_bundles(max_bytes: int) -> list[Path]:
     that is held, is being written or was used within the last minute stays. Returns the removed ones.
     """
     folder = bundles_folder()
-    kept = sorted(
-        (path for path in folder.glob("*") if path.is_dir() and not path.name.startswith(".")),
-        key=lambda path: path.stat().st_mtime,
-    )
+    kept = [path for path in folder.glob("[!.]*") if path.is_dir()]
     removed = list[Path]()
-    while kept and disk_bytes(kept) > max_bytes:
-        oldest = kept.pop(0)
+    for oldest in sorted(kept, key=lambda path: path.stat().st_mtime):
+        if disk_bytes(kept) <= max_bytes:
+            break
         if time() - oldest.stat().st_mtime > RECENT_SECONDS and remove_bundle(oldest):
+            kept.remove(oldest)
             removed.append(oldest)
     return removed
 

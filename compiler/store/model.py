@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +15,7 @@ from ..bundle.entries import Entry, FileName, Sha256
 from ..bundle.manifest import MANIFEST_FILE
 from ..ir.expr import Natural
 from ..runtime.errors import CheckpointError
+from .details import Details
 from .names import StoreName
 from .parameters import Parameters
 
@@ -28,8 +29,8 @@ class StoredFile(Entry):
 
 
 class Files(Entry):
-    """Files that the store holds. ``folder`` is that of their hashes, and in it one with the model's name. ``file``: the
-    one of them that is the model, such as a GGUF file; None for the folder.
+    """Files that the store holds. ``folder`` is that of their hashes, and in it one with the model's name. ``file`` is
+    the one of them that is the model, such as a GGUF file; None for the folder.
     """
 
     kind: Literal["files"] = "files"
@@ -89,6 +90,7 @@ class StoredModel(Entry):
     name: str
     created: str
     source: Source
+    details: Details
     parent: str | None = None
     quantization: str | None = None
     system: str | None = None
@@ -101,7 +103,10 @@ class StoredModel(Entry):
     @field_validator("name")
     @classmethod
     def _is_a_name(cls, name: str) -> str:
-        return str(StoreName.parse(name))
+        parsed = StoreName.parse_or_none(name)
+        if parsed is None:
+            raise ValueError("is not a name of a stored model")
+        return str(parsed)
 
     @field_validator("created")
     @classmethod
@@ -160,7 +165,7 @@ class Changes:
 
     system: str | None = None
     template: str | None = None
-    parameters: Parameters = Parameters()
+    parameters: Parameters = field(default_factory=Parameters)
     messages: tuple[StoredMessage, ...] = ()
     adapter: Path | None = None
     license: tuple[str, ...] = ()

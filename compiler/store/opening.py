@@ -6,16 +6,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from ..bundle.folder import Bundle, ExportBundle, tokenizer_entry
+from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import Description
 from ..formats.peft import read_config
+from ..runtime.text.tool_formats import tool_format
 from .go_template import chat_template
 from .model import StoredModel
 from .store import Store
-
-AnyBundle = TypeVar("AnyBundle", Bundle, ExportBundle, Bundle | ExportBundle)
 
 
 def exists(model: str) -> bool:
@@ -27,8 +26,8 @@ def exists(model: str) -> bool:
 
 
 def compile_fields(stored: StoredModel | None, store: Store, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of CompileOptions that a stored model sets and its user does not: ``given``. Raises CheckpointError for
-    an adapter that cannot be read.
+    """The fields of CompileOptions that a stored model sets and its user, with ``given``, does not. Raises
+    CheckpointError for an adapter that cannot be read.
     """
     if stored is None:
         return {}
@@ -43,14 +42,17 @@ def compile_fields(stored: StoredModel | None, store: Store, given: Mapping[str,
     return fields
 
 
-def with_template(bundle: AnyBundle, stored: StoredModel | None) -> AnyBundle:
+def with_template(bundle: Bundle | ExportBundle, stored: StoredModel | None) -> Bundle | ExportBundle:
     """The bundle with the chat template of a stored model. Raises RequestError for a template that cannot be read."""
     if stored is None or stored.template is None:
         return bundle
     entry = bundle.manifest.tokenizer
     jinja = chat_template(stored.template, marks=marks_of(bundle.manifest))
-    made = tokenizer_entry(replace(bundle.tokenizer_files(), chat_template=jinja))
-    update = {"tokenizer": made.model_copy(update={"file": entry.file})}
+    # Only pages read the tree of a template, and making it would run the template here.
+    own = {"chat_template": jinja, "chat_tree": None, "tools": tool_format(jinja)}
+    update = {"tokenizer": entry.model_copy(update=own)}
+    if isinstance(bundle, Bundle):
+        return replace(bundle, manifest=bundle.manifest.model_copy(update=update))
     return replace(bundle, manifest=bundle.manifest.model_copy(update=update))
 
 

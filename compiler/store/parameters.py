@@ -1,4 +1,4 @@
-"""The parameters of a stored model, by Ollama's names: what its Modelfile, `nearfar run` and a request's ``options`` set.
+"""The parameters of a stored model, by Ollama's names: what its Modelfile and a request's ``options`` set.
 
 Source of names and meanings: github.com/ollama/ollama, docs/modelfile.mdx ("PARAMETER") and api/types.go (`Options`).
 """

@@ -70,8 +70,8 @@ def acquire(model: str, files: FileStore, progress: Progress, trust: Sequence[Tr
     repository = hub_model(place)
     if repository is None:
         raise CheckpointError(
-            f"{model}: is neither a path, the address of a GGUF file, a name on the Hugging Face Hub (OWNER/NAME), nor a "
-            "model that comes with nearfar; models of a published site need --catalog",
+            f"{model}: is neither a path, the address of a GGUF file, a name on the Hugging Face Hub (OWNER/NAME), nor "
+            "a model that comes with nearfar; models of a published site need --catalog",
             model=model,
         )
     return _of_hub(repository, progress, quantization)
@@ -105,13 +105,13 @@ def _copy(path: Path, files: FileStore, progress: Progress, trust: Sequence[Trus
                 f"{path}: is a file, but not a GGUF file; pass the folder of the model", model=str(path)
             )
         parts = _parts_of(path)
-        return files.copy({each.name: each for each in parts}, _plain(path.stem), file=path.name)
+        return files.copy({each.name: each for each in parts}, plain_name(path.stem), file=path.name)
     if (path / MANIFEST_FILE).is_file():
         bundle = open_any(path, trust)
         bundle.verify()
         names = [name for name, _ in bundle.hashes()]
         names += [MANIFEST_FILE, *([SIGNATURE_FILE] if (path / SIGNATURE_FILE).is_file() else [])]
-        return files.copy({name: path / name for name in names}, _plain(path.name))
+        return files.copy({name: path / name for name in names}, plain_name(path.name))
     names = wanted_files([each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file()])
     if not any(Path(name).name == name and name.endswith(".json") for name in names):
         ggufs = [each for each in path.glob("*") if each.suffix.lower() == GGUF]
@@ -121,7 +121,7 @@ def _copy(path: Path, files: FileStore, progress: Progress, trust: Sequence[Trus
             f"{path}: has neither config.json nor exactly one GGUF file; pass the folder or the file of a model",
             model=str(path),
         )
-    return files.copy({name: path / name for name in names}, _plain(path.name))
+    return files.copy({name: path / name for name in names}, plain_name(path.name))
 
 
 def _of_hub(repository: HubModel, progress: Progress, quantization: str | None) -> Acquired:
@@ -162,7 +162,7 @@ def _of_address(address: str, files: FileStore, progress: Progress, quantization
         if wanted is not None and found != wanted[1]:
             shutil.rmtree(downloads)
             raise CheckpointError(f"{plain}: has SHA-256 {found}, not {wanted[1]}; ask who gave you the address")
-        source = files.copy({_plain(name): path}, _plain(Path(name).stem), file=_plain(name), move=True)
+        source = files.copy({plain_name(name): path}, plain_name(Path(name).stem), file=plain_name(name), move=True)
         shutil.rmtree(downloads)
     return Acquired(_name_of(name, quantization), source, quantization)
 
@@ -181,7 +181,7 @@ def _name_of(text: str, tag: str | None) -> StoreName:
     return StoreName.parse(plain if tag is None else f"{plain}:{re.sub(r'[^A-Za-z0-9_.-]', '-', tag).lstrip('-.')}")
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """A plain name for a file or a folder."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name).lstrip("-.")[:MAX_NAME] or "model"
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from time import time
+from typing import Any
 
 from ..bundle.new_folder import rename_durably
 from ..bundle.signature import TrustedKey
@@ -24,14 +25,16 @@ from ..formats.hub import download, hub_model, remove_from_cache
 from ..nearest import did_you_mean
 from ..publish.catalog import CatalogBundle
 from ..runtime.errors import CheckpointError, NearfarError, OutputError, reason_of
+from ..runtime.text.chat_template import ChatTemplate
 from .blobs import Blobs, disk_bytes
 from .bundles import compiled_from, evict_bundles, remove_bundle
+from .details import describe
 from .files import FileStore
 from .go_template import chat_template
-from .model import Changes, Demo, Files, HubFiles, StoredModel, now, read_record
+from .model import Changes, Demo, Files, HubFiles, Source, StoredModel, now, read_record
 from .names import StoreName, UnknownModel
 from .place import VARIABLE, cache_folder
-from .sources import Acquired, Progress, acquire, acquire_bundle
+from .sources import COPY, GGUF, Acquired, Progress, acquire, acquire_bundle, plain_name
 
 # A download that was broken off is continued within this time.
 STALE_SECONDS = 7 * 24 * 3600.0
@@ -65,6 +68,11 @@ class Store:
         path = None if parsed is None else self._record(parsed)
         return read_record(path) if path is not None and os.path.lexists(path) else None
 
+    def has(self, name: str) -> bool:
+        """Whether the store has a record of this name, also a damaged one."""
+        parsed = StoreName.parse_or_none(name)
+        return parsed is not None and os.path.lexists(self._record(parsed))
+
     def get(self, name: str) -> StoredModel:
         """Raises UnknownModel, RequestError for a text that cannot be a name, and CheckpointError."""
         StoreName.parse(name)
@@ -72,8 +80,8 @@ class Store:
         if model is None:
             names = [each.name for each in self.models()]
             raise UnknownModel(
-                f"{name}: the store has no such model{did_you_mean(name, names)}; nearfar list shows those that it has, "
-                "and nearfar pull downloads others",
+                f"{name}: the store has no such model{did_you_mean(name, names)}; nearfar list shows those that "
+                "it has, and nearfar pull downloads others",
                 param="model",
             )
         return model
@@ -97,18 +105,7 @@ class Store:
         """Where its weights are: a bundle, a checkpoint's folder or a GGUF file. Files that have left the hub's cache
         are downloaded again. Raises CheckpointError for files that are missing, are links, or have other sizes.
         """
-        from ..demo import DEMOS
-
-        source = model.source
-        if isinstance(source, Files):
-            return self.files.path(source)
-        if isinstance(source, Demo):
-            return DEMOS[source.name]
-        path = Path(source.path)
-        repository = hub_model(source.model)
-        if repository is None or not path.is_absolute():
-            raise CheckpointError(f"{model.name}: its record does not name files of the hub; pull the model again")
-        return path if path.exists() else download(repository)
+        return self._source_path(model.source, model.name)
 
     def adapter(self, model: StoredModel) -> Path | None:
         """The folder of its LoRA adapter. Raises as `path`."""
@@ -128,13 +125,14 @@ class Store:
         name: str | None = None,
         progress: Progress = lambda *_: None,
         trust: Sequence[TrustedKey] = (),
+        ignore_keys: Collection[str] = (),
     ) -> StoredModel:
         """Get a model's files and give them a name, by default that of `acquire`, whose errors it raises. A model of
         that name is replaced.
         """
         wanted = None if name is None else StoreName.parse(name)
         with self._adding():
-            return self._named(acquire(model, self.files, progress, trust), wanted)
+            return self._put(self._record_of(acquire(model, self.files, progress, trust), wanted, ignore_keys))
 
     def pull_bundle(
         self,
@@ -148,34 +146,31 @@ class Store:
         wanted = StoreName.parse(name)
         with self._adding():
             source = acquire_bundle(entry, address, self.files, trust, progress)
-            return self._named(Acquired(wanted, source), None)
+            return self._put(self._record_of(Acquired(wanted, source)))
 
     def create(self, name: str, base: str, changes: Changes, progress: Progress = lambda *_: None) -> StoredModel:
         """A model that has everything of its base but the changes. ``base`` is a stored model, or one that `pull`
         accepts. The result does not depend on the base any more. Raises as `pull`.
         """
         wanted = StoreName.parse(name)
-        if changes.template is not None:
-            chat_template(changes.template)
+        check_template(changes.template)
         with self._adding():
-            parent = self.find(base)
-            if parent is None:
-                acquired = acquire(base, self.files, progress)
-                parent = StoredModel(
-                    name=str(acquired.name), created=now(), source=acquired.source, quantization=acquired.quantization
-                )
-            update = {
-                "name": str(wanted),
-                "created": now(),
-                "parent": parent.name,
-                "parameters": changes.parameters.over(parent.parameters),
-            }
-            for field in ("system", "template", "messages", "license", "quantization"):
-                if given := getattr(changes, field):
-                    update[field] = given
-            if changes.adapter is not None:
-                update["adapter"] = self._adapter_files(changes.adapter)
-            return self._put(parent.model_copy(update=update))
+            parent = self.find(base) or self._record_of(acquire(base, self.files, progress))
+            return self._derived(wanted, parent, changes, parent=parent.name)
+
+    def create_of_files(
+        self, name: str, files: Mapping[str, Path], changes: Changes, progress: Progress = lambda *_: None
+    ) -> StoredModel:
+        """As `create`, of files by the names that they get: a checkpoint's folder, or one GGUF file."""
+        ggufs = [each for each in files if each.lower().endswith(GGUF)]
+        if ggufs and len(files) > 1:
+            raise CheckpointError(f"{', '.join(files)}: pass one GGUF file, or the files of a checkpoint's folder")
+        wanted = StoreName.parse(name)
+        check_template(changes.template)
+        progress(COPY, 0, 0)
+        with self._adding():
+            source = self.files.copy(files, plain_name(wanted.model), file=ggufs[0] if ggufs else None)
+            return self._derived(wanted, self._record_of(Acquired(wanted, source)), changes, parent=None)
 
     def copy(self, name: str, to: str) -> StoredModel:
         """Raises UnknownModel, and RequestError for a text that cannot be a name."""
@@ -211,9 +206,45 @@ class Store:
         """What the store takes on the disk, without the hub's cache."""
         return disk_bytes([self.folder])
 
-    def _named(self, acquired: Acquired, wanted: StoreName | None) -> StoredModel:
-        name, source = wanted or acquired.name, acquired.source
-        return self._put(StoredModel(name=str(name), created=now(), source=source, quantization=acquired.quantization))
+    def _derived(self, name: StoreName, base: StoredModel, changes: Changes, *, parent: str | None) -> StoredModel:
+        update: dict[str, Any] = {
+            "name": str(name),
+            "created": now(),
+            "parent": parent,
+            "parameters": changes.parameters.over(base.parameters),
+        }
+        for field in ("system", "template", "messages", "license", "quantization"):
+            if given := getattr(changes, field):
+                update[field] = given
+        if changes.adapter is not None:
+            update["adapter"] = self._adapter_files(changes.adapter)
+        return self._put(base.model_copy(update=update))
+
+    def _record_of(
+        self, acquired: Acquired, name: StoreName | None = None, ignore_keys: Collection[str] = ()
+    ) -> StoredModel:
+        """The record of new files. Raises what reading them raises: a model that does not compile is not stored."""
+        path = self._source_path(acquired.source, str(acquired.name))
+        return StoredModel(
+            name=str(name or acquired.name),
+            created=now(),
+            source=acquired.source,
+            details=describe(path, ignore_keys),
+            quantization=acquired.quantization,
+        )
+
+    def _source_path(self, source: Source, name: str) -> Path:
+        from ..demo import DEMOS
+
+        if isinstance(source, Files):
+            return self.files.path(source)
+        if isinstance(source, Demo):
+            return DEMOS[source.name]
+        path = Path(source.path)
+        repository = hub_model(source.model)
+        if repository is None or not path.is_absolute():
+            raise CheckpointError(f"{name}: its record does not name files of the hub; pull the model again")
+        return path if path.exists() else download(repository)
 
     def _put(self, model: StoredModel) -> StoredModel:
         path = self._record(model.store_name)
@@ -296,3 +327,9 @@ class Store:
             yield
         finally:
             os.close(descriptor)
+
+
+def check_template(template: str | None) -> None:
+    """Raises RequestError for a template that cannot be read."""
+    if template is not None:
+        ChatTemplate(chat_template(template), {}).check_syntax()

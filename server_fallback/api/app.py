@@ -1,5 +1,5 @@
-"""The app: OpenAI's HTTP API over the executors of a `Models`. A request passes CORS, the gate, a route that checks its
-key, and the handler.
+"""The app: the HTTP APIs of OpenAI, Ollama and others over the executors of a `Models`. A request passes CORS, the
+gate, a route that checks its key, and the handler.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from .limiter import Limiter, Limits, OwnLimits
 from .log import log_failure
 from .metrics import Metrics
 from .model_routes import about_router, admin_router, models_router
+from .ollama import ollama_error, ollama_router
+from .ollama_models import ollama_models_router, ollama_store_router
 from .queue_waits import QueueWaits
 from .service import Service
 from .speech import speech_router
@@ -51,6 +53,7 @@ ERROR_FORMS = (
     ("/v2/embed", openai_error),
     ("/v2/rerank", openai_error),
     ("/v2", kserve_error),
+    ("/api", ollama_error),
 )
 EXPOSED_HEADERS = (
     "X-Request-Id",
@@ -130,6 +133,8 @@ def create_app(
         admin_router,
         models_router,
         health_router,
+        # A pair of sides can begin an answer again, which lines cannot say.
+        *(() if routed else (ollama_router, ollama_models_router, ollama_store_router)),
     ):
         app.include_router(router(service))
     app.add_middleware(Gate, service=service)
@@ -137,7 +142,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "HEAD", "DELETE"),
             # OpenAI's client sends a dozen headers of its own.
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,

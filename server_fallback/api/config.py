@@ -23,7 +23,8 @@ class ApiConfig:
     it. ``body_timeout_seconds`` is the time for a body to arrive, ``write_timeout_seconds`` how long a client may read
     nothing, ``header_timeout_seconds`` how long a connection may be silent before and between requests, and
     ``draft_timeout_seconds`` the time for a client that drafts tokens to send its next drafts. ``max_choices`` bounds n
-    times the number of prompts, and ``max_inputs`` the texts of one embedding request. ``transcriber`` names the model
+    times the number of prompts, and ``max_inputs`` the texts of one embedding request. ``is_local``: only this machine
+    reaches the server, so that without keys its programs may change the store. ``transcriber`` names the model
     that writes down the recordings of chats; ``near_transcriber`` the one that does so for the near side of a gateway.
     """
 
@@ -57,6 +58,7 @@ class ApiConfig:
     """what answers /v1/audio/speech: espeak (pip install 'nearfar[espeak]'), or a server with OpenAI's API"""
     speaker_api_key_env: Annotated[str | None, Flag(metavar="NAME")] = None
     """the environment variable that holds the API key of the speaker's server"""
+    is_local: bool = False
     transcriber: str | None = None
     near_transcriber: str | None = None
     max_choices: int = MAX_CHOICES

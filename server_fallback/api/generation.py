@@ -21,6 +21,7 @@ from ..schema.common import GenerationRequest
 from ..schema.completions import AnswerRequest, Completion, CompletionChunk, CompletionRequest
 from ..schema.fold import ChatFold, CompletionFold
 from ..schema.functions import with_function_calls
+from ..schema.ollama import OllamaRequest
 from ..schema.pipeline import StepTime
 from ..schema.routed import RoutedChatRequest, RoutedCompletionRequest
 from ..text.output import Answering, Changed, Chunks, ChunkT, Encode, Fold, Output
@@ -36,7 +37,7 @@ from .sse import OPENAI_EVENTS, EventForm, EventStream, data_event
 from .texts import num_texts
 from .validation import check_calls
 
-BodyT = TypeVar("BodyT", bound=BaseModel)
+BodyT = TypeVar("BodyT", bound=GenerationRequest | OllamaRequest)
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 JSON = "application/json"
 STREAMED = with_events("A chunk as JSON, or [DONE]")
@@ -45,18 +46,19 @@ STREAMED = with_events("A chunk as JSON, or [DONE]")
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[BodyT, ChunkT, AnswerT]):
     """A form of answers. ``body`` is the class of requests, and ``routed`` that for a pair of sides, which may restrict
-    which side answers. ``read`` returns what the executor answers, and ``encode`` a function that writes its chunks as
-    the events of one answer; they are ``alike`` if those of two texts differ only in the text. ``fold`` adds up the
-    chunks to the whole answer of class ``answer``, which ``write`` writes. ``events`` are the others of a stream.
+    which side answers. ``read`` returns what the executor is asked for, and ``encode`` a function that writes its
+    chunks as the events of one answer; they are ``alike`` if those of two texts differ only in the text. ``fold``
+    returns what adds up the chunks to the whole answer of class ``answer``, which ``write`` writes. ``events`` are the
+    others of a stream.
     """
 
     path: str
     body: type[BodyT]
     routed: type[BodyT]
     answer: type[AnswerT]
-    read: Callable[[BodyT], AnswerRequest]
+    read: Callable[[BodyT, Executor], AnswerRequest]
     encode: Callable[[BodyT], Encode[ChunkT]]
-    fold: Callable[[], Fold[ChunkT, AnswerT]]
+    fold: Callable[[BodyT], Fold[ChunkT, AnswerT]]
     write: Callable[[AnswerT], bytes]
     events: EventForm = OPENAI_EVENTS
     write_error: WriteError = openai_error
@@ -84,11 +86,14 @@ def generation_router(kinds: Sequence[Kind[Any, Any, Any]], service: Service, *,
 
 
 async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: BodyT, request: Request) -> Response:
-    exchange, asked = exchange_of(request), kind.read(body)
-    rest = await service.kept.find(request.headers, exchange, body) if asked.stream else None
+    exchange, keeps = exchange_of(request), bool(body.stream) and kind.events.numbered
+    rest = await service.kept.find(request.headers, exchange, body) if keeps else None
     if rest is not None:
         return rest
-    executor = await _begin(service, asked, exchange)
+    exchange.log.update(model=printable(body.model), stream=bool(body.stream))
+    executor = await service.executor(body.model, exchange)
+    asked = kind.read(body, executor)
+    await _begin(service, asked, exchange)
     record = AnswerRecord(service.metrics, asked.model, exchange)
     received = await request.json() if asked.receipt else None
 
@@ -108,8 +113,8 @@ async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: B
     if asked.stream:
         encode, drain = kind.encode(body), service.drain
         stream = EventStream(answering, encode, record, exchange, drain, report_queue, kind.events, alike=kind.alike)
-        return await service.kept.keep(request.headers, exchange, body, stream, kind.events)
-    work = _folded(answering, kind.fold(), record)
+        return await service.kept.keep(request.headers, exchange, body, stream, kind.events) if keeps else stream
+    work = _folded(answering, kind.fold(body), record)
     answer = await service.drain.run(work, request.receive, exchange.deadline)
     report_queue()
     return Response(kind.write(answer), media_type=JSON)
@@ -125,9 +130,8 @@ async def _folded(answering: Answering[ChunkT], fold: Fold[ChunkT, AnswerT], rec
         return fold.answer()
 
 
-async def _begin(service: Service, body: AnswerRequest, exchange: Exchange) -> Executor:
-    """Check the configured limits, find the model, and count the answers. Raises ApiError, UnknownModel."""
-    exchange.log.update(model=printable(body.model), stream=bool(body.stream))
+async def _begin(service: Service, body: AnswerRequest, exchange: Exchange) -> None:
+    """Check the configured limits, and count the answers. Raises ApiError."""
     config = service.config
     if body.stream_options is not None and not body.stream:
         raise ApiError(
@@ -147,12 +151,10 @@ async def _begin(service: Service, body: AnswerRequest, exchange: Exchange) -> E
     if isinstance(body.stop, list) and len(body.stop) > config.max_stops:
         message = f"{len(body.stop)} stop strings; this server supports at most {config.max_stops}"
         raise ApiError(400, message, "invalid_value", "stop")
-    executor = await service.models.executor(body.model)
     assert exchange.admission is not None
     capacity = service.models.answers_at_once(body.model) or config.max_concurrent_requests
     await exchange.admission.answers(choices, capacity, param)
     exchange.answer_headers.update(exchange.admission.headers)
-    return executor
 
 
 def _call(service: Service, body: GenerationRequest, exchange: Exchange, received: dict[str, Any] | None) -> Call:
@@ -198,7 +200,7 @@ def data_events(body: GenerationRequest) -> Callable[[ChatCompletionChunk | Comp
     return event
 
 
-def read_chat(body: ChatCompletionRequest) -> ChatCompletionRequest:
+def read_chat(body: ChatCompletionRequest, executor: Executor) -> ChatCompletionRequest:  # noqa: ARG001
     check_calls(body.messages)
     return body
 
@@ -225,7 +227,7 @@ CHAT: Kind[ChatCompletionRequest, ChatCompletionChunk, ChatCompletion] = Kind(
     ChatCompletion,
     read_chat,
     data_events,
-    ChatFold,
+    lambda _: ChatFold(),
     answer_json,
 )
 COMPLETION: Kind[CompletionRequest, CompletionChunk, Completion] = Kind(
@@ -233,8 +235,8 @@ COMPLETION: Kind[CompletionRequest, CompletionChunk, Completion] = Kind(
     CompletionRequest,
     RoutedCompletionRequest,
     Completion,
-    lambda body: body,
+    lambda body, _: body,
     data_events,
-    CompletionFold,
+    lambda _: CompletionFold(),
     answer_json,
 )

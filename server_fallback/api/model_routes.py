@@ -54,7 +54,9 @@ def about_router(service: Service) -> APIRouter:
 
     @router.get("/v1/nearfar/about", responses=EVERYWHERE)
     async def about(request: Request) -> About:
-        executors = [(card, await service.models.executor(card.id)) for card in service.models.cards()]
+        # Others of a store are not loaded.
+        loaded = [card for card in service.models.cards() if card.root is not None]
+        executors = [(card, await service.models.executor(card.id)) for card in loaded]
         hears = service.config.transcriber is not None
         service.report_queue({card.id: executor.state() for card, executor in executors}, exchange_of(request))
         return About(

@@ -1,4 +1,4 @@
-"""nearfar serve: answer OpenAI's requests for one or several models."""
+"""nearfar serve: answer requests of OpenAI's and Ollama's APIs for given models, or for those of the store."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import replace
 from fastapi import FastAPI
 
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
+from nearfar.compiler.store.store import Store
 
 from ..api.app import create_app
 from ..api.config import ApiConfig
@@ -23,6 +24,7 @@ from ..executors.devices import default_target, models_memory_bytes
 from ..executors.executor import Models
 from ..executors.local_opener import LocalOpener
 from ..executors.registry import Registry, default_name
+from ..executors.stored_models import StoredModels
 from ..executors.transcriber import TranscriberByName
 from ..front_ends.front_ends import run_front_ends
 from ..kserve.grpc_server import GrpcServer, require_grpc
@@ -30,7 +32,7 @@ from ..pipelines.opener import PipelineOpener
 from ..speech.speaker import open_speaker
 from .announcement import Announcement
 from .options import Listening, Serve
-from .served_models import load_requests, make_opener
+from .served_models import load_requests, make_opener, serves_store
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -46,6 +48,8 @@ def run(options: Serve) -> None:
             raise RequestError("--grpc-port: gRPC is served by one process; leave --front-ends at 1")
         if options.pipeline:
             raise RequestError("--pipeline: pipelines are served by one process; leave --front-ends at 1")
+        if serves_store(options):
+            raise RequestError("--front-ends: the store is served by one process; name the models, or leave it at 1")
     announcement = Announcement()
     inner = make_opener(options, os.environ, announcement.progress)
     config = api_config(options, os.environ)
@@ -64,6 +68,9 @@ def run(options: Serve) -> None:
     opener = PipelineOpener(inner)
     registry = Registry(opener, options.memory or models_memory_bytes(options.local.target or default_target()))
     opener.models = registry
+    served: Registry | StoredModels = registry
+    if serves_store(options):
+        served = StoredModels(registry, Store.of_user(), options.keep_alive)
     configure_logs(sys.stderr)
 
     grpc_server: GrpcServer | None = None
@@ -89,7 +96,7 @@ def run(options: Serve) -> None:
                 return
             raise
         announcement.serving(
-            registry,
+            served,
             address,
             keyed=bool(config.keys.keys),
             grpc_port=None if grpc_server is None else grpc_server.port,
@@ -98,10 +105,10 @@ def run(options: Serve) -> None:
     if several:
         run_front_ends(registry, config, listeners, started)
     else:
-        app = create_app(registry, config, traces, on_close=close_grpc)
+        app = create_app(served, config, traces, on_close=close_grpc)
         if options.grpc_port is not None:
             grpc_server = open_grpc(app, options)
-        run_server(app, listeners[0], lambda: started(registry))
+        run_server(app, listeners[0], lambda: started(served))
 
 
 def open_grpc(app: FastAPI, options: Serve) -> GrpcServer:
@@ -128,4 +135,4 @@ def api_config(options: Listening, environment: Mapping[str, str]) -> ApiConfig:
     keys, hosts = read_keys(options.api_keys, environment), options.access.allowed_hosts
     if not keys.keys and options.host in LOOPBACK:
         hosts = (*LOOPBACK, *hosts)
-    return replace(options.access, keys=keys, allowed_hosts=hosts)
+    return replace(options.access, keys=keys, allowed_hosts=hosts, is_local=options.host in LOOPBACK)

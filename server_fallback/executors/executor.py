@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from nearfar.compiler.ir.spec import Task
 from nearfar.compiler.runtime.audio.transcribe import Transcript
+from nearfar.compiler.store.model import StoredModel
 from nearfar.compiler.store.names import UnknownModel as UnknownModel
 
 from ..engine.request import TokenSource
@@ -137,7 +138,8 @@ class Abilities:
     ``tools``: the model writes tool calls. ``embeds``: it makes embeddings or scores, and no text.
     ``verify``: it checks drafts of clients. ``vision``: it reads images. ``video``: it reads videos. ``sound``: it
     reads sound, and nothing else. ``hears``: it answers about recordings in chats, of at most ``hears_seconds`` if that
-    is not None. ``model`` is its name in its manifest, None for models that are not one.
+    is not None. ``model`` is its name in its manifest, None for models that are not one. ``thinks``: it reasons between
+    markers.
     """
 
     tokenizer_sha256: str | None
@@ -151,6 +153,15 @@ class Abilities:
     hears: bool = False
     hears_seconds: float | None = None
     model: str | None = None
+    thinks: bool = False
+
+
+@runtime_checkable
+class HasStored(Protocol):
+    """An executor of a model that may be the store's: then its requests inherit what ``stored`` has."""
+
+    @property
+    def stored(self) -> StoredModel | None: ...
 
 
 @runtime_checkable

@@ -90,7 +90,7 @@ class LocalExecutor:
         stored: StoredModel | None = None,
     ) -> None:
         self.share = share
-        self._stored = stored
+        self.stored = stored
         self._issuer = issuer
         self._engine = engine
         self._model = model
@@ -112,7 +112,7 @@ class LocalExecutor:
         return GuestExecutor(self._engine, model, workers=self._workers, adapter=self._adapter, stored=stored)
 
     async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
-        request = inherited(request, self._stored)
+        request = inherited(request, self.stored)
         if not request.receipt:
             await self.answer_from(self._engine, request, call, output)
             return
@@ -193,6 +193,7 @@ class LocalExecutor:
             hears=model.sounds is not None,
             hears_seconds=None if model.sounds is None else longest_sound(model.sounds),
             model=model.model,
+            thinks=model.reasoning is not None,
         )
 
     @property

@@ -193,8 +193,8 @@ class LocalOpener:
         if stored is not None and stored.adapter is not None:
             await engine.close()
             raise RequestError(
-                f"{stored.name}: its base is a bundle that accepts no LoRA adapters; create it from a checkpoint, or from a "
-                "bundle that was compiled with --lora-rank",
+                f"{stored.name}: its base is a bundle that accepts no LoRA adapters; create it from a checkpoint, or "
+                "from a bundle that was compiled with --lora-rank",
                 param="model",
             )
         return LocalExecutor(engine, text, **kept)

@@ -16,8 +16,8 @@ LOADING = ExecutorState(ready=False, detail="loading")
 
 @dataclass(eq=False)
 class ModelEntry:
-    """A model. ``executor`` is None while the model loads, and ``release`` is called when it is closed. ``adapters`` are
-    its adapters' hashes by name; ``model`` is what it was loaded from.
+    """A model. ``executor`` is None while the model loads, and ``release`` is called when the model is closed.
+    ``adapters`` are its adapters' hashes by name; ``model`` is what it was loaded from.
     """
 
     name: str

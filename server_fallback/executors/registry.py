@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any
 
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.ir.spec import Task
@@ -109,6 +110,11 @@ class Registry:
         loading.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await self._loaded(loading)
 
+    async def prepare(self, model: str) -> None:
+        """Compile a model if necessary, without loading it. Raises what loading raises."""
+        opening = await self._opener.prepare(model, None)
+        opening.release()
+
     async def unload(self, name: str) -> None:
         entry = self._table.find(name)
         if name in entry.aliases:
@@ -117,9 +123,17 @@ class Registry:
         if name in entry.adapters:
             await self.unload_adapter(UnloadAdapterRequest(lora_name=name))
             return
+        await self.withdraw(name)
+
+    def withdraw(self, name: str) -> Coroutine[Any, Any, None]:
+        """Remove the names of a model at once. Returns what closes it when its requests have ended. Raises
+        UnknownModel, and RequestError while it loads.
+        """
+        entry = self._table.find(name)
         if entry.executor is None:
             raise RequestError(f"{name}: the model is still loading; unload it when the load is done", param="model")
-        await self._remove(entry, UNLOAD_DRAIN_SECONDS)
+        self._withdraw(entry)
+        return self._drained(entry, UNLOAD_DRAIN_SECONDS)
 
     async def load_adapter(self, request: LoadAdapterRequest) -> ModelCard:
         if request.model is None and len(self._table) != 1:
@@ -162,7 +176,10 @@ class Registry:
         for load in loads:
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
-        await asyncio.gather(*(self._remove(entry, drain_seconds) for entry in self._table))
+        entries = list(self._table)
+        for entry in entries:
+            self._withdraw(entry)
+        await asyncio.gather(*(self._drained(entry, drain_seconds) for entry in entries))
 
     async def _loaded(self, loading: asyncio.Task[ModelCard]) -> ModelCard:
         try:
@@ -205,12 +222,14 @@ class Registry:
             )  # fmt: skip
         return needed
 
-    async def _remove(self, entry: ModelEntry, drain_seconds: float) -> None:
-        """Remove the names at once, and close the executor when its requests have ended or the time is over."""
-        executor = entry.executor
-        assert executor is not None
+    def _withdraw(self, entry: ModelEntry) -> None:
         self._table.remove(entry)
         self._leaving.add(entry)
+
+    async def _drained(self, entry: ModelEntry, drain_seconds: float) -> None:
+        """Close the executor when its requests have ended or the time is over."""
+        executor = entry.executor
+        assert executor is not None
         try:
             give_up = time.monotonic() + drain_seconds
             while (state := executor.state()).running + state.waiting > 0 and time.monotonic() < give_up:

@@ -1,20 +1,20 @@
-"""StoredModels: the models of the store. They are loaded when a request needs them, and unloaded when none has used them
-for a time, or when another one needs their memory.
+"""StoredModels: the models of the store. One is loaded when a request needs it, and unloaded when no request has used
+it for a time, or when another one needs its memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from nearfar.compiler.ir.spec import Task
 from nearfar.compiler.nearest import did_you_mean
-from nearfar.compiler.runtime.errors import NearfarError, Unavailable
+from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.compiler.store.model import StoredModel
 from nearfar.compiler.store.names import StoreName, UnknownModel
 from nearfar.compiler.store.store import Store
@@ -28,7 +28,6 @@ from .registry import Registry
 KEEP_SECONDS = 300.0
 # How long a request waits until running answers free the memory that its model needs.
 ROOM_SECONDS = 120.0
-IDLE = "keep_alive"
 
 
 @dataclass(eq=False, slots=True)
@@ -119,10 +118,10 @@ class StoredModels:
         return await self.registry.change(change)
 
     async def forget(self, name: str) -> None:
-        """Unload a model whose record was changed or removed, unless another one uses its engine."""
-        loaded = self._loaded_model(name)
+        """Unload a model whose record is removed. Others that share its engine load it again."""
+        loaded = self._named(name)
         if loaded is not None:
-            await self._unload(loaded, "changed")
+            await self._unload(loaded, "removed")
 
     async def close(self, drain_seconds: float) -> None:
         for loaded in self._loaded.values():
@@ -141,11 +140,17 @@ class StoredModels:
             )
         return stored
 
-    def _loaded_model(self, name: str) -> LoadedModel | None:
+    def _named(self, name: str) -> LoadedModel | None:
+        """The model that was loaded under this name."""
         parsed = StoreName.parse_or_none(name)
-        if parsed is None:
-            return None
-        return next((each for each in self._loaded.values() if each.stored.store_name.file == parsed.file), None)
+        file = None if parsed is None else parsed.file
+        return next((each for each in self._loaded.values() if each.stored.store_name.file == file), None)
+
+    def _loaded_model(self, name: str) -> LoadedModel | None:
+        """As `_named`, or the model whose engine the one of this name uses."""
+        named = self._named(name)
+        stored = self.store.find(name) if named is None and self._loaded else None
+        return named if stored is None else self._loaded.get(stored.engine_key)
 
     def _loaded_name(self, name: str) -> str | None:
         loaded = self._loaded_model(name)
@@ -163,7 +168,7 @@ class StoredModels:
         async with self._loading:
             loaded = self._loaded.get(stored.engine_key)
             if loaded is None:
-                former = self._loaded_model(stored.name)
+                former = self._named(stored.name)
                 if former is not None:
                     await self._unload(former, "changed")
                 await self._load_with_room(stored)
@@ -214,26 +219,32 @@ class StoredModels:
         self._freed.set()
         if math.isinf(loaded.keep_seconds):
             return
+        if loaded.keep_seconds == 0:
+            self._expire(loaded)
+            return
         loaded.expires = time.time() + loaded.keep_seconds
         loaded.timer = asyncio.get_running_loop().call_later(loaded.keep_seconds, self._expire, loaded)
 
     def _expire(self, loaded: LoadedModel) -> None:
-        if loaded.users == 0:
-            task = asyncio.ensure_future(self._unload(loaded, IDLE))
+        if loaded.users == 0 and (closing := self._drop(loaded)) is not None:
+            task = asyncio.ensure_future(self._close(loaded, "keep_alive", closing))
             self._unloads.add(task)
             task.add_done_callback(self._unloads.discard)
 
     async def _unload(self, loaded: LoadedModel, reason: str) -> None:
-        if self._loaded.get(loaded.stored.engine_key) is not loaded or (reason == IDLE and loaded.users > 0):
-            return
+        if (closing := self._drop(loaded)) is not None:
+            await self._close(loaded, reason, closing)
+
+    def _drop(self, loaded: LoadedModel) -> Coroutine[Any, Any, None] | None:
+        """No request finds it from now on. Returns what closes it; None if that is done already."""
+        if self._loaded.get(loaded.stored.engine_key) is not loaded:
+            return None
         del self._loaded[loaded.stored.engine_key]
         if loaded.timer is not None:
             loaded.timer.cancel()
-        try:
-            await self.registry.change(UnloadRequest(model=loaded.name))
-        except NearfarError as error:
-            # Its engine was given up meanwhile.
-            log_event("model_change_failed", logging.WARNING, change="model_unloaded", message=error.message)
-        else:
-            log_event("model_unloaded", name=loaded.name, by=reason)
+        return self.registry.withdraw(loaded.name)
+
+    async def _close(self, loaded: LoadedModel, reason: str, closing: Coroutine[Any, Any, None]) -> None:
+        await closing
+        log_event("model_unloaded", name=loaded.name, by=reason)
         self._freed.set()

@@ -64,7 +64,7 @@ def test_a_checkpoint_is_compiled_for_this_machine(
     assert printed.out == "27 + 58 = 85\n"
     assert f"compiled {folder} into the cache: {cached}" in printed.err
     monkeypatch.undo()
-    monkeypatch.setenv("NEARFAR_CACHE", str(cached.parent))
+    monkeypatch.setenv("NEARFAR_CACHE", str(cached.parent.parent))
     assert main(["run", str(folder), *PROMPT[:-1]]) == 0
     assert "compiled" not in capsys.readouterr().err
 
