@@ -283,9 +283,8 @@ def test_a_penalty_changes_what_is_sampled_as_on_the_server(chat: Chat) -> None:
 
 
 def test_what_is_shown(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
-    chat.stored = StoredModel(
-        name="chef", created="2026-02-03T04:05:06+00:00", source=Demo(name="demo", size_bytes=1), license=("Be kind.",)
-    )
+    source = Demo(name="demo", size_bytes=1)
+    chat.stored = StoredModel.model_construct(name="chef", source=source, license=("Be kind.",))
     send(chat.conversation, "what is 27 + 58?")
     info = said(chat, capsys, "/show info")
     assert "nearfar-demo" in info

@@ -64,6 +64,11 @@ def test_parts_of_a_message_become_text_and_the_marks_of_the_model() -> None:
         ChatTemplate(chat_template("{{ .Prompt }}"), {}).render(messages)
 
 
+def test_a_prompt_begins_with_the_token_that_the_model_needs() -> None:
+    jinja = chat_template("{{ .Prompt }}", begins=True)
+    assert ChatTemplate(jinja, {"bos_token": "<s>"}).render([USER]) == "<s>hi"
+
+
 def test_jinja_stays_as_it_is() -> None:
     jinja = "{%- for message in messages %}{{ message.content }}{% endfor %}"
     assert chat_template(jinja) == jinja
