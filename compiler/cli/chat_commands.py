@@ -221,7 +221,7 @@ def show_license(chat: Chat) -> None:
 def show_modelfile(chat: Chat) -> None:
     if chat.stored is None:
         raise RequestError("the model was not started by a name of the store; nearfar create makes such a model")
-    chat.notes.print(Text(write_modelfile(chat.stored)))
+    chat.notes.print(Text(write_modelfile(chat.stored).rstrip()))
 
 
 def show_parameters(chat: Chat) -> None:
@@ -229,7 +229,8 @@ def show_parameters(chat: Chat) -> None:
     if not given:
         chat.note("no parameters; answers are the likeliest ones. /set parameter temperature 0.7 lets them vary")
         return
-    _print_rows(chat, {name: str(value) for name, value in given.items()})
+    shown_values = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    _print_rows(chat, {name: "  ".join(map(str, values)) for name, values in shown_values.items()})
 
 
 def show_system(chat: Chat) -> None:

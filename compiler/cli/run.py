@@ -60,10 +60,10 @@ def run(options: Run) -> None:
     trusted = read_trusted_keys(options.trust)
     # What cannot be read is reported before a checkpoint is compiled, which takes a minute.
     decoded, heard = decode_pictures(options.image, options.video), read_recordings(options.audio)
-    stored = stored_of(options.bundle)
     path, from_cache = bundle_from(
         options.catalog, options.bundle, options.ignore_keys, trusted, runner=options.runner, quiet=options.json
     )
+    stored = stored_of(options.bundle)
     # A bundle that was compiled here needs no signature.
     bundle = with_template(open_any(path, () if from_cache else trusted), stored)
     tokenizer = Tokenizer(bundle.tokenizer_files())

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer
 
 from ..runtime.errors import OutputError, RequestError, reason_of
+from ..runtime.images.data_url import is_data_url
 from ..store.parameters import Parameters
 from .messages import read_json
 
@@ -73,11 +74,18 @@ def read_saved(file: Path) -> SavedConversation:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise RequestError(f'{file}: is no saved conversation: it has no "format": "{FORMAT}"')
     try:
-        return SavedConversation.model_validate(content)
+        saved = SavedConversation.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise RequestError(f"{file}: {place}: {first['msg'][:200]}") from error
+    for index, message in enumerate(saved.messages):
+        for part in message["content"] if isinstance(message.get("content"), list) else []:
+            named = part.get(part.get("type")) if isinstance(part, dict) else None
+            url = named.get("url") if isinstance(named, dict) else None
+            if isinstance(url, str) and not is_data_url(url):
+                raise RequestError(f"{file}: messages[{index}] has the picture {url[:80]!r}; it needs a data: URL")
+    return saved
 
 
 def _is_saved(file: Path) -> bool:

@@ -139,8 +139,9 @@ class _Reader:
         if name in REFUSED:
             self.refuse(line, f"{name.upper()} is not supported: {REFUSED[name]}")
         if name not in COMMANDS:
-            known = ", ".join(each.upper() for each in COMMANDS)
-            self.refuse(line, f"unknown command {name[:40]!r}{did_you_mean(name, COMMANDS)} (known: {known})")
+            known = [each.upper() for each in COMMANDS]
+            proposal = did_you_mean(name.upper(), known)
+            self.refuse(line, f"unknown command {name[:40].upper()!r}{proposal} (known: {', '.join(known)})")
         if found is None:
             self.refuse(line, f"{name.upper()} has no value")
         at = found.end() + 1

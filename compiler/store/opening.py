@@ -47,7 +47,9 @@ def with_template(bundle: Bundle | ExportBundle, stored: StoredModel | None) -> 
     if stored is None or stored.template is None:
         return bundle
     entry = bundle.manifest.tokenizer
-    jinja = chat_template(stored.template, marks=marks_of(bundle.manifest))
+    own_bos = entry.bos_token is not None and stored.template.lstrip().startswith(entry.bos_token)
+    adds_bos = entry.add_bos_token is True or "bos_token" in (entry.chat_template or "")
+    jinja = chat_template(stored.template, marks=marks_of(bundle.manifest), begins=adds_bos and not own_bos)
     # Only pages read the tree of a template, and making it would run the template here.
     own = {"chat_template": jinja, "chat_tree": None, "tools": tool_format(jinja)}
     update = {"tokenizer": entry.model_copy(update=own)}
