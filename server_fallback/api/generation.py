@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
@@ -21,7 +21,6 @@ from ..schema.common import GenerationRequest
 from ..schema.completions import AnswerRequest, Completion, CompletionChunk, CompletionRequest
 from ..schema.fold import ChatFold, CompletionFold
 from ..schema.functions import with_function_calls
-from ..schema.ollama import OllamaRequest
 from ..schema.pipeline import StepTime
 from ..schema.routed import RoutedChatRequest, RoutedCompletionRequest
 from ..text.output import Answering, Changed, Chunks, ChunkT, Encode, Fold, Output
@@ -37,19 +36,29 @@ from .sse import OPENAI_EVENTS, EventForm, EventStream, data_event
 from .texts import num_texts
 from .validation import check_calls
 
-BodyT = TypeVar("BodyT", bound=GenerationRequest | OllamaRequest)
+BodyT = TypeVar("BodyT", bound=BaseModel)
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 JSON = "application/json"
 STREAMED = with_events("A chunk as JSON, or [DONE]")
 
 
+class Asking(Protocol):
+    """What all bodies have."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def stream(self) -> bool | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[BodyT, ChunkT, AnswerT]):
-    """A form of answers. ``body`` is the class of requests, and ``routed`` that for a pair of sides, which may restrict
-    which side answers. ``read`` returns what the executor is asked for, and ``encode`` a function that writes its
-    chunks as the events of one answer; they are ``alike`` if those of two texts differ only in the text. ``fold``
-    returns what adds up the chunks to the whole answer of class ``answer``, which ``write`` writes. ``events`` are the
-    others of a stream.
+    """A form of answers. ``body`` is the class of requests (`Asking`), and ``routed`` that for a pair of sides, which
+    may restrict which side answers. ``read`` returns what the executor is asked for, and ``encode`` a function that
+    writes its chunks as the events of one answer; they are ``alike`` if those of two texts differ only in the text.
+    ``fold`` returns what adds up the chunks to the whole answer of class ``answer``, which ``write`` writes. ``events``
+    are the others of a stream.
     """
 
     path: str
@@ -86,12 +95,13 @@ def generation_router(kinds: Sequence[Kind[Any, Any, Any]], service: Service, *,
 
 
 async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: BodyT, request: Request) -> Response:
-    exchange, keeps = exchange_of(request), bool(body.stream) and kind.events.numbered
+    exchange, asking = exchange_of(request), cast("Asking", body)
+    keeps = bool(asking.stream) and kind.events.numbered
     rest = await service.kept.find(request.headers, exchange, body) if keeps else None
     if rest is not None:
         return rest
-    exchange.log.update(model=printable(body.model), stream=bool(body.stream))
-    executor = await service.executor(body.model, exchange)
+    exchange.log.update(model=printable(asking.model), stream=bool(asking.stream))
+    executor = await service.executor(asking.model, exchange)
     asked = kind.read(body, executor)
     await _begin(service, asked, exchange)
     record = AnswerRecord(service.metrics, asked.model, exchange)

@@ -69,11 +69,13 @@ def ollama_models_router(service: Service) -> APIRouter:
     async def root() -> Response:
         return PlainTextResponse("nearfar is running")
 
-    @router.api_route("/api/version", methods=["GET", "HEAD"], response_model=OllamaVersion, responses=OLLAMA)
+    @router.head("/api/version", include_in_schema=False)
+    @router.get("/api/version", response_model=OllamaVersion, responses=OLLAMA)
     async def get_version() -> Response:
         return _answer(OllamaVersion(version=version("nearfar")))
 
-    @router.api_route("/api/tags", methods=["GET", "HEAD"], response_model=OllamaModels, responses=OLLAMA)
+    @router.head("/api/tags", include_in_schema=False)
+    @router.get("/api/tags", response_model=OllamaModels, responses=OLLAMA)
     async def tags() -> Response:
         return _answer(OllamaModels(models=await asyncio.to_thread(_listed, service)))
 

@@ -17,6 +17,7 @@ from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.generation import Kind
 from nearfar.server_fallback.api.sse import EventForm
+from nearfar.server_fallback.executors.executor import Executor
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChatCompletionRequest
 
 PATH = "/v1/say"
@@ -25,7 +26,7 @@ PATH = "/v1/say"
 class Say(BaseModel):
     model: str
     text: str
-    streams: bool = False
+    stream: bool = False
 
 
 class Said(BaseModel):
@@ -43,9 +44,9 @@ class SaidFold:
         return Said(text="".join(self._texts))
 
 
-def read(body: Say) -> ChatCompletionRequest:
+def read(body: Say, _: Executor) -> ChatCompletionRequest:
     messages = [{"role": "user", "content": body.text}]
-    return ChatCompletionRequest.model_validate({"model": body.model, "messages": messages, "stream": body.streams})
+    return ChatCompletionRequest.model_validate({"model": body.model, "messages": messages, "stream": body.stream})
 
 
 def encode(_: Say) -> Callable[[ChatCompletionChunk], bytes | None]:
@@ -67,7 +68,7 @@ SAY: Kind[Say, ChatCompletionChunk, Said] = Kind(
     Said,
     read,
     encode,
-    SaidFold,
+    lambda _: SaidFold(),
     lambda said: said.model_dump_json().encode(),
     EventForm(done=b"event: over\n\n", error=lambda error: b"event: error\ndata: " + error + b"\n\n"),
     say_error,
@@ -90,14 +91,14 @@ def ask(fake: FakeExecutor, method: str = "POST", **body: Any) -> tuple[int, str
 def test_an_answer_and_its_events_have_this_form_and_nothing_of_openais() -> None:
     assert ask(FakeExecutor()) == (200, '{"text":"Hello!"}')
     said = "".join(f'event: said\ndata: "{text}"\n\n' for text in ("Hel", "lo", "!"))
-    assert ask(FakeExecutor(), streams=True) == (200, said + "event: over\n\n")
+    assert ask(FakeExecutor(), stream=True) == (200, said + "event: over\n\n")
 
 
 def test_errors_have_this_form_before_and_in_a_stream_and_without_a_handler() -> None:
     broken = FakeExecutor(error=DeviceError("broken"), error_at=1)
     error = '{"type": "error", "what": "broken"}'
     assert ask(broken) == (500, error)
-    assert ask(broken, streams=True) == (200, f'event: said\ndata: "Hel"\n\nevent: error\ndata: {error}\n\n')
+    assert ask(broken, stream=True) == (200, f'event: said\ndata: "Hel"\n\nevent: error\ndata: {error}\n\n')
     for status, given in ((400, {"text": 7}), (404, {"model": "nobody"})):
         found, text = ask(FakeExecutor(), **given)
         assert found == status
