@@ -13,7 +13,8 @@ from rich.console import Console
 from terminal import on_a_terminal
 
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.cli.answer import Answer, Answerer
+from nearfar.compiler.cli import answer as answer_module
+from nearfar.compiler.cli.answer import Answer, Answerer, AnswerWriter
 from nearfar.compiler.cli.chat_commands import Chat, completions, run_command
 from nearfar.compiler.cli.conversation import Conversation
 from nearfar.compiler.ir.sampling import Sampler
@@ -23,6 +24,7 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits, Output
 from nearfar.compiler.runtime.text.stop_strings import StopAutomaton
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 from nearfar.compiler.store.model import Demo, StoredModel
 from nearfar.compiler.store.parameters import Parameters
 
@@ -280,6 +282,30 @@ def test_a_penalty_changes_what_is_sampled_as_on_the_server(chat: Chat) -> None:
         adjusted = adjust_logits(logits, Settings(repetition_penalty=6.0), 1, counts, logits, counts)
         expected.append(choose_token(adjusted, Settings()))
     assert found == expected
+
+
+def test_reasoning_is_apart_from_the_answer_and_never_stops_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = {character: index for index, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Backend(models.BPE(vocab=alphabet, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<think>", "</think>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(TokenizerFiles.at(tmp_path / "tokenizer.json", "{{ messages[0].content }}{# </think> #}"))
+    written = [256, *tokenizer.encode("\nhm yes\n"), 257, *tokenizer.encode("\n\nyes, 4")]
+    monkeypatch.setattr(answer_module, "generate", lambda *_, **__: iter(written))
+    runner: Any = None
+    answerer = Answerer(runner, tokenizer, Sampler(), StopAutomaton([", "]))
+    writer = AnswerWriter()
+    answer = answerer.answer(tokenizer.encode("hi"), 99, writer)
+    assert (answer.reasoning, answer.text, answer.finish_reason) == ("hm yes", "yes", "stop")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("yes", "thinking\nhm yes\n\n")
 
 
 def test_what_is_shown(chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
