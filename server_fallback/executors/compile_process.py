@@ -28,7 +28,7 @@ from nearfar.compiler.store.bundles import (
 )
 from nearfar.compiler.store.model import StoredModel
 from nearfar.compiler.store.opening import compile_fields
-from nearfar.compiler.store.place import VARIABLE
+from nearfar.compiler.store.place import VARIABLE, cache_folder
 from nearfar.compiler.store.store import Store
 
 from ..processes.worker import WorkerEnded, WorkerProcess
@@ -131,7 +131,7 @@ def compile_once(model: str, options: CompileOptions, send: Send = lambda _: Non
             pass
     except OSError as error:
         raise OutputError(
-            f"{path.parent}: compiled models cannot be stored here: {reason_of(error)}; set {VARIABLE} to a "
+            f"{cache_folder()}: compiled models cannot be stored here: {reason_of(error)}; set {VARIABLE} to a "
             "writable folder"
         ) from error
     send(Compiling(path))
