@@ -370,29 +370,15 @@ def convolved_variants(step: Step, context: Context, activation: str) -> Sequenc
     return [Variant((kernel(convolved_delta, **own),), when=DECODE), *variants]
 
 
-# The ops whose one kernel depends on nothing but the facts that they declare.
-TEMPLATES: dict[str, Template] = {
-    **dict.fromkeys(ELEMENTWISE, elementwise),
-    "fold_rows": fold_rows,
-    "place_rows": place_rows,
-    "rope_rows": rope_rows,
-    "near_rows": near_rows,
-    "convolve": convolve,
-    "pool_rows": pool_rows,
-    "row_moments": row_moments,
-    "clip_norm": clip_norm,
-    "rope": rope,
-    "take_rows": take_rows,
-    "keep_rows": keep_rows,
-    "join_kept": join_kept,
-    "slice_columns": slice_columns,
-    "rms_norm": rms_norm,
-    "add_lora": add_lora,
-    "adjust_logits": adjust_logits,
-    "route": route,
-    "combine": combine,
-    "causal_conv": causal_conv,
-}
+# The ops whose one kernel depends on nothing but the facts that they declare. It has the op's name.
+TEMPLATES: dict[str, Template] = dict.fromkeys(ELEMENTWISE, elementwise) | {
+    template.__name__: template
+    for template in (
+        fold_rows, place_rows, rope_rows, near_rows, convolve, pool_rows, row_moments, clip_norm, rope,
+        take_rows, keep_rows, join_kept, slice_columns, rms_norm, add_lora, adjust_logits, route, combine,
+        causal_conv,
+    )
+}  # fmt: skip
 # The kernel that goes row after row, then those of chunks.
 DELTA: tuple[Template, ...] = (gated_delta, gated_delta_products, gated_delta_chunks, gated_delta_output)
 STATES: dict[str, tuple[Template, ...]] = {

@@ -1,6 +1,6 @@
 """An adversarial corpus for masks: private texts in many forms, and harmless texts that look like them.
 
-`measured` masks each request as the router does and reads what would leave. The policy is that of the router's README
+`measured` masks each request as the router does and reads what would leave. The policy is that of `web/masks.md`
 with patterns alone.
 """
 

@@ -53,6 +53,16 @@ def test_broken_links_of_a_site_are_found(tmp_path: Path) -> None:
     ]
 
 
+def test_the_pages_of_pythons_api_have_what_programs_call(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "web/docs/pages.py", str(tmp_path)], cwd=ROOT, check=True)
+    agents = (tmp_path / "python_agents_in_python.md").read_text()
+    assert "from nearfar.server_fallback.agent import function_tool" in agents
+    assert "\nAgent(\n    engine: ChatSource,\n    tools: Sequence[ToolSource],\n    *,\n    approve:" in agents
+    assert all(f"## {name}\n" in agents for name in ("mcp_tools", "AgentResult", "CallEnded"))
+    opening = (tmp_path / "python_compile_open_and_download.md").read_text()
+    assert "async def open_executor(\n    model: str | Path,\n    options:" in opening
+
+
 @pytest.mark.exhaustive
 def test_the_docs_are_built_without_a_broken_link(node: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "web/docs/pages.py", "build/docs-pages"], cwd=ROOT, check=True)

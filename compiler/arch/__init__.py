@@ -12,7 +12,8 @@ from .families import unsupported_message
 if TYPE_CHECKING:
     from ..formats.config import ConfigReader
     from ..ir.graph import Graph
-    from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
+    from ..ir.spec import ModelSpec
+    from ..ir.tasks import ClassifierSpec, EmbeddingSpec
 
 DECODERS = (
     "apertus", "cohere2", "embedding_gemma2_text", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text",

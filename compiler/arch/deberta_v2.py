@@ -11,7 +11,8 @@ from dataclasses import replace
 from ..formats.config import ConfigReader
 from ..formats.distance_tensors import HEADS, ROWS
 from ..ir.graph import Graph
-from ..ir.spec import ClassifierSpec, ConvolutionSpec, DistanceSpec, EmbeddingSpec, ModelSpec
+from ..ir.spec import ConvolutionSpec, DistanceSpec, ModelSpec
+from ..ir.tasks import ClassifierSpec, EmbeddingSpec
 from . import bert
 from .decoder_config import read_activation
 from .encoder import EncoderGraph, HeadLayout, finish

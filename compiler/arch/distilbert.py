@@ -6,7 +6,8 @@ import re
 
 from ..formats.config import ConfigReader
 from ..ir.graph import Graph
-from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
+from ..ir.spec import ModelSpec
+from ..ir.tasks import ClassifierSpec, EmbeddingSpec
 from .encoder import EncoderGraph, HeadLayout, finish
 from .encoder_config import read_encoder_config
 

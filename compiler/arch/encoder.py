@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from ..ir.graph import Constant, Graph, Parameter, Source, Value
 from ..ir.ops import Type
 from ..ir.rope import inverse_frequencies, pairs
-from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, RopeSpec
+from ..ir.spec import ModelSpec, RopeSpec
+from ..ir.tasks import ClassifierSpec, EmbeddingSpec
 from .graph_parts import GraphParts
 
 # The inputs of a batch of texts; `ops/` defines them. A graph declares those that its nodes read.

@@ -8,7 +8,8 @@ import re
 
 from ..formats.config import ConfigReader
 from ..ir.graph import Graph
-from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, RopeSpec
+from ..ir.spec import ModelSpec, RopeSpec
+from ..ir.tasks import ClassifierSpec, EmbeddingSpec
 from .decoder_config import even_head_dim
 from .encoder import EncoderGraph, HeadLayout, finish
 from .encoder_config import read_encoder_config

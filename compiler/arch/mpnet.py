@@ -8,7 +8,8 @@ from dataclasses import replace
 from ..formats.config import ConfigReader
 from ..formats.distance_tensors import BIAS
 from ..ir.graph import Graph
-from ..ir.spec import ClassifierSpec, DistanceSpec, EmbeddingSpec, ModelSpec
+from ..ir.spec import DistanceSpec, ModelSpec
+from ..ir.tasks import ClassifierSpec, EmbeddingSpec
 from .encoder import EncoderGraph, HeadLayout, finish
 from .encoder_config import read_encoder_config
 

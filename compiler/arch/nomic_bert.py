@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from ..formats.config import ConfigReader
 from ..ir.graph import Graph
-from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
+from ..ir.spec import ModelSpec
+from ..ir.tasks import ClassifierSpec, EmbeddingSpec
 from .decoder_config import even_head_dim
 from .encoder import EncoderGraph, HeadLayout, finish
 from .encoder_config import read_encoder_config

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..formats.config import ConfigReader
 from ..ir.graph import Graph
-from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
+from ..ir.spec import ModelSpec
+from ..ir.tasks import ClassifierSpec, EmbeddingSpec
 from . import jina_embeddings_v3, roberta
 from .roberta import OTHER_HEADS, PREFIX
 

@@ -1,7 +1,7 @@
 """Serves the page of the web package and one bundle on this machine.
 
 The page is at /, the bundle at /bundle/, an embedding model's bundle at /encoder/, that of a model of sound at
-/transcriber/, and a policy at /policy.json.
+/transcriber/, that of a model that finds private texts at /finder/, and a policy at /policy.json.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
@@ -34,7 +34,7 @@ class PageServer:
 
     ``far``: the address of a server that may answer too. The policy in the file ``policy`` decides; None uses the
     page's own policy. ``encoder``: the bundle that embeds for the documents page. ``transcriber``: the bundle that
-    writes down what is said.
+    writes down what is said. ``finder``: the bundle that finds what the chat page masks for the server.
     """
 
     def __init__(
@@ -46,9 +46,10 @@ class PageServer:
         policy: Path | None = None,
         encoder: Path | None = None,
         transcriber: Path | None = None,
+        finder: Path | None = None,
     ) -> None:
         require_page()
-        bundles = {"bundle": bundle, "encoder": encoder, "transcriber": transcriber}
+        bundles = {"bundle": bundle, "encoder": encoder, "transcriber": transcriber, "finder": finder}
         try:
             folders = {name: path.resolve() for name, path in bundles.items() if path is not None}
             self._server = Server(("127.0.0.1", port), partial(Handler, folders=folders, policy=policy))
@@ -61,7 +62,8 @@ class PageServer:
             "policy": None if policy is None else f".{POLICY_PATH}",
             "transcriber": None if transcriber is None else "./transcriber/",
         }
-        self._query = urlencode({name: value for name, value in parameters.items() if value is not None}, safe=":/")
+        self._parameters = {name: value for name, value in parameters.items() if value is not None}
+        self._finds = {} if finder is None else {"finder": "./finder/"}
         self.bundle = bundle
         # Whether the documents page has a model that embeds, and whether one transcribes.
         self.embeds, self.transcribes = encoder is not None, transcriber is not None
@@ -80,8 +82,8 @@ class PageServer:
 
     @property
     def chat_url(self) -> str:
-        """The address of the chat page, with the server, the policy and the model of sound as parameters."""
-        return self._with_parameters("")
+        """The address of the chat page, with the server, the policy and the other models as parameters."""
+        return self._with_parameters("", self._finds)
 
     @property
     def documents_url(self) -> str:
@@ -98,8 +100,9 @@ class PageServer:
         """The address of the voice page, as that of the chat page."""
         return self._with_parameters("voice.html")
 
-    def _with_parameters(self, page: str) -> str:
-        return f"{self.url}{page}" + (f"?{self._query}" if self._query else "")
+    def _with_parameters(self, page: str, more: Mapping[str, str] = MappingProxyType({})) -> str:
+        query = urlencode({**self._parameters, **more}, safe=":/")
+        return f"{self.url}{page}" + (f"?{query}" if query else "")
 
     def __enter__(self) -> PageServer:
         self._thread.start()
@@ -128,7 +131,7 @@ class Handler(SimpleHTTPRequestHandler):
         super().__init__(*arguments, directory=str(PAGE))
 
     def translate_path(self, path: str) -> str:
-        """The path of a file of the page, of a bundle (below /bundle/, /encoder/ and /transcriber/), or of the policy.
+        """The path of a file of the page, of a bundle (below the name of its part, such as /bundle/), or of the policy.
 
         The base class prevents paths outside of the folders of the page and the bundles.
         """

@@ -14,52 +14,40 @@ from .entries import Activation, AdapterEntry, Entry, Sha256
 REPORT_FORMAT = "nearfar-probe-2"
 
 
-def require_between(low: float, value: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{value:g} is not between {low:g} and {high:g}")
+class Predicted(Entry):
+    """The value of the last field is predicted; it is between ``low`` and ``high``."""
+
+    low: Positive
+    high: Positive
+
+    @model_validator(mode="after")
+    def _is_between(self) -> Self:
+        *_, (name, value) = self
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{name} {value:g} is not between {self.low:g} and {self.high:g}")
+        return self
 
 
-class PredictedFirstToken(Entry):
+class PredictedFirstToken(Predicted):
     """The seconds from a prompt of ``prompt_tokens`` to the first token of the answer, between ``low`` and ``high``."""
 
     prompt_tokens: Count
     seconds: Positive
-    low: Positive
-    high: Positive
-
-    @model_validator(mode="after")
-    def _is_between(self) -> Self:
-        require_between(self.low, self.seconds, self.high)
-        return self
 
 
-class PredictedDecode(Entry):
+class PredictedDecode(Predicted):
     """The tokens per second of an answer behind ``context`` tokens, between ``low`` and ``high``."""
 
     context: Count
     tokens_per_second: Positive
-    low: Positive
-    high: Positive
-
-    @model_validator(mode="after")
-    def _is_between(self) -> Self:
-        require_between(self.low, self.tokens_per_second, self.high)
-        return self
 
 
-class PredictedEncode(Entry):
+class PredictedEncode(Predicted):
     """The seconds in which an encoder reads a batch of ``texts``, each of ``tokens``, between ``low`` and ``high``."""
 
     texts: Count
     tokens: Count
     seconds: Positive
-    low: Positive
-    high: Positive
-
-    @model_validator(mode="after")
-    def _is_between(self) -> Self:
-        require_between(self.low, self.seconds, self.high)
-        return self
 
 
 class ReportDevice(Entry):

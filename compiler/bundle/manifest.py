@@ -18,8 +18,9 @@ from ..ir.kv_format import KvName
 from ..ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, STATES
 from ..ir.plan import union
 from ..ir.sounds import SoundSpec
-from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, Task, task_of
+from ..ir.spec import ModelSpec
 from ..ir.speech import CtcSpec, SpeechSpec
+from ..ir.tasks import ClassifierSpec, EmbeddingSpec, Task, task_of
 from ..runtime.errors import BundleError
 from .entries import (
     ITEM_BYTES,

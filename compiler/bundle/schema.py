@@ -32,23 +32,19 @@ from ..ir.rotary_pairs import RotaryPairs
 from ..ir.sounds import MelSpec, SoundSpec
 from ..ir.spec import (
     AudioSpec,
-    ClassifierSpec,
     ConformerSpec,
     ConvolutionSpec,
-    DenseSpec,
     DistanceSpec,
-    EmbeddingSpec,
     ExpertSpec,
     HearingSpec,
     ModelSpec,
-    PromptSpec,
     ReceptiveField,
     RopeSpec,
     StateSpec,
-    TransitionSpec,
     VisionSpec,
 )
 from ..ir.speech import CtcSpec, LanguageToken, SpeechSpec
+from ..ir.tasks import ClassifierSpec, DenseSpec, EmbeddingSpec, PromptSpec, TransitionSpec
 from ..ir.videos import ByCount, ByRate, BySeconds, FrameArea, FrameEdge, FrameVolume, VideoPrompt, VideoSpec
 from . import device_report, entries, manifest, probe
 from .check import DIMS
@@ -99,7 +95,9 @@ def probe_types() -> str:
 
 
 def is_entry_of(module: str, value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, entries.Entry) and value.__module__ == module
+    """Whether ``value`` is an entry that ``module`` defines, other than a base of its entries."""
+    is_entry = isinstance(value, type) and issubclass(value, entries.Entry) and value.__module__ == module
+    return is_entry and not value.__subclasses__()
 
 
 def typescript() -> str:

@@ -27,7 +27,7 @@ from ..pipeline.weights import check_tensors, read_rows
 from ..quant import by_name
 from ..quant.base import FloatArray
 from ..quant.codes import Codes
-from ..runtime.batch import make_text_batch
+from ..runtime.encoder_batch import make_text_batch
 from ..runtime.errors import RequestError, UnsupportedModel
 from ..runtime.graph_walk import Execution
 from ..runtime.text.tokenizer import Tokenizer

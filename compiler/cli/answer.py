@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..ir.sampling import Sampler
-from ..runtime.batch import PlacedFeatures
 from ..runtime.generate import Timings, generate
+from ..runtime.placed_features import PlacedFeatures
 from ..runtime.runner import Runner
 from ..runtime.text.reasoning import Parts, Reasoning, ReasoningParser
 from ..runtime.text.stop_strings import StopAutomaton, StopStrings

@@ -55,7 +55,7 @@ def run(options: Demo) -> None:
         raise RequestError(f"--far {options.far}: is not the URL of a server; write http://host:port")
     documents = options.document
     require_documents(options)
-    given = (options.bundle, options.encoder, options.transcriber)
+    given = (options.bundle, options.encoder, options.transcriber, options.finder)
     opened = {place: open_page_bundle(place) for place in given if place is not None and not names_demo(place)}
     # Before the demo models are compiled, which takes 20 seconds each.
     require_page()
@@ -65,7 +65,7 @@ def run(options: Demo) -> None:
     alone = options.bundle is not None or len(options.prompt) > 0
     with tempfile.TemporaryDirectory(prefix="nearfar-") as name:
         folder = Path(name)
-        encoder = transcriber = None
+        encoder = transcriber = finder = None
         if options.transcriber is not None or not (options.serve or alone):
             place = options.transcriber or Path("demo-ears")
             transcriber = opened.get(place) or compile_demo(str(place), folder, console)
@@ -79,6 +79,13 @@ def run(options: Demo) -> None:
             encoder = opened.get(place) or compile_demo(str(place), folder, console)
             if encoder.manifest.embedding is None:
                 raise RequestError(f"--encoder {place}: makes no embeddings; give the bundle of an embedding model")
+        if options.finder is not None:
+            finder = opened.get(options.finder) or compile_demo(str(options.finder), folder, console)
+            if finder.manifest.classifier is None or not finder.manifest.classifier.per_token:
+                raise RequestError(
+                    f"--finder {options.finder}: labels no tokens; give the bundle of a classifier of tokens, or "
+                    "demo-finder"
+                )
         place = options.bundle or Path("demo")
         bundle = opened.get(place) or compile_demo(str(place), folder, console)
         with PageServer(
@@ -88,6 +95,7 @@ def run(options: Demo) -> None:
             policy=options.policy,
             encoder=None if encoder is None else encoder.path,
             transcriber=None if transcriber is None else transcriber.path,
+            finder=None if finder is None else finder.path,
         ) as server:
             if options.serve:
                 serve(server, options.far, console)
@@ -113,6 +121,8 @@ def require_documents(options: Demo) -> None:
         raise RequestError("--encoder is for the documents page; add --serve, or --document FILE")
     if options.transcriber is not None and not options.serve:
         raise RequestError("--transcriber is for what you say to the pages; add --serve")
+    if options.finder is not None and (not options.serve or options.far is None):
+        raise RequestError("--finder is for what the chat page sends to a server; add --serve and --far URL")
     for file in options.document:
         if not file.is_file():
             raise RequestError(f"--document {file}: the file does not exist")
@@ -135,9 +145,10 @@ def open_page_bundle(path: Path) -> Bundle:
 def compile_demo(name: str, folder: Path, console: Console) -> Bundle:
     """A demo model (DEMOS) as a bundle in ``folder``.
 
-    The encoder has 8-bit weights, which keep the vectors (tests/demo_encoder/README.md).
+    The encoder has 8-bit weights, which keep the vectors (tests/demo_encoder/README.md). So has the finder, which was
+    measured with them.
     """
-    options = CompileOptions(quantization="q8f16") if name == "demo-encoder" else CompileOptions()
+    options = CompileOptions(quantization="q8f16") if name in ("demo-encoder", "demo-finder") else CompileOptions()
     started = time.perf_counter()
     with progress_bars() as bars:
         bundle = compile_model(str(DEMOS[name]), folder / name, options, phases(bars))

@@ -164,6 +164,9 @@ class Demo:
     transcriber: Annotated[Path | None, Flag(metavar="BUNDLE")] = None
     """a webgpu bundle of a model that transcribes, or demo-ears, with which the pages for transcripts and voice and the
     chat's microphone write down what is said"""
+    finder: Annotated[Path | None, Flag(metavar="BUNDLE")] = None
+    """with --serve and --far: a webgpu bundle of a classifier of tokens, or demo-finder; the chat page replaces what it
+    finds by placeholders for the server"""
     document: tuple[File, ...] = ()
     """a text, Markdown or HTML file for the documents page; may be repeated"""
     question: Text | None = None

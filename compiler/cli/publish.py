@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 
 from ..bundle.entries import OriginEntry
 from ..bundle.folder import Bundle, ExportBundle, open_any
@@ -34,7 +37,7 @@ from .options import Publish
 from .output import megabytes, print_json, print_note
 from .phases import phases, progress_bars
 from .program import path_word
-from .quality import candidate_of, read_text
+from .quality import advance, candidate_of, read_text
 
 # The text on which quality is measured unless the user gives one; it comes with nearfar.
 PASSAGES = Path(__file__).parents[1] / "calibration/texts/passages.txt"
@@ -64,20 +67,27 @@ def run(options: Publish) -> None:
     accept_terms(origin, accepted=options.accept_license, may_ask=not options.json)
     with tempfile.TemporaryDirectory(prefix="nearfar-") as scratch:
         bundles = opened or compile_targets(str(paths[0]), Path(scratch), options)
-        sources = [Source(bundle, measured_quality(bundle, checkpoint, options), move=not opened) for bundle in bundles]
-        name = options.name or site_name(bundles[0].manifest.model)
-        require_name(name, sources)
-        site = SiteOptions(
-            name=name,
-            command=command_of(options),
-            key=options.key,
-            base=base_of(options.base, remote),
-            license_files=files_of_license(checkpoint),
-            web=options.web,
-        )
-        output = options.output or Path(scratch) / "site"
-        published = write_site(sources, output, site, None if remote is None else catalog_of(remote))
-        uploaded = None if remote is None else upload_site(output, remote)
+        with progress_bars(quiet=options.json) as bars:
+            bars.start()
+            measured = [measured_quality(bundle, checkpoint, options, bars) for bundle in bundles]
+            sources = [Source(*pair, move=not opened) for pair in zip(bundles, measured, strict=True)]
+            name = options.name or site_name(bundles[0].manifest.model)
+            require_name(name, sources)
+            site = SiteOptions(
+                name=name,
+                command=command_of(options),
+                key=options.key,
+                base=base_of(options.base, remote),
+                license_files=files_of_license(checkpoint),
+                web=options.web,
+            )
+            output = options.output or Path(scratch) / "site"
+            with stage(bars, "writing site"):
+                published = write_site(sources, output, site, None if remote is None else catalog_of(remote))
+            uploaded = None
+            if remote is not None:
+                with stage(bars, "uploading"):
+                    uploaded = upload_site(output, remote)
         known = license_of(origin)
         if known is not None and known.texts("copy") and not site.license_files and not options.json:
             print_note(
@@ -127,7 +137,17 @@ def note_for(options: Publish) -> Callable[[str], None]:
     return (lambda _: None) if options.json else print_note
 
 
-def measured_quality(bundle: Bundle | ExportBundle, checkpoint: Checkpoint | None, options: Publish) -> Measured:
+@contextmanager
+def stage(bars: Progress, name: str) -> Iterator[None]:
+    """Show a part whose length nobody knows."""
+    task = bars.add_task(name, total=None)
+    yield
+    bars.update(task, total=1, completed=1)
+
+
+def measured_quality(
+    bundle: Bundle | ExportBundle, checkpoint: Checkpoint | None, options: Publish, bars: Progress
+) -> Measured:
     """The bundle against the checkpoint. If that is impossible here, the reason."""
     if not options.measure:
         return Measured(reason="not asked for")
@@ -141,9 +161,11 @@ def measured_quality(bundle: Bundle | ExportBundle, checkpoint: Checkpoint | Non
         text = read_text(options.text or PASSAGES)
         windows = make_windows(Tokenizer(checkpoint.tokenizer), text, window, options.windows)
         reference = CheckpointReference(checkpoint, window)
-        hidden = list(reference.hidden(windows))
+        task = bars.add_task("reference", total=len(windows))
+        hidden = list(reference.hidden(windows, partial(advance, bars, task)))
+        task = bars.add_task(f"measuring {bundle.manifest.target}", total=len(windows))
         with candidate_of(bundle, windows, window, None) as candidate:
-            found = measure(candidate, reference, windows, hidden, None)
+            found = measure(candidate, reference, windows, hidden, None, partial(advance, bars, task))
             device = candidate.device
     except (DeviceError, ToolError) as error:
         return Measured(reason=error.message)

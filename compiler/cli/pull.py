@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from ..bundle.folder import open_any
 from ..bundle.signature import TrustedKey, read_trusted_keys
-from ..ir.spec import Task
+from ..ir.tasks import Task
 from ..publish.catalog import CatalogBundle
 from ..publish.pull import pull
 from ..runtime.errors import DeviceError, NearfarError, RequestError

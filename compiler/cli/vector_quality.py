@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ..bundle.folder import Bundle, ExportBundle
 from ..formats import Checkpoint
-from ..ir.spec import EmbeddingSpec
+from ..ir.tasks import EmbeddingSpec
 from ..measure.quality import require_same_tokens
 from ..measure.report import weight_bytes_of
 from ..measure.vector_quality import SearchTask, VectorQuality, compare_vectors, make_task

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from ..bundle.entries import OriginEntry
 from ..ir.images import ImageSpec
 from ..ir.sounds import SoundSpec
-from ..ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
+from ..ir.spec import ModelSpec
 from ..ir.speech import CtcSpec, SpeechSpec
+from ..ir.tasks import ClassifierSpec, EmbeddingSpec
 from ..quant import Codes, WeightForm
 from ..quant.base import Array
 from ..runtime.errors import CheckpointError

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..ir.spec import ClassifierSpec, Pooling, TransitionSpec, forms_spans
+from ..ir.tasks import ClassifierSpec, Pooling, TransitionSpec, forms_spans
 from ..runtime.errors import CheckpointError, UnsupportedModel
 from .config import MAX_FLOAT32
 from .json_file import read_json_object

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 
 from ..arch import CtcArchitecture, Encoder, by_model_type, ctc_of, encoder_of
 from ..bundle.manifest import MANIFEST_FILE
-from ..ir.spec import EmbeddingSpec, ModelSpec
+from ..ir.spec import ModelSpec
 from ..ir.speech import SpeechSpec
+from ..ir.tasks import EmbeddingSpec
 from ..runtime.errors import CheckpointError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from . import (

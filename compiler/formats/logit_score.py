@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..ir.spec import ClassifierSpec
+from ..ir.tasks import ClassifierSpec
 from ..runtime.errors import CheckpointError, RequestError, UnsupportedModel
 from ..runtime.text.tokenizer import Tokenizer
 from .checkpoint import Checkpoint, Tensor

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..ir.spec import DenseSpec, EmbeddingSpec, Pooling, PromptSpec
+from ..ir.tasks import DenseSpec, EmbeddingSpec, Pooling, PromptSpec
 from ..runtime.errors import CheckpointError, UnsupportedModel
 from .config import ConfigReader, is_integer
 from .json_file import read_json, read_json_object

@@ -18,7 +18,7 @@ from ..formats.towers import decoder_alone
 from ..ir.graph import Parameter
 from ..ir.ops import Array
 from ..ir.pages import PAGES
-from ..ir.spec import task_of
+from ..ir.tasks import task_of
 from ..pipeline.stored_forms import round_activations
 from ..pipeline.task import DOES
 from ..pipeline.weights import check_tensors, read_rows

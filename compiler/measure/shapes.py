@@ -10,7 +10,8 @@ from ..bundle.manifest import Manifest
 from ..formats.checkpoint import Checkpoint
 from ..formats.huggingface import read_spec
 from ..ir.plan import union
-from ..ir.spec import EmbeddingSpec, ModelSpec
+from ..ir.spec import ModelSpec
+from ..ir.tasks import EmbeddingSpec
 from ..pipeline.compile import build, prepare_checkpoint
 from ..pipeline.graphs import graphs_of
 from ..pipeline.options import CompileOptions, Progress

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..ir.spec import EmbeddingSpec
+from ..ir.tasks import EmbeddingSpec
 from ..quant.base import FloatArray
 from ..runtime.errors import DeviceError, RequestError
 from ..runtime.text.prompts import DOCUMENT_PROMPTS, QUERY_PROMPTS, search_prompt

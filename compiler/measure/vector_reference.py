@@ -13,7 +13,7 @@ from ..ir.graph import Parameter
 from ..pipeline.graphs import graphs_of
 from ..pipeline.weights import check_tensors, read_rows
 from ..quant.base import FloatArray
-from ..runtime.batch import make_text_batch
+from ..runtime.encoder_batch import make_text_batch
 from ..runtime.encoding import Text, batches
 from ..runtime.errors import RequestError
 from ..runtime.graph_walk import Execution, walk

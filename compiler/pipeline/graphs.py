@@ -19,8 +19,8 @@ from ..arch.vision import tower_of
 from ..bundle.manifest import AUDIO, CLASSIFY, CTC, DRAFT, EMBED, ENCODERS, GENERATE, HEARING, VISION
 from ..formats.checkpoint import Checkpoint, StoredMatrix
 from ..ir.graph import Graph
-from ..ir.spec import ClassifierSpec, EmbeddingSpec
 from ..ir.speech import CtcSpec, SpeechSpec
+from ..ir.tasks import ClassifierSpec, EmbeddingSpec
 from ..passes.drop_pages import ROWS, FormOf, drop_pages
 from ..runtime.errors import UnsupportedModel
 from .stored_forms import round_activations

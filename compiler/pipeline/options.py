@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ..ir.kv_format import KvName
-from ..ir.spec import Task
+from ..ir.tasks import Task
 from ..names import ACTIVATIONS, EXPORTS, GROUPS, QUANTIZATIONS, TARGETS
 from ..options import File, Flag, ModelName, options
 

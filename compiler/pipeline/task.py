@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..formats.checkpoint import Checkpoint
 from ..formats.logit_score import as_reranker
-from ..ir.spec import Task, task_of
+from ..ir.tasks import Task, task_of
 from ..runtime.errors import RequestError
 
 DOES = {

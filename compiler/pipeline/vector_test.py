@@ -16,7 +16,8 @@ from ..bundle.entries import FeatureTestEntry, VectorTestEntry, VectorTestRow
 from ..bundle.manifest import Manifest
 from ..quant.base import FloatArray
 from ..runtime.audio.frame_rows import with_test_frames
-from ..runtime.batch import Array, Chunk, make_batch, make_text_batch
+from ..runtime.batch import Array, Chunk, make_batch
+from ..runtime.encoder_batch import make_text_batch
 from ..runtime.errors import CheckpointError
 from ..runtime.feature_test import test_arrays
 from ..runtime.graph_walk import Execution, walk

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..bundle.entries import OriginEntry
 from ..cli.output import megabytes
-from ..ir.spec import Task
+from ..ir.tasks import Task
 from ..runtime.errors import BundleError
 from .catalog import CatalogBundle, CatalogModel
 from .licenses import Kind, License, license_of, stated
@@ -221,11 +221,14 @@ STYLE = (
 
 
 def page(cards: Sequence[Card]) -> str:
-    """The site's first page, without scripts."""
-    title = ", ".join(card.name for card in cards)
-    body = "".join(map(section, cards))
+    """The site's first page."""
+    return html_page(", ".join(card.name for card in cards), "".join(map(section, cards)))
+
+
+def html_page(title: str, body: str) -> str:
+    """A page without scripts. Its icon is empty, because browsers request /favicon.ico of a page that names none."""
     return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8" />\n'
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8" />\n<link rel="icon" href="data:," />\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1" />\n<title>{html.escape(title)}</title>\n'
         f"<style>{STYLE}</style>\n</head>\n<body>\n{body}</body>\n</html>\n"
     )

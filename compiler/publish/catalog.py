@@ -15,12 +15,13 @@ from pydantic import ConfigDict, ValidationError, field_validator
 
 from ..bundle.entries import ActivationEntry, Entry, FileName, Sha256
 from ..bundle.folder import Bundle, ExportBundle
-from ..bundle.manifest import Manifest
+from ..bundle.manifest import ExportManifest, Manifest
 from ..ir.expr import Count, Natural
-from ..ir.spec import Task
+from ..ir.tasks import Task
 from ..measure.report import largest_buffer_bytes, make_export_report, make_report
 from ..nearest import did_you_mean
 from ..runtime.errors import BundleError, RequestError
+from ..shared.script import SharedScript
 from .licenses import license_of, stated
 
 CATALOG_FILE = "catalog.json"
@@ -42,6 +43,7 @@ class CatalogBundle(Entry):
     """A bundle, in ``folder`` beside the catalog. ``manifest_sha256`` is the hash of its manifest, which has the hashes
     of all other files.
 
+    ``download_bytes``: of the files that a load reads, without its manifest and its kernels.
     ``memory_bytes``: what it needs to run one sequence of ``context`` tokens; ``largest_buffer_bytes``: its largest
     buffer. ``activations`` are the dtypes that it offers, with the features that each needs. ``kl_mean``: the measured
     divergence from the checkpoint, in nats; None if it was not measured. ``signed_by``: the id of the key.
@@ -182,7 +184,7 @@ def bundle_entry(
         quantization=manifest.quantization,
         context=manifest.context,
         activations=activations,
-        download_bytes=sum(size for _, size, _ in files_of(bundle)) + manifest_bytes,
+        download_bytes=download_bytes(manifest),
         memory_bytes=memory,
         largest_buffer_bytes=largest,
         kl_mean=kl_mean,
@@ -190,6 +192,7 @@ def bundle_entry(
     )
 
 
-def files_of(bundle: Bundle | ExportBundle) -> list[tuple[str, int, str]]:
-    """Name, size and SHA-256 of each file besides the manifest. Manifests do not have the sizes of kernels."""
-    return [(file, bundle.file(file).stat().st_size, sha256) for file, sha256 in dict(bundle.hashes()).items()]
+def download_bytes(manifest: Manifest | ExportManifest) -> int:
+    """The size of a download as pages report it: that of the files that `web/src/shared/files_to_load.ts` lists."""
+    listed = manifest.model_dump(include={"target", "shards", "files", "tokenizer"})
+    return sum(each["size"] for each in SharedScript.of_thread().ask("filesToLoad", listed))

@@ -12,7 +12,7 @@ from hashlib import sha256, sha384
 from pathlib import Path
 
 from ..browser.page_server import PAGE
-from ..ir.spec import Task
+from ..ir.tasks import Task
 from ..runtime.errors import ToolError
 
 DIST = PAGE.parent

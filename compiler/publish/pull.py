@@ -98,7 +98,9 @@ def pull(
             )
         files = listed(data, f"{base}{MANIFEST_FILE}")
         known = hashes_at(former)
-        new_bytes = kept_bytes = 0
+        # Nothing says how large the kernels are.
+        total = sum(each.size or 0 for each in files.values())
+        new_bytes = kept_bytes = done = 0
         for file, wanted in files.items():
             target = checked_path(partial, file)
             started = target.stat().st_size if target.is_file() else 0
@@ -111,7 +113,8 @@ def pull(
                 blobs.place(wanted.sha256, target)
             new, kept = fetch(urljoin(base, file), target, wanted)
             new_bytes, kept_bytes = new_bytes + new, kept_bytes + kept
-            progress(new_bytes + kept_bytes, entry.download_bytes)
+            done += wanted.size or 0
+            progress(done, total)
         if entry.signed_by is not None:
             (partial / SIGNATURE_FILE).write_bytes(read_all(urljoin(base, SIGNATURE_FILE), CHUNK_BYTES))
         if trust:

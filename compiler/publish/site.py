@@ -25,7 +25,7 @@ from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.new_folder import new_folder
 from ..runtime.errors import OutputError, RequestError
 from .bundle_copy import CopiedBundle, copy_bundle, link
-from .card import STYLE, Card, Measured, markdown, page
+from .card import Card, Measured, html_page, markdown, page
 from .catalog import (
     CATALOG_FILE,
     Catalog,
@@ -291,8 +291,5 @@ def write_list(site: Path, catalog: Catalog, *, has_chat: bool) -> None:
         )
     chat = f'<p><a href="{CHAT_FOLDER}/">Chat with one on this device</a></p>\n' if has_chat else ""
     (site / "README.md").write_text("# Models\n\n" + "".join(rows), encoding="utf-8")
-    (site / "index.html").write_text(
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8" />\n<title>Models</title>\n'
-        f"<style>{STYLE}</style>\n</head>\n<body>\n<h1>Models</h1>\n{chat}<ul>\n{''.join(items)}</ul>\n</body>\n</html>\n",
-        encoding="utf-8",
-    )
+    body = f"<h1>Models</h1>\n{chat}<ul>\n{''.join(items)}</ul>\n"
+    (site / "index.html").write_text(html_page("Models", body), encoding="utf-8")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,6 @@ from ..ir.pages import (
     WINDOW,
 )
 from ..ir.sampling import GREEDY, Settings
-from ..ir.speech import FRAMES, ROW_FRAMES
 from .errors import RequestError
 
 IntArray = npt.NDArray[np.int32]
@@ -260,25 +259,6 @@ class Chunk:
     source: Source | None = None
 
 
-class PlacedFeatures(NamedTuple):
-    """The features (n, E) of a picture, of a tile of one, or of a sound, the position of the first token that they
-    replace, and how many of them are side by side; 0 for a sound.
-    """
-
-    first: int
-    features: FloatArray
-    columns: int
-
-    @property
-    def is_sound(self) -> bool:
-        return self.columns == 0
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """As `rope_positions_between` reads it."""
-        return self.first, len(self.features), self.columns
-
-
 def make_batch(chunks: Sequence[Chunk], page_size: int, *, alternatives: bool = False, logprobs: bool = False) -> Batch:
     """Concatenate chunks of several sequences. Raises RequestError without any, for a chunk without a token, and for
     features beyond its tokens.
@@ -383,45 +363,6 @@ def on_all_axes(positions: npt.NDArray[np.integer[Any]]) -> IntArray:
     return np.repeat(positions[:, None].astype(np.int32), 3, axis=1)
 
 
-def rope_positions_between(pictures: Iterable[tuple[int, int, int]], start: int, stop: int) -> IntArray:
-    """The positions (stop - start, 3) in time, rows and columns by which tokens [start, stop) of a prompt rotate, in
-    models with M-RoPE. ``pictures``: the position of the first token of each, in order, its tokens, and how many are
-    side by side, 0 for all of them.
-
-    A picture is at one time; its rows and columns count from there. What follows begins at one more than the largest
-    position, so it is nearer than its place in the sequence. Bai et al. 2025 (Qwen3-VL). Adjacent pictures follow each
-    other like others; transformers refuses them.
-    """
-    tokens, saved = np.arange(start, stop, dtype=np.int32), 0
-    found = on_all_axes(tokens)
-    for first, length, columns in pictures:
-        if first >= stop:
-            break
-        end, columns = first + length, columns or length
-        if end > start:
-            inside = (tokens >= first) & (tokens < end)
-            index = tokens[inside] - first
-            found[inside] = first - saved + np.stack([np.zeros_like(index), index // columns, index % columns], -1)
-        saved += length - max(length // columns, columns)
-        # Those of further pictures are overwritten.
-        found[max(end - start, 0) :] = (tokens[max(end - start, 0) :] - saved)[:, None]
-    return found
-
-
-def features_between(
-    placed: Iterable[tuple[int, FloatArray]], start: int, stop: int
-) -> tuple[tuple[int, FloatArray], ...]:
-    """The part of a prompt's features that a chunk of its tokens [start, stop) has, with their offsets in the chunk.
-    ``placed``: the features of each picture, and the position of its first token.
-    """
-    found = []
-    for position, features in placed:
-        first, last = max(start, position), min(stop, position + len(features))
-        if first < last:
-            found.append((first - start, features[first - position : last - position]))
-    return tuple(found)
-
-
 def require_tokens(lengths: Sequence[int]) -> None:
     if not lengths:
         raise RequestError("the batch has no sequence; give it at least one")
@@ -429,67 +370,6 @@ def require_tokens(lengths: Sequence[int]) -> None:
         raise RequestError(
             f"chunk {lengths.index(0)} of the batch has no new token; leave its sequence out of the batch"
         )
-
-
-def make_text_batch(texts: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]] | None = None) -> Batch:
-    """A batch of complete texts, by their token ids, for a plan without pages. A text's ``token_types`` may be empty if
-    all are of type 0. Raises RequestError for a text without a token.
-    """
-    lengths = list(map(len, texts))
-    require_tokens(lengths)
-    starts = np.zeros(len(texts) + 1, np.int32)
-    np.cumsum(lengths, out=starts[1:])
-    tokens, none = int(starts[-1]), np.zeros(0, np.int32)
-    types = None
-    if token_types is not None:
-        types = join([own or [0] * len(text) for own, text in zip(token_types, texts, strict=True)])
-    return Batch(
-        token_ids=join(texts),
-        positions=np.arange(tokens, dtype=np.int32) - np.repeat(starts[:-1], lengths),
-        slots=np.zeros(tokens, np.int32),
-        seq_starts=starts,
-        page_indptr=np.zeros_like(starts),
-        page_ids=none,
-        sample_rows=none,
-        sample_slots=none.reshape(0, 2),
-        sample_settings=np.zeros((0, len(Settings._fields)), np.float32),
-        adapters=np.full(tokens, -1, np.int32),
-        token_types=types,
-    )
-
-
-def make_frame_batch(sounds: Sequence[FloatArray], row_frames: Sequence[IntArray] | None = None) -> Batch:
-    """A batch of sounds, by their rows of frames (N, elements), for a plan "hearing". ``row_frames`` (N,): how many of
-    each row's frames exist, for models whose rows have several.
-    """
-    batch = make_text_batch([[0] * len(rows) for rows in sounds])
-    extra: dict[str, Array] = {FRAMES: np.concatenate(sounds)}
-    if row_frames is not None:
-        extra[ROW_FRAMES] = np.concatenate(row_frames)
-    return replace(batch, extra=extra)
-
-
-def make_audio_batch(
-    windows: Sequence[FloatArray],
-    pages: Sequence[Sequence[int]],
-    page_size: int,
-    *,
-    behind: int = 0,
-    row_frames: Sequence[IntArray] | None = None,
-) -> Batch:
-    """A batch of windows of sound for a plan "audio": their rows (N, elements), and the pages that will hold the keys
-    and values of each. The last ``behind`` rows of each are a sequence of their own, to which no other row attends.
-    """
-    batch = make_frame_batch(windows)
-    slots = page_tables(*page_lists(pages), batch.positions, list(map(len, windows)), page_size).slots
-    if row_frames is not None:
-        batch = replace(batch, extra={**batch.extra, ROW_FRAMES: np.concatenate(row_frames)})
-    if behind:
-        ends = batch.seq_starts[1:]
-        starts = np.append(0, np.stack([ends - behind, ends], axis=1).reshape(-1)).astype(np.int32)
-        pages = [each for each in pages for _ in range(2)]
-        batch = replace(batch, seq_starts=starts, page_indptr=np.zeros_like(starts))
-    return replace(batch, source=SourceTables(batch.positions, slots, *page_lists(pages)))
 
 
 def spread(values: Sequence[Any] | IntArray, counts: Sequence[int], dtype: npt.DTypeLike = np.int32) -> Any:

@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from ..bundle.manifest import CLASSIFY, EMBED, GENERATE
-from ..ir.spec import ClassifierSpec, EmbeddingSpec
+from ..ir.tasks import ClassifierSpec, EmbeddingSpec
 from ..shared.script import SharedScript
 from .audio.frame_rows import with_test_frames
-from .batch import Chunk, FloatArray, make_batch, make_text_batch
+from .batch import Chunk, FloatArray, make_batch
+from .encoder_batch import make_text_batch
 from .errors import RequestError
 from .generate import PREFILL_CHUNK, check_tokens, not_finite
 from .runner import Runner, require_plan

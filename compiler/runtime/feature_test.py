@@ -12,7 +12,8 @@ from ..bundle.entries import FeatureTestEntry
 from ..bundle.manifest import VISION, Manifest
 from ..ir.images import ImageSpec
 from ..ir.spec import HearingSpec, VisionSpec
-from .batch import Array, Batch, FloatArray, make_frame_batch
+from .batch import Array, Batch, FloatArray
+from .encoder_batch import make_frame_batch
 from .patches import PatchBatch
 from .runner import Runner
 from .vector_test import lengths_of_differences

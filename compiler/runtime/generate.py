@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from ..bundle.manifest import GENERATE
 from ..ir.sampling import GREEDY, Sampler, Settings, token_counts
-from .batch import Chunk, FloatArray, PlacedFeatures, features_between, make_batch, rope_positions_between
+from .batch import Chunk, FloatArray, make_batch
 from .errors import DeviceError, RequestError
 from .page_groups import rings
+from .placed_features import PlacedFeatures, features_between, rope_positions_between
 from .runner import Output, Runner, require_plan
 
 # Prompt tokens per forward pass: enough to fill a tile kernel twice, few enough that a pass is short on small devices.

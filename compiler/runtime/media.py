@@ -13,10 +13,12 @@ import numpy as np
 from ..bundle.manifest import Description
 from ..ir.images import ImagePrompt, ImageSpec
 from .audio.prepared_sound import PreparedSound, SoundRows
-from .batch import FloatArray, PlacedFeatures, make_frame_batch
+from .batch import FloatArray
+from .encoder_batch import make_frame_batch
 from .errors import CheckpointError
 from .images.patches import CutImage, PreparedImage
 from .patches import image_features
+from .placed_features import PlacedFeatures
 from .runner import Runner
 from .text.tokenizer import Tokenizer
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from ..ir.spec import ClassifierSpec
+from ..ir.tasks import ClassifierSpec
 from ..shared.script import SharedScript
 from .batch import FloatArray
 

@@ -13,7 +13,7 @@ from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import MANIFEST_FILE, Manifest
 from ..formats.checkpoint import Checkpoint, DequantizedMatrix, StoredMatrix
 from ..ir.expr import Natural
-from ..ir.spec import Task
+from ..ir.tasks import Task
 from ..publish.licenses import stated
 
 

@@ -108,6 +108,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
+    """A piece of the model's reasoning."""
+
     step: int
     text: str
 
@@ -139,12 +141,16 @@ class Calling:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
+    """The call has run, or was refused."""
+
     step: int
     call: AgentCall
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
+    """The last event of a run."""
+
     result: AgentResult
 
 

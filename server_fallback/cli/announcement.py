@@ -15,7 +15,7 @@ from rich.table import Table
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.cli.phases import phases, progress_bars
 from nearfar.compiler.cli.program import program
-from nearfar.compiler.ir.spec import Task
+from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.store.sources import DOWNLOAD
 
 from ..executors.registry import Registry

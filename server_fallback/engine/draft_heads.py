@@ -19,8 +19,9 @@ from dataclasses import replace
 from typing import Protocol
 
 from nearfar.compiler.bundle.manifest import DRAFT, Manifest
-from nearfar.compiler.runtime.batch import FEATURES, Batch, Chunk, features_between, rope_positions_between
+from nearfar.compiler.runtime.batch import FEATURES, Batch, Chunk
 from nearfar.compiler.runtime.page_groups import PageGroup
+from nearfar.compiler.runtime.placed_features import features_between, rope_positions_between
 from nearfar.compiler.runtime.runner import Limits, Output
 
 from .draft_model import Draft, DraftModel

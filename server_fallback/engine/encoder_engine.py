@@ -33,7 +33,7 @@ from .text_queue import TextQueue
 MAX_FAILURES = 3
 
 
-class EncoderEngine:
+class EncoderEngine(EngineThread["EncoderLoop"]):
     """It alone calls the runner, and closes it in the end. It has the methods of `TokenEngine` that do not generate."""
 
     def __init__(self, runner: EncoderRunner, model: EncoderModel, config: EngineConfig | None = None) -> None:
@@ -46,9 +46,8 @@ class EncoderEngine:
         self.device = runner.device
         self.activation: str | None = getattr(runner, "activation", None)
         self.max_drafts = 0
-        self._inbox = Inbox(min(limits.sequences, limits.rows) + config.max_waiting)
-        self._loop = EncoderLoop(runner, model, config, self._inbox)
-        self._thread = EngineThread(self._loop.run, self._inbox, "nearfar-encoder")
+        inbox = Inbox(min(limits.sequences, limits.rows) + config.max_waiting)
+        super().__init__(EncoderLoop(runner, model, config, inbox), inbox, "nearfar-encoder")
 
     @property
     def context(self) -> int:
@@ -73,22 +72,6 @@ class EncoderEngine:
         except asyncio.CancelledError:
             job.abandoned = True
             raise
-
-    def stats(self) -> EngineStats:
-        """A snapshot; callable from any thread."""
-        return self._loop.stats()
-
-    @property
-    def step_seconds(self) -> float:
-        """How long the engine's thread has been busy with the current batch; 0 while it waits for requests."""
-        return self._inbox.busy_seconds
-
-    async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:
-        """Refuse new requests, wait up to ``drain_seconds`` for unfinished ones, fail the others, and close the runner.
-
-        New requests fail with ``reason``, by default Unavailable. A second call waits for the same end.
-        """
-        await self._thread.close(drain_seconds, reason)
 
     def _check(self, request: EncodeRequest) -> None:
         model, types = self.model, request.token_types

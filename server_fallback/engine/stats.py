@@ -134,16 +134,6 @@ class EngineStats:
     ] = 0
     batches: BatchStats | None = None
 
-    @property
-    def overhead_seconds_per_step(self) -> float:
-        """0 before the first step."""
-        return self.overhead_seconds / self.steps if self.steps else 0.0
-
-    @property
-    def acceptance_rate(self) -> float:
-        """The share of guesses that were right; 0 if none was checked."""
-        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0
-
 
 class _Counts:
     def __init__(self, bounds: tuple[float, ...]) -> None:

@@ -8,16 +8,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from nearfar.compiler.runtime.batch import (
-    Batch,
-    FloatArray,
-    IntArray,
-    features_between,
-    page_tables,
-    ranges,
-    rope_positions_between,
-    spread,
-)
+from nearfar.compiler.runtime.batch import Batch, FloatArray, IntArray, page_tables, ranges, spread
+from nearfar.compiler.runtime.placed_features import features_between, rope_positions_between
 
 from .pages import PageTable
 from .slot_sampling import SlotSampling

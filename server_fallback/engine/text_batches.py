@@ -7,7 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from nearfar.compiler.runtime.batch import Chunk, FloatArray, make_batch, make_text_batch
+from nearfar.compiler.runtime.batch import Chunk, FloatArray, make_batch
+from nearfar.compiler.runtime.encoder_batch import make_text_batch
 from nearfar.compiler.runtime.errors import RequestError
 
 from .encode_job import EncodeJob, Text

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from nearfar.compiler.runtime.batch import FloatArray
-from nearfar.compiler.runtime.errors import NearfarError, RequestError
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.page_groups import longest_sequence
 from nearfar.compiler.runtime.runner import Limits
 
@@ -32,11 +32,10 @@ from .ngram_drafter import NgramDrafter
 from .request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from .resolved_sampling import resolve_sampling
 from .speculation import Drafter, Speculation
-from .stats import EngineStats
 from .step_runner import StepRunner
 
 
-class TokenEngine:
+class TokenEngine(EngineThread[EngineLoop]):
     """A `TokenSource` that owns its runner: it alone calls the runner, and closes it in the end.
 
     If the runner's pages do not hold the model's whole context, ``context`` is what they hold. ``draft`` is the draft
@@ -62,14 +61,14 @@ class TokenEngine:
         limits = runner.limits
         context = longest_sequence(runner.groups, model.context, model.page_size, limits.tokens)
         self.model = replace(model, context=context)
-        self._inbox = Inbox(max_sequences(limits) + config.max_waiting, config.max_image_bytes)
         self._arrivals = itertools.count()
-        self._loop = EngineLoop(runner, self.model, config, self._inbox, drafter, masks, tower)
         self.device = runner.device
         # Runners of frameworks have no dtype of their own.
         self.activation: str | None = getattr(runner, "activation", None)
         self.max_drafts = max(0, min(limits.rows, limits.tokens) - min(limits.rows, limits.sequences))
-        self._thread = EngineThread(self._loop.run, self._inbox, "nearfar-engine")
+        inbox = Inbox(max_sequences(limits) + config.max_waiting, config.max_image_bytes)
+        loop = EngineLoop(runner, self.model, config, inbox, drafter, masks, tower)
+        super().__init__(loop, inbox, "nearfar-engine")
 
     @property
     def context(self) -> int:
@@ -143,22 +142,6 @@ class TokenEngine:
         unloaded: Future[None] = Future()
         self._inbox.call(lambda: self._loop.adapters.unload(name, unloaded))
         await asyncio.wrap_future(unloaded)
-
-    def stats(self) -> EngineStats:
-        """A snapshot; callable from any thread."""
-        return self._loop.stats()
-
-    @property
-    def step_seconds(self) -> float:
-        """How long the engine's thread has been busy with the current step; 0 while it waits for requests."""
-        return self._inbox.busy_seconds
-
-    async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:
-        """Refuse new requests, wait up to ``drain_seconds`` for unfinished ones, fail the others, and close the runner.
-
-        New requests fail with ``reason``, by default Unavailable. A second call waits for the same end.
-        """
-        await self._thread.close(drain_seconds, reason)
 
 
 def make_drafter(

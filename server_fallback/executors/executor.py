@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from nearfar.compiler.ir.spec import Task
+from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.runtime.audio.transcribe import Transcript
 from nearfar.compiler.store.model import StoredModel
 from nearfar.compiler.store.names import UnknownModel as UnknownModel

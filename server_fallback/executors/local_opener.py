@@ -67,6 +67,16 @@ BATCH_TEXTS, BATCH_TOKENS = 64, 4096
 Progress = Callable[[str, str, int, int], None]
 
 
+async def open_executor(model: str | Path, options: LocalOptions | None = None) -> Executor:
+    """Open a model on this machine: a bundle, the folder or file of a checkpoint, its name on the Hugging Face Hub, or
+    a demo model such as "demo-finder". A checkpoint is compiled into the cache on first use. The caller closes it.
+
+    Raises the errors of `LocalOpener`, and DeviceError if the device refuses it.
+    """
+    opening = await LocalOpener(options or LocalOptions()).prepare(str(model), None)
+    return await opening.open()
+
+
 class LocalOpener:
     """Implements `Opener`. ``progress`` is called while a model is compiled. ``side`` is what receipts say.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nearfar.compiler.ir.spec import Task
+from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
 from ..schema.models import ModelCard

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from nearfar.compiler.ir.spec import Task
+from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.nearest import did_you_mean
 from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.compiler.store.model import StoredModel

@@ -12,7 +12,7 @@ from nearfar.compiler.bundle.folder import Folder
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.ir.sounds import SoundSpec
-from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.text.reasoning import Reasoning
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nearfar.compiler.ir.spec import Task
+from nearfar.compiler.ir.tasks import Task
 
 from ..api.config import ApiConfig
 from ..api.kept_answers import Asked, Claim, Name

@@ -17,6 +17,7 @@ from ..schema.common import OF_ACCOUNTS, marked
 from ..schema.completions import AnswerRequest, CompletionRequest
 from ..schema.receipt import AnswerPart, Receipt
 from ..schema.routed import RoutedChatRequest, RoutedCompletionRequest, unlabelled_chat, unlabelled_completion
+from ..text.attachments import with_files
 from .issuer import tokens_hash
 
 # What the sides' requests say of delivery, and what follows from the part before.
@@ -81,7 +82,7 @@ def request_fault(body: Mapping[str, Any], part: AnswerPart, text: str | None, b
     ``text`` is that of the answer before the part.
     """
     assert part.request is not None
-    client, sent = _read(body), _read(part.request)
+    client, sent = _with_file_texts(_read(body)), _with_file_texts(_read(part.request))
     theirs, ours = (_decisive(each, type(sent)) for each in (client, sent))
     if client.seed is None:
         # Whoever answers may draw it.
@@ -153,6 +154,13 @@ def _read(body: Mapping[str, Any]) -> ChatCompletionRequest | CompletionRequest:
         where = ".".join(str(part) for part in first["loc"])
         raise RequestError(f"--request: {where}: {first['msg']}") from error
     return unlabelled_chat(read) if isinstance(read, ChatCompletionRequest) else unlabelled_completion(read)
+
+
+def _with_file_texts(request: ChatCompletionRequest | CompletionRequest) -> ChatCompletionRequest | CompletionRequest:
+    """A router reads files of text before it chooses a side, so the sides receive their texts."""
+    if isinstance(request, CompletionRequest):
+        return request
+    return request.model_copy(update={"messages": list(with_files(request.messages, keep_others=True))})
 
 
 def _decisive(request: AnswerRequest, kind: type[AnswerRequest]) -> dict[str, Any]:

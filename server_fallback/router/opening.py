@@ -17,7 +17,7 @@ from .decision.policy import Policy
 from .hybrid_executor import HybridExecutor
 from .sides.embedder import Embedder
 from .sides.far import Far, FarSide
-from .sides.finder import Classifies, Finder, fitted
+from .sides.finder import Classifies, Finder, finder_for
 from .sides.local_embedder import LocalEmbedder
 from .sides.local_encoder import LocalEncoder
 from .sides.masker import AskedCaller, Confirm
@@ -47,7 +47,7 @@ class HybridOpener:
         require_sides(self._policy, near=True, far=self._far)
         embedder = None if self._embedder is None else await self._embedder.open()
         require_embedder(self._policy, embedder)
-        finder = fitted(None if self._finder is None else await self._finder.open(), self._policy)
+        finder = finder_for(None if self._finder is None else await self._finder.open(), self._policy)
         require_masks(self._policy, finder, "caller")
         near = await self._near.prepare(model, name)
         if near.task == "transcribe":
@@ -85,7 +85,7 @@ async def open_hybrid(
     """As `Hybrid.create`; ``near`` opens the near model. If anything fails, nothing stays open."""
     require_sides(policy, near=near is not None, far=far)
     require_embedder(policy, embedder)
-    finder = fitted(finder, policy)
+    finder = finder_for(finder, policy)
     require_masks(policy, finder, confirm)
     async with AsyncExitStack() as opened:
         masks = policy.private.masks
@@ -123,7 +123,7 @@ def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:
 def require_masks(policy: Policy, finder: Classifies | None, confirm: Confirm | AskedCaller | None) -> None:
     """Raises RequestError with the code "bad_policy" for masks that nothing finds or nobody confirms."""
     rules = {"private": policy.private.model_dump()}
-    known = {"entities": [each.model_dump() for each in finder.entities]} if isinstance(finder, Finder) else {}
+    known = {"kinds": list(finder.kinds.items())} if isinstance(finder, Finder) else {}
     SharedScript.of_thread().ask("checkMasks", rules, None if finder is None else known, confirm is not None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nearfar.compiler.ir.spec import ClassifierSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.encoding import probabilities
 from nearfar.compiler.runtime.errors import RequestError

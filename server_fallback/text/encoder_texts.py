@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nearfar.compiler.ir.spec import ClassifierSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.text.pair_text import encode_in_template
 from nearfar.compiler.runtime.text.tokenizer import EncodedText, Tokenizer

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.encoding import probabilities
 from nearfar.compiler.runtime.errors import RequestError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import regex
 
-from nearfar.compiler.ir.spec import ClassifierSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.encoding import LabelSpan, label_tokens, probabilities
 from nearfar.compiler.runtime.text.tokenizer import EncodedText

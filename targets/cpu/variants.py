@@ -342,33 +342,15 @@ def may_see_more_than(keys: int, preparation: Preparation, scores: Scores) -> bo
     return all(limit > keys for limit in limits)
 
 
-# The ops whose one kernel depends on nothing but the facts that they declare.
-TEMPLATES: dict[str, Template] = {
-    **dict.fromkeys(ELEMENTWISE, elementwise),
-    "fold_rows": fold_rows,
-    "place_rows": place_rows,
-    "rope_rows": rope_rows,
-    "near_rows": near_rows,
-    "convolve": convolve,
-    "pool_rows": pool_rows,
-    "row_moments": row_moments,
-    "clip_norm": clip_norm,
-    "rope": rope,
-    "take_rows": take_rows,
-    "keep_rows": keep_rows,
-    "join_kept": join_kept,
-    "slice_columns": slice_columns,
-    "rms_norm": rms_norm,
-    "add_lora": add_lora,
-    "causal_conv": causal_conv,
-    "gated_delta": gated_delta,
-    "ssm_scan": ssm_scan,
-    "adjust_logits": adjust_logits,
-    "sample": sample,
-    "top_logprobs": top_logprobs,
-    "route": route,
-    "combine": combine,
-}
+# The ops whose one kernel depends on nothing but the facts that they declare. It has the op's name.
+TEMPLATES: dict[str, Template] = dict.fromkeys(ELEMENTWISE, elementwise) | {
+    template.__name__: template
+    for template in (
+        fold_rows, place_rows, rope_rows, near_rows, convolve, pool_rows, row_moments, clip_norm, rope,
+        take_rows, keep_rows, join_kept, slice_columns, rms_norm, add_lora, causal_conv, gated_delta, ssm_scan,
+        adjust_logits, sample, top_logprobs, route, combine,
+    )
+}  # fmt: skip
 OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {
     "embed": embed_variants,
     "embed_positions": partial(table_variants, embed_positions),

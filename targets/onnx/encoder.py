@@ -21,7 +21,7 @@ import numpy as np
 from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.ir.ops.attention import scale_of
 from nearfar.compiler.ir.ops.encoders import require_joint
-from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.errors import UnsupportedModel
 
 from .builder import ELEMENT_TYPES, MICROSOFT, Builder

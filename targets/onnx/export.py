@@ -23,8 +23,9 @@ from nearfar.compiler.bundle.manifest import AUDIO, CLASSIFY, CTC, EMBED, GENERA
 from nearfar.compiler.formats import Checkpoint
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops import Array
-from nearfar.compiler.ir.spec import EmbeddingSpec, ModelSpec
+from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.ir.speech import CtcSpec, SpeechSpec
+from nearfar.compiler.ir.tasks import EmbeddingSpec
 from nearfar.compiler.passes.stack import stack_gates, stack_siblings
 from nearfar.compiler.pipeline.target import ExportOptions
 from nearfar.compiler.runtime.errors import RequestError, ToolError

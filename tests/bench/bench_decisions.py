@@ -26,8 +26,7 @@ from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.compiler.shared.script import SharedScript
 from nearfar.server_fallback.executors.decide import fit_calibration
 from nearfar.server_fallback.executors.executor import Call, Decides
-from nearfar.server_fallback.executors.local_opener import LocalOpener
-from nearfar.server_fallback.executors.local_options import LocalOptions
+from nearfar.server_fallback.executors.local_opener import open_executor
 from nearfar.server_fallback.router.fitting.reliability import calibration_error
 from nearfar.server_fallback.schema.decide import DecideRequest
 
@@ -59,8 +58,7 @@ def read_sentences(path: Path, count: int) -> list[Sentence]:
 
 
 async def decide_all(bundle: str, sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
-    opening = await LocalOpener(LocalOptions()).prepare(bundle, "model")
-    executor = await opening.open()
+    executor = await open_executor(bundle)
     assert isinstance(executor, Decides)
     found = []
     try:

@@ -1,7 +1,8 @@
 """Compares what a probe predicts with what the model then does: the time to the first token and tokens per second, of
-the demo model and of a random one with SmolLM2-135M's shapes, on Dawn in Node with Vulkan drivers for CPUs, on all
-cores and on one alone, and in the bench page in Chromium, as it is and with its thread made four times slower. Prints a
-JSON object for each, and writes all of them into results/probe.json with ``--write``.
+the demo model and of a random one with SmolLM2-135M's shapes, and the time for texts of the demo encoder, on Dawn in
+Node with Vulkan drivers for CPUs, on all cores and on one alone, and in the bench page in Chromium, as it is and with
+its thread made four times slower. Prints a JSON object for each, and writes all of them into results/probe.json with
+``--write``.
 
 The answers are timed by the functions of the bench page (web/page/measure.ts). Rounds alternate between both, because
 other programs change a machine's speed; the medians over rounds are compared.
@@ -22,6 +23,7 @@ from typing import Any
 from bench_page import FOLDER, ROOT, bench_page, compiled
 from checkpoints import Shapes
 
+from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
 DRIVERS = {
@@ -47,13 +49,14 @@ COMPILED: dict[str, Path] = {}
 # By model: the demo model's rounds take seconds, those of the other one minutes on SwiftShader.
 SIZES: dict[str, dict[str, Any]] = {
     "demo": {"prompts": [16, 64, 256], "contexts": [16, 256], "tokens": 24, "runs": 2},
+    "demo-encoder": {"prompts": [16], "contexts": [16], "tokens": 1, "runs": 3},
     "SmolLM2-135M": {"prompts": [16, 64], "contexts": [16], "tokens": 6, "runs": 1},
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default="demo,SmolLM2-135M")
+    parser.add_argument("--models", default="demo,demo-encoder,SmolLM2-135M")
     parser.add_argument("--drivers", default=",".join((*DRIVERS, *CHROMIUM)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="of a busy machine: cpu")
@@ -83,9 +86,9 @@ def bundle_of(model: str) -> Path:
     """The bundle, compiled once in a run."""
     if model in COMPILED:
         return COMPILED[model]
-    if model == "demo":
-        bundle = FOLDER / "demo-bundle"
-        compile_model(str(ROOT / "compiler/demo/nearfar-demo"), bundle, CompileOptions(force=True))
+    if model in DEMOS:
+        bundle = FOLDER / f"{model}-bundle"
+        compile_model(str(DEMOS[model]), bundle, CompileOptions(force=True))
     else:
         bundle = compiled(SMOLLM2_135M, 2048)
     return COMPILED.setdefault(model, bundle)
@@ -134,6 +137,12 @@ def compared(rounds: list[dict[str, Any]]) -> dict[str, Any]:
             [each["tokens_per_second"] for each in predicted],
             [each["decode"][index]["tokens_per_second"] for each in rounds],
             [(each["low"], each["high"]) for each in predicted],
+        )
+    for index, row in enumerate(rounds[0]["encode"]):
+        found[f"{row['texts']} texts of {row['tokens']} tokens, ms"] = side_by_side(
+            [1000 * each["report"]["encode"][index]["seconds"] for each in rounds],
+            [each["encode"][index]["milliseconds"] for each in rounds],
+            [scaled(each["report"]["encode"][index], 1000) for each in rounds],
         )
     return {
         "adapter": rounds[0]["report"]["device"]["adapter"]["description"],

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nearfar.compiler.formats.huggingface import read_spec
-from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.ir.tasks import EmbeddingSpec
 from nearfar.compiler.measure.shapes import shape_checkpoint
 from nearfar.compiler.runtime.errors import RequestError
 

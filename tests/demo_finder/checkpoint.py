@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, processors
 from transformers import ModernBertConfig, ModernBertForTokenClassification
 
 from nearfar.compiler.formats.classifier import CALIBRATION_FILE
-from nearfar.compiler.ir.spec import TransitionSpec
+from nearfar.compiler.ir.tasks import TransitionSpec
 
 from .texts import KINDS, Example, examples
 

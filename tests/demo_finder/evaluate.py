@@ -10,7 +10,7 @@ from typing import Any
 import name_corpus
 from tokenizers import Tokenizer
 
-from nearfar.compiler.ir.spec import ClassifierSpec, TransitionSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec, TransitionSpec
 from nearfar.compiler.runtime.encoding import label_tokens
 
 from .checkpoint import LABELS, read_checkpoint, scores_of

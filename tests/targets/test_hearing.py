@@ -21,10 +21,11 @@ from nearfar.compiler.export.bundle_tensors import bundle_tensors
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.audio.prepared_sound import prepare_sound
-from nearfar.compiler.runtime.batch import PlacedFeatures, make_frame_batch
+from nearfar.compiler.runtime.encoder_batch import make_frame_batch
 from nearfar.compiler.runtime.errors import BundleError, CheckpointError, DeviceError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.generate import score
 from nearfar.compiler.runtime.media import encode_media, placed_features
+from nearfar.compiler.runtime.placed_features import PlacedFeatures
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer

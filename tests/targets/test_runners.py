@@ -18,7 +18,8 @@ from tolerances import F16, F32, INT16_MODEL, ONNX_F32, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any, open_bundle
 from nearfar.compiler.runtime.base_runner import BaseRunner
-from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch, make_text_batch
+from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch
+from nearfar.compiler.runtime.encoder_batch import make_text_batch
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.reference import ReferenceRunner

@@ -14,7 +14,8 @@ from test_vision import compiled, features_of, pictures_of
 from tolerances import F32, relative_error
 
 from nearfar.compiler.bundle.manifest import DRAFT
-from nearfar.compiler.runtime.batch import Chunk, features_between, make_batch, rope_positions_between
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.placed_features import features_between, rope_positions_between
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.runner import Limits
 

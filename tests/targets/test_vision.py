@@ -27,12 +27,13 @@ from nearfar.compiler.export.bundle_tensors import bundle_tensors
 from nearfar.compiler.formats import load
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import Chunk, features_between, make_batch, rope_positions_between
+from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.errors import BundleError, DeviceError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.generate import end_outside_pictures
 from nearfar.compiler.runtime.images.patches import PreparedImage
 from nearfar.compiler.runtime.limits import complete_limits
 from nearfar.compiler.runtime.patches import PatchBatch, changed, image_features
+from nearfar.compiler.runtime.placed_features import features_between, rope_positions_between
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.trust import check_runner

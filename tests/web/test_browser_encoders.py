@@ -283,7 +283,8 @@ def test_a_worker_ranks_and_labels_as_the_reference_does(page: Page, bundles: di
     text = "Hello naïve world"
     found = page.evaluate(SCORE, ["what is a boat", DOCUMENTS, text])
     tokenizer, runner = reference(bundles["reranker"])
-    pairs = [Text(*tokenizer.encode_pair("what is a boat", document)) for document in DOCUMENTS]
+    encoded = [tokenizer.encode_shortened("what is a boat", document, 1000) for document in DOCUMENTS]
+    pairs = [Text(each.ids, each.token_types) for each in encoded]
     expected = np.concatenate(classify(runner, pairs))
     np.testing.assert_allclose(found["scores"], expected, rtol=1e-4)
     assert [each["index"] for each in found["results"]] == np.argsort(-expected, kind="stable").tolist()
@@ -314,7 +315,7 @@ def test_scores_by_distance_and_normalized_values_are_those_of_the_reference(
     hypotheses = hypotheses_of(runner.manifest.classifier, labels)
     for multi_label, probabilities in zip((False, True), found["probs"], strict=True):
         for text, own in zip(inputs, probabilities, strict=True):
-            pairs = [Text(tokenizer.encode_pair(text, hypothesis)[0]) for hypothesis in hypotheses.texts]
+            pairs = [Text(tokenizer.encode_shortened(text, each, 1000).ids) for each in hypotheses.texts]
             rows = encode(runner, pairs)
             expected = label_probabilities(hypotheses, rows, multi_label=multi_label)
             np.testing.assert_allclose(own, expected, rtol=1e-4)

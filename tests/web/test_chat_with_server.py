@@ -51,8 +51,11 @@ class Server:
 
 @pytest.fixture(scope="module")
 def site(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
-    """The page without a bundle."""
-    with PageServer(tmp_path_factory.mktemp("nothing")) as server:
+    """The page without a bundle, and the manifest of a finder without its weights."""
+    finder = tmp_path_factory.mktemp("finder")
+    classifier = {"per_token": True, "labels": ["O", "B-private_person", "I-private_person"]}
+    (finder / "manifest.json").write_text(json.dumps({"classifier": classifier}))
+    with PageServer(tmp_path_factory.mktemp("nothing"), finder=finder) as server:
         yield server
 
 
@@ -74,14 +77,18 @@ def far() -> Server:
 
 @pytest.fixture
 def chat(browser: Browser, site: PageServer, far: Server) -> Iterator[Page]:
-    problems: list[str] = []
-    page = open_page(browser, problems, NO_WEBGPU)
+    page = open_page(browser, [], NO_WEBGPU)
     page.route(f"{FAR}/**", far.answer)
-    page.goto(f"{site.url}?{urlencode({'far': FAR, 'far-model': 'big', 'dialect': 'openai'})}")
-    page.click("#consent-accept")
+    connect(page, site)
     page.wait_for_selector("body[data-near=failed][data-state=ready]")
     yield page
     page.context.close()
+
+
+def connect(page: Page, site: PageServer, **parameters: str) -> None:
+    page.goto(f"{site.url}?{urlencode({'far': FAR, 'far-model': 'big', 'dialect': 'openai', **parameters})}")
+    if not parameters:
+        page.click("#consent-accept")
 
 
 def contents(messages: list[dict[str, Any]]) -> list[str]:
@@ -119,6 +126,27 @@ def test_a_message_with_a_private_pattern_is_not_sent_and_the_page_explains_why(
     ask(chat, "my card is 4111 1111 1111 1111")
     assert "This message was not sent: it is private" in (chat.text_content(".answer .problem .what") or "")
     assert far.chats == []
+
+
+def test_with_a_finder_the_page_s_own_policy_masks_and_what_it_cannot_search_stays(
+    chat: Page, site: PageServer, far: Server
+) -> None:
+    connect(chat, site, finder="./finder/")
+    chat.wait_for_selector("body[data-near=failed][data-state=ready]")
+    assert "A model on this device finds more of them." in (chat.text_content("#far-state") or "")
+    # The finder's weights are missing, so nothing is searched.
+    ask(chat, "My name is Rosalind.")
+    assert "This message was not sent: it is private" in (chat.text_content(".answer .problem .what") or "")
+    assert far.chats == []
+
+
+def test_a_policy_that_names_the_finder_s_labels_is_refused_with_the_kinds(chat: Page, site: PageServer) -> None:
+    masks = {"entities": [{"label": "private_person", "kind": "PERSON"}]}
+    given = {"version": 1, "mode": "prefer-far", "private": {"masks": masks}}
+    chat.route("**/masks.json", lambda route: route.fulfill(json=given))
+    connect(chat, site, finder="./finder/", policy="./masks.json")
+    chat.wait_for_selector("#failure-far .problem, #far-problem:not([hidden])")
+    assert """write "label": "PERSON\"""" in (chat.text_content("body") or "")
 
 
 def test_the_lock_of_a_conversation_is_closed_again_after_a_reload(chat: Page, far: Server) -> None:

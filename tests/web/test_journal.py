@@ -52,7 +52,13 @@ window.inWorker = async () => {
 window.whole = async (engine) => (await read(await engine.chat.completions.create(request))).texts;
 window.begin = async (engine, count, then) => {
     const chunks = await engine.chat.completions.create(request, { id: "x" });
-    await read(chunks, (tokens) => tokens >= count ? then() : undefined);
+    let isCalled = false;
+    await read(chunks, (tokens) => {
+        // Chunks also arrive while a page is loaded again, and a second call would end its loading.
+        if (tokens < count || isCalled) return;
+        isCalled = true;
+        return then();
+    });
 };
 window.resume = async (engine) => {
     const [before] = await engine.journals.list();

@@ -23,6 +23,13 @@ API: Mapping[str, Sequence[str]] = {
         "nearfar.server_fallback.router.sides.embedder.Embedder",
         "nearfar.server_fallback.router.sides.finder.Finder",
     ],
+    "Agents in Python": [
+        f"nearfar.server_fallback.agent.{name}"
+        for name in (
+            *("Agent", "function_tool", "mcp_tools", "Tool", "AskedCall", "AgentResult", "AgentStep", "AgentCall"),
+            *("StepBegan", "Text", "Reasoning", "Withdrawn", "Routed", "Calling", "CallEnded", "Ended"),
+        )
+    ],
     "Decisions of the router": [
         "nearfar.server_fallback.router.decision.decide.decide",
         "nearfar.server_fallback.router.decision.decide.Decision",
@@ -37,6 +44,8 @@ API: Mapping[str, Sequence[str]] = {
     ],
     "Calibrated decisions": ["nearfar.server_fallback.executors.decide.fit_calibration"],
     "Compile, open and download": [
+        "nearfar.server_fallback.executors.local_opener.open_executor",
+        "nearfar.server_fallback.executors.local_options.LocalOptions",
         "nearfar.compiler.pipeline.compile.compile_model",
         "nearfar.compiler.pipeline.options.CompileOptions",
         "nearfar.compiler.pipeline.options.ModelOptions",
@@ -80,14 +89,22 @@ def api_page(title: str, names: Sequence[str]) -> str:
     parts = [f"# {title}"]
     for name in names:
         module, _, own = name.rpartition(".")
-        parts += [f"## {own}", code(f"from {module} import {own}"), *documented(module_of(module)[own])]
+        parts += [f"## {own}", code(f"from {module} import {own}"), *documented(found_at(name))]
     return "\n\n".join(parts) + "\n"
+
+
+def found_at(name: str) -> Any:
+    """What a module or a package has under a name, which a package may import from one of its modules."""
+    module, _, own = name.rpartition(".")
+    found = module_of(module)[own]
+    return found_at(found.target_path) if found.is_alias else found
 
 
 @cache
 def module_of(name: str) -> griffe.Module:
     """A module of ours by its source alone, without importing it or others."""
-    file = ROOT / Path(*name.split(".")[1:]).with_suffix(".py")
+    path = ROOT / Path(*name.split(".")[1:])
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return griffe.visit(name, filepath=file, code=file.read_text("utf-8"))
 
 
@@ -98,6 +115,8 @@ def documented(found: Any) -> Iterator[str]:
         yield code(signature(found))
         yield text_of(found)
         return
+    if (init := found.functions.get("__init__")) is not None:
+        yield code(signature(init, found.name))
     yield text_of(found)
     fields = [each for each in found.attributes.values() if is_public(each) and each.annotation is not None]
     if fields:
@@ -113,7 +132,8 @@ def is_public(found: Any) -> bool:
     return not found.name.startswith("_")
 
 
-def signature(function: griffe.Function) -> str:
+def signature(function: griffe.Function, called: str | None = None) -> str:
+    """``called``: the class whose instances it makes."""
     parameters, seen_star = [], False
     for each in function.parameters:
         if each.name == "self" or each.name == "cls":
@@ -125,8 +145,8 @@ def signature(function: griffe.Function) -> str:
         annotation = "" if each.annotation is None else f": {each.annotation}"
         default = "" if each.default is None or star else f" = {each.default}"
         parameters.append(f"{star}{each.name}{annotation}{default}")
-    head = f"{'async ' * ('async' in function.labels)}def {function.name}("
-    returns = "" if function.returns is None else f" -> {function.returns}"
+    head = f"{called}(" if called else f"{'async ' * ('async' in function.labels)}def {function.name}("
+    returns = "" if called or function.returns is None else f" -> {function.returns}"
     line = f"{head}{', '.join(parameters)}){returns}"
     return line if len(line) <= 88 else "\n".join([head, *(f"    {each}," for each in parameters), f"){returns}"])
 

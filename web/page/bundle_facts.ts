@@ -4,6 +4,7 @@
 import { httpSource } from "../src/index.js";
 import type { Manifest } from "../src/runtime/index.js";
 import { openBundle } from "../src/runtime/index.js";
+import { filesToLoad } from "../src/shared/files_to_load.js";
 
 /** ``selfTest`` is null if the bundle has no self-test. */
 export interface BundleFacts {
@@ -21,7 +22,7 @@ export interface BundleFacts {
 }
 
 export function bundleFacts(manifest: Manifest): BundleFacts {
-  const { model, quantization, context, spec, weights, shards, files, self_test, origin } = manifest;
+  const { model, quantization, context, spec, weights, self_test, origin } = manifest;
   return {
     model,
     quantization,
@@ -33,7 +34,7 @@ export function bundleFacts(manifest: Manifest): BundleFacts {
     layers: spec.num_layers,
     vocabSize: spec.vocab_size,
     endTokenIds: spec.eos_token_ids,
-    downloadBytes: [...shards, ...files].reduce((sum, { size }) => sum + size, 0),
+    downloadBytes: filesToLoad(manifest).reduce((sum, { size }) => sum + size, 0),
     selfTest: self_test,
     license: origin?.license_name ?? origin?.license ?? null,
   };

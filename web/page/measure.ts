@@ -27,6 +27,18 @@ export interface DecodeRow {
   readonly milliseconds: readonly number[];
 }
 
+/** The median time to read ``texts`` of ``tokens`` each. */
+export interface EncodeRow {
+  readonly texts: number;
+  readonly tokens: number;
+  readonly milliseconds: number;
+}
+
+/** Reads token ids. */
+export interface VectorModel {
+  create(params: { readonly input: readonly (readonly number[])[] }): Promise<unknown>;
+}
+
 export interface Sizes {
   readonly vocabSize: number;
   readonly context: number;
@@ -82,6 +94,27 @@ export async function measureDecode(
       tokens_per_second: (1000 * milliseconds.length) / total,
       milliseconds,
     });
+  }
+  return rows;
+}
+
+/** Measure each of ``batches``, ``runs`` times. */
+export async function measureEncode(
+  model: VectorModel,
+  vocabSize: number,
+  batches: readonly Pick<EncodeRow, "texts" | "tokens">[],
+  runs: number,
+): Promise<EncodeRow[]> {
+  const rows: EncodeRow[] = [];
+  for (const { texts, tokens } of batches) {
+    const times: number[] = [];
+    for (let run = 0; run < runs; run++) {
+      const input = Array.from({ length: texts }, (_, text) => promptOf(tokens, vocabSize, run * texts + text));
+      const start = performance.now();
+      await model.create({ input });
+      times.push(performance.now() - start);
+    }
+    rows.push({ texts, tokens, milliseconds: median(times) });
   }
   return rows;
 }

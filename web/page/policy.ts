@@ -4,6 +4,7 @@
 
 import { RequestError } from "../src/index.js";
 import type { Policy } from "../src/shared/decision/policy.js";
+import type { MaskEntity } from "../src/shared/decision/policy_schema.js";
 import { parsePolicy } from "../src/shared/decision/policy.js";
 import type { Dialect } from "../src/router/index.js";
 import { DEMO_MODELS, DEMO_POLICY } from "./demo_models.js";
@@ -11,12 +12,13 @@ import { DEMO_MODELS, DEMO_POLICY } from "./demo_models.js";
 /**
  * The page's own policy. Near answers if it is as good. The server continues an unsure answer of near, and if one side
  * fails, the other continues. A server that knows only OpenAI's parameters cannot continue a text, so it starts again.
+ * What a finder finds (``entities``) is masked.
  */
-export function ownPolicy(dialect: Dialect): object {
+export function ownPolicy(dialect: Dialect, entities: readonly MaskEntity[] = []): object {
   return {
     version: 1,
     mode: "auto",
-    private: { patterns: Object.values(PRIVATE_PATTERNS) },
+    private: { patterns: Object.values(PRIVATE_PATTERNS), ...(entities.length > 0 && { masks: { entities } }) },
     escalation: { then: dialect === "openai" ? "restart" : "continue", min_mean_logprob: -1.5 },
     timeouts: { hedge_after_ms: 5000 },
   };
@@ -73,13 +75,13 @@ export async function givenPolicy(): Promise<unknown> {
 }
 
 /**
- * The page's own policy with the predictor that was fitted to the two demo models; null for other models. Throws like
+ * The page's ``own`` policy with the predictor that was fitted to the two demo models; null for other models. Throws like
  * `givenPolicy`.
  */
-export async function fittedPolicy(near: string | null, far: string | null, dialect: Dialect): Promise<unknown> {
+export async function fittedPolicy(near: string | null, far: string | null, own: object): Promise<unknown> {
   if (near !== DEMO_MODELS.near || far !== DEMO_MODELS.far) return null;
   const { quality } = (await readPolicy(DEMO_POLICY)) as { readonly quality: unknown };
-  return { ...ownPolicy(dialect), quality };
+  return { ...own, quality };
 }
 
 /** Says when the server answers. ``hasNear``: whether this device has a model, or will have one. */
@@ -129,14 +131,14 @@ export function policyWords(
 /** Says which messages are private under a policy of ``withLock``. ``isOwn``: whether it is the page's own policy. */
 export function privacyWords(policy: Policy, isOwn: boolean): string {
   if (lockLabel(policy) === null) return "";
+  const { masks } = policy.private;
   const count = policy.private.patterns.length;
   if (isOwn)
     return (
-      "Private messages are those that you lock, and those that contain a card or account number, an " +
-      "identity number, an e-mail address or a secret key."
+      "Private messages are those that you lock, and those that contain a card or account number, an identity number, " +
+      `an e-mail address or a secret key.${maskWords(masks)}`
     );
   const patterns = count === 1 ? "the pattern" : `one of the ${count} patterns`;
-  const { masks } = policy.private;
   if (count === 0 && masks === null)
     return "Only messages that you lock are private: this policy does not look for card numbers, e-mail addresses or keys.";
   const matching = count === 0 ? "" : `, and those that match ${patterns} of this policy`;

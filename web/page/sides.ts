@@ -62,10 +62,10 @@ export async function connectSides(
   const connect = async (by: Policy): Promise<Hybrid> =>
     Hybrid.create({ ...options, policy: by, finder: (await finder?.for(by)) ?? undefined });
   const given = await givenPolicy();
-  let policy = withLock(given ?? ownPolicy(dialect));
+  const own = ownPolicy(dialect, given === null ? await finder?.entities() : []);
+  let policy = withLock(given ?? own);
   let hybrid = await connect(policy);
-  const fitted =
-    given === null ? await fittedPolicy((await facts)?.model ?? null, hybrid.far?.id ?? null, dialect) : null;
+  const fitted = given === null ? await fittedPolicy((await facts)?.model ?? null, hybrid.far?.id ?? null, own) : null;
   if (fitted !== null) {
     policy = withLock(fitted);
     hybrid.close();

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...arch.draft_heads import HEADS
-from ...ir.spec import EmbeddingSpec, ModelSpec
+from ...ir.spec import ModelSpec
+from ...ir.tasks import EmbeddingSpec
 from ...runtime.errors import CheckpointError, UnsupportedModel
 from ..checkpoint import Tensor
 from ..decoder_tensors import XIELU, decoder_tensors

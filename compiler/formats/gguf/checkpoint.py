@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...arch import by_model_type, encoder_of
-from ...ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
+from ...ir.spec import ModelSpec
+from ...ir.tasks import ClassifierSpec, EmbeddingSpec
 from ...runtime.errors import CheckpointError, UnsupportedModel
 from ..checkpoint import Checkpoint
 from ..config import ConfigReader, require_skippable

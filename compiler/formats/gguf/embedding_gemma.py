@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...ir.spec import DenseSpec, EmbeddingSpec, ModelSpec
+from ...ir.spec import ModelSpec
+from ...ir.tasks import DenseSpec, EmbeddingSpec
 from .container import Container
 from .decoders import gemma3
 from .encoders import read_embedding

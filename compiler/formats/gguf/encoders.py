@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec, Pooling
+from ...ir.spec import ModelSpec
+from ...ir.tasks import ClassifierSpec, EmbeddingSpec, Pooling
 from ..classifier import OF_TEXTS, read_classifier
 from .container import Container
 from .metadata import Metadata

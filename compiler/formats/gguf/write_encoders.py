@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.spec import ClassifierSpec, EmbeddingSpec, ModelSpec
+from ...ir.spec import ModelSpec
+from ...ir.tasks import ClassifierSpec, EmbeddingSpec
 from ...runtime.errors import UnsupportedModel
 from ...runtime.text.tokenizer_files import TokenizerFiles, load_backend
 from ..tokenizer_json import CONTINUES, CONTROL, NORMAL, SPACE, UNUSED, USER_DEFINED

@@ -9,7 +9,8 @@ import numpy as np
 
 from ...ir.spec import ConformerSpec
 from ...ir.speech import FRAMES, ROW_FRAMES
-from ..batch import Array, Batch, FloatArray, make_text_batch
+from ..batch import Array, Batch, FloatArray
+from ..encoder_batch import make_text_batch
 
 
 def frames_batch(windows: Sequence[FloatArray], conformer: ConformerSpec) -> Batch:

@@ -12,7 +12,8 @@ import numpy as np
 
 from ...bundle.manifest import Manifest
 from ...ir.spec import AudioSpec
-from ..batch import Batch, FloatArray, IntArray, Source, make_audio_batch
+from ..batch import Batch, FloatArray, IntArray, Source
+from ..encoder_batch import make_audio_batch
 
 # The rows of the self-test's window: more than a tile of rows or a page of keys has. A complete one of Whisper, with
 # 1,500 rows, would take a device minutes, because it is read once for each variant.

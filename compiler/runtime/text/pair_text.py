@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ...ir.spec import ClassifierSpec
+from ...ir.tasks import ClassifierSpec
 from ..errors import RequestError
 from .tokenizer import Tokenizer
 

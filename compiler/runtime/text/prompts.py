@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...ir.spec import EmbeddingSpec
+from ...ir.tasks import EmbeddingSpec
 from ..errors import RequestError
 
 # The names of prompts for a kind of texts, of which the first that a model has is used.

@@ -7,7 +7,6 @@ tokenizer_config.json.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,14 +116,6 @@ class Tokenizer:
         forbidden = add_special_tokens and self._add_bos_token is False and ids[:1] == [bos]
         starts_with_bos = forbidden and self._encode(self._backend, text, add_special_tokens=False)[:1] == [bos]
         return self._with_bos(ids, add_special_tokens, starts_with_bos=starts_with_bos)
-
-    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """The token ids of two texts in one sequence, such as a query and a passage, as the tokenizer joins them, and
-        the type of each token, 0 or 1. Control tokens that a text spells out are split. Raises RequestError as
-        `encode`.
-        """
-        encoded = self.encode_shortened(first, second, sys.maxsize)
-        return encoded.ids, encoded.token_types
 
     def encode_shortened(
         self,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,10 +18,9 @@ from time import monotonic
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError
 
 from ...executors.executor import Call
-from ...schema.chat import ChatCompletionRequest, SoundTranscript
-from ...schema.common import MaskedText, TokenLogprob
+from ...schema.chat import ChatCompletionRequest
+from ...schema.common import MaskedText
 from ...schema.completions import CompletionRequest
-from ...schema.receipt import AnswerPart, SignedReceipt
 from ...schema.route import Description, Route, Side
 from ..decision.decide import Choice
 from ..decision.policy import Escalation
@@ -41,16 +39,11 @@ from .heard import Heard
 from .shown import Shown
 from .signals import SIGNAL_TOKENS, near_signals
 from .timers import Due, Timers
+from .updates import Update, Updates
 from .warm_up import WarmUp
 
 # The number of alternatives of a token from which its entropy is computed.
 TOP = 20
-# At most this many pieces of the sides wait for a slow reader.
-MAX_PENDING_UPDATES = 64
-
-
-# None: the attempt ended without an error.
-Update = tuple[Attempt, AnswerPiece | Exception | None] | Due
 
 
 class RunningAnswer:
@@ -66,20 +59,15 @@ class RunningAnswer:
     ) -> None:
         self._sides, self._request, self._situation = sides, request, situation
         self._form, self._call = form, call
-        self._updates: asyncio.Queue[Update] = asyncio.Queue()
-        self._room = asyncio.Semaphore(MAX_PENDING_UPDATES)
-        # Updates from before the decision, which the machine has not processed yet.
-        self._held: deque[Update] = deque()
+        self._updates = Updates()
         self._attempts: list[Attempt] = []
         self._current: dict[Side, Attempt] = {}
-        self._timers = Timers(self._updates.put_nowait)
+        self._timers = Timers(self._updates.put_due)
         self._warm_up: WarmUp | None = None
         # The last error of each side, and the seconds before the side is asked again.
         self._errors: dict[Side, NearfarError] = {}
         self._waits: dict[Side, float] = {}
         self._shown = Shown()
-        # Those whose texts are shown.
-        self._writers: list[Attempt] = []
         self._heard = Heard(sides.near, call)
         # What far receives in place of the request; None: the request itself. Stays: nothing.
         self._masked: MaskedChat | Stays | None = None
@@ -100,8 +88,7 @@ class RunningAnswer:
             for chunk in await self._apply(self._start()):
                 yield chunk
             while not self._over:
-                update = self._held.popleft() if self._held else await self._next()
-                for event, piece in self._events(update):
+                for event, piece in self._events(await self._updates.next()):
                     for chunk in await self._apply(event, piece):
                         yield chunk
         finally:
@@ -132,7 +119,7 @@ class RunningAnswer:
             near = self._start_attempt("near", 0, None)
             self._early_failure = await self._hold_first_tokens()
             if self._early_failure is None:
-                signals = near_signals([*self._held_tokens()], near.prompt_logprobs)
+                signals = near_signals([*self._updates.held_tokens()], near.prompt_logprobs)
                 situation = self._situation = replace(situation, near_signals=signals)
             else:
                 self._drop_held()
@@ -170,14 +157,9 @@ class RunningAnswer:
         predictor = self._sides.policy.quality.predictor
         return () if predictor is None else predictor.features
 
-    def _held_tokens(self) -> Iterator[TokenLogprob]:
-        for update in self._held:
-            if not isinstance(update, Due) and isinstance(update[1], AnswerPiece):
-                yield from update[1].tokens
-
     def _drop_held(self) -> None:
         self._current.pop("near").stop()
-        self._held.clear()
+        self._updates.drop_held()
 
     async def _hold_first_tokens(self) -> NearfarError | TimeoutError | None:
         """Hold near's output until its first tokens arrive, it ends or its time is over; return how near failed."""
@@ -185,10 +167,7 @@ class RunningAnswer:
         try:
             async with asyncio.timeout(self._sides.policy.timeouts.near_first_token_ms / 1000):
                 while num_tokens < SIGNAL_TOKENS:
-                    update = await self._next()
-                    self._held.append(update)
-                    assert not isinstance(update, Due)
-                    output = update[1]
+                    output = await self._updates.hold()
                     if not isinstance(output, AnswerPiece):
                         return None if output is None else expected(output)
                     num_tokens += output.num_tokens
@@ -280,7 +259,8 @@ class RunningAnswer:
         for effect in effects:
             if effect["type"] == "finish" and self._request.receipt:
                 # A side that was broken off signs its part while it ends.
-                stopped = [each.task for each in self._writers if each.task is not None and each.finish_reason is None]
+                writers = self._shown.tokens
+                stopped = [each.task for each in writers if each.task is not None and each.finish_reason is None]
                 await asyncio.gather(*stopped, return_exceptions=True)
             chunks += self._show(piece) if effect["type"] == "emit" and piece is not None else self._do(effect)
         runs = event["type"] == "token" and machine.phase == "running" and machine.side == event["side"]
@@ -301,7 +281,6 @@ class RunningAnswer:
                 self._current.pop(side).stop()
             case {"type": "withdraw"}:
                 self._shown = Shown(route=self._shown.route, transcripts=self._shown.transcripts)
-                self._writers.clear()
             case {"type": "timer", "name": name, "ms": ms}:
                 self._timers.set(name, ms)
             case {"type": "cancel_timer", "name": name}:
@@ -349,14 +328,12 @@ class RunningAnswer:
             async with aclosing(stream):
                 async for piece in stream:
                     received = True
-                    await self._room.acquire()
-                    self._updates.put_nowait((attempt, piece))
+                    await self._updates.put(attempt, piece)
         except Exception as error:
             failure, attempt.refused = error, not received
         finally:
             self._sides.circuits[attempt.side].ended()
-        await self._room.acquire()
-        self._updates.put_nowait((attempt, failure))
+        await self._updates.put(attempt, failure)
 
     async def _stream(self, attempt: Attempt, continue_from: str | None) -> AsyncGenerator[AnswerPiece, None]:
         sides, call = self._sides, self._call
@@ -438,41 +415,11 @@ class RunningAnswer:
         assert machine.side is not None
         route, first, attempt = self._route(), shown.route is None, self._current[machine.side]
         changed = None if route == shown.route else route
-        transcripts = self._unreported(attempt)
+        transcripts = shown.new_transcripts(attempt)
         chunks = list(self._form.chunks(piece, len(shown.text), changed, first=first, transcripts=transcripts))
         shown.route = route
         shown.add(attempt, piece)
-        self._wrote(attempt)
         return chunks
-
-    def _wrote(self, attempt: Attempt) -> None:
-        if attempt not in self._writers:
-            self._writers.append(attempt)
-
-    def _parts(self) -> tuple[Sequence[SignedReceipt], Sequence[AnswerPart]]:
-        """What the writers have signed, and what each of them wrote."""
-        receipts, parts = list[SignedReceipt](), list[AnswerPart]()
-        for each in self._writers:
-            heard = bool(each.transcripts) or bool(self._descriptions)
-            changed = [*each.changed]
-            if heard:
-                changed.append("described")
-            number = None if each.receipt is None else len(receipts)
-            receipts += [] if each.receipt is None else [each.receipt]
-            parts.append(
-                AnswerPart(
-                    side=each.side, start=each.start, receipt=number, request=each.received, changed=changed or None
-                )
-            )
-        return receipts, parts
-
-    def _unreported(self, attempt: Attempt) -> Sequence[SoundTranscript] | None:
-        """The texts of recordings that the client does not have yet."""
-        found = attempt.transcripts
-        if not found or found == self._shown.transcripts:
-            return None
-        self._shown.transcripts = found
-        return found
 
     def _finish(self, finish_reason: str) -> list[Chunk]:
         self._over = True
@@ -485,9 +432,10 @@ class RunningAnswer:
             seconds = attempt.first_token_seconds, monotonic() - attempt.requested_at
             self._sides.record_finished(side, attempt.usage, attempt.num_tokens, *seconds)
         self._sides.record_conversation(side, self._conversation(), shown.text_with_calls)
-        transcripts = self._unreported(attempt)
-        self._wrote(attempt)
-        receipts, parts = self._parts() if self._request.receipt else ((), ())
+        transcripts = shown.new_transcripts(attempt)
+        receipts, parts = (
+            shown.parts(attempt, described=bool(self._descriptions)) if self._request.receipt else ((), ())
+        )
         return list(
             self._form.last_chunks(
                 finish_reason,
@@ -514,12 +462,6 @@ class RunningAnswer:
 
     def _conversation(self) -> tuple[Message, ...]:
         return conversation_of(self._request, self._situation.messages)
-
-    async def _next(self) -> Update:
-        update = await self._updates.get()
-        if not isinstance(update, Due):
-            self._room.release()
-        return update
 
     async def _end(self) -> None:
         """Clean up, however the answer ended: stop everything that still runs, and pay for what far did."""

@@ -10,6 +10,7 @@ from nearfar.compiler.shared.script import SharedScript
 from ...schema.chat import SoundTranscript, ToolCallDelta
 from ...schema.common import Usage
 from ...schema.fold import fold_calls
+from ...schema.receipt import AnswerPart, SignedReceipt
 from ...schema.route import Route
 from ..sides.answer_piece import AnswerPiece
 from ..sides.texts import with_calls
@@ -57,3 +58,28 @@ class Shown:
         earlier = sum(tokens for each, tokens in self.tokens.items() if each is not last)
         total = SharedScript.of_thread().ask("totalUsage", usage, last.num_tokens, earlier)
         return Usage.model_validate(total)
+
+    def new_transcripts(self, attempt: Attempt) -> Sequence[SoundTranscript] | None:
+        """The texts of the attempt's recordings if the client does not have them yet; it has them from now on."""
+        if not attempt.transcripts or attempt.transcripts == self.transcripts:
+            return None
+        self.transcripts = attempt.transcripts
+        return self.transcripts
+
+    def parts(self, last: Attempt, *, described: bool) -> tuple[Sequence[SignedReceipt], Sequence[AnswerPart]]:
+        """What the attempts have signed, and what each of them wrote; ``last`` may have written nothing. ``described``:
+        all of them received texts in place of media.
+        """
+        receipts, parts = list[SignedReceipt](), list[AnswerPart]()
+        for each in {**self.tokens, last: 0}:
+            changed = [*each.changed]
+            if each.transcripts or described:
+                changed.append("described")
+            number = None if each.receipt is None else len(receipts)
+            receipts += [] if each.receipt is None else [each.receipt]
+            parts.append(
+                AnswerPart(
+                    side=each.side, start=each.start, receipt=number, request=each.received, changed=changed or None
+                )
+            )
+        return receipts, parts

@@ -23,8 +23,6 @@ from .predictor import Components, Count, PolicyPart, Predictor
 from .privacy import PrivateCheck
 from .situation import Thermal
 
-POLICY_VERSION = 1
-
 Mode = Literal["near-only", "far-only", "prefer-near", "prefer-far", "auto"]
 Media = Literal["near", "far", "describe"]
 Label = Annotated[str, Field(min_length=1, max_length=100)]
@@ -47,7 +45,9 @@ class MaskPattern(PolicyPart):
 
 
 class MaskEntity(PolicyPart):
-    """A ``label`` of the model that finds private texts, such as "private_person", and their kind as in MaskPattern."""
+    """What the finder finds: its ``label`` is a kind that every `Finder` knows, such as "PERSON", and not a model's own
+    name of it; ``kind`` is the word in placeholders, as in MaskPattern.
+    """
 
     label: Label
     kind: Kind

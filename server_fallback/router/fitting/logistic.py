@@ -44,11 +44,6 @@ def sigmoid(logits: Array) -> Array:
     return 0.5 * (1.0 + np.tanh(0.5 * logits))
 
 
-def log_loss(logits: Array, right: Array) -> float:
-    """Mean cross entropy in nats; right (n,) is 0, 1 or between."""
-    return float(np.mean(np.logaddexp(0.0, logits) - right * logits))
-
-
 def fit_sides(
     rows: Sequence[Any],
     rights: Sequence[Array],

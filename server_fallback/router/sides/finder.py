@@ -11,7 +11,7 @@ from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.shared.script import SharedScript
 
 from ...executors.encoder_executor import EncoderExecutor
-from ...executors.executor import Call
+from ...executors.executor import Call, Executor
 from ...schema.score import Classification, ClassifyRequest, ClassifyResponse
 from ..decision.policy import MaskEntity, Policy
 
@@ -23,9 +23,9 @@ class Classifies(Protocol):
 
 
 class Finder:
-    """``labels`` are those of the classifier's model. ``kinds`` has the kind of each label ("MISC" of "B-MISC") that
+    """``labels`` are those of the classifier's model. ``kinds`` has the kind of each label ("COLOR" of "B-COLOR") that
     has another one than its name says, or that no known kind has for a name (`web/src/shared/masks/kinds.ts`): letters
-    A to Z, or None if it is not private.
+    A to Z, or None if it is not private. The attribute has the kinds of all.
 
     Raises RequestError for labels without a kind.
     """
@@ -37,17 +37,21 @@ class Finder:
         kinds: Mapping[str, str | None] | None = None,
     ) -> None:
         named = SharedScript.of_thread().ask("kindsOfLabels", list(labels), dict(kinds or {}))
-        self._classifier, self._kinds = classifier, dict[str, str | None](named)
+        self._classifier, self.kinds = classifier, dict[str, str | None](named)
 
     @classmethod
-    def of(cls, executor: EncoderExecutor, kinds: Mapping[str, str | None] | None = None) -> Finder:
-        """``executor`` stays the caller's to close. Raises RequestError for a model that labels no tokens, too."""
-        return cls(executor, token_labels(executor), kinds)
+    def of(cls, executor: Executor, kinds: Mapping[str, str | None] | None = None) -> Finder:
+        """``executor``, such as that of `open_executor`, stays the caller's to close. Raises RequestError for a model
+        that labels no tokens, too.
+        """
+        labels = token_labels(executor)
+        assert isinstance(executor, EncoderExecutor)
+        return cls(executor, labels, kinds)
 
     @property
     def entities(self) -> tuple[MaskEntity, ...]:
         """The kinds that it finds, as the ``entities`` of a policy that masks all of them."""
-        found = dict.fromkeys(kind for kind in self._kinds.values() if kind is not None)
+        found = dict.fromkeys(kind for kind in self.kinds.values() if kind is not None)
         return tuple(MaskEntity(label=kind, kind=kind) for kind in found)
 
     async def classify(self, request: ClassifyRequest, call: Call) -> ClassifyResponse:
@@ -61,26 +65,25 @@ class Finder:
         spans = [
             span.model_copy(update={"label": kind})
             for span in found.spans
-            if (kind := self._kinds[span.label]) is not None
+            if (kind := self.kinds[span.label]) is not None
         ]
         return found.model_copy(update={"spans": spans})
 
 
-def fitted(finder: Classifies | None, policy: Policy) -> Classifies | None:
-    """An executor as it is if the policy's entities all have its model's own labels, otherwise a `Finder` of it; any
+def finder_for(finder: Classifies | None, policy: Policy) -> Classifies | None:
+    """A `Finder` of an executor for the policy's entities, which may name labels that no known kind has for a name; any
     other finder as it is. Raises RequestError as `Finder.of`.
     """
     masks = policy.private.masks
     if not isinstance(finder, EncoderExecutor) or masks is None or not masks.entities:
         return finder
     entities = [entity.model_dump() for entity in masks.entities]
-    is_own = SharedScript.of_thread().ask("areOwnLabels", list(token_labels(finder)), entities)
-    return finder if is_own else Finder.of(finder)
+    return Finder.of(finder, SharedScript.of_thread().ask("kindsOfPolicy", list(token_labels(finder)), entities))
 
 
-def token_labels(executor: EncoderExecutor) -> Sequence[str]:
+def token_labels(executor: Executor) -> Sequence[str]:
     """Raises RequestError for a model that labels no tokens."""
-    classifier = executor.model.classifier
+    classifier = executor.model.classifier if isinstance(executor, EncoderExecutor) else None
     if classifier is None or not classifier.per_token:
-        raise RequestError(f"{executor.model.name} labels no tokens; use a classifier of tokens", param="finder")
+        raise RequestError("the model labels no tokens; use a classifier of tokens", param="finder")
     return classifier.labels

@@ -22,10 +22,11 @@ from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.formats.distance_tensors import MadeTensor
 from nearfar.compiler.formats.huggingface import open_checkpoint
 from nearfar.compiler.formats.task_adapters import for_adapter, with_adapters
-from nearfar.compiler.ir.spec import TransitionSpec
+from nearfar.compiler.ir.tasks import TransitionSpec
 from nearfar.compiler.pipeline.graphs import graphs_of
 from nearfar.compiler.pipeline.weights import check_tensors
-from nearfar.compiler.runtime.batch import Chunk, make_batch, make_text_batch
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.encoder_batch import make_text_batch
 from nearfar.compiler.runtime.encoding import Text, classify, embed, encode
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel
 from nearfar.compiler.runtime.reference import ReferenceRunner

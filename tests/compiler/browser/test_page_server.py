@@ -42,6 +42,15 @@ def test_it_serves_the_page_and_the_bundle(server: PageServer) -> None:
         assert get(server, "/bundle/kernels/a.wgsl") == (200, "text/plain", "// a")
 
 
+def test_the_chat_page_gets_the_finder_and_the_other_pages_do_not(server: PageServer, tmp_path: Path) -> None:
+    (tmp_path / "finder").mkdir()
+    (tmp_path / "finder/manifest.json").write_text("[]")
+    with server, PageServer(server.bundle, far="http://far:8000", finder=tmp_path / "finder") as found:
+        assert found.chat_url == f"{found.url}?far=http://far:8000&finder=./finder/"
+        assert "finder" not in found.documents_url
+        assert get(found, "/finder/manifest.json") == (200, "application/json", "[]")
+
+
 @pytest.mark.parametrize(
     "path", ["/../secret", "/bundle/../secret", "/bundle/%2e%2e/secret", "/bundle/kernels/../../secret"]
 )

@@ -27,7 +27,7 @@ from nearfar.compiler.bundle.digest import text_sha256
 from nearfar.compiler.bundle.fault import Fault
 from nearfar.compiler.bundle.file_name import file_in, is_plain_name
 from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.ir.spec import TransitionSpec
+from nearfar.compiler.ir.tasks import TransitionSpec
 from nearfar.compiler.runtime.errors import BundleError
 
 NAMES = json.loads((Path(__file__).parents[2] / "conformance/file_names.json").read_text())

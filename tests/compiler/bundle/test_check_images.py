@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from image_families import FAMILIES, spec_of, write_family
 
-from nearfar.compiler.bundle.check import check_images
+from nearfar.compiler.bundle.check_description import check_images
 from nearfar.compiler.bundle.fault import Fault
 from nearfar.compiler.ir.images import (
     AreaBounds,

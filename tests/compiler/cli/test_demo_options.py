@@ -32,6 +32,8 @@ def test_a_missing_page_is_refused_before_anything_is_compiled(
         (["--encoder", "nowhere"], "add --serve"),
         (["--transcriber", "nowhere"], "add --serve"),
         (["--serve", "--transcriber", "nowhere"], "nowhere"),
+        (["--finder", "demo-finder"], "add --serve and --far"),
+        (["--serve", "--far", "http://x", "--finder", "nowhere"], "nowhere"),
         (["--question", "why?"], "add --document"),
         (["--document", "nowhere.md"], "nowhere.md: the file does not exist"),
         (["--serve", "--document", "nowhere.md"], "drop the files"),

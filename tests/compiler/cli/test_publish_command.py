@@ -73,6 +73,7 @@ def test_a_person_may_consent_in_the_terminal(
     shown = capsys.readouterr()
     assert "Bind your users to the use restrictions" in shown.err
     assert "the text of Gemma Terms of Use is not in the site" in shown.err
+    assert "writing site" in shown.err
 
 
 def test_an_unknown_license_needs_consent_too(

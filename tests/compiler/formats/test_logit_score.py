@@ -15,7 +15,7 @@ from tiny_models import make_checkpoint
 from tolerances import F32, relative_error
 
 from nearfar.compiler.formats import load
-from nearfar.compiler.ir.spec import Task, task_of
+from nearfar.compiler.ir.tasks import Task, task_of
 from nearfar.compiler.pipeline.task import for_task
 from nearfar.compiler.runtime.encoding import Text, classify, encode
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, RequestError, UnsupportedModel

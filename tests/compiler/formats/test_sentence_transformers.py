@@ -9,7 +9,7 @@ import pytest
 from tiny_models import write_modules
 
 from nearfar.compiler.formats.sentence_transformers import SentenceTransformer, read_sentence_transformer
-from nearfar.compiler.ir.spec import DenseSpec, EmbeddingSpec, PromptSpec
+from nearfar.compiler.ir.tasks import DenseSpec, EmbeddingSpec, PromptSpec
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, UnsupportedModel
 
 LAST_TOKEN = EmbeddingSpec(pooling="last_token", normalize=True, size=72)

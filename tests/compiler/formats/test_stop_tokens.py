@@ -12,7 +12,7 @@ from tiny_models import SIZES
 
 from nearfar.compiler.formats.checkpoint import Checkpoint
 from nearfar.compiler.formats.stop_tokens import end_of_turn, with_stops
-from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.ir.tasks import EmbeddingSpec
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
 CHATML = (

@@ -12,7 +12,7 @@ import pytest
 from nearfar.compiler.arch import SUPPORTED, encoder_of
 from nearfar.compiler.cli.models import markdown
 from nearfar.compiler.formats.huggingface import read_spec
-from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.ir.tasks import EmbeddingSpec
 from nearfar.compiler.measure.model_table import Model, model_table, published
 
 # Families that transformers lacks, and those that have the same parameters.

@@ -13,7 +13,7 @@ from tolerances import F32, relative_error
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.formats import load
-from nearfar.compiler.ir.spec import EmbeddingSpec, PromptSpec
+from nearfar.compiler.ir.tasks import EmbeddingSpec, PromptSpec
 from nearfar.compiler.measure.vector_quality import SearchTask, compare_vectors, make_task
 from nearfar.compiler.measure.vector_reference import VectorReference
 from nearfar.compiler.runtime.errors import DeviceError, RequestError

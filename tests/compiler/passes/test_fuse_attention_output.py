@@ -15,10 +15,10 @@ from nearfar.compiler import quant
 from nearfar.compiler.arch import bert
 from nearfar.compiler.formats.config import ConfigReader
 from nearfar.compiler.ir.graph import Graph, Node
-from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.ir.tasks import EmbeddingSpec
 from nearfar.compiler.passes import run_passes
 from nearfar.compiler.passes.fuse_attention import fuse_attention_output
-from nearfar.compiler.runtime.batch import make_text_batch
+from nearfar.compiler.runtime.encoder_batch import make_text_batch
 
 CONFIG = {**SIZES, "model_type": "bert", "num_hidden_layers": 2}
 LAYER = ["linear", "ragged_attention", "linear", "linear"]

@@ -21,7 +21,7 @@ from nearfar.compiler.bundle.new_folder import new_folder
 from nearfar.compiler.bundle.signature import new_key, read_trusted_keys
 from nearfar.compiler.cli import main, parse
 from nearfar.compiler.cli.pull import try_it
-from nearfar.compiler.ir.spec import Task
+from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.publish import fetch as fetch_module
 from nearfar.compiler.publish.card import Measured
 from nearfar.compiler.publish.pull import catalog_address, fetch_catalog, pull

@@ -9,18 +9,10 @@ import numpy as np
 import pytest
 
 from nearfar.compiler.ir.sampling import Settings
-from nearfar.compiler.runtime.batch import (
-    DERIVED_INPUTS,
-    SAMPLED_INPUTS,
-    Batch,
-    Chunk,
-    features_between,
-    make_audio_batch,
-    make_batch,
-    make_frame_batch,
-    make_text_batch,
-)
+from nearfar.compiler.runtime.batch import DERIVED_INPUTS, SAMPLED_INPUTS, Batch, Chunk, make_batch
+from nearfar.compiler.runtime.encoder_batch import make_audio_batch, make_frame_batch, make_text_batch
 from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.placed_features import features_between
 
 
 def test_a_sequence_without_a_new_token_is_refused() -> None:

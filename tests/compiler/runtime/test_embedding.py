@@ -19,7 +19,7 @@ from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.cli import main
 from nearfar.compiler.ir.sampling import Sampler
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.batch import make_text_batch
+from nearfar.compiler.runtime.encoder_batch import make_text_batch
 from nearfar.compiler.runtime.encoding import embed
 from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 from nearfar.compiler.runtime.generate import generate

@@ -8,7 +8,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from nearfar.compiler.ir.spec import ClassifierSpec, TransitionSpec, forms_spans
+from nearfar.compiler.ir.tasks import ClassifierSpec, TransitionSpec, forms_spans
 from nearfar.compiler.runtime.encoding import LabelSpan, label_tokens
 
 # As a model may order them.

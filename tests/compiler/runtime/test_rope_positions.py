@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from nearfar.compiler.runtime.batch import Chunk, make_batch, rope_positions_between
+from nearfar.compiler.runtime.batch import Chunk, make_batch
+from nearfar.compiler.runtime.placed_features import rope_positions_between
 
 RECORDED = Path(__file__).parents[2] / "conformance/rope_positions.json"
 # For each prompt, the number of its tokens, and each picture's first token, rows and columns.

@@ -11,7 +11,7 @@ from plain_target import compile_plain
 from tiny_encoders import CONTEXT, make_encoder
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.ir.spec import ClassifierSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.zero_shot import hypotheses_of
 

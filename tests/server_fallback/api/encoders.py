@@ -9,7 +9,7 @@ from pathlib import Path
 from fake_models import CREATED, FakeExecutor, FakeModels
 from fake_source import FakeEncoder, text_model
 
-from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec, PromptSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec, EmbeddingSpec, PromptSpec
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.executors.executor import ExecutorState
 from nearfar.server_fallback.schema.models import ModelCard

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.runtime.reference import ReferenceRunner
+from nearfar.server_fallback.cli import decide
 from nearfar.server_fallback.executors import local_recipe
+from nearfar.server_fallback.schema.decide import DecideRequest
+
+CONFORMANCE = Path(__file__).parents[2] / "conformance"
 
 QUESTIONS: dict[str, Any] = {
     "room": {"type": "choice", "question": "room?", "choices": ["a", "b", "c"]},
@@ -56,6 +62,37 @@ def test_a_calibration_that_is_fitted_changes_the_next_decisions(
     table = capsys.readouterr().out
     assert "unsure" in table
     assert "0." in table
+
+
+def test_the_file_that_pages_read_is_the_one_that_is_written(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = json.loads((CONFORMANCE / "decision_calibration.json").read_text())
+    (tmp_path / "questions.json").write_text(json.dumps(vectors["questions"]))
+    examples = tmp_path / "examples.jsonl"
+    examples.write_text(
+        "\n".join(json.dumps({"context": "go", "answers": each["answers"]}) for each in vectors["examples"])
+    )
+
+    async def decided(_: object, requests: Sequence[DecideRequest]) -> list[SimpleNamespace]:
+        assert len(requests) == len(vectors["examples"])
+        answers = [
+            {name: {"logprobs": rows} for name, rows in each["logprobs"].items()} for each in vectors["examples"]
+        ]
+        return [
+            SimpleNamespace(calibration_model="fake", model_dump=lambda each=each: {"decisions": each})
+            for each in answers
+        ]
+
+    monkeypatch.setattr(decide, "decide_all", decided)
+    monkeypatch.setattr(decide, "figures_of", lambda *_: None)
+    assert main([*command, "--fit", str(examples), "-o", str(tmp_path / "fitted.json"), "--json"]) == 0
+    written = json.loads((tmp_path / "fitted.json").read_text())
+    assert {**written, "questions": None} == {**vectors["file"], "questions": None}
+    assert written["questions"].keys() == vectors["file"]["questions"].keys()
+    for name, scaling in vectors["file"]["questions"].items():
+        assert written["questions"][name]["temperature"] == pytest.approx(scaling["temperature"], rel=1e-6)
+        assert written["questions"][name]["bias"] == pytest.approx(scaling["bias"], abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -193,9 +193,13 @@ def test_an_answer_switches_from_near_to_a_server_and_is_the_same(
     asyncio.run(work())
 
 
-def test_a_gateway_prints_an_example_request_and_answers(replicas: list[Served], cache: Path, tmp_path: Path) -> None:
+def test_a_gateway_prints_an_example_request_and_answers_and_masks(
+    replicas: list[Served], cache: Path, tmp_path: Path
+) -> None:
     policy = tmp_path / "policy.json"
-    policy.write_text('{"version": 1, "mode": "prefer-far"}')
+    masks = {"entities": [{"label": "PERSON", "kind": "PERSON"}]}
+    private = {"masks": masks, "media": "far"}
+    policy.write_text(json.dumps({"version": 1, "mode": "prefer-far", "private": private}))
     arguments = (
         "--near",
         "demo",
@@ -206,6 +210,8 @@ def test_a_gateway_prints_an_example_request_and_answers(replicas: list[Served],
         "--far-vision",
         "--policy",
         str(policy),
+        "--finder",
+        "demo-finder",
     )
     gateway = start(*arguments, folder=cache, command="gateway")()
     try:
@@ -224,6 +230,11 @@ def test_a_gateway_prints_an_example_request_and_answers(replicas: list[Served],
             )
             assert raw.headers["x-nearfar-route"] == "near"
             assert raw.parse().choices[0].message.content == ANSWER
+            named = [{"role": "user", "content": "My name is Rosalind Fairweather. Please dim the lights."}]
+            masked: Any = client.chat.completions.create(model="demo", messages=named, max_tokens=2)
+            sent = "My name is [PERSON_1]. Please dim the lights."
+            assert masked.route["masked"] == [{"path": "messages[0].content", "text": sent}]
+            assert masked.route["side"] == "far"
             # The far model has no vision, whatever the gateway was configured for.
             with pytest.raises(openai.BadRequestError, match="this model reads texts only") as refused:
                 client.chat.completions.create(model="demo", messages=WITH_IMAGE)
@@ -323,7 +334,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "needs a model"),
+        (("--front-ends", "2"), "the store is served by one process; name the models"),
         (("demo", "--alias", "x"), "--alias x: write NAME=MODEL, with one of the models demo"),
         (("demo", "--alias", "x=y"), "with one of the models demo"),
         (("demo", "--executor", "upstream"), "needs the server's address"),

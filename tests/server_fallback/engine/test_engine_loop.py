@@ -95,7 +95,7 @@ def test_the_overhead_includes_delivery_and_leaves_out_the_device(monkeypatch: p
             await ids(engine, max_tokens=3)
             stats, delivery = engine.stats(), engine._loop._outbox.delivery_seconds
             assert 0 < delivery == pytest.approx(stats.overhead_seconds)
-            assert stats.overhead_seconds_per_step < 1000
+            assert stats.overhead_seconds < 1000 * stats.steps
 
     run(work())
 

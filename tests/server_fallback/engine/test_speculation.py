@@ -130,9 +130,9 @@ def test_mixed_requests_are_answered_as_without_speculation(
     assert stats.recoveries == 0
     assert stats.drafted_tokens > 0
     if errs:
-        assert 0.3 < stats.acceptance_rate < 0.9
+        assert 0.3 < stats.accepted_tokens / stats.drafted_tokens < 0.9
     elif kind != "ngram":
-        assert stats.acceptance_rate > 0.9
+        assert stats.accepted_tokens > 0.9 * stats.drafted_tokens > 0
     assert small_runner is None or small_runner.closed
 
 
@@ -281,7 +281,7 @@ def test_answers_of_a_model_are_those_of_plain_decoding(tiny_bundle: Path) -> No
     answers, stats = speculating(runner(), model, requests, DraftModel(runner(), model), tokens=3)
     assert answers == expected
     # The same model guesses right, greedy and with the same random numbers.
-    assert stats.acceptance_rate > 0.9
+    assert stats.accepted_tokens > 0.9 * stats.drafted_tokens > 0
 
 
 @pytest.mark.parametrize("kind", ["ngram", "draft"])
@@ -302,4 +302,4 @@ def test_a_model_that_gathers_rows_speculates_with_known_tokens(kind: str, windo
     assert answers == alone(runner(), model, requests)
     assert stats.recoveries == 0
     if kind == "draft":
-        assert stats.acceptance_rate > 0.9
+        assert stats.accepted_tokens > 0.9 * stats.drafted_tokens > 0

@@ -322,8 +322,6 @@ def test_an_engine_without_requests_closes() -> None:
     async def work() -> None:
         async with engine_on(HashRunner(LIMITS)) as engine:
             assert engine.stats().steps == 0
-            assert engine.stats().overhead_seconds_per_step == 0
-            assert engine.stats().acceptance_rate == 0
 
     run(work())
 

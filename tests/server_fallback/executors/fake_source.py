@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import NearfarError
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer

@@ -119,7 +119,7 @@ def test_run_and_serve_find_the_model_of_a_catalog(
     assert (opening.name, opening.task) == ("tiny", "generate")
     # A path is a path, and a name that nothing has is refused.
     assert asyncio.run(opener.prepare(str(tiny_bundle), None)).task == "generate"
-    with pytest.raises(RequestError, match="no such model; did you mean 'tiny'"):
+    with pytest.raises(RequestError, match="it has tiny; did you mean 'tiny'"):
         asyncio.run(opener.prepare("tinny", None))
     assert len(list((cache / "bundles").glob("tiny-*/"))) == 1
 

@@ -15,7 +15,7 @@ from fake_source import FakeEncoder, executor, text_model
 from local_requests import CALL, chat_request, run
 from pydantic import ValidationError
 
-from nearfar.compiler.ir.spec import ClassifierSpec, EmbeddingSpec, PromptSpec, TransitionSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec, EmbeddingSpec, PromptSpec, TransitionSpec
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.schema.completions import CompletionRequest

@@ -15,7 +15,7 @@ import pytest
 from answers import whole
 from fake_source import FakeEncoder, executor, text_model
 
-from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.ir.tasks import EmbeddingSpec
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.executors.executor import Call

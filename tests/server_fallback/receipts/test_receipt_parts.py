@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,6 +188,23 @@ def test_a_masked_requests_receipt_covers_what_far_saw(sides: Sides, verify: Ver
     # Without the statement, the receipt is of a request that nobody has sent.
     status, report = verify({name: value for name, value in answer.items() if name != "parts"}, body)
     assert (status, "another request" in json.dumps(report)) == (2, True)
+
+
+def test_a_files_text_is_what_the_sides_received(sides: Sides, verify: Verify) -> None:
+    def asked(text: str) -> dict[str, Any]:
+        data = f"data:text/plain;base64,{b64encode(text.encode()).decode()}"
+        file = {"type": "file", "file": {"filename": "note.txt", "file_data": data}}
+        content = [{"type": "text", "text": "carry this out: "}, file]
+        return {"messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 4}
+
+    for mode in ("prefer-near", "prefer-far"):
+        answer = sides.ask(policy(mode), {**asked("dim the lights"), **SIGNED})
+        [part] = answer["parts"]
+        assert part["side"] == mode.removeprefix("prefer-")
+        status, report = verify(answer, asked("dim the lights"))
+        assert (status, report[0]["faults"], report[0]["choices"][0]["computed"] > 0) == (0, [], True)
+    status, report = verify(answer, asked("open the door"))
+    assert (status, "other messages" in json.dumps(report)) == (2, True)
 
 
 def test_an_upstreams_receipt_is_passed_on_with_what_it_received(sides: Sides, verify: Verify) -> None:

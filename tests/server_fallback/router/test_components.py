@@ -14,7 +14,7 @@ from made_pairs import made_pairs
 from router_cases import situation_of
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.ir.tasks import EmbeddingSpec
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.cli import router as router_cli
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor

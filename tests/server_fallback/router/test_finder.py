@@ -70,11 +70,11 @@ def sides(chunks: Sequence[ChatCompletionChunk]) -> set[tuple[str, str]]:
 def test_labels_of_published_models_mean_known_kinds_and_others_are_refused_by_name() -> None:
     found = Finder(Slow(), LABELS).entities
     assert [each.kind for each in found] == ["PERSON", "ADDRESS", "PHONE", "LOCATION", "ORGANIZATION"]
-    with pytest.raises(RequestError, match="the model labels MISC, EVENT, which no known kind"):
-        Finder(Slow(), ("O", "B-MISC", "I-MISC", "B-PER", "B-EVENT"))
-    own = Finder(Slow(), ("O", "B-MISC", "I-MISC", "B-PER"), {"MISC": "OTHER", "PER": None})
-    assert [each.kind for each in own.entities] == ["OTHER"]
-    for wrong in ({"MISC": None}, {"PER": "person"}):
+    with pytest.raises(RequestError, match="the model labels COLOR, SHAPE, which no known kind"):
+        Finder(Slow(), ("O", "B-COLOR", "I-COLOR", "B-PER", "B-SHAPE"))
+    own = Finder(Slow(), ("O", "B-COLOR", "I-COLOR", "B-PER"), {"COLOR": "HUE", "PER": None})
+    assert [each.kind for each in own.entities] == ["HUE"]
+    for wrong in ({"COLOR": None}, {"PER": "person"}):
         with pytest.raises(RequestError):
             Finder(Slow(), ("O", "B-PER"), wrong)
 
@@ -109,9 +109,15 @@ def test_far_reads_placeholders_for_what_the_demo_finder_finds_and_the_stream_ha
     async def work() -> list[ChatCompletionChunk]:
         async with opened(bundle) as executor:
             finder = Finder.of(executor)
-            wrong = policy("prefer-far", private={"masks": {"entities": [{"label": "PERSONS", "kind": "PERSON"}]}})
-            with pytest.raises(RequestError, match="lacks 'PERSONS'; use one of its labels: PERSON"):
-                await Hybrid.create(near=FakeNear(), far=Far("http://127.0.0.1:9"), policy=wrong, finder=finder)
+            for label, message in (
+                ("PERSONS", "finds no 'PERSONS'; write one of its kinds: PERSON"),
+                ("private_person", 'own name of a kind; write "label": "PERSON"'),
+            ):
+                wrong = policy("prefer-far", private={"masks": {"entities": [{"label": label, "kind": "PERSON"}]}})
+                # A finder, and an executor, of which it is made.
+                for given in (finder, executor):
+                    with pytest.raises(RequestError, match=message):
+                        await Hybrid.create(near=FakeNear(), far=Far("http://127.0.0.1:9"), policy=wrong, finder=given)
             return await answered(far, finder, text)
 
     chunks = run(work())

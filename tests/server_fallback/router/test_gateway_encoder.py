@@ -20,7 +20,7 @@ from served_demo import serving
 from tolerances import F32
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.ir.tasks import EmbeddingSpec
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.engine.encode_job import EncodeRequest

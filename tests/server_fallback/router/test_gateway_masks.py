@@ -23,7 +23,7 @@ from plain_target import compile_plain
 from test_hybrid_masks import ASKED, ENTITIES, MASKS, SECRET, SENT, rules
 
 from nearfar.compiler.demo import FINDER_CHECKPOINT
-from nearfar.compiler.ir.spec import ClassifierSpec
+from nearfar.compiler.ir.tasks import ClassifierSpec
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.cli import gateway as command
 from nearfar.server_fallback.cli.options import Gateway
@@ -133,7 +133,7 @@ class Opener:
 @pytest.mark.parametrize(
     ("finder", "entities", "text", "sent"),
     [
-        ("names", ENTITIES["entities"], "where is Anna?", "where is [PERSON_1]?"),
+        ("names", [{"label": "PERSON", "kind": "PERSON"}], "where is Anna?", "where is [PERSON_1]?"),
         (
             "demo-finder",
             KINDS,
@@ -142,7 +142,7 @@ class Opener:
         ),
     ],
 )
-def test_the_command_masks_what_its_finder_finds_by_the_model_s_labels_or_their_kinds(
+def test_the_command_masks_what_its_finder_finds(
     finder: str, entities: Any, text: str, sent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, opener, far = tmp_path / "policy.json", Opener(tmp_path), far_server()

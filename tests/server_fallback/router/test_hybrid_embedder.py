@@ -13,7 +13,7 @@ from fake_source import FakeEncoder, text_model
 from hybrid_gateway import NearOpener
 from hybrid_sides import FakeFar, FakeNear, policy, run
 
-from nearfar.compiler.ir.spec import EmbeddingSpec
+from nearfar.compiler.ir.tasks import EmbeddingSpec
 from nearfar.compiler.runtime.errors import NearfarError, RequestError, Unavailable
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.router.decision.policy import Policy

@@ -1,4 +1,4 @@
-"""What masks find of the adversarial corpus, whose figures the router's README has."""
+"""What masks find of the adversarial corpus, whose figures `web/masks.md` has."""
 
 from __future__ import annotations
 

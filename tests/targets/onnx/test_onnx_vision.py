@@ -32,9 +32,9 @@ from nearfar.compiler.ir.graph import Node
 from nearfar.compiler.measure.dry_run import dry_run
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.pipeline.export import export_model
-from nearfar.compiler.runtime.batch import rope_positions_between
 from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
 from nearfar.compiler.runtime.images.patches import prepare_image
+from nearfar.compiler.runtime.placed_features import rope_positions_between
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.targets.onnx.decoder import form_of
 from nearfar.targets.onnx.runner import check_machine, open_runner

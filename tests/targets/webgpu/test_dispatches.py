@@ -16,7 +16,8 @@ from nearfar.compiler.ir.expr import Expr, evaluate, holds
 from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.pages import STATE_SLOTS
 from nearfar.compiler.ir.plan import Step, make_plan
-from nearfar.compiler.ir.spec import EmbeddingSpec, ModelSpec
+from nearfar.compiler.ir.spec import ModelSpec
+from nearfar.compiler.ir.tasks import EmbeddingSpec
 from nearfar.compiler.measure.model_table import published
 from nearfar.compiler.passes import run_passes
 from nearfar.targets.context import Context

@@ -12,7 +12,7 @@ export interface CatalogLicense {
   readonly display: readonly string[];
 }
 
-/** A bundle, in ``folder`` beside the catalog. ``manifest_sha256`` is the hash of its manifest, which has the hashes of all other files. ``memory_bytes``: what it needs to run one sequence of ``context`` tokens; ``largest_buffer_bytes``: its largest buffer. ``activations`` are the dtypes that it offers, with the features that each needs. ``kl_mean``: the measured divergence from the checkpoint, in nats; None if it was not measured. ``signed_by``: the id of the key. */
+/** A bundle, in ``folder`` beside the catalog. ``manifest_sha256`` is the hash of its manifest, which has the hashes of all other files. ``download_bytes``: of the files that a load reads, without its manifest and its kernels. ``memory_bytes``: what it needs to run one sequence of ``context`` tokens; ``largest_buffer_bytes``: its largest buffer. ``activations`` are the dtypes that it offers, with the features that each needs. ``kl_mean``: the measured divergence from the checkpoint, in nats; None if it was not measured. ``signed_by``: the id of the key. */
 export interface CatalogBundle {
   readonly folder: string;
   readonly manifest_sha256: string;

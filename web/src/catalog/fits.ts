@@ -24,7 +24,7 @@ export function misfit(bundle: CatalogBundle, device: DeviceFacts | null): strin
   if (device === null) return "this browser has no WebGPU adapter";
   const lacking = bundle.activations.map(({ needs }) => needs.filter((need) => !device.features.has(need)));
   if (!lacking.some((needs) => needs.length === 0))
-    return `this device lacks ${[...new Set(lacking.flat())].join(", ")}`;
+    return `this device lacks ${[...new Set(lacking.flat())].join(", ") || "its activations"}`;
   if (bundle.largest_buffer_bytes > device.maxBufferBytes)
     return `its largest buffer has ${formatBytes(bundle.largest_buffer_bytes)}, this device's limit is ${formatBytes(device.maxBufferBytes)}`;
   return tooLarge(bundle, device.memoryBytes);

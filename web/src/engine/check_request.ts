@@ -26,7 +26,9 @@ export function checkRequest(
   const ids = `integer 0..${vocabSize - 1}`;
   const range = `token ids from 0 to ${vocabSize - 1}`;
   for (const id of stopTokenIds) check("stopTokenIds", id, ids, range);
-  for (const { tokenId } of request.begun?.tokens ?? []) check("begun", tokenId, ids, range);
+  const { tokens = [], end } = request.begun ?? {};
+  for (const { tokenId, alternatives } of end?.endToken ? [...tokens, end.endToken] : tokens)
+    for (const id of [tokenId, ...alternatives.map((each) => each.tokenId)]) check("begun", id, ids, range);
   const half = `integer 0..${context >> 1}`;
   if (typeof whenFull === "object") {
     check("whenFull.keep", whenFull.keep, half, `an integer from 0 to half of the context, ${context >> 1}`);

@@ -133,7 +133,7 @@ function checkWholeImages({ promptLogprobs = 0 }: TokenRequest, images: readonly
 /**
  * The positions (stop - start, 3) in time, rows and columns by which tokens [start, stop) of a prompt rotate, in models
  * with M-RoPE (Qwen3-VL). A picture is at one time; its rows and columns count from there. What follows begins at one more
- * than the largest position. `rope_positions_between` of compiler/runtime/batch.py does the same.
+ * than the largest position. `rope_positions_between` of compiler/runtime/placed_features.py does the same.
  */
 export function ropePositions(
   images: readonly Pick<PromptImage, "offset" | "length" | "columns">[],

@@ -89,11 +89,7 @@ export class JournalStore {
       const all = merged(parts);
       return { head, all, next: { generation, part: parts.length } };
     } catch (error) {
-      throw new StorageError(
-        `The answer '${id}' that is kept here cannot be read; delete it, and request it again`,
-        { code: "damaged", id },
-        { cause: error },
-      );
+      throw damaged(id, error);
     }
   }
 
@@ -133,6 +129,14 @@ export class JournalStore {
   #folder(id: string): Promise<Folder> {
     return this.root.getDirectoryHandle(folderOf(id), { create: true });
   }
+}
+
+export function damaged(id: string, cause: unknown): StorageError {
+  return new StorageError(
+    `The answer '${id}' that is kept here cannot be read; delete it, and request it again`,
+    { code: "damaged", id },
+    { cause },
+  );
 }
 
 /** Whether a text can be the id of an answer. */

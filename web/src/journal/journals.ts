@@ -17,7 +17,7 @@ import { requireKnown } from "../known_options.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest } from "../engine/request.js";
 import { RequestError, StorageError } from "../errors.js";
 import type { ChatMessage, GenerateOptions, GenerationEvent } from "../generation.js";
-import { JournalStore, isId } from "./journal_store.js";
+import { JournalStore, damaged, isId } from "./journal_store.js";
 import type { Recording } from "./open_journal.js";
 import { OpenJournal } from "./open_journal.js";
 import type { Head, JournalApi, TokenModel } from "./record.js";
@@ -142,8 +142,8 @@ export class Journals {
 
   /**
    * Continues an answer, by the method that it was requested with, streamed from its beginning. Throws StorageError
-   * (``code``: "not_found"; "in_use" if another tab writes it; "damaged"), RequestError if another model is loaded, and
-   * what the method throws.
+   * (``code``: "not_found"; "in_use" if another tab writes it; "damaged", of tokens that the model has not when the stream
+   * begins), RequestError if another model is loaded, and what the method throws.
    */
   async resume(id: string, { signal }: Pick<RequestOptions, "signal"> = {}): Promise<ResumedAnswer> {
     const stored = await (await this.#opened()).read(requireId(id));
@@ -253,8 +253,9 @@ export class Journals {
       await journal.close();
       return { ...(answer as T), ...head };
     } catch (error) {
-      await journal.close(error);
-      throw error;
+      const failure = ofTokens(error, id);
+      await journal.close(failure);
+      throw failure;
     }
   }
 
@@ -335,11 +336,16 @@ async function* followed<T, R>(
     if (left?.aborted !== true) await journal.finish();
     return end;
   } catch (error) {
-    failure = error;
-    throw error;
+    failure = ofTokens(error, journal.head.id);
+    throw failure;
   } finally {
     await journal.close(failure);
   }
+}
+
+/** An engine's refusal of tokens that it is to continue, which its vocabulary has not: the journal's, not the request's. */
+function ofTokens(error: unknown, id: string): unknown {
+  return error instanceof RequestError && error.details.param === "begun" ? damaged(id, error) : error;
 }
 
 function itemsUntil<C>(stream: Stream<C>, left: AbortSignal): AsyncGenerator<C, unknown, undefined> {

@@ -14,7 +14,7 @@ export interface Recording {
   /** The number of tokens, and the time, after which a part is written. */
   readonly flushTokens: number;
   readonly flushMs: number;
-  /** Whether answers that a Hybrid's policy calls private are recorded. */
+  /** Whether answers to requests that a Hybrid's policy calls private or masks are recorded, with their texts. */
   readonly keepPrivate: boolean;
   /**
    * Receives the error of a request or a part that cannot be written; the answer goes on, and nothing more of it is

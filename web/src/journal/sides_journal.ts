@@ -40,8 +40,15 @@ export class SidesJournal implements HybridJournal {
     return this.journal.before.done ? itemsOf(this.#chunks) : null;
   }
 
-  async decided(isPrivate: boolean): Promise<void> {
-    if (isPrivate && !this.keepPrivate) await this.journal.forget();
+  get begun(): HybridJournal["begun"] {
+    const written = (key: "content" | "reasoning_content"): string =>
+      this.#chunks.map(({ choices: [each] }) => each?.delta[key] ?? "").join("");
+    const [text, reasoning] = [written("content"), written("reasoning_content")];
+    return text + reasoning === "" ? null : { text, reasoning };
+  }
+
+  async decided(hasPrivate: boolean): Promise<void> {
+    if (hasPrivate && !this.keepPrivate) await this.journal.forget();
     else await this.journal.begin();
   }
 

@@ -4,7 +4,7 @@ import { BundleError, DeviceError, RequestError, messageOf } from "../errors.js"
 import { formatBytes } from "../format_bytes.js";
 import { unlessAborted } from "../runtime/abort.js";
 import type { Bundle } from "../runtime/bundle.js";
-import { ONNX_FOLDER, filesToLoad } from "../runtime/bundle.js";
+import { ONNX_FOLDER, filesToLoad } from "../shared/files_to_load.js";
 import type { ExportManifest } from "../runtime/manifest.js";
 import type { Bytes } from "../runtime/read_file.js";
 import { inParallel, readFile } from "../runtime/read_file.js";

@@ -7,7 +7,8 @@ import { formatBytes } from "../format_bytes.js";
 import { unlessAborted } from "../runtime/abort.js";
 import type { AnyManifest } from "../runtime/any_manifest.js";
 import { isExport } from "../runtime/any_manifest.js";
-import { PROBE_FILE, bundleId } from "../runtime/bundle.js";
+import { bundleId } from "../runtime/bundle.js";
+import { PROBE_FILE } from "../shared/files_to_load.js";
 import { runsOnCpu } from "../runtime/cpu_adapter.js";
 import {
   adapterEntry,

@@ -61,8 +61,8 @@ const OF_ONE: readonly [low: number, high: number] = [0.5, 1.2];
 
 /** So many rows take about as long as one, where they take the least. */
 const ROWS_AT_ONCE = 8;
-/** A chunk of a few layers that takes at most as long is measured although the time is spent. */
-const SLOW_CHUNK_MS = 400;
+/** A chunk or texts, of a few layers, that take at most as long are measured although the time is spent. */
+const SLOW_BATCH_MS = 400;
 
 interface Measured {
   readonly span: Span;
@@ -127,7 +127,7 @@ export async function measureSteps(runner: MeasuredRunner, options: MeasureOptio
   const body = scale(whole, Math.max(0.1, (whole.ms - few) / Math.max(whole.ms, CLOCK_MS)));
   const prompt: Point[] = [{ at: 1, span: body }];
   let exact = token.layers === options.ends.length;
-  const isSlow = (meter.fewMs * chunk) / ROWS_AT_ONCE > Math.max(meter.left, SLOW_CHUNK_MS);
+  const isSlow = (meter.fewMs * chunk) / ROWS_AT_ONCE > Math.max(meter.left, SLOW_BATCH_MS);
   // A chunk says more than a few tokens. On a slow device, there is no time for both, or only for those.
   const sizes = isSlow ? [short] : [chunk, short];
   let expected = 0;
@@ -187,8 +187,9 @@ export async function measureTexts(
   let exact = true;
   for (const { at, batch } of batches) {
     const before = texts.at(-1);
-    const expected = before === undefined ? 0 : (before.span.ms * at * LEAST_LAYERS) / before.at / options.ends.length;
-    const found = await meter.layers("texts", batch, 0.5, expected);
+    const share = Math.min(1, LEAST_LAYERS / options.ends.length);
+    const expected = before === undefined ? 0 : (share * before.span.ms * at) / before.at;
+    const found = await meter.layers("texts", batch, 0.5, expected > SLOW_BATCH_MS ? expected : 0);
     if (found !== null) texts.push({ at, span: found.span });
     exact &&= found !== null && found.layers === options.ends.length;
   }

@@ -23,27 +23,27 @@ export interface ProbeFile {
 
 /** The seconds from a prompt of ``prompt_tokens`` to the first token of the answer, between ``low`` and ``high``. */
 export interface PredictedFirstToken {
-  readonly prompt_tokens: number;
-  readonly seconds: number;
   readonly low: number;
   readonly high: number;
+  readonly prompt_tokens: number;
+  readonly seconds: number;
 }
 
 /** The tokens per second of an answer behind ``context`` tokens, between ``low`` and ``high``. */
 export interface PredictedDecode {
-  readonly context: number;
-  readonly tokens_per_second: number;
   readonly low: number;
   readonly high: number;
+  readonly context: number;
+  readonly tokens_per_second: number;
 }
 
 /** The seconds in which an encoder reads a batch of ``texts``, each of ``tokens``, between ``low`` and ``high``. */
 export interface PredictedEncode {
+  readonly low: number;
+  readonly high: number;
   readonly texts: number;
   readonly tokens: number;
   readonly seconds: number;
-  readonly low: number;
-  readonly high: number;
 }
 
 /** ``runs_on_cpu``: WebGPU runs without a GPU. ``platforms``: the rules that apply (web/src/probe/platforms.ts). ``memory_gb`` and ``cores`` as the browser rounds them; None if it does not say. */

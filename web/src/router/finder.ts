@@ -8,7 +8,7 @@ import type { Engine } from "../engine.js";
 import { BundleError, RequestError } from "../errors.js";
 import type { BundleAddress, LoadOptions } from "../load_options.js";
 import type { MaskEntity } from "../shared/decision/policy_schema.js";
-import { areOwnLabels, kindsOfLabels } from "../shared/masks/kinds.js";
+import { kindsOfLabels, kindsOfPolicy } from "../shared/masks/kinds.js";
 import type { EntityFinder } from "./masks.js";
 
 export interface FinderOptions {
@@ -20,9 +20,10 @@ export interface FinderOptions {
 }
 
 export class Finder<Model extends EntityFinder = EntityFinder> implements EntityFinder {
-  /** The kinds that it finds, and the ``entities`` of a policy that masks all of them. */
+  /** The kind of each name of the model's labels; null for one that is not private. */
+  readonly kinds: readonly (readonly [name: string, kind: string | null])[];
+  /** The kinds that it finds, as the ``entities`` of a policy that masks all of them. */
   readonly entities: readonly MaskEntity[];
-  readonly #kinds: ReadonlyMap<string, string | null>;
 
   /**
    * ``engine``: of this page or of a worker, and the caller's to unload. ``labels``: those of its model, as its manifest has them (`classifier.labels`). Throws RequestError for
@@ -33,9 +34,8 @@ export class Finder<Model extends EntityFinder = EntityFinder> implements Entity
     labels: readonly string[],
     { kinds }: FinderOptions = {},
   ) {
-    const named = kindsOfLabels(labels, kinds);
-    this.#kinds = new Map(named);
-    const found = [...new Set(named.map(([, kind]) => kind))].filter((kind) => kind !== null);
+    this.kinds = kindsOfLabels(labels, kinds);
+    const found = [...new Set(this.kinds.map(([, kind]) => kind))].filter((kind) => kind !== null);
     this.entities = found.map((kind) => ({ label: kind, kind }));
   }
 
@@ -62,7 +62,7 @@ export class Finder<Model extends EntityFinder = EntityFinder> implements Entity
     return {
       ...rest,
       spans: spans.flatMap((span) => {
-        const kind = this.#kinds.get(span.label);
+        const [, kind] = this.kinds.find(([name]) => name === span.label) ?? [];
         if (kind === undefined)
           throw new BundleError(`the model labels ${span.label}, which is not among its labels; load its own bundle`);
         return kind === null ? [] : [{ ...span, label: kind }];
@@ -72,11 +72,15 @@ export class Finder<Model extends EntityFinder = EntityFinder> implements Entity
 }
 
 /**
- * ``engine`` as it is if a policy's ``entities`` all have its model's own ``labels``; otherwise a `Finder` of it. Throws
- * RequestError as its constructor.
+ * A finder of a policy's ``entities``: they may name labels that no known kind has for a name. Throws RequestError as the
+ * constructor of `Finder`.
  */
-export function fitted(engine: EntityFinder, labels: readonly string[], entities: readonly MaskEntity[]): EntityFinder {
-  return areOwnLabels(labels, entities) ? engine : new Finder(engine, labels);
+export function finderFor<Model extends EntityFinder>(
+  engine: Model,
+  labels: readonly string[],
+  entities: readonly MaskEntity[],
+): Finder<Model> {
+  return new Finder(engine, labels, { kinds: kindsOfPolicy(labels, entities) });
 }
 
 /**

@@ -74,8 +74,8 @@ export interface HybridOptions {
    */
   readonly transcriber?: SoundTranscriber | undefined;
   /**
-   * Finds the entities of a policy's `private.masks` on this device: a `Finder`, or an engine with a classifier of tokens
-   * if the policy has the model's own labels. The texts are private.
+   * Finds the entities of a policy's `private.masks` on this device: a `Finder`, or an object of yours whose `classify`
+   * labels spans as the policy's entities do. The texts are private.
    */
   readonly finder?: EntityFinder | undefined;
   /** For a policy whose `private.masks.then` is "ask": whether far may receive these texts. */

@@ -113,9 +113,10 @@ export class HybridCompletions {
     if (whole !== null) return () => whole;
     const answered = await this.#confirmed(
       await this.#described(request, await this.#choose(request, signal), signal),
+      journal?.begun ?? null,
       signal,
     );
-    await journal?.decided(answered.choice.decision.private);
+    await journal?.decided(this.#hasPrivate(answered));
     return (until) => this.#run(answered, until, journal);
   }
 
@@ -156,7 +157,7 @@ export class HybridCompletions {
     const { policy, clock } = this.#routing.wiring;
     const masked = this.wiring.masker?.of(request) ?? null;
     const parts = request.params.receipt ? new (await import("./parts.js")).Parts(masked, descriptions) : null;
-    const engine = this.#nearFor(chosen.decision.private || (masked?.masks.length ?? 0) > 0);
+    const engine = this.#nearFor(this.#hasPrivate({ request, choice: chosen }));
     const { choice: first, near: own } = journal?.goOn(chosen, engine) ?? { choice: chosen, near: engine };
     const near = parts?.over("near", own) ?? own;
     const logprobs = this.#logprobs(request, first);
@@ -200,6 +201,11 @@ export class HybridCompletions {
       journal?.shown(item);
       yield item;
     }
+  }
+
+  /** Whether a request has private texts, which this device must not store: one that is masked has them, too. */
+  #hasPrivate({ request, choice }: Pick<DescribedRequest, "request" | "choice">): boolean {
+    return choice.decision.private || (this.wiring.masker?.of(request)?.masks.length ?? 0) > 0;
   }
 
   /** Near, which stores nothing of a private prompt. */
@@ -270,11 +276,15 @@ export class HybridCompletions {
   }
 
   /** The request stays on the device if the application does not agree to what would leave. */
-  async #confirmed(answered: DescribedRequest, signal: AbortSignal): Promise<DescribedRequest> {
+  async #confirmed(
+    answered: DescribedRequest,
+    begun: HybridJournal["begun"],
+    signal: AbortSignal,
+  ): Promise<DescribedRequest> {
     const { request, choice } = answered;
     const { masker } = this.wiring;
     const leaves = choice.decision.side === "far" || choice.standby;
-    if (!leaves || masker === null || (await masker.mayLeave(request, signal))) return answered;
+    if (!leaves || masker === null || (await masker.mayLeave(request, begun, signal))) return answered;
     return { ...answered, choice: await this.#chooseAs(request, true, signal) };
   }
 

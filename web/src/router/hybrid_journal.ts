@@ -7,13 +7,15 @@ import type { Begun } from "../shared/router/answer_machine.js";
 import type { AnswerItem } from "./answer/running_answer.js";
 import type { SituatedChoice } from "./routing.js";
 import type { NearSide } from "./sides/near.js";
-import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
+import type { AnswerSoFar, Side as AnsweringSide, SideRequest } from "./sides/sides.js";
 
 export interface HybridJournal {
   /** All that was shown, if that is the complete answer; otherwise null. */
   readonly whole: AsyncIterable<AnswerItem> | null;
-  /** The decision was made, and nothing was sent yet. Throws StorageError. */
-  decided(isPrivate: boolean): Promise<void>;
+  /** What earlier pages have shown, after which a side may go on; null if they have shown nothing. */
+  readonly begun: Required<Pick<AnswerSoFar, "text" | "reasoning">> | null;
+  /** The decision was made, and nothing was sent yet. ``hasPrivate``: the request is private, or masked. Throws StorageError. */
+  decided(hasPrivate: boolean): Promise<void>;
   /** Called before `overFar`. */
   goOn(choice: SituatedChoice, near: Pick<NearSide, "answer" | "info">): NearContinuation;
   /**

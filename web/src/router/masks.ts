@@ -31,7 +31,7 @@ import type { HybridRequest } from "./request.js";
 import type { AnswerSoFar, PlainParams, Side, SideRequest } from "./sides/sides.js";
 import { textOf } from "./sides/sides.js";
 
-/** A model on this device that labels the tokens of texts: an `Engine` with a classifier of tokens is one. */
+/** What labels spans of texts on this device. A `Finder` is one, of an engine with a classifier of tokens. */
 export interface EntityFinder extends Finds {
   classify(params: ClassifyParams, options?: RequestOptions): PromiseLike<Pick<ClassifyResponse, "data">>;
 }
@@ -77,6 +77,11 @@ export class Masker {
     const { masks } = policy.private;
     if (masks === null) throw new Error("the policy has no masks");
     this.#rules = masks;
+    // Its labels have the model's names, so a policy's kinds would find nothing.
+    if (options.finder !== null && "info" in options.finder)
+      throw new RequestError("finder is an engine; make a finder of it: new Finder(engine, labels) of finder.js", {
+        param: "finder",
+      });
     checkMasks(policy, options.finder, options.confirm !== null);
   }
 
@@ -150,28 +155,57 @@ export class Masker {
     return this.check.matches(text) || hasMasked(masks, [[text]]);
   }
 
-  /** A text of near's with the masks of its request; null if it must not leave. */
-  async maskMore(
-    text: string,
+  /** An answer so far with the masks of its request; null if its search fails. */
+  async continued(
+    { text, reasoning = "" }: Pick<AnswerSoFar, "text" | "reasoning">,
     masks: readonly Mask[],
     signal: AbortSignal,
-  ): Promise<{ readonly text: string; readonly masks: readonly Mask[] } | null> {
-    const found = await this.#find([text], signal);
-    if (found === null) return null;
-    const masked = maskText(this.#rules, this.policy.private.ignore_case, text, found.get(text) ?? [], masks);
-    const isNew = masked.masks.length > masks.length;
-    // Nobody has agreed to near's text.
-    const isUnasked = this.strict && this.#rules.then === "ask" && text !== "";
-    return (isNew && this.#rules.then !== "mask") || isUnasked ? null : masked;
+  ): Promise<MaskedAnswer | null> {
+    const hidden = { text, reasoning };
+    const shown: MaskedText[] = [];
+    let all = masks;
+    for (const name of ["reasoning", "text"] as const) {
+      const own = hidden[name];
+      const found = await this.#find([own], signal);
+      if (found === null) return null;
+      const masked = maskText(this.#rules, this.policy.private.ignore_case, own, found.get(own) ?? [], all);
+      const isShown = masked.text !== own || (this.strict && own !== "");
+      if (isShown) shown.push({ path: `answer.${name}`, text: masked.text });
+      hidden[name] = masked.text;
+      all = masked.masks;
+    }
+    return { ...hidden, masks: all, shown, isNew: all.length > masks.length };
+  }
+
+  /** Whether far may receive it. */
+  mayContinue(answer: Pick<MaskedAnswer, "isNew" | "shown">): boolean {
+    const { then } = this.#rules;
+    return then === "mask" || (then === "ask" ? this.#isConfirmed(this.#asked(answer)) : !answer.isNew);
+  }
+
+  /** The texts of an answer so far that nobody has agreed to with its request. */
+  #asked({ isNew, shown }: Pick<MaskedAnswer, "isNew" | "shown">): readonly MaskedText[] {
+    return isNew || this.strict ? shown : [];
+  }
+
+  #isConfirmed(texts: readonly MaskedText[]): boolean {
+    return texts.every(({ text }) => this.#confirmed.has(text));
   }
 
   /**
-   * Whether the application agrees that far receives the texts of a masked request; each of them is asked about once. If
-   * not, the request stays on the device.
+   * Whether the application agrees that far receives the texts of a masked request, and of what an earlier page has
+   * ``begun`` of its answer; each of them is asked about once. If not, the request stays on the device.
    */
-  async mayLeave(request: HybridRequest, signal: AbortSignal): Promise<boolean> {
-    const texts = this.of(request)?.texts ?? [];
-    if (this.#rules.then !== "ask" || texts.every(({ text }) => this.#confirmed.has(text))) return true;
+  async mayLeave(
+    request: HybridRequest,
+    begun: Pick<AnswerSoFar, "text" | "reasoning"> | null,
+    signal: AbortSignal,
+  ): Promise<boolean> {
+    const masked = this.of(request);
+    if (!this.asks || masked === null) return true;
+    const answer = begun === null ? null : await this.continued(begun, masked.masks, signal);
+    const texts = [...masked.texts, ...(answer === null ? [] : this.#asked(answer))];
+    if (this.#isConfirmed(texts)) return true;
     const agreed = this.options.confirm !== null && (await unlessAborted(this.#confirm(texts), signal));
     if (agreed) for (const { text } of texts) this.#confirmed.add(text);
     else this.#masked.set(request, null);
@@ -219,6 +253,16 @@ export class Masker {
     for (const oldest of [...this.#entities.keys()].slice(0, -MOST)) this.#entities.delete(oldest);
     return found;
   }
+}
+
+/**
+ * What was written of an answer, with all masks. ``shown``: its texts that differ, or under strict masks all. ``isNew``: it
+ * has private texts that its request has not.
+ */
+interface MaskedAnswer extends Required<Pick<AnswerSoFar, "text" | "reasoning">> {
+  readonly masks: readonly Mask[];
+  readonly shown: readonly MaskedText[];
+  readonly isNew: boolean;
 }
 
 /** A chat without its private texts; without the rest if nothing of it is masked. */
@@ -272,19 +316,13 @@ export class MaskedRequest implements LeavingChat {
     let { masks } = this;
     let { from } = request;
     if (from !== null) {
-      const more: MaskedText[] = [];
-      const hidden: { text: string; reasoning: string } = { text: from.text, reasoning: from.reasoning ?? "" };
-      for (const name of ["reasoning", "text"] as const) {
-        const masked = await this.masker.maskMore(hidden[name], masks, signal);
-        if (masked === null) throw privateText();
-        masks = masked.masks;
-        const isShown = masked.text !== hidden[name] || (this.masker.strict && masked.text !== "");
-        if (isShown) more.push({ path: `answer.${name}`, text: masked.text });
-        hidden[name] = masked.text;
-      }
-      if (this.masker.matches(this.params, hidden)) throw privateText();
-      from = { ...from, ...hidden, tokenIds: masks.length === 0 && !this.masker.strict ? from.tokenIds : null };
-      this.leaves(more);
+      const masked = await this.masker.continued(from, masks, signal);
+      if (masked === null || !this.masker.mayContinue(masked) || this.masker.matches(this.params, masked))
+        throw privateText();
+      ({ masks } = masked);
+      const { text, reasoning } = masked;
+      from = { ...from, text, reasoning, tokenIds: masks.length === 0 && !this.masker.strict ? from.tokenIds : null };
+      this.leaves(masked.shown);
     } else this.leaves();
     const params = { ...request.params, messages };
     const listed = this.masker.strict ? (strictRequest(params).params as typeof params) : params;

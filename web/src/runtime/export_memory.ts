@@ -2,7 +2,7 @@
 
 import { DeviceError } from "../errors.js";
 import { formatBytes } from "../format_bytes.js";
-import { filesToLoad } from "./bundle.js";
+import { filesToLoad } from "../shared/files_to_load.js";
 import type { ExportManifest } from "./manifest.js";
 import type { MemoryOptions, MemoryPlan } from "./memory_plan.js";
 

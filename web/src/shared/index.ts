@@ -32,6 +32,7 @@ import { featureNames, predictRights } from "./decision/predictor.js";
 import { requestTexts } from "./decision/private_texts.js";
 import { speedAfter } from "./decision/speed.js";
 import { notText, unreadableKind } from "./file_kinds.js";
+import { filesToLoad } from "./files_to_load.js";
 import type { ServerSource } from "./grammar/rules.js";
 import { sourceRules } from "./grammar/rules.js";
 import { wrongImages } from "./images/check.js";
@@ -40,7 +41,7 @@ import { unreadablePicture } from "./images/kind.js";
 import { imageLayout } from "./images/layout.js";
 import { soundKeyHead, soundLayout, wrongSounds } from "./sounds.js";
 import { entitiesOf, searchedWindows } from "./masks/entities.js";
-import { areOwnLabels, kindsOfLabels } from "./masks/kinds.js";
+import { kindsOfLabels, kindsOfPolicy } from "./masks/kinds.js";
 import { hasMasked, maskMessages, maskText, maskableTexts } from "./masks/mask_request.js";
 import { restore, restoredCitations } from "./masks/restorer.js";
 import { leavingTexts, strictRequest, unmaskedTexts } from "./masks/strict.js";
@@ -195,6 +196,7 @@ Object.assign(globalThis, {
     speedAfter: overJson(speedAfter),
     isSpent: overJson(isSpent),
     spentOn: overJson(spentOn),
+    filesToLoad: overJson(filesToLoad),
     notText: overJson(notText),
     unreadableKind: overJson(unreadableKind),
     paidUsd: overJson(paidUsd),
@@ -211,7 +213,7 @@ Object.assign(globalThis, {
     unmaskedTexts: overJson(unmaskedTexts),
     searchedWindows: overJson(searchedWindows),
     entitiesOf: overJson(entitiesOf),
-    areOwnLabels: overJson(areOwnLabels),
+    kindsOfPolicy: overJson(kindsOfPolicy),
     kindsOfLabels: overJson(kindsOfLabels),
     openAnswer: overJson(openAnswer),
     stepAnswer: overJson(stepAnswer),

@@ -5,7 +5,7 @@
 // under one lock, the lock of the index.
 
 import { StorageError } from "../errors.js";
-import { filesToLoad } from "../runtime/bundle.js";
+import { filesToLoad } from "../shared/files_to_load.js";
 import type { AnyManifest } from "../runtime/any_manifest.js";
 import { sha256 } from "../runtime/read_file.js";
 import type { Bytes } from "../runtime/source.js";

@@ -106,6 +106,7 @@ test("what a device lacks is the reason", async () => {
   const needy = { activations: [{ dtype: "float16", needs: ["shader-f16"] } as const] };
   expect(misfit(bundle("a", 1, needy), device())).toBe("this device lacks shader-f16");
   expect(misfit(bundle("a", 1, needy), device({ features: new Set(["shader-f16"]) }))).toBeNull();
+  expect(misfit(bundle("a", 1, { activations: [] }), device())).toBe("this device lacks its activations");
   expect(misfit(bundle("a", 1, { largest_buffer_bytes: 2 ** 28 }), device())).toContain("its largest buffer has");
   const catalog = await catalogOf(SIZES);
   const tooSmall = (): unknown => catalog.addresses("letters", device({ memoryBytes: GIB / 2 }));

@@ -3,9 +3,10 @@
 
 import { describe, expect, test } from "vitest";
 
+import vectors from "../../../tests/conformance/decision_calibration.json" with { type: "json" };
 import { encodeChat } from "../../src/api/chat_prompt.js";
 import type { Model } from "../../src/api/model.js";
-import type { DecideOptions, Questions } from "../../src/decide/index.js";
+import type { DecideOptions, DecisionCalibration, Questions } from "../../src/decide/index.js";
 import { decide, fitCalibration } from "../../src/decide/index.js";
 import type { AnswerEnd, GeneratedToken, TokenRequest, TokenSource } from "../../src/engine/request.js";
 import { RequestError } from "../../src/errors.js";
@@ -151,6 +152,34 @@ describe("decide", () => {
     expect(fitted.about?.probabilities.dogs).toBeLessThan(decisions.about?.probabilities.dogs ?? 0);
     await expect(asks("A", QUESTIONS, { calibration: { ...calibration, model: "other" } })).rejects.toThrow(
       "was fitted to other, and this model is fake; fit it",
+    );
+  });
+
+  test("reads the file that nearfar decide --fit writes", async () => {
+    const { questions, file } = vectors as unknown as { questions: Questions; file: DecisionCalibration };
+    const { asks } = setUp();
+    const { decisions: plain } = await asks("A note.", questions);
+    const calibration = JSON.parse(JSON.stringify(file)) as DecisionCalibration;
+    const { decisions } = await asks("A note.", questions, { calibration });
+    const rows: readonly (readonly [key: string, names: readonly string[], logprobs: readonly number[] | undefined])[] =
+      [
+        ["topic", ["art", "article", "7"], plain.topic?.logprobs[0]],
+        ["urgent", ["Yes", "No"], plain.urgent?.logprobs[0]],
+        ["about/cats", ["Yes", "No"], plain.about?.logprobs[0]],
+        ["about/dogs", ["Yes", "No"], plain.about?.logprobs[1]],
+      ];
+    for (const [key, names, logprobs = []] of rows) {
+      const { temperature = 1, bias = {} } = file.questions[key] ?? {};
+      const shares = softmax(names.map((name, index) => (logprobs[index] ?? NaN) / temperature + (bias[name] ?? NaN)));
+      const [question = "", label] = key.split("/");
+      const { probabilities = {} } = decisions[question] ?? {};
+      if (label === undefined)
+        for (const [index, name] of names.entries()) expect(probabilities[name]).toBeCloseTo(shares[index] ?? NaN, 9);
+      else expect(probabilities[label]).toBeCloseTo(shares[0] ?? NaN, 9);
+      expect(shares[0]).not.toBeCloseTo(softmax(logprobs)[0] ?? NaN, 2);
+    }
+    await expect(asks("A", questions, { calibration: { ...calibration, model: "other" } })).rejects.toThrow(
+      "fitted to other",
     );
   });
 

@@ -7,6 +7,7 @@ import { expect, test } from "vitest";
 import type { EngineApi } from "../../src/api/engine_api.js";
 import type { ChatCompletionChunk } from "../../src/api/types.js";
 import type { JournalOptions } from "../../src/journal/index.js";
+import type { MaskedText } from "../../src/router/index.js";
 import { journalled } from "../../src/journal/index.js";
 import { ReceiptKey, receipted } from "../../src/receipts/index.js";
 import type { FarScript } from "../router/fakes.js";
@@ -91,6 +92,10 @@ test.each([
   }
 });
 
+const KEEP_PRIVATE = { journal: { keepPrivate: true } };
+const EMAIL = [{ kind: "EMAIL", pattern: "[a-z]+@[a-z.]+" }];
+const ANNA = { messages: [{ role: "user", content: "I am anna@example.org" }] };
+
 const away = (texts: readonly string[], later: readonly string[]): FarScript => ({ texts, later, then: "hang" });
 
 test("far goes on while the page is away, and its one answer is there when the page is back", async () => {
@@ -126,9 +131,9 @@ test("what near wrote before far is not lost, and far's stream is the same with 
     [{ mode: "prefer-far", private: { masks } }, { messages: [{ role: "user", content: "I am anna@example.org" }] }],
   ] as const) {
     const disk = memoryDisk();
-    const begun = await until(await page(disk, { policy, far }), disk, 4, rest);
+    const begun = await until(await page(disk, { policy, far, ...KEEP_PRIVATE }), disk, 4, rest);
     const before = far.chats.length;
-    const next = await page(disk, { policy, far });
+    const next = await page(disk, { policy, far, ...KEEP_PRIVATE });
     const chunks = await resume(next);
     expect(shown(chunks)).toBe(
       `${shown(begun)}${"mode" in policy && policy.mode === "prefer-far" ? "anna@example.org" : "[EMAIL_1]"} three`,
@@ -268,11 +273,10 @@ test("a private answer is kept only if the page wants that, and never goes on fa
   const disk = memoryDisk();
   await until(await page(disk, { policy }), disk, 4, rest);
   expect(disk.files.size).toBe(0);
-  const keepPrivate = { journal: { keepPrivate: true } };
-  await until(await page(disk, { policy, ...keepPrivate }), disk, 4, rest);
+  await until(await page(disk, { policy, ...KEEP_PRIVATE }), disk, 4, rest);
   expect(disk.files.size).toBeGreaterThan(1);
   const far = new FakeFar();
-  await resume(await page(disk, { policy, far, ...keepPrivate }));
+  await resume(await page(disk, { policy, far, ...KEEP_PRIVATE }));
   expect(far.chats).toHaveLength(0);
   // The policy of the next page may be stricter: what an earlier one kept is deleted when it goes on.
   const open = memoryDisk();
@@ -282,6 +286,44 @@ test("a private answer is kept only if the page wants that, and never goes on fa
   expect(shown(await resume(strict))).toMatch(/^one [^]/);
   expect(far.chats).toHaveLength(0);
   expect(open.files.size).toBe(0);
+});
+
+test("an answer to a masked request is kept only if the page wants that, because the request has the private texts", async () => {
+  const disk = memoryDisk();
+  for (const [kept, rest, isKept] of [
+    [{}, ANNA, false],
+    [KEEP_PRIVATE, ANNA, true],
+    // Nothing of it is masked.
+    [{}, {}, true],
+  ] as const) {
+    const policy = { mode: "prefer-far", private: { masks: { patterns: EMAIL } } };
+    await until(await page(disk, { policy, far: [slow("one ")], ...kept }), disk, 4, rest);
+    expect(disk.files.size > 1).toBe(isKept);
+    disk.files.clear();
+  }
+});
+
+test("under strict masks that ask, far goes on with what was written if that is agreed to with its request", async () => {
+  const policy = { mode: "prefer-far", private: { masks: { then: "ask", strict: true, patterns: EMAIL } } };
+  for (const agrees of [true, false]) {
+    const disk = memoryDisk();
+    const first = { policy, far: [slow("one ", "[EMAIL_1] ")], confirm: () => true, ...KEEP_PRIVATE };
+    await until(await page(disk, first), disk, 8, ANNA);
+    const asked: (readonly MaskedText[])[] = [];
+    const confirm = (texts: readonly MaskedText[]): boolean => asked.push(texts) > 0 && agrees;
+    const next = await page(disk, { policy, far: [{ texts: ["two"] }], confirm, ...KEEP_PRIVATE });
+    const chunks = await resume(next);
+    expect(asked).toHaveLength(1);
+    expect(asked[0]?.filter(({ path }) => /answer|content/.test(path))).toEqual([
+      { path: "messages[0].content", text: "I am [EMAIL_1]" },
+      { path: "answer.text", text: "one [EMAIL_1] " },
+    ]);
+    expect(shown(chunks).startsWith("one anna@example.org ")).toBe(true);
+    if (agrees) expect(shown(chunks)).toBe("one anna@example.org two");
+    expect(next.far.bodies.map(({ messages }) => (messages as readonly unknown[] | undefined)?.at(-1))).toEqual(
+      agrees ? [{ role: "assistant", content: "one [EMAIL_1] " }] : [],
+    );
+  }
 });
 
 const ANSWERS = Number(process.env.NEARFAR_FAULTS ?? 6);

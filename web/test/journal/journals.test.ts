@@ -267,6 +267,21 @@ test("a file of a journal that is not what was written is damage, and costs noth
   });
 });
 
+test("tokens that the model has not are damage of the journal, and no fault of the request", async () => {
+  for (const token of ["999", "[5,-0.1,[999],[-0.2]]"]) {
+    const { disk, kept } = page();
+    await read(await kept.chat.completions.create(CHAT, { id: "x" }));
+    const path = [...disk.files.keys()].find((each) => !each.endsWith("/request")) ?? "";
+    disk.files.set(path, new TextEncoder().encode(`{"generated":[[0,5],[0,${token}]]}`));
+    const next = page(disk).kept;
+    const damaged = { code: "storage_error", details: { code: "damaged", id: "x" } };
+    await expect(resumed(next)).rejects.toMatchObject(damaged);
+    await expect(next.chat.completions.create({ ...CHAT, stream: false }, { id: "x" })).rejects.toMatchObject(damaged);
+    await next.journals.delete("x");
+    expect(disk.files.size).toBe(0);
+  }
+});
+
 test("a tool may have an argument of any name", async () => {
   const { disk, kept } = page();
   const parameters = { type: "object", properties: { nearfarMap: { type: "string" } } };

@@ -19,7 +19,7 @@ test.each([
   ["nearfar-demo", null],
   [null, "demo-far"],
 ])("near %s and far %s have no fitted policy", async (near, far) => {
-  expect(await fittedPolicy(near, far, "nearfar")).toBeNull();
+  expect(await fittedPolicy(near, far, {})).toBeNull();
 });
 
 test.each(["auto", "prefer-near", "prefer-far"] as const)(
@@ -33,6 +33,17 @@ test.each(["auto", "prefer-near", "prefer-far"] as const)(
 
 test("without a model on this device, a policy that uses no server answers nothing", () => {
   expect(policyWords(withLock({ version: 1, mode: "near-only" }), false)).toContain("no message is answered");
+});
+
+test("the page's own policy masks what a finder finds, and says so", () => {
+  const own = withLock(ownPolicy("nearfar", [{ label: "PERSON", kind: "NAME" }]));
+  expect(own.private.masks).toMatchObject({
+    entities: [{ label: "PERSON", kind: "NAME" }],
+    then: "mask",
+    strict: false,
+  });
+  expect(privacyWords(own, true)).toContain("A model on this device finds more of them");
+  expect(withLock(ownPolicy("nearfar")).private.masks).toBeNull();
 });
 
 const CARD = "my card is 4111 1111 1111 1111";

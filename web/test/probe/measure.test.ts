@@ -125,6 +125,7 @@ test("an encoder's batches are measured whole, as far as there is time", async (
   expect(exact).toBe(true);
   const start = performance.now();
   const brief = await measureTexts(new FakeRunner(false), options(start + 1));
-  expect(brief.texts.map(({ at }) => at)).toEqual([16]);
+  // A batch of a few layers that takes long is left out.
+  expect(brief.texts.map(({ at }) => at)).toEqual([16, 128]);
   expect(brief.exact).toBe(false);
 });

@@ -4,7 +4,7 @@ import { expect, test, vi } from "vitest";
 
 import type { ClassifyResponse } from "../../src/api/replies.js";
 import { DeviceError } from "../../src/errors.js";
-import { Finder, fitted } from "../../src/router/finder.js";
+import { Finder, finderFor } from "../../src/router/finder.js";
 import type { Hybrid } from "../../src/router/hybrid.js";
 import type { EntityFinder } from "../../src/router/masks.js";
 import { MOST_SEARCHED, entitiesOf, textWindows } from "../../src/shared/masks/entities.js";
@@ -49,20 +49,27 @@ test("the policy names kinds, whatever the model's labels are called", async () 
   expect(far.bodies[0]?.messages).toEqual([{ role: "user", content: "😀 I am [PERSON_1] of Lyon." }]);
 });
 
-test("a policy names the model's own labels or kinds, and what the finder lacks is refused at the start", async () => {
-  const own = [{ label: "PER", kind: "PERSON" }];
-  expect(fitted(engine, LABELS, own)).toBe(engine);
-  const finder = fitted(engine, LABELS, [...own, { label: "LOCATION", kind: "PLACE" }]);
-  expect(finder.entities?.map(({ label }) => label)).toEqual(["PERSON", "LOCATION"]);
-  await expect(masking(finder, "PER")).rejects.toMatchObject({
-    message: expect.stringContaining("the finder lacks 'PER'; use one of its labels: PERSON, LOCATION") as string,
-    details: { code: "bad_policy", param: "private.masks.entities[0].label" },
-  });
+test("a model's own name of a kind is refused with the kind to write, and what the finder lacks with its kinds", async () => {
+  const finder = new Finder(engine, LABELS);
+  for (const [label, message] of [
+    ["PER", '\'PER\' is the model\'s own name of a kind; write "label": "PERSON"'],
+    ["EMAIL", "the finder finds no 'EMAIL'; write one of its kinds: PERSON, LOCATION"],
+  ] as const)
+    await expect(masking(finder, label)).rejects.toMatchObject({
+      message: expect.stringContaining(message) as string,
+      details: { code: "bad_policy", param: "private.masks.entities[0].label" },
+    });
+  const { info } = { info: {} };
+  await expect(masking({ ...engine, info } as EntityFinder)).rejects.toMatchObject({ details: { param: "finder" } });
 });
 
-test("a label without a kind is refused by its name", () => {
-  expect(() => new Finder(engine, [...LABELS, "B-MISC"])).toThrow(/labels MISC, which no known kind/);
-  expect(() => new Finder(engine, LABELS, { kinds: { MISC: null } })).toThrow(/kinds has MISC/);
+test("a label without a kind is refused by its name, unless the policy lists it", () => {
+  const labels = [...LABELS, "B-COLOR"];
+  expect(() => new Finder(engine, labels)).toThrow(/labels COLOR, which no known kind/);
+  expect(() => new Finder(engine, LABELS, { kinds: { COLOR: null } })).toThrow(/kinds has COLOR/);
+  const found = (label: string) => finderFor(engine, labels, [{ label, kind: "X" }]).entities.map((each) => each.label);
+  expect(found("COLOR")).toEqual(["PERSON", "LOCATION", "COLOR"]);
+  expect(() => found("PERSON")).toThrow(/labels COLOR/);
 });
 
 test.each([

@@ -41,8 +41,6 @@ def test_a_text_and_the_second_of_a_pair_are_shortened_at_the_end(tmp_path: Path
     theirs, ours = backend.encode(LONG), tokenizer.encode_shortened(LONG, None, limit)
     assert (ours.ids, ours.token_types, ours.offsets) == (theirs.ids, theirs.type_ids, theirs.offsets)
     assert tokenizer.encode_shortened(LONG, None, 100).ids == tokenizer.encode(LONG)
-    whole = tokenizer.encode_shortened("d", LONG, 100)
-    assert tokenizer.encode_pair("d", LONG) == (whole.ids, whole.token_types)
 
 
 def test_the_second_text_has_a_limit_of_its_own_and_the_first_must_leave_room(tmp_path: Path) -> None:

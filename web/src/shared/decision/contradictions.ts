@@ -1,6 +1,6 @@
 // Contradictions in a policy whose values are each allowed: yields the path of each and what is wrong there.
 
-import type { MaskEntity, MaskRules, Policy } from "./policy_schema.js";
+import type { MaskRules, Policy } from "./policy_schema.js";
 import { badPolicy } from "./schema_check.js";
 
 type Contradictions = Iterable<readonly [path: string, problem: string]>;
@@ -46,9 +46,9 @@ export function checkSides(
     throw badPolicy("escalation.then", 'a server of dialect openai cannot continue; use "restart"');
 }
 
-/** A model that finds entities. ``entities``: all that it finds, if that is known. */
+/** A model that finds entities. ``kinds``: those of its labels' names, null for one that is not private; if known. */
 export interface Finds {
-  readonly entities?: readonly Pick<MaskEntity, "label">[] | undefined;
+  readonly kinds?: readonly (readonly [name: string, kind: string | null])[] | undefined;
 }
 
 /**
@@ -58,13 +58,18 @@ export function checkMasks({ private: { masks } }: Pick<Policy, "private">, find
   const wanted = masks?.entities ?? [];
   if (wanted.length > 0 && finder === null)
     throw badPolicy("private.masks.entities", "no model finds them; set finder, or remove them");
-  const known = finder?.entities?.map(({ label }) => label);
-  const foreign = wanted.findIndex(({ label }) => known?.includes(label) === false);
-  if (foreign >= 0)
+  const kinds = finder?.kinds ?? [];
+  for (const [index, { label }] of wanted.entries()) {
+    if (finder?.kinds === undefined || kinds.some(([, kind]) => kind === label)) continue;
+    const own = kinds.find(([name]) => name === label)?.[1];
+    const found = [...new Set(kinds.flatMap(([, kind]) => kind ?? []))].join(", ");
     throw badPolicy(
-      `private.masks.entities[${foreign}].label`,
-      `the finder lacks '${wanted[foreign]?.label}'; use one of its labels: ${known?.join(", ")}`,
+      `private.masks.entities[${index}].label`,
+      own == null
+        ? `the finder finds no '${label}'; write one of its kinds: ${found}`
+        : `'${label}' is the model's own name of a kind; write "label": "${own}", which every finder understands`,
     );
+  }
   if (masks?.then === "ask" && !asks)
     throw badPolicy("private.masks.then", 'nobody can be asked; set confirm, or use "mask" or "near"');
 }

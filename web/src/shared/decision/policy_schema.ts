@@ -53,7 +53,7 @@ export interface MaskPattern {
   readonly pattern: string;
 }
 
-/** A ``label`` of the model that finds private texts, such as "private_person", and their kind as in MaskPattern. */
+/** What the finder finds: its ``label`` is a kind that every `Finder` knows, such as "PERSON", and not a model's own name of it; ``kind`` is the word in placeholders, as in MaskPattern. */
 export interface MaskEntity {
   readonly label: string;
   readonly kind: string;

@@ -1,4 +1,4 @@
-// The kinds of private texts that the labels of published models mean, by their names.
+// The kinds of texts that the labels of published models mean, by their names. A policy masks those that it lists.
 
 import { RequestError } from "../../errors.js";
 import type { MaskEntity } from "../decision/policy_schema.js";
@@ -21,21 +21,38 @@ const NAMES: Readonly<Record<string, string>> = {
   USER: "USER USERNAME HANDLE",
   URL: "URL URLS LINK",
   IP: "IP IPADDRESS IPV IPVSIX MAC MACADDRESS",
+  // Of CoNLL 2003, OntoNotes 5 and WNUT 2017, whose models name more than what is private.
+  MISC: "MISC MISCELLANEOUS",
+  GROUP: "GROUP NORP",
+  FACILITY: "FAC FACILITY",
+  PRODUCT: "PRODUCT",
+  EVENT: "EVENT",
+  WORK: "WORKOFART CREATIVEWORK",
+  LAW: "LAW",
+  LANGUAGE: "LANGUAGE",
+  TIME: "TIME",
+  AMOUNT: "MONEY PERCENT QUANTITY CARDINAL ORDINAL",
 };
 const KINDS: ReadonlyMap<string, string> = new Map(
   Object.entries(NAMES).flatMap(([kind, names]) => names.split(" ").map((name): [string, string] => [name, kind])),
 );
 
-/** Whether a policy's ``entities`` all have names of a model's own ``labels``, which then need no kinds. */
-export function areOwnLabels(labels: readonly string[], entities: readonly Pick<MaskEntity, "label">[]): boolean {
+/**
+ * The kinds of a model's ``labels`` that no known kind has for a name, but a policy's ``entities`` name: their own names.
+ */
+export function kindsOfPolicy(
+  labels: readonly string[],
+  entities: readonly Pick<MaskEntity, "label">[],
+): Readonly<Record<string, string>> {
   const names = labels.map(kindOfLabel);
-  return entities.every(({ label }) => names.includes(label));
+  const own = entities.filter(({ label }) => names.includes(label) && !KINDS.has(plain(label)));
+  return Object.fromEntries(own.map(({ label }) => [label, label]));
 }
 
 /**
  * The kind of each name that a model's ``labels`` have ("PER" of "B-PER"), in their order. ``own`` are kinds that the
  * application gives names, null for one that is not private. Throws RequestError for a name that is in neither table,
- * for one of ``own`` that no label has, and for a kind that is not of the letters A to Z.
+ * for one of ``own`` that no label has, and for a kind that is neither the name itself nor of the letters A to Z.
  */
 export function kindsOfLabels(
   labels: readonly string[],
@@ -45,8 +62,10 @@ export function kindsOfLabels(
   const foreign = Object.keys(own).find((name) => !names.includes(name));
   if (foreign !== undefined)
     throw refused(`kinds has ${foreign}, but the model's labels are ${names.join(", ")}; use one of these`);
-  const wrong = Object.values(own).find((kind) => kind !== null && !/^[A-Z]{1,20}$/.test(kind));
-  if (wrong != null) throw refused(`the kind '${wrong}' must have 1 to 20 letters, A to Z only`);
+  const wrong = Object.entries(own).find(
+    ([name, kind]) => kind !== null && kind !== name && !/^[A-Z]{1,20}$/.test(kind),
+  );
+  if (wrong !== undefined) throw refused(`the kind '${wrong[1]}' must have 1 to 20 letters, A to Z only`);
   const isOwn = (name: string): boolean => Object.hasOwn(own, name);
   const kinds = names.map((name): [string, string | null] => [
     name,
@@ -55,8 +74,8 @@ export function kindsOfLabels(
   const unknown = kinds.filter(([name, kind]) => kind === null && !isOwn(name)).map(([name]) => name);
   if (unknown.length > 0)
     throw refused(
-      `the model labels ${unknown.join(", ")}, which no known kind of private text has for a name; map each with kinds to ` +
-        "a kind of your own, or to null if it is not private, or write a policy of the model's own labels",
+      `the model labels ${unknown.join(", ")}, which no known kind of text has for a name; map each with kinds to a kind ` +
+        "of your own, or to null if it is not private, or mask them by these names in the policy's entities",
     );
   if (kinds.length === 0) throw refused("the model's labels name nothing; use a classifier of tokens");
   return kinds;
