@@ -21,8 +21,8 @@ def chat_template(text: str, line: int = 1, marks: Mapping[str, str] = NO_MARKS,
     """The Jinja source of a TEMPLATE: a Go template is translated, and a text with a tag ``{% for`` is Jinja already.
 
     ``line`` is that of its first character, for errors. ``marks`` are what stands for an "image", a "video" and an
-    "audio" in a prompt of the model. ``begins``: a prompt begins with the model's bos token, which Go templates leave to
-    the tokenizer. Raises RequestError, which names the place, for what is not supported.
+    "audio" in a prompt of the model. ``begins``: a prompt begins with the model's bos token, which Go templates leave
+    to the tokenizer. Raises RequestError, which names the place, for what is not supported.
     """
     if len(text) > MAX_TEMPLATE_CHARACTERS:
         raise RequestError(

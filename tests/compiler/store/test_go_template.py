@@ -122,6 +122,6 @@ def test_a_gigantic_template_is_refused() -> None:
         chat_template("x" * (MAX_TEMPLATE_CHARACTERS + 1))
 
 
-def test_a_template_of_ten_thousand_actions_is_read_in_time_that_grows_with_it() -> None:
-    jinja = chat_template("{{ if .System }}{{ .Prompt }}{{ end }}\n" * 5_000)
-    assert jinja.count("{%+ if") == 2 * 5_000
+def test_a_template_of_thousands_of_actions_is_read_in_time_that_grows_with_it() -> None:
+    jinja = chat_template("{{ if .System }}{{ .Prompt }}{{ end }}\n" * 2_000)
+    assert jinja.count("{%+ if") == 2 * 2_000

@@ -138,7 +138,7 @@ def test_other_names_are_not_changed(name: str, tmp_path: Path) -> None:
         ("FROM demo\nADAPTER missing", "line 2: ADAPTER: .*missing does not exist"),
         ("FROM demo\nADAPTER Modelfile", "line 2: ADAPTER: .*Modelfile is a file; name the folder of a LoRA adapter"),
         ("#" * (MAX_BYTES + 1), "is larger than 1 MiB"),
-        ("FROM demo\n" + "LICENSE x\n" * 10_000, "line 10001: has more than 10,000 commands"),
+        ("FROM demo\n" + "SYSTEM x\n" * 10_000, "line 10001: has more than 10,000 commands"),
     ],
 )
 def test_what_is_no_modelfile_is_refused_with_its_line(text: str | bytes, message: str, tmp_path: Path) -> None:
