@@ -18,6 +18,11 @@ NODE_PORT = 29600
 # A silent process is started again after this time: far more than an overloaded machine delays an event loop.
 HANG_SECONDS = 60.0
 
+# Units of Go's durations.
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(-?)((?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+|0|\d+(?:\.\d*)?)")
+_PART = re.compile(r"(\d+(?:\.\d*)?)(ns|us|µs|ms|s|m|h)")
+
 
 def node_address(text: str) -> tuple[str, int]:
     """``HOST`` or ``HOST:PORT``, with an IPv6 address in brackets."""
@@ -91,3 +96,16 @@ Origin = Annotated[str, Flag(metavar="ORIGIN", parse=origin, check=origin)]
 NodeAddress = Annotated[tuple[str, int], Flag(metavar="HOST[:PORT]", parse=node_address)]
 # Options of several commands.
 Port = Annotated[int, Flag(metavar="N", text="0 selects a free port")]
+
+
+def read_duration(value: float | str) -> float:
+    """A number of seconds, or Go's form such as "1h30m" -> seconds; infinity if it is negative. Raises ValueError."""
+    if isinstance(value, int | float):
+        return float(value) if value >= 0 else math.inf
+    found = _DURATION.fullmatch(value.strip())
+    if found is None:
+        raise ValueError('write a number of seconds, or a duration such as "5m" or "1h30m"; -1 for ever')
+    if found[1]:
+        return math.inf
+    parts = _PART.findall(found[2])
+    return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else float(found[2])

@@ -24,8 +24,7 @@ from nearfar.compiler.options import (
 
 from ..api.config import ApiConfig
 from ..executors.local_options import LocalOptions
-from ..option_types import Dialect, NodeAddress, Port, ShareOrNone
-from ..schema.ollama import read_duration
+from ..option_types import Dialect, NodeAddress, Port, ShareOrNone, read_duration
 
 Output = Flag(("-o", "--output"))
 # An environment variable that holds a key.

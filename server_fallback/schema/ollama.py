@@ -5,8 +5,6 @@ Source: github.com/ollama/ollama, docs/api.md and api/types.go. Durations are in
 
 from __future__ import annotations
 
-import math
-import re
 import time
 from typing import Annotated, Any, Literal
 
@@ -14,27 +12,11 @@ from pydantic import AfterValidator, Field, PrivateAttr
 
 from nearfar.compiler.store.parameters import Parameters
 
+from ..option_types import read_duration
 from .chat import MAX_MESSAGES, MAX_PARTS, MAX_TOOL_CALLS, MAX_TOOLS
 from .common import Items, LeftOut, Reply, Request
 from .functions import Function
 from .models import Name
-
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(-?)((?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+|0|\d+(?:\.\d*)?)")
-_PART = re.compile(r"(\d+(?:\.\d*)?)(ns|us|µs|ms|s|m|h)")
-
-
-def read_duration(value: float | str) -> float:
-    """A number of seconds, or Go's form such as "1h30m" -> seconds; infinity if it is negative. Raises ValueError."""
-    if isinstance(value, int | float):
-        return float(value) if value >= 0 else math.inf
-    found = _DURATION.fullmatch(value.strip())
-    if found is None:
-        raise ValueError('write a number of seconds, or a duration such as "5m" or "1h30m"; -1 for ever')
-    if found[1]:
-        return math.inf
-    parts = _PART.findall(found[2])
-    return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else float(found[2])
 
 
 def _check_duration(value: float | str) -> float | str:

@@ -28,9 +28,9 @@ from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.executors.executor import Executor, Opening
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.executors.stored_models import StoredModels
+from nearfar.server_fallback.option_types import read_duration
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest, ImagePart
 from nearfar.server_fallback.schema.completions import CompletionRequest
-from nearfar.server_fallback.schema.ollama import read_duration
 
 HI: Any = [{"role": "user", "content": "hi"}]
 LOCAL = ApiConfig(is_local=True)
