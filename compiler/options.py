@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +29,17 @@ from .nearest import did_you_mean
 from .runtime.errors import RequestError
 
 Class = TypeVar("Class")
+UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +255,15 @@ def at_least(least: int) -> Callable[[float], None]:
     return check
 
 
+def size_bytes(text: str) -> int:
+    """ "512MB", "1.5GiB" or bytes -> bytes, at least 1."""
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip().lower())
+    size = math.floor(float(parts[1]) * UNITS[parts[2] or ""]) if parts else 0
+    if size < 1:
+        raise ValueError(f"{text!r} is not a size; write 4GB, 512MB or 1.5GiB")
+    return size
+
+
 # Types of fields. Their values are shown as these words.
 Text = Annotated[str, Flag(metavar="TEXT")]
 Name = Annotated[str, Flag(metavar="NAME")]
@@ -252,6 +274,7 @@ Count = Annotated[int, Flag(metavar="N", check=at_least(1))]
 CountOrNone = Annotated[int, Flag(metavar="N", check=at_least(0))]
 # The command line gives a path, and `cli/option_file.py` makes this of it.
 ConfigFile = Annotated[OptionFile | None, Flag(metavar="FILE", parse=Path)]
+SizeBytes = Annotated[int, Flag(metavar="SIZE", parse=size_bytes, check=at_least(1))]
 # Options of several commands.
 Trust = Annotated[
     tuple[Path, ...],

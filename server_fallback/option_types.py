@@ -1,5 +1,5 @@
-"""Types of options: shares, seconds, sizes such as 4GB, networks, origins of pages, and addresses of machines. Their
-functions raise ValueError.
+"""Types of options: shares, seconds, networks, origins of pages, and addresses of machines. Their functions raise
+ValueError.
 """
 
 from __future__ import annotations
@@ -18,17 +18,10 @@ NODE_PORT = 29600
 # A silent process is started again after this time: far more than an overloaded machine delays an event loop.
 HANG_SECONDS = 60.0
 
-UNITS = {
-    "": 1,
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "ki": 1 << 10,
-    "mi": 1 << 20,
-    "gi": 1 << 30,
-    "ti": 1 << 40,
-}
+# Units of Go's durations.
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(-?)((?:\d+(?:\.\d*)?(?:ns|us|µs|ms|s|m|h))+|0|\d+(?:\.\d*)?)")
+_PART = re.compile(r"(\d+(?:\.\d*)?)(ns|us|µs|ms|s|m|h)")
 
 
 def node_address(text: str) -> tuple[str, int]:
@@ -91,15 +84,6 @@ def origin(text: str) -> str:
     return text
 
 
-def size_bytes(text: str) -> int:
-    """ "512MB", "1.5GiB" or bytes -> bytes, at least 1."""
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", text.strip().lower())
-    size = math.floor(float(parts[1]) * UNITS[parts[2] or ""]) if parts else 0
-    if size < 1:
-        raise ValueError(f"{text!r} is not a size; write 4GB, 512MB or 1.5GiB")
-    return size
-
-
 # The kinds of other servers; see `executors/dialect.py`.
 Dialect = Literal["openai", "vllm", "nearfar"]
 Seconds = Annotated[float, Flag(metavar="S", check=check_seconds)]
@@ -109,7 +93,19 @@ Share = Annotated[float, Flag(metavar="SHARE", check=check_share)]
 ShareOrNone = Annotated[float, Flag(metavar="SHARE", check=check_share_or_none)]
 Network = Annotated[str, Flag(metavar="ADDRESS", parse=network, check=network)]
 Origin = Annotated[str, Flag(metavar="ORIGIN", parse=origin, check=origin)]
-SizeBytes = Annotated[int, Flag(metavar="SIZE", parse=size_bytes, check=at_least(1))]
 NodeAddress = Annotated[tuple[str, int], Flag(metavar="HOST[:PORT]", parse=node_address)]
 # Options of several commands.
 Port = Annotated[int, Flag(metavar="N", text="0 selects a free port")]
+
+
+def read_duration(value: float | str) -> float:
+    """A number of seconds, or Go's form such as "1h30m" -> seconds; infinity if it is negative. Raises ValueError."""
+    if isinstance(value, int | float):
+        return float(value) if value >= 0 else math.inf
+    found = _DURATION.fullmatch(value.strip())
+    if found is None:
+        raise ValueError('write a number of seconds, or a duration such as "5m" or "1h30m"; -1 for ever')
+    if found[1]:
+        return math.inf
+    parts = _PART.findall(found[2])
+    return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else float(found[2])

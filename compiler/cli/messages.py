@@ -51,35 +51,62 @@ class Conversation(NamedTuple):
         return encode_media(tokenizer, manifest, self.messages, *media, add_generation_prompt=opens)
 
 
+class ReadMessage(NamedTuple):
+    """One message of a `Conversation`, with its own pictures and sounds."""
+
+    message: Mapping[str, Any]
+    pictures: Sequence[PreparedImage]
+    sounds: Sequence[PreparedSound]
+
+
 def read_messages(file: Path, manifest: Description) -> Conversation:
     """The messages of a JSON file: a list, or a request that has it. Raises RequestError, which names the part, also
     for what the model does not see or hear.
     """
-    try:
-        content = json.loads(file.read_bytes())
-    except OSError as error:
-        raise RequestError(f"--messages {file}: cannot be read: {reason_of(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"--messages {file}: is not JSON: {error}") from error
+    content = read_json(file, "--messages ")
     messages = content.get("messages") if isinstance(content, dict) else content
+    where = f"--messages {file}: "
     if not isinstance(messages, list) or not messages:
-        raise _wrong(file, 'has no messages; write a list such as [{"role": "user", "content": "hello"}]')
-    pictures, sounds = list[PreparedImage](), list[PreparedSound]()
-    read = list[Mapping[str, Any]]()
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise _wrong(file, f"{where} must be an object with a string 'role'")
-        content = message.get("content")
-        if isinstance(content, list):
-            parts = [_part(file, part, f"{where}.content[{at}]", manifest) for at, part in enumerate(content)]
-            pictures += [part for part in parts if isinstance(part, PreparedImage)]
-            sounds += [part for part in parts if isinstance(part, PreparedSound)]
-            content = _content(parts)
-        elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-            raise _wrong(file, f"{where}.content must be a string, or a list of parts")
-        read.append({**message, "content": content})
-    return Conversation(read, pictures, sounds)
+        raise RequestError(f'{where}has no messages; write a list such as [{{"role": "user", "content": "hello"}}]')
+    read = [
+        read_message(message, f"{where}messages[{index}]", manifest, file.parent)
+        for index, message in enumerate(messages)
+    ]
+    return Conversation(
+        [each.message for each in read],
+        [picture for each in read for picture in each.pictures],
+        [sound for each in read for sound in each.sounds],
+    )
+
+
+def read_json(file: Path, name: str) -> Any:
+    """The content of a JSON file. Raises RequestError. ``name`` precedes the file in errors."""
+    try:
+        return json.loads(file.read_bytes())
+    except OSError as error:
+        raise RequestError(f"{name}{file}: cannot be read: {reason_of(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{name}{file}: is not JSON: {error}") from error
+
+
+def read_message(message: object, where: str, manifest: Description, folder: Path) -> ReadMessage:
+    """A message in OpenAI's form, whose pictures have data: URLs or paths that begin in ``folder``. ``where`` names it
+    in errors. Raises RequestError.
+    """
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise RequestError(f"{where} must be an object with a string 'role'")
+    content = message.get("content")
+    parts = list[Part]()
+    if isinstance(content, list):
+        parts = [_part(part, f"{where}.content[{at}]", manifest, folder) for at, part in enumerate(content)]
+        content = _content(parts)
+    elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        raise RequestError(f"{where}.content must be a string, or a list of parts")
+    return ReadMessage(
+        {**message, "content": content},
+        [part for part in parts if isinstance(part, PreparedImage)],
+        [part for part in parts if isinstance(part, PreparedSound)],
+    )
 
 
 def require_videos(spec: ImageSpec, model: str) -> None:
@@ -102,7 +129,7 @@ def _marked(part: Part) -> dict[str, str]:
     return {"type": "audio" if isinstance(part, PreparedSound) else part.kind}
 
 
-def _part(file: Path, part: object, where: str, manifest: Description) -> Part:
+def _part(part: object, where: str, manifest: Description, folder: Path) -> Part:
     kind = part.get("type") if isinstance(part, dict) else None
     value = part.get(kind) if isinstance(part, dict) and isinstance(kind, str) else None
     if kind == "text" and isinstance(value, str):
@@ -110,12 +137,12 @@ def _part(file: Path, part: object, where: str, manifest: Description) -> Part:
     key = {"image_url": "url", "video_url": "url", "input_audio": "data"}.get(str(kind))
     source = value.get(key) if key is not None and isinstance(value, dict) else None
     if not isinstance(source, str):
-        raise _wrong(file, f"{where} {NO_PART}")
+        raise RequestError(f"{where} {NO_PART}")
     what = {"image_url": "picture", "video_url": "video"}.get(str(kind), "recording")
     model, spec, sounds = manifest.model, manifest.images, manifest.sounds
     if (sounds if what == "recording" else spec) is None:
         verb = "hears" if what == "recording" else "sees"
-        raise _wrong(file, f"{where} is a {what}, and {model} {verb} none; use the bundle of a model that does")
+        raise RequestError(f"{where} is a {what}, and {model} {verb} none; use the bundle of a model that does")
     try:
         if what == "recording":
             assert sounds is not None
@@ -123,12 +150,12 @@ def _part(file: Path, part: object, where: str, manifest: Description) -> Part:
         assert spec is not None
         if what == "video":
             require_videos(spec, model)
-            return prepare_video(spec, open_video(_bytes(file, source, what)))
-        return prepare_image(spec, decode_image(_bytes(file, source, what)))
+            return prepare_video(spec, open_video(_bytes(folder, source, what)))
+        return prepare_image(spec, decode_image(_bytes(folder, source, what)))
     except OSError as error:
-        raise _wrong(file, f"{where}: {source} cannot be read: {reason_of(error)}") from error
+        raise RequestError(f"{where}: {source[:200]} cannot be read: {reason_of(error)}") from error
     except RequestError as error:
-        raise _wrong(file, f"{where}: {error.message}") from error
+        raise RequestError(f"{where}: {error.message}") from error
 
 
 def _samples(data: str) -> FloatArray:
@@ -139,17 +166,13 @@ def _samples(data: str) -> FloatArray:
     return read_sound(content, "the recording")
 
 
-def _bytes(file: Path, url: str, what: str) -> bytes:
-    """Of a data: URL, or of a file whose path is relative to the folder of the messages."""
+def _bytes(folder: Path, url: str, what: str) -> bytes:
+    """Of a data: URL, or of a file whose path is relative to the folder."""
     if is_data_url(url):
         return read_data_url(url, what)
     if "://" in url:
         raise RequestError(f"{url[:80]!r} is not fetched; save the {what}, and write its path or a data: URL")
     try:
-        return (file.parent / url).read_bytes()
+        return (folder / url).read_bytes()
     except ValueError as error:
         raise RequestError(f"{url!r} is not a path") from error
-
-
-def _wrong(file: Path, problem: str) -> RequestError:
-    return RequestError(f"--messages {file}: {problem}")

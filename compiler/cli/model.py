@@ -1,4 +1,4 @@
-"""The model of a command: a bundle, or a checkpoint that is compiled once into the cache of `nearfar serve`; and its
+"""The model of a command: a bundle, a stored model, or a checkpoint that is compiled once into the store; and its
 runner: the one that the command names, that of the target, or the reference on the CPU.
 """
 
@@ -20,6 +20,9 @@ from ..demo import DEMOS
 from ..pipeline.target import check_machine, open_runner
 from ..runtime.errors import DeviceError, RequestError
 from ..runtime.runner import Limits, Runner
+from ..store.model import StoredModel
+from ..store.opening import exists
+from ..store.store import Store
 from .phases import phases, progress_bars
 
 # The server owns the cache. The compiler does not depend on the server, so it loads this module by name, as it does
@@ -35,24 +38,32 @@ def refuse_ignore_key(ignore_keys: Sequence[str], bundle: Path) -> None:
 
 
 def bundle_of(model: Path, ignore_keys: Sequence[str] = (), *, quiet: bool) -> tuple[Path, bool]:
-    """The path of the model's bundle, and whether the bundle belongs to the cache. ``quiet`` hides the progress of a
-    compile. ``ignore_keys``: see `formats.load`.
+    """The path of the model's bundle, and whether it was compiled here. ``quiet`` hides the progress of a compile.
+    ``ignore_keys``: see `formats.load`.
 
     A folder with a manifest is returned as it is, and so is a path that does not exist; opening it reports the error. A
-    checkpoint's folder and a demo model (DEMOS) are compiled for this machine unless the cache holds their bundle.
-    Raises what compiling raises.
+    checkpoint's folder, a demo model (DEMOS) and a stored model are compiled for this machine unless the store has
+    their bundle. Raises what compiling raises.
     """
-    checkpoint = checkpoint_of(model)
-    if checkpoint is None:
+    store, stored = Store.of_user(), stored_of(model)
+    checkpoint = checkpoint_of(model) if stored is None else store.path(stored)
+    if checkpoint is None or (stored is not None and stored.is_bundle):
         refuse_ignore_key(ignore_keys, model)
-        return model, False
+        return checkpoint or model, False
+    cache = importlib.import_module(CACHE)
     with progress_bars(quiet=quiet, transient=True) as bars:
-        bundle = Path(importlib.import_module(CACHE).default_bundle(str(checkpoint), tuple(ignore_keys), phases(bars)))
+        bundle = Path(cache.default_bundle(str(checkpoint), tuple(ignore_keys), phases(bars), stored))
         compiled = bool(bars.tasks)
     if compiled and not quiet:
         text = f"compiled {model} into the cache: {bundle}"
         Console(stderr=True, soft_wrap=True).print(escape(text), style="dim", highlight=False)
     return bundle, True
+
+
+def stored_of(model: Path) -> StoredModel | None:
+    """The stored model of a command's model; None for a path and a demo. Raises CheckpointError."""
+    name = str(model)
+    return None if name in DEMOS or exists(name) else Store.of_user().find(name)
 
 
 def catalog_models(place: str) -> Any:

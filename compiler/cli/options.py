@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ..names import ACTIVATIONS, EXPORTS, QUANTIZATIONS, RUNNERS, TARGETS
-from ..options import CatalogUrl, Count, File, Flag, Json, ModelName, Name, Text, Trust, Url, options
+from ..options import CatalogUrl, Count, File, Flag, Json, ModelName, Name, SizeBytes, Text, Trust, Url, options
 from ..pipeline.options import CompileOptions, IgnoredKeys
 
 BundlePlace = Annotated[Path, Flag(metavar="BUNDLE", place=True)]
@@ -37,7 +37,8 @@ class Run:
     """example: nearfar run qwen3-web 'Why is the sky blue?' --max-tokens 100"""
 
     bundle: BundlePlace
-    """a folder that nearfar compile made; a checkpoint's folder or demo is compiled once into a cache"""
+    """a folder that nearfar compile made, or the name of a pulled or created model; a checkpoint's folder or demo is
+    compiled once into a cache"""
     prompt: Annotated[str | None, Flag(metavar="PROMPT", place=True)] = None
     """the message; - or a pipe reads standard input; without a prompt, a conversation starts"""
     passage: Text | None = None
@@ -66,17 +67,27 @@ class Run:
     system: Text | None = None
     """the system prompt: instructions on how to answer"""
     max_tokens: int | None = None
-    """at most N tokens per answer (default: 256, or the rest of the context if that is less)"""
-    temperature: Annotated[float, Flag(metavar="T")] = 0.0
-    """0 always chooses the likeliest token (default); 1 samples from the model's own distribution"""
-    top_p: Annotated[float, Flag(metavar="P")] = 1.0
+    """at most N tokens per answer (default: that of a created model, else 256, or the rest of the context if that is
+    less; in a conversation, the rest of the context)"""
+    temperature: Annotated[float | None, Flag(metavar="T")] = None
+    """0 always chooses the likeliest token (default, as below, unless a created model has another); 1 samples from the
+    model's own distribution"""
+    top_p: Annotated[float | None, Flag(metavar="P")] = None
     """sample from the likeliest tokens whose probabilities add up to P (default: 1, all tokens)"""
-    top_k: Annotated[int, Flag(metavar="K")] = 0
+    top_k: Annotated[int | None, Flag(metavar="K")] = None
     """sample from the K likeliest tokens (default: 0, all tokens)"""
+    min_p: Annotated[float | None, Flag(metavar="P")] = None
+    """sample from tokens with at least P times the probability of the likeliest one (default: 0, all tokens)"""
+    repetition_penalty: Annotated[float | None, Flag(metavar="R")] = None
+    """make tokens of the prompt and the answer less likely (default: 1, as likely as before)"""
+    frequency_penalty: Annotated[float | None, Flag(metavar="F")] = None
+    """make a token less likely each time that the answer has it (default: 0)"""
+    presence_penalty: Annotated[float | None, Flag(metavar="F")] = None
+    """make a token less likely once the answer has it (default: 0)"""
     stop: tuple[Text, ...] = ()
     """end the answer before this text; may be repeated"""
-    seed: int = 0
-    """the same seed gives the same text"""
+    seed: int | None = None
+    """the same seed gives the same text (default: 0)"""
     runner: Runner | None = None
     catalog: CatalogUrl = None
     raw: bool = False
@@ -87,6 +98,18 @@ class Run:
     trust: Trust = ()
     json: bool = False
     """print one JSON object at the end instead of streaming"""
+
+
+@options
+class Create:
+    """example: nearfar create chef -f Modelfile && nearfar run chef"""
+
+    name: Annotated[Name, Flag(place=True)]
+    """the name of the model, such as chef or chef:small; a model of that name is replaced"""
+    file: Annotated[File, Flag(("-f", "--file"))] = Path("Modelfile")
+    """the Modelfile"""
+    quantization: Annotated[str | None, Flag(choices=QUANTIZATIONS, metavar="FORMAT")] = None
+    """for a checkpoint: the weight format (default: that of the model that it begins with, or of nearfar compile)"""
 
 
 @options
@@ -337,15 +360,81 @@ class Publish:
 
 @options
 class Pull:
-    """example: nearfar pull qwen3-0.6b --catalog https://models.example/catalog.json -o qwen3"""
+    """example: nearfar pull Qwen/Qwen3-0.6B:q8f16 && nearfar run Qwen/Qwen3-0.6B:q8f16"""
 
-    name: Annotated[Name, Flag(place=True)]
-    """a model of the catalog"""
-    catalog: Annotated[str, Flag(metavar="URL")]
-    """the address or the file of a catalog.json, or hf:OWNER/NAME"""
-    output: Annotated[Path, Output, Flag(metavar="BUNDLE")]
-    """the folder of the bundle; an older version in it is replaced, and its equal files are kept"""
+    model: Annotated[ModelName, Flag(place=True)]
+    """a name on the Hugging Face Hub, such as Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B-GGUF:Q8_0, the address of a GGUF file,
+    a folder, a GGUF file, a bundle, demo, or with --catalog a name in it; a checkpoint may have a colon and the format
+    to compile it with, such as :q8f16"""
+    name: Name | None = None
+    """its name in the store (default: the name on the hub or in the catalog, or that of the folder or file)"""
+    catalog: CatalogUrl = None
+    """the address or the file of a published site's catalog.json, or hf:OWNER/NAME"""
+    output: Annotated[Path | None, Output, Flag(metavar="BUNDLE")] = None
+    """with --catalog: a folder for the bundle instead of the store; an older version in it is replaced, and its equal
+    files are kept"""
     target: Annotated[str | None, Flag(choices=(*TARGETS, *EXPORTS))] = None
-    """the device or framework (default: the one whose bundle fits this machine best)"""
+    """with --catalog: the device or framework (default: the one whose bundle fits this machine best)"""
+    compile: bool = True
+    """do not compile a checkpoint now, but when it is used"""
+    ignore_keys: IgnoredKeys = ()
     trust: Trust = ()
+    json: Json = False
+
+
+@options
+class List:
+    """example: nearfar list"""
+
+    json: Json = False
+
+
+@options
+class Show:
+    """example: nearfar show Qwen/Qwen3-0.6B"""
+
+    model: Annotated[Name, Flag(place=True)]
+    """a model of the store"""
+    verify: bool = False
+    """compare every stored file with its hash first"""
+    json: Json = False
+
+
+@options
+class Cp:
+    """example: nearfar cp Qwen/Qwen3-0.6B qwen"""
+
+    model: Annotated[Name, Flag(place=True)]
+    """a model of the store"""
+    to: Annotated[Name, Flag(place=True)]
+    """the other name, or MODEL:TAG"""
+
+
+@options
+class Rm:
+    """example: nearfar rm Qwen/Qwen3-0.6B:q8f16"""
+
+    models: Annotated[tuple[Name, ...], Flag(metavar="MODEL", place=True)]
+    """models of the store"""
+    json: Json = False
+
+
+@options
+class Prune:
+    """example: nearfar prune --max-size 20GB"""
+
+    max_size: SizeBytes | None = None
+    """remove compiled bundles, the longest unused first, until the others take this much (default: NEARFAR_CACHE_LIMIT,
+    or 50GB)"""
+    json: Json = False
+
+
+@options
+class Ps:
+    """example: nearfar ps --server http://127.0.0.1:8000"""
+
+    server: Url = "http://127.0.0.1:8000"
+    """a server that was started with nearfar serve, or another one with Ollama's API"""
+    api_key_env: Annotated[str, Flag(metavar="NAME")] = "NEARFAR_API_KEY"
+    """the environment variable that holds the API key, if the server has keys"""
     json: Json = False

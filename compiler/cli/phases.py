@@ -27,8 +27,9 @@ PHASES = {
     "weights": "packing weights",
     "self-test": "running reference",
     "prefixes": "making prefixes",
-    # Of a catalog's bundle.
+    # Of a model for the store, or of a catalog's bundle.
     "download": "downloading",
+    "copy": "copying",
 }
 # The columns of the longest name.
 NAME_WIDTH = max(map(len, PHASES.values()))
@@ -138,8 +139,8 @@ def phases(bars: Progress) -> Callable[[str, int, int], None]:
     def progress(phase: str, done: int, total: int) -> None:
         if phase not in tasks:
             bars.start()
-            tasks[phase] = bars.add_task(PHASES[phase], total=total)
-        bars.update(tasks[phase], completed=done)
+            tasks[phase] = bars.add_task(PHASES[phase], total=total or None)
+        bars.update(tasks[phase], completed=done, total=total or None)
 
     return progress
 

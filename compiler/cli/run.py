@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..bundle.folder import Bundle, ExportBundle, open_any
-from ..bundle.manifest import GENERATE, Description
+from ..bundle.manifest import GENERATE, Description, Manifest
 from ..bundle.signature import read_trusted_keys
-from ..ir.sampling import Sampler
+from ..formats.peft import read_adapter
+from ..ir.sampling import DEFAULTS
 from ..runtime.errors import RequestError
 from ..runtime.images.decode import Bytes, decode_image
 from ..runtime.images.decode_video import open_video
 from ..runtime.images.patches import PreparedImage, prepare_image
 from ..runtime.images.videos import VideoFrames, prepare_video
 from ..runtime.media import encode_media, placed_features
-from ..runtime.runner import Limits, require_plan
+from ..runtime.runner import Limits, Runner, require_plan
+from ..runtime.text.reasoning import Parts
 from ..runtime.text.stop_strings import StopAutomaton
 from ..runtime.text.tokenizer import Tokenizer
-from .answer import Answer, Answerer, print_speed, write_out
-from .chat import Conversation, converse
+from ..store.model import StoredModel
+from ..store.opening import with_template
+from ..store.parameters import Parameters
+from ..store.store import Store
+from .answer import Answer, Answerer, AnswerWriter, print_speed
+from .chat import converse
+from .conversation import Conversation, sampler_of
 from .messages import require_videos
-from .model import bundle_from, open_command_runner
+from .model import bundle_from, open_command_runner, stored_of
 from .options import Run
 from .output import print_json
 from .recordings import Recording, prepare_sounds, read_recordings, require_transcriber, said, write_down
@@ -56,8 +63,9 @@ def run(options: Run) -> None:
     path, from_cache = bundle_from(
         options.catalog, options.bundle, options.ignore_keys, trusted, runner=options.runner, quiet=options.json
     )
+    stored = stored_of(options.bundle)
     # A bundle that was compiled here needs no signature.
-    bundle = open_any(path, () if from_cache else trusted)
+    bundle = with_template(open_any(path, () if from_cache else trusted), stored)
     tokenizer = Tokenizer(bundle.tokenizer_files())
     refuse_sound(bundle.manifest)
     require_transcriber(options, bundle.manifest)
@@ -67,12 +75,17 @@ def run(options: Run) -> None:
         encode_once(options, bundle, tokenizer, text)
         return
     refuse_encoder_options(options, bundle.manifest.model)
-    sampler = Sampler(options.temperature, options.seed, options.top_k, options.top_p)
-    stops = StopAutomaton(options.stop)
+    # The options count more than what a created model has.
+    fields = {**({} if stored is None else stored.parameters.fields()), **given_fields(options)}
+    if not fields.get("temperature") and (options.top_p is not None or options.top_k is not None):
+        raise RequestError("--top-p and --top-k need --temperature above 0; at 0, the likeliest token is always chosen")
+    sampler = sampler_of(fields, random=stored is not None and stored.parameters.seed == -1 and options.seed is None)
+    stops = StopAutomaton(fields.get("stop", ()))
     recordings = write_down(heard, options, trusted)
+    begun = [] if options.raw else first_messages(options.system, stored)
     if text is None:
         # A model without a template cannot chat. Report that before the user types the first message.
-        encode(tokenizer, "", raw=False, system=options.system)
+        encode(tokenizer, "", raw=False)
         prompt: list[int] = []
     elif pictures or sounds:
         content = [
@@ -80,31 +93,77 @@ def run(options: Run) -> None:
             *({"type": "audio"} for _ in sounds),
             *({"type": "text", "text": written} for written in [said(recordings) + text] if written),
         ]
-        prompt = encode_media(tokenizer, bundle.manifest, conversation(options.system, content), pictures, sounds)
+        messages = [*begun, {"role": "user", "content": content}]
+        prompt = encode_media(tokenizer, bundle.manifest, messages, pictures, sounds)
     else:
         split = options.split_special_tokens
-        prompt = encode(
-            tokenizer, said(recordings) + text, raw=options.raw, split_special_tokens=split, system=options.system
-        )
-    runner = open_command_runner(options.runner, bundle, Limits())
+        prompt = encode(tokenizer, said(recordings) + text, raw=options.raw, split_special_tokens=split, begun=begun)
+    adapter = None if stored is None else Store.of_user().adapter(stored)
+    runner = open_command_runner(options.runner, bundle, Limits(adapters=0 if adapter is None else 1))
     try:
-        answerer = Answerer(runner, tokenizer, sampler, stops)
+        answerer = Answerer(runner, tokenizer, sampler, stops, write_adapter(runner, adapter))
         if text is None:
-            chat = Conversation(answerer, options.system, options.max_tokens)
-            converse(chat, f"{bundle.manifest.model} on {runner.device}")
+            converse(started(options, answerer, stored), f"{weights_of(bundle)}, on {runner.device}", stored)
             return
-        max_tokens = options.max_tokens if options.max_tokens is not None else default_max_tokens(bundle, len(prompt))
-        write = no_output if options.json else write_out
+        max_tokens = fields.get("max_tokens")
+        if max_tokens is None:
+            max_tokens = default_max_tokens(bundle, len(prompt))
+        writer = AnswerWriter()
         features = partial(placed_features, runner, prompt, pictures, sounds)
-        answer = answerer.answer(prompt, max_tokens, write, features=features)
+        answer = answerer.answer(prompt, max_tokens, no_output if options.json else writer, features=features)
         device = runner.device
     finally:
         runner.close()
     if options.json:
         print_json(answer_json(answer, prompt, device, recordings))
     else:
+        writer.end_reasoning()
         print(flush=True)
         print_speed(answer, f"on {device}")
+
+
+def given_fields(options: Run) -> dict[str, Any]:
+    """The options of sampling that were given, by the names of OpenAI's API."""
+    given = {name: value for name in (*DEFAULTS, "seed", "max_tokens") if (value := getattr(options, name)) is not None}
+    return {**given, "stop": list(options.stop)} if options.stop else given
+
+
+def started(options: Run, answerer: Answerer, stored: StoredModel | None) -> Conversation:
+    """The conversation that the options and a created model begin. Raises RequestError."""
+    names = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+    given = Parameters.read({names.get(name, name): value for name, value in given_fields(options).items()}, "--")
+    return Conversation(
+        answerer,
+        str(options.bundle),
+        system=options.system if options.system is not None or stored is None else stored.system,
+        parameters=given if stored is None else given.over(stored.parameters),
+        messages=() if stored is None else [message.model_dump() for message in stored.messages],
+    )
+
+
+def first_messages(system: str | None, stored: StoredModel | None) -> list[dict[str, Any]]:
+    """What precedes a message: the system prompt, and what a created model has."""
+    inherited = None if stored is None else stored.system
+    first = system if system is not None else inherited
+    messages = [] if stored is None else [message.model_dump() for message in stored.messages]
+    return [*([{"role": "system", "content": first}] if first else []), *messages]
+
+
+def write_adapter(runner: Runner, folder: Path | None) -> int:
+    """Load a created model's LoRA adapter. Returns its slot, -1 for none. Raises what reading it raises."""
+    if folder is None:
+        return -1
+    manifest = runner.manifest
+    if not isinstance(manifest, Manifest):
+        raise RequestError(f"a bundle for {manifest.target} has no adapters; use one for cpu, cuda or webgpu")
+    for name, values in read_adapter(folder, manifest).items():
+        runner.write_state(name, 0, values)
+    return 0
+
+
+def weights_of(bundle: Bundle | ExportBundle) -> str:
+    manifest = bundle.manifest
+    return f"{manifest.model} in {manifest.quantization}, {manifest.context:,} tokens of context"
 
 
 def refuse_sound(manifest: Description) -> None:
@@ -144,8 +203,6 @@ def check_options(options: Run) -> None:
     if not options.labels and (options.hypothesis_template is not None or options.multi_label):
         name = "multi-label" if options.multi_label else "hypothesis-template"
         raise RequestError(f"--{name} needs --labels; give them, or remove the option")
-    if options.temperature == 0 and (options.top_p != 1 or options.top_k != 0):
-        raise RequestError("--top-p and --top-k need --temperature above 0; at 0, the likeliest token is always chosen")
 
 
 def decode_pictures(files: Sequence[Path], videos: Sequence[Path]) -> list[tuple[str, Bytes | VideoFrames]]:
@@ -212,6 +269,7 @@ def answer_json(answer: Answer, prompt: list[int], device: str, recordings: Sequ
     timings = answer.timings
     return {
         "text": answer.text,
+        **({"reasoning": answer.reasoning} if answer.reasoning else {}),
         "token_ids": answer.token_ids,
         "prompt_token_ids": prompt,
         "finish_reason": answer.finish_reason,
@@ -228,9 +286,14 @@ def answer_json(answer: Answer, prompt: list[int], device: str, recordings: Sequ
 
 
 def encode(
-    tokenizer: Tokenizer, prompt: str, *, raw: bool, split_special_tokens: bool = True, system: str | None = None
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    raw: bool,
+    split_special_tokens: bool = True,
+    begun: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
-    """The token ids of the prompt, as the user's turn of a chat or as plain text.
+    """The token ids of the prompt, as the user's turn of a chat after the messages ``begun``, or as plain text.
 
     Raises RequestError if control tokens are requested in a chat.
     """
@@ -238,18 +301,12 @@ def encode(
         return tokenizer.encode(prompt, split_special_tokens=split_special_tokens)
     if not split_special_tokens:
         raise RequestError("--no-split-special-tokens needs --raw; in a chat, only the template writes control tokens")
-    return tokenizer.encode_chat(conversation(system, prompt))
-
-
-def conversation(system: str | None, content: str | list[dict[str, str]]) -> list[dict[str, Any]]:
-    """The messages of a prompt."""
-    first = [] if system is None else [{"role": "system", "content": system}]
-    return [*first, {"role": "user", "content": content}]
+    return tokenizer.encode_chat([*begun, {"role": "user", "content": prompt}])
 
 
 def default_max_tokens(bundle: Bundle | ExportBundle, prompt_tokens: int) -> int:
     return max(1, min(DEFAULT_MAX_TOKENS, bundle.manifest.context - prompt_tokens + 1))
 
 
-def no_output(text: str) -> None:
-    """Replaces `write_out` if the text is printed at the end."""
+def no_output(parts: Parts) -> None:
+    """Replaces an `AnswerWriter` if the text is printed at the end."""

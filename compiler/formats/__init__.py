@@ -29,8 +29,8 @@ def load(model: str, ignore_keys: Collection[str] = (), *, text_only: bool = Fal
 
 
 def located(model: str) -> Path:
-    """Where the files of a demo model or a local model are, or those of a repository, which is downloaded or read from
-    the Hub's cache. Raises CheckpointError.
+    """Where the files of a demo model, a local model or a stored model are, or those of a repository, which is
+    downloaded or read from the Hub's cache. Raises CheckpointError.
     """
     from ..demo import DEMOS
     from .hub import download, hub_model
@@ -43,6 +43,20 @@ def located(model: str) -> Path:
     if os.path.exists(path):
         _require_utf8(model, os.path.realpath(path))
         return Path(path)
+    from ..store.store import Store
+
+    store = Store.of_user()
+    stored = store.find(model)
+    if stored is not None:
+        files = store.path(stored)
+        own = [name for name in ("quantization", "template", "adapter") if getattr(stored, name) is not None]
+        if own:
+            raise CheckpointError(
+                f"{model}: has a {' and a '.join(own)} of its own, which nearfar run and nearfar serve apply; here, "
+                f"pass its files, {files}, with options of your own",
+                model=model,
+            )
+        return files
     repository = hub_model(model)
     if model.lower().endswith(".gguf") and (repository is None or repository.choice is None):
         raise CheckpointError(f"{model}: there is no such file{_beside(Path(path))}", model=model)

@@ -5,7 +5,8 @@ a later run (`hub_resume.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ _WEIGHTS = ("*.safetensors", "params_shard_*.bin")
 # Some repositories contain the same weights a second time under other names. Folders that start with a digit contain
 # modules of sentence-transformers, and additional_chat_templates contains chat templates.
 _IGNORED = ["[!0-9a]*/*", "a[!d]*/*", "*/*.safetensors", "consolidated*"]
+# Called with the bytes of a large file that are there, and all its bytes.
+Progress = Callable[[int, int], None]
 
 
 class HubModel(NamedTuple):
@@ -45,7 +48,47 @@ def hub_model(name: str) -> HubModel | None:
     return None if match is None else HubModel(match[1], match[2])
 
 
-def download(model: HubModel) -> Path:
+def wanted_files(names: Sequence[str]) -> list[str]:
+    """Those of a checkpoint's files that we read, or that state its terms."""
+    patterns = [*_ALLOWED, *_ORIGIN]
+    if not any(fnmatchcase(name, pattern) for name in names for pattern in _WEIGHTS):
+        patterns += _PYTORCH
+    return [
+        name
+        for name in sorted(names)
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+        and not any(fnmatchcase(name, pattern) for pattern in _IGNORED)
+    ]
+
+
+def in_cache(model: HubModel) -> bool:
+    """Whether the hub's cache has a revision of the repository."""
+    return any((_repository_folder(model) / "snapshots").glob("*"))
+
+
+def remove_from_cache(model: HubModel, path: Path) -> int:
+    """Remove the revision that ``path`` is in from the hub's cache, and what no other one of the repository needs.
+    Returns the bytes.
+    """
+    import huggingface_hub
+
+    folder = _repository_folder(model)
+    if not path.is_relative_to(folder / "snapshots"):
+        return 0
+    revision = path.relative_to(folder / "snapshots").parts[0]
+    found = huggingface_hub.scan_cache_dir(folder.parent).delete_revisions(revision)
+    found.execute()
+    return int(found.expected_freed_size)
+
+
+def _repository_folder(model: HubModel) -> Path:
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=model.repository, repo_type="model")
+
+
+def download(model: HubModel, progress: Progress = lambda *_: None) -> Path:
     """The folder with the files of a model, or its first GGUF file. Raises CheckpointError."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -53,12 +96,12 @@ def download(model: HubModel) -> Path:
     reason: Exception
     try:
         if choice is not None:
-            return _download_gguf(repository, choice)
-        folder = _download_files(repository, [*_ALLOWED, *_ORIGIN], _IGNORED)
+            return _download_gguf(repository, choice, progress)
+        folder = _download_files(repository, [*_ALLOWED, *_ORIGIN], _IGNORED, progress=progress)
         if not any((folder / file).is_file() for file in ("config.json", "mlc-chat-config.json")):
-            return _download_gguf(repository, None)
+            return _download_gguf(repository, None, progress)
         if not any(path for pattern in _WEIGHTS for path in folder.glob(pattern)):
-            _download_files(repository, _PYTORCH, _IGNORED)
+            _download_files(repository, _PYTORCH, _IGNORED, progress=progress)
         return folder
     except CheckpointError:
         raise
@@ -76,16 +119,18 @@ def download(model: HubModel) -> Path:
     ) from reason
 
 
-def _download_files(repository: str, allowed: Sequence[str], ignored: Sequence[str] = ()) -> Path:
+def _download_files(
+    repository: str, allowed: Sequence[str], ignored: Sequence[str] = (), *, progress: Progress
+) -> Path:
     import huggingface_hub
 
-    fetch_large_files(repository, allowed, ignored)
+    fetch_large_files(repository, allowed, ignored, progress)
     return Path(
         huggingface_hub.snapshot_download(repository, allow_patterns=list(allowed), ignore_patterns=list(ignored))
     )
 
 
-def _download_gguf(repository: str, choice: str | None) -> Path:
+def _download_gguf(repository: str, choice: str | None, progress: Progress) -> Path:
     import huggingface_hub
 
     try:
@@ -100,4 +145,4 @@ def _download_gguf(repository: str, choice: str | None) -> Path:
         if not names:
             raise
     files = choose_files(names, choice, f"{repository}:{choice}" if choice else repository)
-    return _download_files(repository, [*files, *_ORIGIN]) / files[0]
+    return _download_files(repository, [*files, *_ORIGIN], progress=progress) / files[0]

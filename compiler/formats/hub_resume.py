@@ -9,7 +9,7 @@ https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ from ..runtime.errors import CheckpointError
 LARGEST_BYTES = 50_000_000_000
 
 
-def fetch_large_files(repository: str, allowed: Sequence[str], ignored: Sequence[str]) -> None:
+def fetch_large_files(
+    repository: str, allowed: Sequence[str], ignored: Sequence[str], progress: Callable[[int, int], None]
+) -> None:
     """Fetch the files that match the patterns, are stored as large files (LFS) and are not in the cache.
 
-    Without a connection, nothing is fetched. Raises the client's errors, OSError, and CheckpointError for a file with
+    ``progress`` is called with the bytes of a file that are there, and all its bytes. Without a connection, nothing is
+    fetched. Raises the client's errors, OSError, and CheckpointError for a file with
     other bytes than the hub announced.
     """
     from huggingface_hub import HfApi, constants
@@ -43,10 +46,17 @@ def fetch_large_files(repository: str, allowed: Sequence[str], ignored: Sequence
     if not are_symlinks_supported(cache):
         return
     for each in wanted:
-        _fetch(repository, each.rfilename, each.lfs, cache / name / "blobs", cache / ".locks" / name)
+        _fetch(repository, each.rfilename, each.lfs, cache / name / "blobs", cache / ".locks" / name, progress)
 
 
-def _fetch(repository: str, file_name: str, stored: Any, blobs: Path, locks: Path) -> None:
+def _fetch(
+    repository: str,
+    file_name: str,
+    stored: Any,
+    blobs: Path,
+    locks: Path,
+    progress: Callable[[int, int], None],
+) -> None:
     """``stored``: the size and the SHA-256 of the file, a BlobLfsInfo."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
@@ -65,7 +75,7 @@ def _fetch(repository: str, file_name: str, stored: Any, blobs: Path, locks: Pat
         with partial.open("ab") as file:
             http_get(
                 hf_hub_url(repository, file_name),
-                file,
+                _Reporting(file, stored.size, progress),  # type: ignore[arg-type]
                 resume_size=file.tell(),
                 headers=build_hf_headers(),
                 expected_size=stored.size,
@@ -82,3 +92,18 @@ def _fetch(repository: str, file_name: str, stored: Any, blobs: Path, locks: Pat
                 file=file_name,
             )
         partial.replace(blob)
+
+
+class _Reporting:
+    """A file that reports how much of it was written."""
+
+    def __init__(self, file: Any, size: int, progress: Callable[[int, int], None]) -> None:
+        self._file, self._size, self._progress = file, size, progress
+
+    def write(self, data: bytes) -> int:
+        written: int = self._file.write(data)
+        self._progress(self._file.tell(), self._size)
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)

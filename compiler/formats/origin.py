@@ -6,6 +6,7 @@ They are the header of the model card, README.md (Hugging Face, "Model Cards"), 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,6 +113,15 @@ def _entry(
         repository=repository, revision=revision, license=license_id, license_name=name, license_link=link,
         base_models=models, read_from=list(dict.fromkeys(read_from)),
     )  # fmt: skip
+
+
+def model_name(model: str | Path) -> str:
+    """What a model at a path, or of this name on the hub, is called: its folder's name, or for a folder in the hub's
+    cache, which has that of a revision, the repository's.
+    """
+    path = Path(os.path.abspath(Path(model).expanduser()))
+    repository, revision = snapshot_of(path)
+    return repository.rpartition("/")[2] if repository is not None and path.name == revision else path.name
 
 
 def snapshot_of(folder: Path) -> tuple[str | None, str | None]:

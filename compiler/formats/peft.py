@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from ..bundle.entries import LoraEntry
 from ..bundle.manifest import Manifest
 from ..quant.base import FloatArray
 from ..runtime.errors import CheckpointError, RequestError, UnsupportedModel, reason_of
@@ -52,6 +51,11 @@ class AdapterConfig:
     alphas: Mapping[str, float]
     stabilized: bool
 
+    @property
+    def widest(self) -> int:
+        """The largest rank of a module."""
+        return max([self.rank, *self.ranks.values()])
+
     def of(self, module: str) -> tuple[int, float]:
         """The rank of a module, and the factor of its contribution."""
         rank = next((each for pattern, each in self.ranks.items() if fits(pattern, module)), self.rank)
@@ -76,7 +80,12 @@ def read_adapter(folder: Path, manifest: Manifest) -> dict[str, FloatArray]:
     """
     if manifest.lora is None:
         raise RequestError(f"{manifest.model}: does not accept LoRA adapters; compile it with --lora-rank")
-    config = read_config(folder, manifest.lora)
+    config = read_config(folder)
+    if config.widest > manifest.lora.rank:
+        raise RequestError(
+            f"{folder / CONFIG}: has rank {config.widest}, but the bundle accepts ranks up to {manifest.lora.rank}; "
+            f"compile it with --lora-rank {config.widest}"
+        )
     matrices: dict[tuple[str, str], SafetensorsTensor] = {}
     for name, tensor in read_safetensors(folder / WEIGHTS).items():
         match = TENSOR.fullmatch(name)
@@ -108,7 +117,8 @@ def adapter_id(folder: Path) -> str:
     return hashlib.sha256("".join(f"{each}\n" for each in digests).encode()).hexdigest()
 
 
-def read_config(folder: Path, lora: LoraEntry) -> AdapterConfig:
+def read_config(folder: Path) -> AdapterConfig:
+    """Raises CheckpointError, and UnsupportedModel for methods other than plain LoRA."""
     file = folder / CONFIG
     config = read_json_object(file)
     if config.get("peft_type") != "LORA":
@@ -123,12 +133,6 @@ def read_config(folder: Path, lora: LoraEntry) -> AdapterConfig:
     for pattern, each in ranks.items():
         if not isinstance(each, int) or each < 1:
             raise CheckpointError(f"{file}: rank_pattern {pattern!r} has {each!r}, but a rank is at least 1")
-    widest = max([rank, *ranks.values()])
-    if widest > lora.rank:
-        raise RequestError(
-            f"{file}: has rank {widest}, but the bundle accepts ranks up to {lora.rank}; "
-            f"compile it with --lora-rank {widest}"
-        )
     return AdapterConfig(rank, alpha, ranks, alphas, bool(config.get("use_rslora")))
 
 

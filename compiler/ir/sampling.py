@@ -8,7 +8,7 @@ holds vectors. A row's settings are eight float32. Flags select which states of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints, overload
 
@@ -222,24 +222,47 @@ def adjust_logits(
     return x
 
 
+def token_counts(vocab_size: int, prompt: Sequence[int], answer: Sequence[int] = ()) -> npt.NDArray[np.int32]:
+    """(V,): the counts from which an answer goes on, see `adjust_logits`. They include tokens dropped by a context
+    shift.
+    """
+    counts = np.zeros(vocab_size, np.int32)
+    counts[np.asarray(prompt, np.int64)] = IN_PROMPT
+    np.add.at(counts, np.asarray(answer, np.int64), 1)
+    return counts
+
+
 @dataclass(slots=True)
 class Sampler:
     """One answer's settings, token by token. ``state`` starts as the seed, 0 to 2^32 - 1, and advances with every token
-    drawn.
+    drawn. The others are those of `Sampling`.
     """
 
     temperature: float = 0.0
     state: int = 0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        check_sampling(Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.state))
+        check_sampling(self._sampling)
+
+    @property
+    def flags(self) -> int:
+        """Which states of the answer's slot apply: the counts of tokens, if earlier tokens change the logits."""
+        return COUNTS if self._sampling.penalizes else 0
 
     def next(self) -> Settings:
         """The next token's settings; greedy settings need no random number."""
         draw = self.draw() if self.temperature else 0.0
-        return Settings(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, draw=draw)
+        return Settings(**{name: getattr(self, name) for name in DEFAULTS}, draw=draw)
+
+    @property
+    def _sampling(self) -> Sampling:
+        return Sampling(**{name: getattr(self, name) for name in DEFAULTS}, seed=self.state)
 
     def draw(self) -> float:
         """The next number of mulberry32 (Ettinger 2017), in [0, 1)."""

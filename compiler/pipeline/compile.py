@@ -26,6 +26,7 @@ from ..calibration.record import QUALITY_FILE
 from ..formats import load
 from ..formats.assistant import with_assistant
 from ..formats.checkpoint import Checkpoint
+from ..formats.origin import model_name
 from ..formats.task_adapters import for_adapter
 from ..ir.graph import Graph
 from ..ir.kv_format import kv_format
@@ -249,7 +250,7 @@ def build(job: Job, store: Store, progress: Progress, quantized: Quantized | Non
         generator=f"nearfar {version('nearfar')}",
         target=options.target,
         arch=lowered.arch,
-        model=Path(job.model).resolve().name,
+        model=model_name(job.model),
         spec=checkpoint.spec,
         embedding=checkpoint.embedding,
         classifier=checkpoint.classifier,

@@ -9,7 +9,6 @@ NEARFAR_KERNEL_CACHE. It may be deleted at any time.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,25 +16,14 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-VARIABLE = "NEARFAR_CACHE"
+from ..store.place import cache_folder
+
 KERNELS_VARIABLE = "NEARFAR_KERNEL_CACHE"
 # The kernels of a bundle take 0.5 to 5 MB.
 MAX_BYTES = 1 << 30
 # Files are in this many folders, by the first digit of their keys, and each has an equal share of the bytes.
 FOLDERS = 16
 DIGEST_BYTES = 32
-
-
-def cache_folder() -> Path:
-    """The folder of everything that nearfar caches; it need not exist."""
-    if os.environ.get(VARIABLE):
-        return Path(os.environ[VARIABLE]).expanduser()
-    home = Path.home()
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches" / "nearfar"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local")) / "nearfar"
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "nearfar"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from ..bundle.check import parse_manifest
@@ -27,18 +20,14 @@ from ..bundle.folder import Bundle, ExportBundle, open_any, sha256_of
 from ..bundle.manifest import MANIFEST_FILE
 from ..bundle.new_folder import new_folder
 from ..bundle.signature import SIGNATURE_FILE, TrustedKey, verify_signature
-from ..runtime.errors import BundleError, RequestError, Unavailable, reason_of
+from ..runtime.errors import BundleError, RequestError
+from ..store.blobs import Blobs
 from .bundle_copy import files_in, hashes_at, link
 from .catalog import CATALOG_FILE, Catalog, CatalogBundle, read_catalog
+from .fetch import CHUNK_BYTES, continue_file, other_bytes, read_all
 
-ATTEMPTS = 5
-# Before the second attempt; it doubles.
-PAUSE_S = 0.25
-TIMEOUT_S = 60.0
-CHUNK_BYTES = 1 << 20
 MAX_CATALOG_BYTES = 16 << 20
 MAX_MANIFEST_BYTES = 256 << 20
-MAX_KERNEL_BYTES = 256 << 20
 HUB = "https://huggingface.co"
 
 Progress = Callable[[int, int], None]
@@ -88,16 +77,16 @@ def pull(
     output: Path,
     trust: Sequence[TrustedKey] = (),
     progress: Progress = lambda *_: None,
-    former: Path | None = None,
+    blobs: Blobs | None = None,
 ) -> Pulled:
-    """Download a bundle into ``output``, which is new or an older version of it. Files that the older version has, or
-    the one in the folder ``former``, are links to them.
+    """Download a bundle into ``output``, which is new or an older version of it. Files that the older version has are
+    links to them, and so are those that the store has as ``blobs``, to which the others are added.
 
     Raises BundleError for bytes with another hash, OutputError, and Unavailable if the server cannot be reached.
     """
     base = urljoin(address, f"{entry.folder}/")
     with new_folder(output, force=True, resume=True) as partial:
-        former = Path(os.path.realpath(former or output))
+        former = Path(os.path.realpath(output))
         data = read_all(urljoin(base, MANIFEST_FILE), MAX_MANIFEST_BYTES)
         found = hashlib.sha256(data).hexdigest()
         if found != entry.manifest_sha256:
@@ -119,6 +108,9 @@ def pull(
             if not started and known.get(file) == wanted.sha256 and has_hash(former / file, wanted.sha256):
                 target.unlink(missing_ok=True)
                 link(former / file, target)
+            elif not started and blobs is not None:
+                target.unlink(missing_ok=True)
+                blobs.place(wanted.sha256, target)
             new, kept = fetch(urljoin(base, file), target, wanted)
             new_bytes, kept_bytes = new_bytes + new, kept_bytes + kept
             done += wanted.size or 0
@@ -130,6 +122,8 @@ def pull(
         parse_manifest(data, partial / MANIFEST_FILE)
         (partial / MANIFEST_FILE).write_bytes(data)
         drop_others(partial, files)
+        if blobs is not None:
+            blobs.share(partial, [(file, wanted.sha256) for file, wanted in files.items()])
     return Pulled(open_any(output), new_bytes + len(data), kept_bytes)
 
 
@@ -170,90 +164,6 @@ def fetch(address: str, path: Path, wanted: ListedFile) -> tuple[int, int]:
             return size - start, start
     path.unlink()
     raise other_bytes(address, path)
-
-
-def other_bytes(address: str, path: Path) -> BundleError:
-    return BundleError(f"{address}: has other bytes than the manifest says; ask the owner of the site", file=path.name)
-
-
-def continue_file(address: str, path: Path, start: int, size: int | None) -> int:
-    """Append the bytes from ``start`` on, with retries. Returns the size. A server that offers another number of bytes
-    than ``size``, or sends more, is a BundleError before the disk has them.
-    """
-    limit = MAX_KERNEL_BYTES if size is None else size
-    with path.open("r+b" if path.is_file() else "wb") as file:
-        file.truncate(start)
-        file.seek(start)
-        for attempt in range(ATTEMPTS):
-            pause(attempt)
-            try:
-                with opened(address, file.tell()) as (response, offset):
-                    expected = length_of(response)
-                    if size is not None and expected is not None and offset + expected != size:
-                        raise other_bytes(address, path)
-                    file.seek(offset)
-                    file.truncate()
-                    while data := response.read(min(CHUNK_BYTES, limit - file.tell() + 1)):
-                        if file.tell() + len(data) > limit:
-                            raise other_bytes(address, path)
-                        file.write(data)
-                    complete = offset + expected if expected is not None else size
-                    if complete is None or file.tell() == complete:
-                        return file.tell()
-            except (OSError, HTTPException) as error:
-                if isinstance(error, urllib.error.HTTPError) and error.code == 416:
-                    raise other_bytes(address, path) from error
-                if attempt == ATTEMPTS - 1 or not may_pass(error):
-                    raise Unavailable(f"{address}: cannot be downloaded: {reason_of(error)}; try again") from error
-    raise Unavailable(f"{address}: the connection was lost {ATTEMPTS} times; run the command again, which continues")
-
-
-@contextmanager
-def opened(address: str, offset: int) -> Iterator[tuple[Any, int]]:
-    """The response, and the offset of its first byte: 0 from a server without ranges."""
-    headers = {"Range": f"bytes={offset}-"} if offset else {}
-    if urlsplit(address).scheme not in ("http", "https", "file"):
-        raise RequestError(f"{address}: is not an address of a web server or a file")
-    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=TIMEOUT_S) as response:
-        yield response, offset if response.status == 206 else 0
-
-
-def length_of(response: Any) -> int | None:
-    """None if the server does not say it, or says something else. The hashes decide in any case."""
-    stated = response.headers.get("Content-Length") or ""
-    return int(stated) if re.fullmatch(r"[0-9]{1,18}", stated) else None
-
-
-def read_all(address: str, limit: int) -> bytes:
-    """Raises BundleError for more bytes than the limit, Unavailable if it cannot be read."""
-    for attempt in range(ATTEMPTS):
-        pause(attempt)
-        try:
-            with opened(address, 0) as (response, _):
-                data: bytes = response.read(limit + 1)
-                expected = length_of(response)
-        except (OSError, HTTPException) as error:
-            if attempt == ATTEMPTS - 1 or not may_pass(error):
-                advice = "check the address and the network"
-                raise Unavailable(f"{address}: cannot be read: {reason_of(error)}; {advice}") from error
-            continue
-        if len(data) > limit:
-            raise BundleError(f"{address}: has more than {limit:,} bytes; this is no such file")
-        if expected is None or len(data) == expected:
-            return data
-    raise Unavailable(f"{address}: the connection was lost {ATTEMPTS} times; run the command again")
-
-
-def may_pass(error: Exception) -> bool:
-    """Whether another attempt may succeed: not if the server or the disk refuses."""
-    if isinstance(error, urllib.error.HTTPError):
-        return error.code >= 500
-    return not (isinstance(error, urllib.error.URLError) and isinstance(error.reason, FileNotFoundError))
-
-
-def pause(attempt: int) -> None:
-    if attempt > 0:
-        time.sleep(PAUSE_S * 2 ** (attempt - 1))
 
 
 def drop_others(folder: Path, files: Iterable[str]) -> None:

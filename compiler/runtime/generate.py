@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..bundle.manifest import GENERATE
-from ..ir.sampling import GREEDY, Sampler, Settings
+from ..ir.sampling import GREEDY, Sampler, Settings, token_counts
 from .batch import Chunk, FloatArray, make_batch
 from .errors import DeviceError, RequestError
 from .page_groups import rings
@@ -22,7 +23,8 @@ from .runner import Output, Runner, require_plan
 
 # Prompt tokens per forward pass: enough to fill a tile kernel twice, few enough that a pass is short on small devices.
 PREFILL_CHUNK = 64
-# The slots of the states of a runner's only sequence.
+# The slot of a runner's only sequence, and those of its states.
+SLOT = 0
 ONLY_STATE = (0, 0)
 
 
@@ -52,13 +54,14 @@ def generate(
     cached: int = 0,
     cancelled: Callable[[], bool] = lambda: False,
     features: Callable[[], Sequence[PlacedFeatures]] = tuple,
+    adapter: int = -1,
 ) -> Iterator[int]:
     """Yield token ids until the model ends (the end token is not yielded), ``max_tokens`` were yielded, or
     ``cancelled`` returns true.
 
     The runner's pages already hold keys and values of the first ``cached`` tokens of the prompt, from an earlier call;
     ``cached`` must be less than the length of the prompt. ``cancelled`` is called before each forward pass.
-    ``features`` is called once, before the first: it returns the features of pictures.
+    ``features`` is called once, before the first: it returns the features of pictures. ``adapter``: see `Chunk`.
 
     Raises RequestError for an empty prompt, ids outside the vocabulary, or more tokens than the bundle's context.
     """
@@ -66,10 +69,14 @@ def generate(
     check_prompt(runner, prompt, max_tokens)
     assert 0 <= cached < len(prompt), "the last token's logits are needed"
     timings.prompt_tokens = len(prompt)
+    flags = sampler.flags
+    if flags:
+        runner.write_state("token_counts", SLOT, token_counts(runner.manifest.spec.vocab_size, prompt))
     started = time.perf_counter()
     ends = set(runner.manifest.spec.eos_token_ids)
     placed = features()
-    passes = prefill(runner, prompt, sample_all=False, settings=sampler.next(), cached=cached, placed=placed)
+    more: Any = {"adapter": adapter, "flags": flags}
+    passes = prefill(runner, prompt, sample_all=False, settings=sampler.next(), cached=cached, placed=placed, **more)
     while not cancelled() and (result := next(passes, None)) is not None:
         output = result
     if cancelled():
@@ -90,7 +97,7 @@ def generate(
         if cancelled():
             return
         if count < max_tokens:
-            output = append(runner, [token], length, [0], sampler.next(), placed)
+            output = append(runner, [token], length, [0], sampler.next(), placed, **more)
             length += 1
 
 
@@ -125,9 +132,11 @@ def prefill(
     settings: Settings = GREEDY,
     cached: int = 0,
     placed: Sequence[PlacedFeatures] = (),
+    adapter: int = -1,
+    flags: int = 0,
 ) -> Iterator[Output]:
     """Run the tokens of a sequence after its first ``cached`` ones, in chunks. Every row is sampled, or only the last
-    one. ``placed`` are the features of the sequence's pictures.
+    one. ``placed`` are the features of the sequence's pictures; ``adapter`` and ``flags``: see `append`.
     """
     vision, stop = runner.manifest.spec.vision, cached
     whole, most = vision is not None and vision.both_ways != "none", runner.limits.tokens
@@ -137,7 +146,7 @@ def prefill(
             seen = [(each.first, each.features) for each in placed if not each.is_sound]
             stop = end_outside_pictures(seen, start, stop, most)
         rows = range(stop - start) if sample_all else [stop - start - 1] if stop == len(token_ids) else []
-        yield append(runner, token_ids[start:stop], start, rows, settings, placed)
+        yield append(runner, token_ids[start:stop], start, rows, settings, placed, adapter=adapter, flags=flags)
 
 
 def end_outside_pictures(placed: Sequence[tuple[int, FloatArray]], start: int, stop: int, most: int) -> int:
@@ -171,9 +180,11 @@ def append(
     placed: Sequence[PlacedFeatures] = (),
     *,
     adapter: int = -1,
+    flags: int = 0,
 ) -> Output:
     """Run tokens that follow the first ``start`` of the only sequence, which owns the pools' first pages and has the
-    features ``placed``; ``rows`` of them are sampled. ``adapter``: see `Chunk`.
+    features ``placed``; ``rows`` of them are sampled. ``adapter``: see `Chunk`. ``flags``: the states of the slot that
+    apply, which then counts the sampled tokens.
     """
     stop = start + len(token_ids)
     pages, *window = rings(runner.groups, runner.manifest.pages_for(start + len(token_ids)))
@@ -186,6 +197,8 @@ def append(
         window_pages=window[0] if window else None,
         state=ONLY_STATE,
         adapter=adapter,
+        slot=SLOT if flags else -1,
+        flags=flags,
         features=features_between(((each.first, each.features) for each in placed if not each.is_sound), start, stop),
         heard=features_between(((each.first, each.features) for each in placed if each.is_sound), start, stop),
         rope_positions=rope_positions_between((each.grid for each in placed), start, stop) if placed else None,

@@ -4,7 +4,7 @@ own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -31,13 +31,15 @@ def encode_media(
     sounds: Sequence[PreparedSound] = (),
     *,
     add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """The token ids of a chat. Parts {"type": "image"} and {"type": "video"} of the messages stand for ``pictures``,
-    and {"type": "audio"} for ``sounds``, in their order. Raises RequestError, and CheckpointError for a tokenizer that
-    does not fit their texts.
+    and {"type": "audio"} for ``sounds``, in their order. ``variables`` are those of the template. Raises RequestError,
+    and CheckpointError for a tokenizer that does not fit their texts.
     """
     marked, _ = tokenizer.mark_chat(messages)
-    prompt = tokenizer.apply_chat_template(marked, add_generation_prompt)
+    marked_variables = tokenizer.mark_variables(variables)
+    prompt = tokenizer.apply_chat_template(marked, add_generation_prompt, None, marked_variables)
     if pictures:
         assert manifest.images is not None
         prompt = with_pictures(tokenizer, prompt, manifest.images, pictures)
@@ -62,14 +64,21 @@ def with_pictures(
 
 
 def placed_features(
-    runner: Runner, prompt: Sequence[int], pictures: Sequence[PreparedImage], sounds: Sequence[PreparedSound] = ()
+    runner: Runner,
+    prompt: Sequence[int],
+    pictures: Sequence[PreparedImage],
+    sounds: Sequence[PreparedSound] = (),
+    *,
+    see: Callable[[Runner, PreparedImage], FloatArray] = image_features,
 ) -> list[PlacedFeatures]:
-    """The features of each tile of the pictures and of each sound, in the order of the prompt."""
+    """The features of each tile of the pictures and of each sound, in the order of the prompt. ``see`` makes those of a
+    picture.
+    """
     images, heard, placed = runner.manifest.images, runner.manifest.sounds, list[PlacedFeatures]()
     if pictures:
         assert images is not None
         counts = [count for picture in pictures for count in picture.features]
-        features = np.concatenate([image_features(runner, picture) for picture in pictures])
+        features = np.concatenate([see(runner, picture) for picture in pictures])
         columns = [count for picture in pictures for count in columns_of(picture, images.block)]
         places = feature_places(images.prompt, prompt, counts, "pictures")
         placed += map(PlacedFeatures, places, np.split(features, np.cumsum(counts)[:-1]), columns)

@@ -1,5 +1,5 @@
-"""The app: OpenAI's HTTP API over the executors of a `Models`. A request passes CORS, the gate, a route that checks its
-key, and the handler.
+"""The app: the HTTP APIs of OpenAI, Ollama and others over the executors of a `Models`. A request passes CORS, the
+gate, a route that checks its key, and the handler.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from .log import log_failure
 from .messages import MESSAGES, messages_router
 from .metrics import Metrics
 from .model_routes import about_router, admin_router, models_router
+from .ollama import ollama_error, ollama_router
+from .ollama_models import ollama_models_router, ollama_store_router
 from .queue_waits import QueueWaits
 from .responses import responses_router
 from .service import Service, limits_of
@@ -59,6 +61,7 @@ ERROR_FORMS = (
     ("/v2/embed", openai_error),
     ("/v2/rerank", openai_error),
     ("/v2", kserve_error),
+    ("/api", ollama_error),
 )
 EXPOSED_HEADERS = (
     "X-Request-Id",
@@ -154,6 +157,8 @@ def create_app(
         sleep_router,
         models_router,
         health_router,
+        # A pair of sides can begin an answer again, which lines cannot say.
+        *(() if routed else (ollama_router, ollama_models_router, ollama_store_router)),
     ):
         app.include_router(router(service))
     app.add_middleware(Gate, service=service)
@@ -161,7 +166,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,
-            allow_methods=("GET", "POST", "DELETE"),
+            allow_methods=("GET", "POST", "HEAD", "DELETE"),
             # OpenAI's client sends a dozen headers of its own.
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,

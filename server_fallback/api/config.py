@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Literal
 
-from nearfar.compiler.options import Count, File, Flag, Name, at_least, options
+from nearfar.compiler.options import Count, File, Flag, Name, SizeBytes, at_least, options, size_bytes
 
-from ..option_types import HANG_SECONDS, Network, Origin, Seconds, Share, SizeBytes, size_bytes
+from ..option_types import HANG_SECONDS, Network, Origin, Seconds, Share
 from ..schema.limits import MAX_CHOICES, MAX_STOPS
 from .keys import Keys
 
@@ -26,7 +26,8 @@ class ApiConfig:
     it. ``body_timeout_seconds`` is the time for a body to arrive, ``write_timeout_seconds`` how long a client may read
     nothing, ``header_timeout_seconds`` how long a connection may be silent before and between requests, and
     ``draft_timeout_seconds`` the time for a client that drafts tokens to send its next drafts. ``max_choices`` bounds n
-    times the number of prompts, and ``max_inputs`` the texts of one embedding request. ``transcriber`` names the model
+    times the number of prompts, and ``max_inputs`` the texts of one embedding request. ``is_local``: only this machine
+    reaches the server, so that without keys its programs may change the store. ``transcriber`` names the model
     that writes down the recordings of chats; ``near_transcriber`` the one that does so for the near side of a gateway.
     """
 
@@ -72,6 +73,7 @@ class ApiConfig:
     """the least important lines of the log"""
     access_log: Annotated[bool, RELOADS] = True
     """write no line for each request"""
+    is_local: bool = False
     transcriber: str | None = None
     near_transcriber: str | None = None
     max_choices: int = MAX_CHOICES

@@ -60,6 +60,10 @@ def openai_error(error: ApiError) -> bytes:
     return error.body().model_dump_json().encode()
 
 
+def openai_message(error: ApiError) -> str:
+    return error.body().error.message
+
+
 def api_error(error: BaseException) -> ApiError:
     """The error for the client. It does not describe an error that is a bug of this server, because that message could
     contain anything.

@@ -210,7 +210,7 @@ async def _begin(service: Service, body: AnswerRequest, exchange: Exchange) -> E
     if isinstance(body.stop, list) and len(body.stop) > config.max_stops:
         message = f"{len(body.stop)} stop strings; this server supports at most {config.max_stops}"
         raise ApiError(400, message, "invalid_value", "stop")
-    executor = await service.models.executor(body.model)
+    executor = await service.executor(body.model, exchange)
     assert exchange.admission is not None
     capacity = service.models.answers_at_once(body.model) or config.max_concurrent_requests
     await exchange.admission.answers(choices, capacity, param)

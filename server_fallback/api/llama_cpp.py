@@ -188,7 +188,7 @@ def llama_cpp_router(service: Service) -> APIRouter:
         check_calls(body.messages)
         exchange, name = exchange_of(request), body.model or await only_model(service)
         exchange.log["model"] = printable(name)
-        executor = await service.models.executor(name)
+        executor = await service.executor(name, exchange)
         asked = TokenizeRequest.model_construct(**{**dict(body), "model": name})
 
         async def rendered() -> str:
@@ -199,9 +199,9 @@ def llama_cpp_router(service: Service) -> APIRouter:
         return Response(TemplateAnswer(prompt=text).model_dump_json(), media_type="application/json")
 
     @router.get("/props", responses=EVERYWHERE | {400: WITH_BODY[400], 404: WITH_BODY[404]})
-    async def props(model: str | None = None) -> Props:
+    async def props(request: Request, model: str | None = None) -> Props:
         name = model or await only_model(service)
-        executor = await service.models.executor(name)
+        executor = await service.executor(name, exchange_of(request))
         told = executor.abilities() if isinstance(executor, TellsAbilities) else None
         params = {
             "temperature": DEFAULT_TEMPERATURE, "top_k": DEFAULT_TOP_K, "top_p": DEFAULT_TOP_P, "min_p": DEFAULT_MIN_P,

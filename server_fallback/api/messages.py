@@ -333,7 +333,7 @@ def messages_router(service: Service) -> APIRouter:
         exchange.log["model"] = printable(body.model)
         check_headers(request.headers, exchange, service.config.lenient)
         asked = tokenize_request(as_chat(body))
-        executor = await service.models.executor(body.model)
+        executor = await service.executor(body.model, exchange)
         try:
             counted = await service.drain.run(executor.tokenize(asked), request.receive, exchange.deadline)
         except RequestError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -54,7 +55,11 @@ def about_router(service: Service) -> APIRouter:
 
     @router.get("/v1/nearfar/about", responses=EVERYWHERE)
     async def about(request: Request) -> About:
-        executors = [(card, await service.models.executor(card.id)) for card in service.models.cards()]
+        executors = list[tuple[ModelCard, Executor]]()
+        for card in service.models.cards():
+            # Not all models of a store are loaded.
+            with suppress(UnknownModel):
+                executors.append((card, await service.models.executor(card.id)))
         hears = service.config.transcriber is not None
         service.report_queue({card.id: executor.state() for card, executor in executors}, exchange_of(request))
         return About(

@@ -60,7 +60,7 @@ def responses_router(service: Service, *, routed: bool = False) -> APIRouter:
         exchange = exchange_of(request)
         exchange.log["model"] = printable(body.model)
         chat, _ = await read_prompt(service, body, exchange)
-        executor = await service.models.executor(body.model)
+        executor = await service.executor(body.model, exchange)
         work = executor.tokenize(tokenize_request(chat.chat))
         counted = await service.drain.run(work, request.receive, exchange.deadline)
         return Response(InputTokens(input_tokens=counted.count).model_dump_json(), media_type=JSON)

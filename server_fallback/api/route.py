@@ -18,10 +18,13 @@ from starlette.datastructures import Headers
 from nearfar.compiler.runtime.errors import Unavailable
 
 from ..schema.common import ErrorResponse
+from ..schema.ollama import OllamaError
+from ..text.json_structure import JsonStructure
+from .config import ApiConfig
 from .drain import SHUTTING_DOWN
 from .errors import ApiError
 from .exchange import exchange_of
-from .json_body import parse_counted_json, read_json_body
+from .json_body import parse_counted_json, read_body, read_json_body
 from .keys import ApiKey, Keys
 from .lenient import IGNORED_HEADER, ignored_header, without_unknown
 from .service import service_of
@@ -51,6 +54,17 @@ WITH_BODY: Responses = {
 }
 
 
+def _ollama(responses: Responses) -> Responses:
+    return {status: {**each, "model": OllamaError} for status, each in responses.items()}
+
+
+# Of Ollama's API, whose streams are lines of JSON.
+OLLAMA: Responses = {
+    **_ollama(WITH_BODY),
+    200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}},
+}
+
+
 def with_events(data: str) -> Responses:
     """An answer that may be a stream of events, whose data are described so."""
     event = {
@@ -65,6 +79,8 @@ class KeyedRoute(APIRoute):
     """Checks the API key if the server has keys, counts the request against the limits, and reads the body strictly."""
 
     admin: ClassVar[bool] = False
+    # Whether programs that are not pages may leave out the Content-Type.
+    any_type: ClassVar[bool] = False
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -72,7 +88,7 @@ class KeyedRoute(APIRoute):
         async def keyed(request: Request) -> Response:
             service, exchange = service_of(request), exchange_of(request)
             exchange.set_deadline(request.headers, service.config.request_timeout_seconds)
-            exchange.key = authorize(service.config.keys, presented(request.headers), admin=self.admin)
+            exchange.key = self.authorized(service.config, request)
             admission = exchange.admission = await exchange.held.enter_async_context(
                 service.limits.admit(exchange.client, exchange.key)
             )
@@ -80,9 +96,11 @@ class KeyedRoute(APIRoute):
             if self.body_field is not None:
                 if service.drain.started:
                     raise Unavailable(SHUTTING_DOWN)
-                data = await read_json_body(
-                    request, service.config.max_body_bytes, service.config.body_timeout_seconds, admission.body
-                )
+                limits = service.config.max_body_bytes, service.config.body_timeout_seconds, admission.body
+                if self.any_type and not of_page(request):
+                    data = await read_body(request, *limits, JsonStructure())
+                else:
+                    data = await read_json_body(request, *limits)
                 body = await service.parsed(parse_counted_json, data, exchange.client)
                 model = self.body_field.field_info.annotation
                 if service.config.lenient and isinstance(model, type) and (ignored := without_unknown(model, body)):
@@ -95,9 +113,37 @@ class KeyedRoute(APIRoute):
 
         return keyed
 
+    def authorized(self, config: ApiConfig, request: Request) -> ApiKey | None:
+        """Raises ApiError (401, 403)."""
+        return authorize(config.keys, presented(request.headers), admin=self.admin)
+
 
 class AdminRoute(KeyedRoute):
     admin = True
+
+
+class OllamaRoute(KeyedRoute):
+    """Ollama reads bodies of any Content-Type, and its documentation sends them with curl's own."""
+
+    any_type = True
+
+
+class StoreRoute(OllamaRoute):
+    """Changes the store: with an admin's key, or on a server for this machine alone that has no keys. There, pages
+    cannot.
+    """
+
+    admin = True
+
+    def authorized(self, config: ApiConfig, request: Request) -> ApiKey | None:
+        if config.is_local and not config.keys.keys and not of_page(request):
+            return None
+        return super().authorized(config, request)
+
+
+def of_page(request: Request) -> bool:
+    """Whether a browser sends the request for a page: it states the page's origin, or where the request comes from."""
+    return "origin" in request.headers or "sec-fetch-site" in request.headers
 
 
 def keyed_router(route_class: type[KeyedRoute] = KeyedRoute) -> APIRouter:
@@ -151,7 +197,10 @@ class _ReadRequest(Request):
     """A request whose body has been read and parsed."""
 
     def __init__(self, request: Request, value: object) -> None:
-        super().__init__(request.scope, request.receive)
+        # FastAPI reads no JSON of another type.
+        headers = [pair for pair in request.scope["headers"] if pair[0] != b"content-type"]
+        scope = {**request.scope, "headers": [*headers, (b"content-type", b"application/json")]}
+        super().__init__(scope, request.receive)
         self._value = value
 
     async def body(self) -> bytes:

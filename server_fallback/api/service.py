@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from ..executors.executor import ExecutorState, Models, UnknownModel
+from ..executors.executor import Executor, ExecutorState, LoadsOnUse, Models, UnknownModel
 from ..executors.hearing_transcriber import hearing_turns
 from ..schema.about import QUEUE_HEADER
 from ..speech.speaker import Speaker
@@ -103,6 +103,14 @@ class Service:
             with suppress(UnknownModel):
                 self.models.answers_at_once(model)
                 self.metrics.inference(model, status, seconds)
+
+    async def executor(self, name: str, exchange: Exchange) -> Executor:
+        """The executor for a name, which stays loaded until the exchange is over. Raises UnknownModel, and what loading
+        raises.
+        """
+        if isinstance(self.models, LoadsOnUse):
+            return await exchange.held.enter_async_context(self.models.using(name))
+        return await self.models.executor(name)
 
     def error_form(self, path: str) -> WriteError:
         return next((form for begin, form in self.error_forms if f"{path}/".startswith(f"{begin}/")), openai_error)

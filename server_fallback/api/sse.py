@@ -49,7 +49,8 @@ def data_event(json: bytes) -> bytes:
 @dataclass(frozen=True, slots=True)
 class EventForm:
     """What a stream consists of besides the events of chunks: the last event after a complete answer, the one that
-    reports an error, from its JSON, and what readers skip. By default, it is that of OpenAI's API.
+    reports an error, from its JSON, and what readers skip, empty if they skip nothing. By default, it is that of
+    OpenAI's API.
     """
 
     content_type: str = "text/event-stream; charset=utf-8"
@@ -187,7 +188,7 @@ class EventStream(Response, Generic[ChunkT]):
             await asyncio.gather(filling, return_exceptions=True)
 
     async def _fill_silence(self) -> None:
-        while True:
+        while self._form.comment:
             silent = monotonic() - self._last_sent
             if silent < KEEP_ALIVE_SECONDS:
                 await asyncio.sleep(KEEP_ALIVE_SECONDS - silent)

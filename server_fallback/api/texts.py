@@ -43,12 +43,12 @@ def embeddings_router(service: Service, *, routed: bool = False) -> APIRouter:
 
     @post(router, "/v1/embeddings", RoutedEmbeddingRequest if routed else EmbeddingRequest, EmbeddingResponse)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-        return _answer(await _embed(service, body, request))
+        return _answer(await embedded(service, body, request))
 
     @router.post("/v2/embed", **EMBEDDING_LIKE_COHERE)
     async def embed(body: EmbedRequest, request: Request) -> Response:
         try:
-            answer = as_cohere(await _embed(service, as_openai(body), request, "texts"), body)
+            answer = as_cohere(await embedded(service, as_openai(body), request, "texts"), body)
         except RequestError as error:
             raise renamed(error) from error
         return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
@@ -86,14 +86,14 @@ def tokenize_router(service: Service) -> APIRouter:
         check_calls(body.messages or ())
         exchange = exchange_of(request)
         exchange.log["model"] = printable(body.model)
-        executor = await service.models.executor(body.model)
+        executor = await service.executor(body.model, exchange)
         return _answer(await service.drain.run(executor.tokenize(body), request.receive, exchange.deadline))
 
     @router.post("/detokenize", response_model=DetokenizeResponse, responses=WITH_BODY)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         exchange = exchange_of(request)
         exchange.log["model"] = printable(body.model)
-        executor = await service.models.executor(body.model)
+        executor = await service.executor(body.model, exchange)
         return _answer(await service.drain.run(executor.detokenize(body), request.receive, exchange.deadline))
 
     return router
@@ -161,7 +161,7 @@ async def _begin(
     limit = service.config.max_inputs
     if num_texts > limit:
         raise ApiError(400, f"{num_texts} texts; this server supports at most {limit} at once", "invalid_value", param)
-    executor = await service.models.executor(body.model)
+    executor = await service.executor(body.model, exchange)
     assert exchange.admission is not None
     capacity = service.models.answers_at_once(body.model) or service.config.max_concurrent_requests
     await exchange.admission.answers(1, capacity, param)
@@ -177,7 +177,9 @@ def num_texts(given: str | list[str] | list[int] | list[list[int]]) -> int:
     return 1 if isinstance(given, str) or not given or isinstance(given[0], int) else len(given)
 
 
-async def _embed(service: Service, body: EmbeddingRequest, request: Request, param: str = "input") -> EmbeddingResponse:
+async def embedded(
+    service: Service, body: EmbeddingRequest, request: Request, param: str = "input"
+) -> EmbeddingResponse:
     executor = await _begin(service, body, request, num_texts(body.input), param)
     exchange = exchange_of(request)
     work = executor.embed(body, encoding_call(body, exchange))

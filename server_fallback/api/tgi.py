@@ -11,7 +11,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from nearfar.compiler.runtime.errors import DeviceError, RequestError
 
@@ -36,6 +36,7 @@ from ..schema.tgi import (
 from ..text.output import Encode, Fold
 from ..text.requests import with_name
 from .errors import ApiError
+from .exchange import exchange_of
 from .generation import Kind
 from .only_model import only_model
 from .route import EVERYWHERE, WITH_BODY, keyed_router
@@ -271,9 +272,9 @@ def info_router(service: Service) -> APIRouter:
     router = keyed_router()
 
     @router.get("/info", responses=EVERYWHERE)
-    async def info(model: str | None = None) -> TgiInfo:
+    async def info(request: Request, model: str | None = None) -> TgiInfo:
         name = model or await only_model(service)
-        executor, config = await service.models.executor(name), service.config
+        executor, config = await service.executor(name, exchange_of(request)), service.config
         return TgiInfo(
             model_id=name,
             max_concurrent_requests=service.models.answers_at_once(name) or config.max_concurrent_requests,

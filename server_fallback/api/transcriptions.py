@@ -73,7 +73,7 @@ async def _transcribe(service: Service, request: Request, *, translate: bool) ->
     exchange.log.update(model=printable(body.model), bytes=len(form.file), stream=body.stream)
     if body.stream:
         check_stream(body, translate=translate)
-    transcriber = transcriber_on(await service.models.executor(body.model), service.hearing)
+    transcriber = transcriber_on(await service.executor(body.model, exchange), service.hearing)
     if transcriber is None:
         message = "this model neither transcribes sound nor hears; use one that does, such as Whisper"
         raise ApiError(400, message, "invalid_value", "model")

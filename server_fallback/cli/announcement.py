@@ -14,10 +14,12 @@ from rich.table import Table
 
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.cli.phases import phases, progress_bars
+from nearfar.compiler.cli.program import program
 from nearfar.compiler.ir.tasks import Task
+from nearfar.compiler.store.sources import DOWNLOAD
 
-from ..executors.catalog_models import DOWNLOAD
 from ..executors.registry import Registry
+from ..executors.stored_models import StoredModels
 from ..log_event import log_event
 
 QUESTION = "what is 27 + 58?"
@@ -66,13 +68,23 @@ class Announcement:
         self._report(phase, done, total)
 
     def serving(
-        self, registry: Registry, address: Any, *, keyed: bool, secure: bool = False, grpc_port: int | None = None
+        self,
+        models: Registry | StoredModels,
+        address: Any,
+        *,
+        keyed: bool,
+        secure: bool = False,
+        grpc_port: int | None = None,
     ) -> None:
         """``address`` is the listening socket's name."""
         host, port = address[:2]
         url = f"{'https' if secure else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
         console = Console(soft_wrap=True)
-        console.print(models_table(registry))
+        console.print(stored_table(models) if isinstance(models, StoredModels) else models_table(models))
+        if isinstance(models, StoredModels) and not models.cards():
+            console.print(
+                f"the store has no models yet; {program()} pull MODEL gets one", highlight=False, markup=False
+            )
         console.print(f"serving at {url}/v1, Ctrl-C stops", highlight=False, markup=False)
         if grpc_port is not None:
             console.print(f"gRPC on port {grpc_port}", highlight=False, markup=False)
@@ -82,7 +94,26 @@ class Announcement:
                 "--api-keys FILE",
                 style="bold yellow",
             )
-        console.print(curl(url, registry, keyed=keyed), highlight=False, markup=False)
+        if isinstance(models, StoredModels):
+            console.print(f"for programs with Ollama's API: export OLLAMA_HOST={url}", highlight=False, markup=False)
+            model = models.cards()[0].id if models.cards() else "MODEL"
+            console.print(chat_curl(url, model, keyed=keyed), highlight=False, markup=False)
+            return
+        console.print(curl(url, models, keyed=keyed), highlight=False, markup=False)
+
+
+def stored_table(models: StoredModels) -> Table:
+    table = Table("model", "size", "made from")
+    for model in models.store.models():
+        table.add_row(model.name, megabytes(model.size_bytes), model.parent or "")
+    return table
+
+
+def chat_curl(url: str, model: str, *, keyed: bool) -> str:
+    """One line of curl that sends a chat."""
+    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}]}
+    key = ' -H "Authorization: Bearer $NEARFAR_API_KEY"' if keyed else ""
+    return f"curl {url}/api/chat{key} -d {shlex.quote(json.dumps(body, ensure_ascii=False))}"
 
 
 def models_table(registry: Registry) -> Table:

@@ -18,6 +18,7 @@ from nearfar.compiler.options import (
     Json,
     ModelName,
     Name,
+    SizeBytes,
     Trust,
     Url,
     options,
@@ -26,12 +27,17 @@ from nearfar.compiler.options import (
 from ..api.config import ApiConfig
 from ..api.keys import ApiKey
 from ..executors.local_options import LocalOptions
-from ..option_types import Dialect, NodeAddress, Port, ShareOrNone, SizeBytes
+from ..option_types import Dialect, NodeAddress, Port, ShareOrNone, read_duration
 
 Output = Flag(("-o", "--output"))
 # An environment variable that holds a key.
 Variable = Annotated[str, Flag(metavar="NAME")]
 Pairs = Annotated[Path, Flag(metavar="PAIRS")]
+
+
+def keep_alive(text: str) -> float:
+    """A duration such as "10m" -> seconds; infinity if it is negative. Raises ValueError."""
+    return read_duration(float(text) if text.lstrip("-").replace(".", "", 1).isdigit() else text)
 
 
 def json_object(text: str) -> dict[str, Any]:
@@ -104,7 +110,10 @@ class Serve(Listening):
 
     models: Annotated[tuple[str, ...], Flag(metavar="MODEL", place=True, reloads=True)] = ()
     """a bundle; a Hugging Face folder or name, compiled on first use; or a model that comes with nearfar, such as demo
-    (see nearfar demo --list)"""
+    (see nearfar demo --list); without a model, those of the store are served (see nearfar pull), each from its first
+    request on"""
+    keep_alive: Annotated[float, Flag(metavar="DURATION", parse=keep_alive)] = 300.0
+    """how long a model of the store stays loaded after its last request, such as 10m; -1 for ever (default: 5m)"""
     pipeline: Annotated[tuple[str, ...], Flag(metavar="FILE")] = ()
     """a JSON file that chains models and stores, served as a model; may be given several times"""
     grpc_port: Annotated[int | None, Flag(metavar="N")] = None

@@ -1,4 +1,4 @@
-"""nearfar serve: answer OpenAI's requests for one or several models."""
+"""nearfar serve: answer requests of OpenAI's and Ollama's APIs for given models, or for those of the store."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import replace
 from fastapi import FastAPI
 
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
+from nearfar.compiler.store.store import Store
 
 from ..api.app import create_app
 from ..api.config import ApiConfig
@@ -24,15 +25,17 @@ from ..executors.devices import default_target, models_memory_bytes
 from ..executors.executor import Models
 from ..executors.local_opener import LocalOpener
 from ..executors.registry import Registry, default_name
+from ..executors.stored_models import StoredModels
 from ..executors.transcriber import TranscriberByName
 from ..front_ends.front_ends import run_front_ends
 from ..kserve.grpc_server import GrpcServer, require_grpc
 from ..pipelines.opener import PipelineOpener
+from ..schema.models import LoadRequest
 from ..speech.speaker import open_speaker
 from .announcement import Announcement
 from .options import Listening, Serve
 from .reload import Reload, ServedModels
-from .served_models import load_requests, make_opener
+from .served_models import load_requests, make_opener, serves_store
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -48,6 +51,8 @@ def run(options: Serve) -> None:
             raise RequestError("--grpc-port: gRPC is served by one process; leave --front-ends at 1")
         if options.pipeline:
             raise RequestError("--pipeline: pipelines are served by one process; leave --front-ends at 1")
+        if serves_store(options):
+            raise RequestError("--front-ends: the store is served by one process; name the models, or leave it at 1")
     announcement = Announcement(sys.stderr)
     inner = make_opener(options, os.environ, announcement.progress)
     config = serve_config(options)
@@ -64,14 +69,17 @@ def run(options: Serve) -> None:
     opener = PipelineOpener(inner)
     registry = Registry(opener, options.memory or models_memory_bytes(options.local.target or default_target()))
     opener.models = registry
+    served: Registry | StoredModels = registry
+    if serves_store(options):
+        served = StoredModels(registry, Store.of_user(), options.keep_alive)
     configure_logs(sys.stderr)
     set_level(config.log_level)
     reload: Reload | None = None
     if Reload.has_files(options):
-        served = ServedModels(registry, requests, lambda changed: load_requests(changed, os.environ))
+        models = ServedModels(registry, requests, lambda changed: requests_again(options, changed))
         # gRPC has the limit with which it was started.
         fixed = ("max_body",) if options.grpc_port is not None else ()
-        reload = Reload(options, config, serve_config, served, fixed)
+        reload = Reload(options, config, serve_config, models, fixed)
     grpc_server: GrpcServer | None = None
 
     async def close_grpc() -> None:
@@ -95,7 +103,7 @@ def run(options: Serve) -> None:
                 return
             raise
         announcement.serving(
-            registry,
+            served,
             address,
             keyed=bool(config.keys.keys),
             secure=config.tls_cert is not None,
@@ -108,10 +116,17 @@ def run(options: Serve) -> None:
         if several:
             run_front_ends(registry, config, listeners, started, reload)
             return
-        app = create_app(registry, config, traces, on_close=close_grpc)
+        app = create_app(served, config, traces, on_close=close_grpc)
         if options.grpc_port is not None:
             grpc_server = open_grpc(app, options)
-        run_server(app, listeners[0], lambda: started(registry), None if reload is None else reload.of_server)
+        run_server(app, listeners[0], lambda: started(served), None if reload is None else reload.of_server)
+
+
+def requests_again(options: Serve, changed: Serve) -> list[LoadRequest]:
+    """The models of changed options. Raises RequestError, also if the server would begin or end to serve the store."""
+    if serves_store(changed) != serves_store(options):
+        raise RequestError("models: a server has the models that are named, or those of the store; restart it for that")
+    return load_requests(changed, os.environ)
 
 
 def open_grpc(app: FastAPI, options: Serve) -> GrpcServer:
@@ -148,4 +163,4 @@ def api_config(options: Listening, environment: Mapping[str, str]) -> ApiConfig:
     tls_context(options.access)
     if not keys.keys and options.host in LOOPBACK:
         hosts = (*LOOPBACK, *hosts)
-    return replace(options.access, keys=keys, allowed_hosts=hosts)
+    return replace(options.access, keys=keys, allowed_hosts=hosts, is_local=options.host in LOOPBACK)

@@ -91,16 +91,23 @@ def key_of(environment: Mapping[str, str], flag: str, variable: str | None) -> s
     return environment[variable]
 
 
+def serves_store(options: Serve) -> bool:
+    """Whether the models of the store are served, because no others are named."""
+    return options.executor == "local" and not options.models and not options.pipeline
+
+
 def load_requests(options: Serve, environment: Mapping[str, str]) -> list[LoadRequest]:
-    """Raises RequestError without a model, or for an alias of an unknown model. An alias may name its model as on the
-    command line, or by the model's default name.
+    """Raises RequestError for an alias of an unknown model. An alias may name its model as on the command line, or by
+    the model's default name.
     """
     models = list(options.models)
     of_pipelines = pipeline_requests(options.pipeline, {default_name(model) for model in models})
     if not models and options.executor == "upstream":
         models = [asyncio.run(only_model(upstream_options(options, environment)))]
-    if not models and not of_pipelines:
-        raise RequestError("nearfar serve needs a model: a bundle, a folder, a name on the Hugging Face Hub, or demo")
+    if not models and not of_pipelines and not serves_store(options):
+        raise RequestError(
+            f"--executor {options.executor} needs a model: a bundle, a folder, or a name on the Hugging Face Hub"
+        )
     by_name = {name: model for model in models for name in (model, default_name(model))}
     if options.transcriber is not None and options.transcriber not in models:
         models.append(options.transcriber)

@@ -5,24 +5,13 @@ token.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from nearfar.compiler.ir.sampling import (
-    BIAS,
-    COUNTS,
-    DEFAULTS,
-    DRAW,
-    IN_PROMPT,
-    STRIDE,
-    WORD,
-    Sampling,
-    Settings,
-    draw_at,
-)
-from nearfar.compiler.runtime.batch import FloatArray, IntArray
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, DEFAULTS, DRAW, STRIDE, WORD, Sampling, Settings, draw_at
+from nearfar.compiler.runtime.batch import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +52,3 @@ def dense_bias(vocab_size: int, logit_bias: Mapping[int, float]) -> FloatArray:
     bias = np.zeros(vocab_size, np.float32)
     bias[list(logit_bias)] = list(logit_bias.values())
     return bias
-
-
-def token_counts(vocab_size: int, prompt: Sequence[int], answer: Sequence[int]) -> IntArray:
-    """(V,): the counts from which a slot starts, see `compiler/ir/sampling.py`. They include tokens dropped by a
-    context shift.
-    """
-    counts = np.zeros(vocab_size, np.int32)
-    counts[np.asarray(prompt, np.int64)] = IN_PROMPT
-    np.add.at(counts, np.asarray(answer, np.int64), 1)
-    return counts

@@ -8,10 +8,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nearfar.compiler.ir.sampling import BIAS, COUNTS, DRAW, MASK, TEMPERATURE, Settings, choosing, draw_at
+from nearfar.compiler.ir.sampling import (
+    BIAS,
+    COUNTS,
+    DRAW,
+    MASK,
+    TEMPERATURE,
+    Settings,
+    choosing,
+    draw_at,
+    token_counts,
+)
 from nearfar.compiler.runtime.batch import FloatArray, IntArray
 
-from .resolved_sampling import ResolvedSampling, dense_bias, token_counts
+from .resolved_sampling import ResolvedSampling, dense_bias
 from .step_runner import WriteState
 
 

@@ -12,11 +12,12 @@ from typing import Protocol
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.formats.peft import adapter_id, read_adapter
 from nearfar.compiler.runtime.batch import FloatArray
+from nearfar.compiler.store.model import StoredModel
 
 from ..receipts.issuer import Issuer
 from ..text.text_workers import TextWorkers
 from .executor import Executor
-from .local import Engine, LocalExecutor
+from .local import Engine, GuestExecutor, LocalExecutor
 from .local_share import LocalShare
 from .text_model import TextModel
 
@@ -35,7 +36,7 @@ class ExecutorWithAdapters(LocalExecutor):
     def with_adapter(self, name: str, identity: str) -> Executor:
         issuer = None if self._issuer is None else replace(self._issuer, model=name, adapter=identity)
         model = replace(self._model, name=name, model=name)
-        return AdaptedExecutor(self._engine, model, workers=self._workers, adapter=name, issuer=issuer)
+        return GuestExecutor(self._engine, model, workers=self._workers, adapter=name, issuer=issuer)
 
 
 class AdaptableExecutor(ExecutorWithAdapters):
@@ -52,9 +53,17 @@ class AdaptableExecutor(ExecutorWithAdapters):
         device: str = "",
         share: LocalShare | None = None,
         issuer: Issuer | None = None,
+        stored: StoredModel | None = None,
     ) -> None:
         super().__init__(
-            engine, model, workers=workers, memory_bytes=memory_bytes, device=device, share=share, issuer=issuer
+            engine,
+            model,
+            workers=workers,
+            memory_bytes=memory_bytes,
+            device=device,
+            share=share,
+            issuer=issuer,
+            stored=stored,
         )
         self._adaptable_engine, self._manifest = engine, manifest
 
@@ -67,11 +76,7 @@ class AdaptableExecutor(ExecutorWithAdapters):
     async def unload_adapter(self, name: str) -> None:
         await self._adaptable_engine.unload_adapter(name)
 
-
-class AdaptedExecutor(LocalExecutor):
-    """One adapter of a model. The engine and the text processes belong to the model and remain when the adapter is
-    unloaded.
-    """
-
-    async def close(self) -> None:
-        pass
+    async def adapt(self, name: str, path: str) -> None:
+        """Load an adapter that applies to all requests that name no other."""
+        await self.load_adapter(name, path)
+        self._adapter = name

@@ -1,4 +1,4 @@
-"""The models of a catalog on this machine: the bundle that fits it, and its download into the cache of `nearfar serve`.
+"""The models of a catalog on this machine: the bundle that fits it, and its download into the store.
 
 `nearfar pull`, `nearfar run --catalog` and `nearfar serve --catalog` choose here, by the rules of pages
 (`web/src/shared/offers.ts`).
@@ -12,21 +12,20 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 from nearfar.compiler.bundle.signature import TrustedKey
 from nearfar.compiler.demo import DEMOS
-from nearfar.compiler.pipeline.kernel_cache import cache_folder
 from nearfar.compiler.publish.catalog import Catalog, CatalogBundle
 from nearfar.compiler.publish.pull import fetch_catalog, pull
 from nearfar.compiler.runtime.errors import DeviceError, ToolError
 from nearfar.compiler.shared.script import SharedScript
+from nearfar.compiler.store.bundles import KEY_DIGITS, bundles_folder, evict_bundles, is_bundle, limit_bytes, mark_used
+from nearfar.compiler.store.sources import DOWNLOAD
+from nearfar.compiler.store.store import Store
 
 from .devices import models_memory_bytes
 
 # The first target that has a bundle that fits wins.
 PREFERRED = ("cuda", "cpu", "webgpu", "mlx", "onnx")
-KEY_DIGITS = 16
-DOWNLOAD = "download"
 
 # The phase, done and total, as when a model is compiled.
 Progress = Callable[[str, int, int], None]
@@ -79,7 +78,7 @@ class CatalogModels:
     def cached(
         self, name: str, target: str | None, trust: Sequence[TrustedKey], progress: Progress = lambda *_: None
     ) -> Path:
-        """The bundle of `choose` in the cache, downloaded unless it is there. Files of an older version are kept.
+        """The bundle of `choose` in the store, downloaded unless it is there. Files that others have are shared.
 
         Raises the errors of `choose` and `pull`.
         """
@@ -87,13 +86,14 @@ class CatalogModels:
 
         entry = self.choose(name, target)
         place = entry.folder.replace("/", "-")
-        path = cache_folder() / f"{place}-{entry.manifest_sha256[:KEY_DIGITS]}"
+        path, limit = bundles_folder() / f"{place}-{entry.manifest_sha256[:KEY_DIGITS]}", limit_bytes()
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f"{path.name}.lock")):
-            if not (path / MANIFEST_FILE).is_file():
-                older = sorted(path.parent.glob(f"{place}-{'?' * KEY_DIGITS}"), key=lambda each: each.stat().st_mtime)
-                former = older[-1] if older else None
-                pull(entry, self.address, path, trust, partial(progress, DOWNLOAD), former)
+            if not is_bundle(path):
+                blobs = Store.of_user().blobs
+                pull(entry, self.address, path, trust, partial(progress, DOWNLOAD), blobs=blobs)
+        mark_used(path)
+        evict_bundles(limit)
         return path
 
 

@@ -8,21 +8,31 @@ import asyncio
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from nearfar.compiler.bundle.manifest import MANIFEST_FILE
+from nearfar.compiler.bundle.folder import open_any
 from nearfar.compiler.bundle.new_folder import discard_partial
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import compile_any
-from nearfar.compiler.pipeline.kernel_cache import VARIABLE
 from nearfar.compiler.pipeline.options import CompileOptions
 from nearfar.compiler.runtime.errors import OutputError, ToolError, reason_of
+from nearfar.compiler.store.bundles import (
+    bundle_path,
+    evict_bundles,
+    is_bundle,
+    limit_bytes,
+    mark_used,
+    note_source,
+)
+from nearfar.compiler.store.model import StoredModel
+from nearfar.compiler.store.opening import compile_fields
+from nearfar.compiler.store.place import VARIABLE, cache_folder
+from nearfar.compiler.store.store import Store
 
 from ..processes.worker import WorkerEnded, WorkerProcess
 from ..processes.worker_loop import Send, serve
-from .bundle_cache import bundle_path
 from .devices import default_arch, default_target
 
 Progress = Callable[[str, int, int], None]
@@ -51,6 +61,7 @@ async def compiled(model: str, options: CompileOptions, progress: Progress = lam
     if folder.is_dir():
         path = await asyncio.to_thread(bundle_path, folder, options)
         if is_bundle(path):
+            mark_used(path)
             return path
     partial: Path | None = None
 
@@ -83,9 +94,15 @@ def default_options(ignore_keys: tuple[str, ...] = ()) -> CompileOptions:
     return CompileOptions(target=target, arch=default_arch(target), ignore_keys=ignore_keys)
 
 
-def default_bundle(model: str, ignore_keys: tuple[str, ...], progress: Progress) -> Path:
-    """The bundle of a checkpoint's folder, from the cache or compiled into it now. Raises as `compile_any`."""
-    return asyncio.run(compiled(model, default_options(ignore_keys), progress))
+def default_bundle(
+    model: str, ignore_keys: tuple[str, ...], progress: Progress, stored: StoredModel | None = None
+) -> Path:
+    """The bundle of a checkpoint, from the store or compiled into it now; ``stored``: the model that sets options.
+    Raises as `compile_any`.
+    """
+    options = default_options(ignore_keys)
+    options = replace(options, **compile_fields(stored, Store.of_user(), asdict(options)))
+    return asyncio.run(compiled(model, options, progress))
 
 
 def main() -> None:
@@ -105,7 +122,8 @@ def compile_once(model: str, options: CompileOptions, send: Send = lambda _: Non
     """Sends `Compiling`, and then the arguments of `Progress`."""
     from filelock import FileLock
 
-    path = bundle_path(load(model, options.ignore_keys).path, options)
+    checkpoint = load(model, options.ignore_keys).path
+    path, limit = bundle_path(checkpoint, options), limit_bytes()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # In a folder that cannot be written, the lock would wait forever.
@@ -113,7 +131,7 @@ def compile_once(model: str, options: CompileOptions, send: Send = lambda _: Non
             pass
     except OSError as error:
         raise OutputError(
-            f"{path.parent}: compiled models cannot be stored here: {reason_of(error)}; set {VARIABLE} to a "
+            f"{cache_folder()}: compiled models cannot be stored here: {reason_of(error)}; set {VARIABLE} to a "
             "writable folder"
         ) from error
     send(Compiling(path))
@@ -126,8 +144,8 @@ def compile_once(model: str, options: CompileOptions, send: Send = lambda _: Non
                 replace(options, force=True),
                 lambda *progress: send(progress),
             )
+            note_source(path, checkpoint)
+            Store.of_user().blobs.share(path, open_any(path).hashes())
+    mark_used(path)
+    evict_bundles(limit)
     return path
-
-
-def is_bundle(path: Path) -> bool:
-    return (path / MANIFEST_FILE).is_file()

@@ -9,12 +9,14 @@ for them with `isinstance`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.runtime.audio.transcribe import Transcript
-from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.store.model import StoredModel
+from nearfar.compiler.store.names import UnknownModel as UnknownModel
 
 from ..engine.request import TokenSource
 from ..engine.stats import EngineStats
@@ -139,7 +141,7 @@ class Abilities:
     ``verify``: it checks drafts of clients. ``vision``: it reads images. ``video``: it reads videos. ``sound``: it
     reads sound, and nothing else. ``hears``: it answers about recordings in chats, of at most ``hears_seconds`` if that
     is not None. ``model`` is its name in its manifest, None for models that are not one, and ``chat_template`` the
-    source of its template.
+    source of its template. ``thinks``: it reasons between markers.
     """
 
     tokenizer_sha256: str | None
@@ -154,6 +156,15 @@ class Abilities:
     hears_seconds: float | None = None
     model: str | None = None
     chat_template: str | None = None
+    thinks: bool = False
+
+
+@runtime_checkable
+class HasStored(Protocol):
+    """An executor of a model that may be the store's: then its requests inherit what ``stored`` has."""
+
+    @property
+    def stored(self) -> StoredModel | None: ...
 
 
 @runtime_checkable
@@ -277,7 +288,7 @@ class Opening:
     """A model that can be opened. ``memory_bytes`` is None if this process will not hold the model. ``answers_at_once``
     is how many answers it can run and queue, None if that is not known.
 
-    ``open`` may take minutes. If it fails, it leaves nothing open.
+    ``open`` may take minutes. If it fails, it leaves nothing open. ``release`` is called when the model is closed.
     """
 
     name: str
@@ -285,6 +296,7 @@ class Opening:
     open: Callable[[], Awaitable[Executor]]
     task: Task = "generate"
     answers_at_once: int | None = None
+    release: Callable[[], None] = lambda: None
 
 
 class Opener(Protocol):
@@ -292,12 +304,6 @@ class Opener(Protocol):
         """Find a model, and compile it if necessary. Raises RequestError and others for a model that cannot be
         served.
         """
-
-
-class UnknownModel(RequestError):
-    """No model, alias or adapter has this name. Over HTTP it is a 404."""
-
-    code = "model_not_found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,3 +357,16 @@ class Models(Protocol):
 
     async def close(self, drain_seconds: float) -> None:
         """Refuse new models, wait at most this long for running requests, then close every executor."""
+
+
+@runtime_checkable
+class LoadsOnUse(Models, Protocol):
+    """Models that are loaded when a request needs them, and unloaded later."""
+
+    def using(self, name: str) -> AbstractAsyncContextManager[Executor]:
+        """The executor for a name, which stays loaded in the context. Raises UnknownModel, and what loading raises."""
+
+    def keep(self, name: str, seconds: float) -> None:
+        """How long the model stays loaded after its last request; infinity for ever. Without effect on a model that is
+        not loaded, or was loaded otherwise.
+        """

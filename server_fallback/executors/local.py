@@ -16,6 +16,8 @@ from nearfar.compiler.runtime.audio.prepared_sound import HeardSound
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, RequestError
 from nearfar.compiler.runtime.images.patches import CutImage
 from nearfar.compiler.runtime.media import with_pictures
+from nearfar.compiler.runtime.text.reasoning import State
+from nearfar.compiler.store.model import StoredModel
 
 from ..engine.request import TokenRequest, TokenSource
 from ..engine.stats import EngineStats
@@ -38,12 +40,12 @@ from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.grammar.grammars import Grammars
 from ..text.grammar.source import GrammarSource
 from ..text.output import Output
-from ..text.reasoning import State
 from ..text.reasoning_constraint import ReasoningConstraint
 from ..text.requests import check_prompt
 from ..text.text_workers import TextWorkers
 from .decide import Decider
 from .executor import Abilities, CachesPrefixes, Call, ExecutorState
+from .inherited import inherited
 from .local_share import LocalShare
 from .read_request import Asked, read_request
 from .text_model import TextModel
@@ -71,7 +73,7 @@ class LocalExecutor:
     The priority of the call counts, not that of the request. ``memory_bytes`` is the runner's memory on its device, if
     known; ``device`` is a description of that device. The executor also owns ``workers``; None compiles grammars in a
     separate process, and renders the chat template in this process. ``issuer`` signs receipts. ``share`` lets other
-    processes use the same engine, None if they cannot.
+    processes use the same engine, None if they cannot. Chats and completions inherit what ``stored`` has.
     """
 
     def __init__(
@@ -85,8 +87,10 @@ class LocalExecutor:
         device: str = "",
         share: LocalShare | None = None,
         issuer: Issuer | None = None,
+        stored: StoredModel | None = None,
     ) -> None:
         self.share = share
+        self.stored = stored
         self._issuer = issuer
         self._engine = engine
         self._model = model
@@ -102,7 +106,13 @@ class LocalExecutor:
     def context(self) -> int:
         return self._engine.context
 
+    def inheriting(self, name: str, stored: StoredModel) -> GuestExecutor:
+        """The same model under a name of its own, with requests that inherit what ``stored`` has."""
+        model = replace(self._model, name=name)
+        return GuestExecutor(self._engine, model, workers=self._workers, adapter=self._adapter, stored=stored)
+
     async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
+        request = inherited(request, self.stored)
         if not request.receipt:
             await self.answer_from(self._engine, request, call, output)
             return
@@ -194,6 +204,7 @@ class LocalExecutor:
             hears_seconds=None if model.sounds is None else longest_sound(model.sounds),
             model=model.model,
             chat_template=None if template is None else template.source,
+            thinks=model.reasoning is not None,
         )
 
     @property
@@ -329,3 +340,10 @@ class LocalExecutor:
         """The maximum number of tokens of the answer, which also ends when the context is full."""
         room = max(1, self.context - len(request.prompt_ids) + 1)
         return room if request.max_tokens is None else min(request.max_tokens, room)
+
+
+class GuestExecutor(LocalExecutor):
+    """A `LocalExecutor` whose engine and text processes belong to another one, and remain when this one is closed."""
+
+    async def close(self) -> None:
+        pass

@@ -23,6 +23,10 @@ from nearfar.compiler.runtime.audio.transcribe import LIMITS
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.runtime.inputs import require_known_inputs
 from nearfar.compiler.runtime.limits import tokens_at_once
+from nearfar.compiler.store.bundles import HeldBundle
+from nearfar.compiler.store.model import StoredModel
+from nearfar.compiler.store.opening import compile_fields, exists, with_template
+from nearfar.compiler.store.store import Store
 
 from ..engine.config import EngineConfig
 from ..engine.encoder_engine import EncoderEngine
@@ -85,6 +89,7 @@ class LocalOpener:
         self._ignored_keys = IgnoredKeys(options.ignore_keys)
         self._receipt_key = None if options.receipt_key is None else ReceiptKey(options.receipt_key)
         self._catalog: CatalogModels | None = None
+        self._store = Store.of_user()
         # One process for all models.
         self._compiler = GrammarCompiler()
 
@@ -95,11 +100,13 @@ class LocalOpener:
     async def prepare(self, model: str, name: str | None) -> Opening:
         """Raises BundleError, CheckpointError, RequestError and the other errors of compiling."""
         options = self._options
+        stored = await asyncio.to_thread(self._stored, model)
         planned = await self._planned(model)
         # A model of embeddings or scores has nothing to draft.
         by_model = options.draft not in (None, NGRAM, HEADS) and planned.bundle.manifest.generates
         draft = await self._planned(options.draft, is_draft=True) if options.draft is not None and by_model else None
         name = name or default_name(model)
+        held = HeldBundle(planned.bundle.path)
 
         async def open_it() -> Executor:
             # Hashes, weights and libraries are read on a thread, so that running requests do not wait.
@@ -114,7 +121,7 @@ class LocalOpener:
                 workers.template.close()
                 workers = replace(workers, template=None)
             try:
-                return await self._open(planned, draft, text, workers)
+                return await self._open(planned, draft, text, workers, stored)
             except BaseException:
                 workers.close()
                 raise
@@ -122,7 +129,7 @@ class LocalOpener:
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
         limits = planned.memory.limits
         answers = min(limits.sequences, limits.rows) + options.max_waiting
-        return Opening(name, memory_bytes, open_it, planned.bundle.manifest.task, answers)
+        return Opening(name, memory_bytes, open_it, planned.bundle.manifest.task, answers, held.close)
 
     async def _open_speech(self, planned: Planned, text: TextModel) -> SpeechExecutor:
         await asyncio.to_thread(text.read)
@@ -151,7 +158,12 @@ class LocalOpener:
         return EncoderExecutor(engine, text, memory_bytes=planned.memory.total_bytes, device=engine.device, share=share)
 
     async def _open(
-        self, planned: Planned, draft: Planned | None, text: TextModel, workers: TextWorkers
+        self,
+        planned: Planned,
+        draft: Planned | None,
+        text: TextModel,
+        workers: TextWorkers,
+        stored: StoredModel | None,
     ) -> LocalExecutor:
         options, manifest = self._options, planned.bundle.manifest
         speculation = None
@@ -181,9 +193,21 @@ class LocalOpener:
         if options.shared and isinstance(engine, RemoteEngine):
             share = LocalShare(planned.bundle, text.name, await engine.share(), memory_bytes, options.images, issuer)
         kept: Any = {"workers": workers, "memory_bytes": memory_bytes, "device": engine.device, "share": share}
+        kept |= {"issuer": issuer, "stored": stored}
         if isinstance(manifest, Manifest) and manifest.lora is not None:
-            return AdaptableExecutor(engine, text, manifest, issuer=issuer, **kept)
-        return LocalExecutor(engine, text, issuer=issuer, **kept)
+            executor = AdaptableExecutor(engine, text, manifest, **kept)
+            adapter = None if stored is None else await asyncio.to_thread(self._store.adapter, stored)
+            if stored is not None and adapter is not None:
+                await executor.adapt(stored.name, str(adapter))
+            return executor
+        if stored is not None and stored.adapter is not None:
+            await engine.close()
+            raise RequestError(
+                f"{stored.name}: its base is a bundle that accepts no LoRA adapters; create it from a checkpoint, or "
+                "from a bundle that was compiled with --lora-rank",
+                param="model",
+            )
+        return LocalExecutor(engine, text, **kept)
 
     async def _planned(self, model: str, *, is_draft: bool = False) -> Planned:
         """A step checks drafts of each sequence and in addition those of clients. A step of a draft checks none."""
@@ -247,7 +271,11 @@ class LocalOpener:
                 progress = partial(self._progress, model)
                 pulled = await asyncio.to_thread(models.cached, model, options.target, self._trusted, progress)
                 return await asyncio.to_thread(open_any, pulled, self._trusted)
-        path = DEMOS.get(model) or Path(os.path.expanduser(model))
+        stored = await asyncio.to_thread(self._stored, model)
+        if stored is not None:
+            path = await asyncio.to_thread(self._store.path, stored)
+        else:
+            path = DEMOS.get(model) or Path(os.path.expanduser(model))
         try:
             is_bundle, is_folder = (path / MANIFEST_FILE).is_file(), path.is_dir()
         except (OSError, ValueError) as error:
@@ -256,12 +284,13 @@ class LocalOpener:
                 param="model",
             ) from error
         if is_bundle:
-            return await asyncio.to_thread(open_any, path, self._trusted)
+            return with_template(await asyncio.to_thread(open_any, path, self._trusted), stored)
         target = options.target or default_target()
         given = {each.name: getattr(options, each.name) for each in fields(ModelOptions)}
         given["ignore_keys"] = self._ignored_keys.keys
+        given |= compile_fields(stored, self._store, given)
         wanted = CompileOptions(target=target, arch=default_arch(target), **given)
-        name = str(path) if is_folder else model
+        name = str(path) if is_folder or stored is not None else model
         while True:
             try:
                 bundle = await compiled(
@@ -272,4 +301,8 @@ class LocalOpener:
                 wanted = replace(wanted, ignore_keys=self._ignored_keys.without_missing(wanted.ignore_keys, error))
             else:
                 self._ignored_keys.found(wanted.ignore_keys)
-                return await asyncio.to_thread(open_any, bundle)
+                return with_template(await asyncio.to_thread(open_any, bundle), stored)
+
+    def _stored(self, model: str) -> StoredModel | None:
+        """The stored model of this name, unless it is also a path or a demo."""
+        return None if model in DEMOS or exists(model) else self._store.find(model)

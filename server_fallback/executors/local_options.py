@@ -6,12 +6,12 @@ from dataclasses import field
 from typing import Annotated
 
 from nearfar.compiler.names import EXPORTS
-from nearfar.compiler.options import CatalogUrl, Count, CountOrNone, File, Flag, ModelName, Trust, options
+from nearfar.compiler.options import CatalogUrl, Count, CountOrNone, File, Flag, ModelName, SizeBytes, Trust, options
 from nearfar.compiler.pipeline.options import ModelOptions
 
 from ..engine.batching import Batching
 from ..images.options import ImageOptions
-from ..option_types import HANG_SECONDS, SizeBytes
+from ..option_types import HANG_SECONDS
 
 
 @options

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nearfar.compiler.ir.tasks import Task
@@ -18,7 +18,8 @@ ASLEEP = ExecutorState(ready=False, detail="asleep", memory_bytes=0)
 @dataclass(eq=False)
 class ModelEntry:
     """A model. ``executor`` is None while the model loads or sleeps; ``asleep`` is its own card then. ``adapters`` are
-    its adapters' hashes by name, ``adapter_paths`` their folders; ``model`` is what it was loaded from.
+    its adapters' hashes by name, ``adapter_paths`` their folders; ``model`` is what it was loaded from. ``release`` is
+    called when its executor has been closed.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ModelEntry:
     adapters: dict[str, str] = field(default_factory=dict)
     adapter_paths: dict[str, str] = field(default_factory=dict)
     asleep: ModelCard | None = None
+    release: Callable[[], None] = lambda: None
 
     def state(self) -> ExecutorState:
         if self.executor is not None:

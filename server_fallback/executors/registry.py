@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.ir.tasks import Task
@@ -144,9 +145,10 @@ class Registry:
         return entry
 
     async def close_apart(self, entry: ModelEntry) -> None:
-        assert entry.executor is not None
-        self._unnamed.discard(entry)
-        await entry.executor.close()
+        try:
+            await _close(entry)
+        finally:
+            self._unnamed.discard(entry)
 
     async def swap(
         self, opened: Sequence[ModelEntry], gone: Collection[str], aliases: Mapping[str, Sequence[str]]
@@ -184,9 +186,14 @@ class Registry:
             await self.publish()
         self._unnamed.update(old)
         for entry in old:
-            task = asyncio.ensure_future(self._leave(entry, UNLOAD_DRAIN_SECONDS))
+            task = asyncio.ensure_future(self._drained(entry, UNLOAD_DRAIN_SECONDS))
             self._leaves.add(task)
             task.add_done_callback(self._leaves.discard)
+
+    async def prepare(self, model: str) -> None:
+        """Compile a model if necessary, without loading it. Raises what loading raises."""
+        opening = await self._opener.prepare(model, None)
+        opening.release()
 
     async def unload(self, name: str) -> None:
         entry = self._table.find(name)
@@ -196,9 +203,17 @@ class Registry:
         if name in entry.adapters:
             await self.unload_adapter(UnloadAdapterRequest(lora_name=name))
             return
+        await self.withdraw(name)
+
+    def withdraw(self, name: str) -> Coroutine[Any, Any, None]:
+        """Remove the names of a model at once. Returns what closes it when its requests have ended. Raises
+        UnknownModel, and RequestError while it loads.
+        """
+        entry = self._table.find(name)
         if entry.executor is None and entry.asleep is None:
             raise RequestError(f"{name}: the model is still loading; unload it when the load is done", param="model")
-        await self._remove(entry, UNLOAD_DRAIN_SECONDS)
+        self._withdraw(entry)
+        return self._drained(entry, UNLOAD_DRAIN_SECONDS)
 
     async def sleep(self, name: str) -> None:
         """Free the memory of a model once its running answers have ended. Its names stay."""
@@ -212,7 +227,11 @@ class Registry:
             entry.asleep, entry.executor = entry.cards()[0], None
             if self.publish is not None:
                 await self.publish()
-            await _end(executor, UNLOAD_DRAIN_SECONDS)
+            try:
+                await _ended(executor, UNLOAD_DRAIN_SECONDS)
+            finally:
+                await executor.close()
+                entry.release()
             entry.memory_bytes = 0
 
     async def wake(self, name: str) -> None:
@@ -236,6 +255,7 @@ class Registry:
                     raise Unavailable(f"{name}: was unloaded while it woke up")
             except BaseException:
                 await executor.close()
+                entry.release()
                 entry.memory_bytes = 0
                 raise
             entry.executor, entry.asleep = executor, None
@@ -288,7 +308,10 @@ class Registry:
         # A task that was cancelled before it began has closed nothing.
         unnamed = [entry for entry in self._unnamed if entry.executor is not None]
         await asyncio.gather(*(self.close_apart(entry) for entry in unnamed))
-        await asyncio.gather(*(self._remove(entry, drain_seconds) for entry in self._table))
+        entries = list(self._table)
+        for entry in entries:
+            self._withdraw(entry)
+        await asyncio.gather(*(self._drained(entry, drain_seconds) for entry in entries))
 
     async def _loaded(self, loading: asyncio.Task[ModelCard]) -> ModelCard:
         try:
@@ -303,7 +326,9 @@ class Registry:
         entry.memory_bytes = self._take(opening.memory_bytes or 0, entry)
         entry.task = opening.task
         entry.answers_at_once = opening.answers_at_once
-        return await opening.open()
+        executor = await opening.open()
+        entry.release = opening.release
+        return executor
 
     async def _load(self, entry: ModelEntry) -> ModelCard:
         try:
@@ -334,31 +359,35 @@ class Registry:
             )  # fmt: skip
         return needed
 
-    async def _remove(self, entry: ModelEntry, drain_seconds: float) -> None:
-        """Remove the names at once; for the rest see `_end`."""
+    def _withdraw(self, entry: ModelEntry) -> None:
         self._table.remove(entry)
-        await self._leave(entry, drain_seconds)
-
-    async def _leave(self, entry: ModelEntry, drain_seconds: float) -> None:
-        if entry.executor is None:
-            # It sleeps.
-            self._unnamed.discard(entry)
-            return
         self._unnamed.add(entry)
+
+    async def _drained(self, entry: ModelEntry, drain_seconds: float) -> None:
+        """Close the executor when its requests have ended or the time is over. A model that sleeps has none."""
         try:
-            await _end(entry.executor, drain_seconds)
+            if entry.executor is not None:
+                await _ended(entry.executor, drain_seconds)
         finally:
-            self._unnamed.discard(entry)
+            await self.close_apart(entry)
 
 
-async def _end(executor: Executor, drain_seconds: float) -> None:
-    """Close an executor when its requests have ended or the time is over."""
+async def _ended(executor: Executor, seconds: float) -> None:
+    """Wait until no request runs, at most so long."""
+    give_up = time.monotonic() + seconds
+    while (state := executor.state()).running + state.waiting > 0 and time.monotonic() < give_up:
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _close(entry: ModelEntry) -> None:
+    """Close the executor of a model that no name finds, if that has not been done."""
+    executor, entry.executor = entry.executor, None
+    if executor is None:
+        return
     try:
-        give_up = time.monotonic() + drain_seconds
-        while (state := executor.state()).running + state.waiting > 0 and time.monotonic() < give_up:
-            await asyncio.sleep(POLL_SECONDS)
-    finally:
         await executor.close()
+    finally:
+        entry.release()
 
 
 def default_name(model: str) -> str:

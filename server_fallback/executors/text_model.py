@@ -14,11 +14,11 @@ from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.ir.sounds import SoundSpec
 from nearfar.compiler.ir.tasks import ClassifierSpec, EmbeddingSpec
 from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.reasoning import Reasoning
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.runtime.text.tool_formats import tool_format
 
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from ..text.reasoning import Reasoning
 from ..text.requests import check_length
 from ..text.vocabulary import Vocabulary, read_vocabulary
 from .long_texts import LongTexts

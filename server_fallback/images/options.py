@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from nearfar.compiler.options import Count, Flag, options
+from nearfar.compiler.options import Count, Flag, SizeBytes, options
 
-from ..option_types import Seconds, SizeBytes
+from ..option_types import Seconds
 
 ANY_HOST = "*"
 IMAGE_CACHE_BYTES = 256 << 20

@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nearfar.compiler.bundle.manifest import Manifest
-from nearfar.compiler.ir.sampling import BIAS, COUNTS, MASK, FloatArray, Settings, adjust_logits, choose_token
+from nearfar.compiler.ir.sampling import (
+    BIAS,
+    COUNTS,
+    MASK,
+    FloatArray,
+    Settings,
+    adjust_logits,
+    choose_token,
+    token_counts,
+)
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
 from nearfar.compiler.runtime.generate import PREFILL_CHUNK, append, not_finite
 from nearfar.compiler.runtime.runner import Runner
@@ -21,7 +30,7 @@ from ..engine.check_request import check_request
 from ..engine.min_tokens import both_masks, end_ids, mask_without
 from ..engine.model import TokenModel
 from ..engine.request import AnswerEnd, FinishReason, GeneratedToken, PromptLogprobs, TokenRequest
-from ..engine.resolved_sampling import dense_bias, resolve_sampling, token_counts
+from ..engine.resolved_sampling import dense_bias, resolve_sampling
 from ..engine.stats import EngineStats
 from ..schema.receipt import Receipt, ReceiptChoice
 from .issuer import tokens_hash

@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 from hashlib import sha256
 from pathlib import Path
 
-from nearfar.compiler.pipeline.kernel_cache import cache_folder
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.shared.script import SharedScript
+from nearfar.compiler.store.place import cache_folder
 
 from ..executors.executor import Executor, Opener, Opening, Transcribes
 from .decision.budget import FileLedger, Ledger

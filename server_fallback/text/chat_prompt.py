@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from nearfar.compiler.ir.images import ImageSpec, MediumKind
 from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.reasoning import Reasoning, State
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 
 from ..engine.images import PromptImage
 from ..schema.chat import ImagePart, Message, Part, RefusalPart, SeenPart, SoundPart, TextPart, VideoPart
 from ..schema.functions import Tool
 from .attachments import recordings, require_heard, with_files
-from .reasoning import Reasoning, State
 from .requests import check_length
 
 

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
+from nearfar.compiler.runtime.text.reasoning import Parts, Reasoning, ReasoningParser, State
 from nearfar.compiler.runtime.text.stop_strings import StopAutomaton, StopStrings
 from nearfar.compiler.runtime.text.text_stream import TextStream
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
@@ -22,7 +23,6 @@ from ..engine.request import (
     items_of,
 )
 from .output import Output
-from .reasoning import Parts, Reasoning, ReasoningParser, State
 from .token_bytes import cut_parts, split_text
 from .vocabulary import Vocabulary
 
@@ -317,19 +317,10 @@ class _Choice:
 
     def _parsed(self, token_id: int, text: str, reasoning: Reasoning) -> Parts:
         assert self.reasoning_tokens is not None
-        dialect, parser = reasoning.dialect, self._parser
-        if token_id == reasoning.close_id and parser.state == "reasoning":
-            self.reasoning_tokens += 1
-            # The decoder writes the marker unless it is a special token.
-            parts = parser.feed(text.removesuffix(dialect.close))
-            parser.close()
-            return parts
-        if token_id == reasoning.open_id and parser.state == "start":
-            parts = parser.feed(text.removesuffix(dialect.open))
-            parser.open()
-        else:
-            parts = parser.feed(text)
-        self.reasoning_tokens += parser.state == "reasoning"
+        parser = self._parser
+        before = parser.state
+        parts = parser.feed_token(token_id, text, reasoning)
+        self.reasoning_tokens += "reasoning" in (before, parser.state)
         return parts
 
     def _unstopped(self, text: str) -> str:

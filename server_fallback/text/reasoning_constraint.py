@@ -13,11 +13,11 @@ from typing import Protocol
 import numpy as np
 
 from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.reasoning import Reasoning, State
 
 from ..engine.min_tokens import mask_without
 from ..engine.request import Constraint
 from .grammar.matcher import Mask, has_bit, set_bit
-from .reasoning import Reasoning, State
 
 
 class FormConstraint(Constraint, Protocol):

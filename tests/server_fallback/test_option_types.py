@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nearfar.compiler.options import Count, Option, declared, options
+from nearfar.compiler.options import Count, Option, declared, options, size_bytes
 from nearfar.compiler.runtime.errors import RequestError
-from nearfar.server_fallback.option_types import Milliseconds, Seconds, Share, network, node_address, origin, size_bytes
+from nearfar.server_fallback.option_types import Milliseconds, Seconds, Share, network, node_address, origin
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,14 @@ class ChatTemplate:
         """Compile it. Raises CheckpointError if the source is not valid Jinja."""
         _ = self._template
 
+    def check_syntax(self) -> None:
+        """Parse it, without running any of it. Raises RequestError."""
+        try:
+            self._environment.parse(self.source)
+        except (jinja2.TemplateError, RecursionError, ValueError) as error:
+            where = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            raise RequestError(f"template: {where}{error}; correct it", param="template") from error
+
     def tree(self) -> TemplateTree:
         """Its syntax tree. Raises CheckpointError as `check` does."""
         self.check()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 # This is long because the machine may be busy.
 TIMEOUT_SECONDS = 120
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
 
 
 class Terminal:
@@ -68,7 +68,9 @@ def on_a_terminal(
     command: Sequence[str], folder: Path, columns: int = 80
 ) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
     main, terminal = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
+    # Nobody answers where the cursor is.
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "PROMPT_TOOLKIT_NO_CPR": "1"}
+    environment["NEARFAR_CACHE"] = str(folder / "cache")
     process = subprocess.Popen(
         command,
         cwd=folder,

@@ -16,8 +16,8 @@ from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.formats import load
 from nearfar.compiler.pipeline.compile import CompileOptions
 from nearfar.compiler.runtime.errors import RequestError, ToolError, UnsupportedModel
+from nearfar.compiler.store.bundles import bundle_path
 from nearfar.server_fallback.executors import compile_process, local_opener
-from nearfar.server_fallback.executors.bundle_cache import bundle_path
 from nearfar.server_fallback.executors.compile_process import Progress, default_options
 from nearfar.server_fallback.executors.local_opener import LocalOpener
 from nearfar.server_fallback.executors.local_options import LocalOptions
@@ -64,7 +64,7 @@ def test_a_checkpoint_is_compiled_for_this_machine(
     assert printed.out == "27 + 58 = 85\n"
     assert f"compiled {folder} into the cache: {cached}" in printed.err
     monkeypatch.undo()
-    monkeypatch.setenv("NEARFAR_CACHE", str(cached.parent))
+    monkeypatch.setenv("NEARFAR_CACHE", str(cached.parent.parent))
     assert main(["run", str(folder), *PROMPT[:-1]]) == 0
     assert "compiled" not in capsys.readouterr().err
 

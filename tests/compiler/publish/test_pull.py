@@ -22,7 +22,7 @@ from nearfar.compiler.bundle.signature import new_key, read_trusted_keys
 from nearfar.compiler.cli import main, parse
 from nearfar.compiler.cli.pull import try_it
 from nearfar.compiler.ir.tasks import Task
-from nearfar.compiler.publish import pull as pull_module
+from nearfar.compiler.publish import fetch as fetch_module
 from nearfar.compiler.publish.card import Measured
 from nearfar.compiler.publish.pull import catalog_address, fetch_catalog, pull
 from nearfar.compiler.publish.site import SiteOptions, Source, write_site
@@ -133,7 +133,7 @@ def test_a_later_run_continues(site: Path, tmp_path: Path, monkeypatch: pytest.M
     half = shard.stat().st_size // 2
     with web(site) as server:
         with monkeypatch.context() as patch:
-            patch.setattr(pull_module, "ATTEMPTS", 1)
+            patch.setattr(fetch_module, "ATTEMPTS", 1)
             server.limit_bytes = half
             with pytest.raises(Unavailable, match="run the command again, which continues"):
                 pulled(server.url, tmp_path / "here")
@@ -180,7 +180,7 @@ def test_a_file_of_another_size_is_refused_before_the_disk_has_it(
     listed = shard.stat().st_size
     shard.write_bytes(bytes(listed + (size or 9 << 20)))
     if size is None:
-        monkeypatch.setattr(pull_module, "length_of", lambda _: None)
+        monkeypatch.setattr(fetch_module, "length_of", lambda _: None)
     with web(site) as server, pytest.raises(BundleError, match="other bytes than the manifest says"):
         pulled(server.url, tmp_path / "here")
     left = tmp_path / ".here.partial/weights" / shard.name

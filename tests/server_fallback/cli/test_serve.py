@@ -348,7 +348,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "needs a model"),
+        (("--front-ends", "2"), "the store is served by one process; name the models"),
         (("demo", "--alias", "x"), "--alias x: write NAME=MODEL, with one of the models demo"),
         (("demo", "--alias", "x=y"), "with one of the models demo"),
         (("demo", "--executor", "upstream"), "needs the server's address"),

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from nearfar.compiler.pipeline.compile import CompileOptions
-from nearfar.compiler.pipeline.kernel_cache import cache_folder
 from nearfar.compiler.runtime.errors import CheckpointError, OutputError, RequestError, ToolError, UnsupportedModel
-from nearfar.server_fallback.executors.bundle_cache import bundle_path
+from nearfar.compiler.store.bundles import bundle_path
+from nearfar.compiler.store.place import cache_folder
 from nearfar.server_fallback.executors.compile_process import Compiling, compile_once, compiled
 from nearfar.server_fallback.processes.frames import write_frame
 from nearfar.server_fallback.processes.worker_loop import STARTED

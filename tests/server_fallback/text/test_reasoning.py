@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.text.reasoning import ReasoningParser, State, find_dialect
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.text.grammar.matcher import Mask, set_bit
-from nearfar.server_fallback.text.reasoning import ReasoningParser, State, find_dialect
 from nearfar.server_fallback.text.reasoning_constraint import ReasoningConstraint
 from nearfar.server_fallback.text.thinking import read_thinking
 

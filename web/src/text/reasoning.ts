@@ -1,6 +1,6 @@
 // Separates a model's reasoning from the answer that follows it. The markers (<think>) are single tokens of the
 // vocabulary, and the parser receives them by id: an answer that spells a marker with other tokens is not cut.
-// server_fallback/text/reasoning.py does the same, and tests/conformance/reasoning.json holds both to the same results.
+// compiler/runtime/text/reasoning.py does the same, and tests/conformance/reasoning.json tests both alike.
 
 /** Where an answer is. "start": nothing but white space has come, so reasoning may begin. */
 export type State = "start" | "reasoning" | "content";

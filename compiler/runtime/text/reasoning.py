@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from .tokenizer import Tokenizer
 
 # The part of the answer that comes next. "start": only white space precedes, so reasoning may still begin.
 State = Literal["start", "reasoning", "content"]
@@ -168,6 +168,20 @@ class ReasoningParser:
         settled = text.rstrip("\n")
         self.held = text[len(settled) :]
         return Parts(settled, "")
+
+    def feed_token(self, token_id: int, text: str, reasoning: Reasoning) -> Parts:
+        """`feed` for the text that a token completed, which may be a marker: the decoder writes those that are no
+        special tokens.
+        """
+        if token_id == reasoning.close_id and self.state == "reasoning":
+            parts = self.feed(text.removesuffix(reasoning.dialect.close))
+            self.close()
+            return parts
+        if token_id == reasoning.open_id and self.state == "start":
+            parts = self.feed(text.removesuffix(reasoning.dialect.open))
+            self.open()
+            return parts
+        return self.feed(text)
 
     def open(self) -> None:
         """The opening marker was generated. It has an effect only at the start."""

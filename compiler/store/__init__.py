@@ -1,0 +1,1 @@
+"""The model store: models by name on this machine, with the files that they share."""

@@ -1,0 +1,252 @@
+"""StoredModels: the models of the store. One is loaded when a request needs it, and unloaded when no request has used
+it for a time, or when another one needs its memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nearfar.compiler.ir.tasks import Task
+from nearfar.compiler.nearest import did_you_mean
+from nearfar.compiler.runtime.errors import Unavailable
+from nearfar.compiler.store.model import StoredModel
+from nearfar.compiler.store.names import StoreName, UnknownModel
+from nearfar.compiler.store.store import Store
+
+from ..log_event import log_event
+from ..schema.models import LoadRequest, ModelCard, UnloadRequest
+from .executor import Executor, ExecutorState, ModelChange, SleepRequest, WakeRequest
+from .local import LocalExecutor
+from .registry import Registry
+
+KEEP_SECONDS = 300.0
+# How long a request waits until running answers free the memory that its model needs.
+ROOM_SECONDS = 120.0
+
+
+@dataclass(eq=False, slots=True)
+class LoadedModel:
+    """A model that was loaded on use. ``users`` requests use it now; ``expires`` is the time (`time.time`) at which it
+    will be unloaded, None while it is used, or if it stays.
+    """
+
+    stored: StoredModel
+    keep_seconds: float
+    users: int = 0
+    last_used: float = 0.0
+    expires: float | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def name(self) -> str:
+        return self.stored.name
+
+
+@dataclass(slots=True)
+class StoredModels:
+    """Implements `LoadsOnUse`. Models that were loaded by `change` stay, like those of ``registry``."""
+
+    registry: Registry
+    store: Store
+    keep_seconds: float = KEEP_SECONDS
+    # By the key of their engines.
+    _loaded: dict[str, LoadedModel] = field(default_factory=dict)
+    _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _freed: asyncio.Event = field(default_factory=asyncio.Event)
+    _unloads: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def cards(self) -> Sequence[ModelCard]:
+        loaded = list(self.registry.cards())
+        names = {card.id.lower() for card in loaded}
+        stored = [each for each in self.store.models() if each.name.lower() not in names]
+        return [*loaded, *(ModelCard(id=each.name, created=int(each.modified.timestamp())) for each in stored)]
+
+    def states(self) -> Mapping[str, ExecutorState]:
+        return self.registry.states()
+
+    def answers_at_once(self, name: str) -> int | None:
+        return self.registry.answers_at_once(self._loaded_name(name) or name)
+
+    def memory_bytes(self, name: str) -> int:
+        return self.registry.memory_bytes(self._loaded_name(name) or name)
+
+    def task(self, name: str) -> Task:
+        return self.registry.task(self._loaded_name(name) or name)
+
+    def loaded(self) -> Sequence[LoadedModel]:
+        """Those that were loaded on use, the last used first."""
+        return sorted(self._loaded.values(), key=lambda each: -each.last_used)
+
+    async def executor(self, name: str) -> Executor:
+        """The executor of a model that is loaded. Raises UnknownModel for others."""
+        return await self.registry.executor(self._loaded_name(name) or name)
+
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[Executor]:
+        given: Executor | None = None
+        if self._loaded_name(name) is None:
+            with suppress(UnknownModel):
+                given = await self.registry.executor(name)
+        if given is not None:
+            yield given
+            return
+        stored = await asyncio.to_thread(self._find, name)
+        loaded = await self._load(stored)
+        try:
+            yield await self._executor(loaded, stored)
+        finally:
+            loaded.users -= 1
+            self._rest(loaded)
+
+    def keep(self, name: str, seconds: float) -> None:
+        loaded = self._loaded_model(name)
+        if loaded is not None:
+            loaded.keep_seconds = seconds
+            self._rest(loaded)
+
+    async def change(self, change: ModelChange) -> ModelCard | None:
+        loaded = self._loaded_model(change.model) if isinstance(change, UnloadRequest) else None
+        if loaded is not None:
+            await self._unload(loaded, "requested")
+            return None
+        if isinstance(change, SleepRequest | WakeRequest):
+            change = replace(change, model=self._loaded_name(change.model) or change.model)
+        return await self.registry.change(change)
+
+    async def forget(self, name: str) -> None:
+        """Unload a model whose record is removed. Others that share its engine load it again."""
+        loaded = self._named(name)
+        if loaded is not None:
+            await self._unload(loaded, "removed")
+
+    async def close(self, drain_seconds: float) -> None:
+        for loaded in self._loaded.values():
+            if loaded.timer is not None:
+                loaded.timer.cancel()
+        await self.registry.close(drain_seconds)
+
+    def _find(self, name: str) -> StoredModel:
+        stored = self.store.find(name)
+        if stored is None:
+            names = [each.name for each in self.store.models()]
+            raise UnknownModel(
+                f"the model {name[:100]!r} is not in the store{did_you_mean(name, names)}; available: "
+                f"{', '.join(names) or 'none'}; nearfar pull downloads others",
+                param="model",
+            )
+        return stored
+
+    def _named(self, name: str) -> LoadedModel | None:
+        """The model that was loaded under this name."""
+        parsed = StoreName.parse_or_none(name)
+        file = None if parsed is None else parsed.file
+        return next((each for each in self._loaded.values() if each.stored.store_name.file == file), None)
+
+    def _loaded_model(self, name: str) -> LoadedModel | None:
+        """As `_named`, or the model whose engine the one of this name uses."""
+        named = self._named(name)
+        stored = self.store.find(name) if named is None and self._loaded else None
+        return named if stored is None else self._loaded.get(stored.engine_key)
+
+    def _loaded_name(self, name: str) -> str | None:
+        loaded = self._loaded_model(name)
+        return None if loaded is None else loaded.name
+
+    async def _executor(self, loaded: LoadedModel, stored: StoredModel) -> Executor:
+        executor = await self.registry.executor(loaded.name)
+        if stored == loaded.stored or not isinstance(executor, LocalExecutor):
+            return executor
+        return executor.inheriting(stored.name, stored)
+
+    async def _load(self, stored: StoredModel) -> LoadedModel:
+        """The loaded model with this engine, which now has one user more."""
+        # One model at a time, so that each sees what memory the others leave.
+        async with self._loading:
+            loaded = self._loaded.get(stored.engine_key)
+            if loaded is None:
+                former = self._named(stored.name)
+                if former is not None:
+                    await self._unload(former, "changed")
+                await self._load_with_room(stored)
+                loaded = self._loaded[stored.engine_key] = LoadedModel(stored, self.keep_seconds)
+            loaded.users += 1
+            loaded.last_used = time.monotonic()
+            if loaded.timer is not None:
+                loaded.timer.cancel()
+            loaded.expires = loaded.timer = None
+            return loaded
+
+    async def _load_with_room(self, stored: StoredModel) -> None:
+        give_up = time.monotonic() + ROOM_SECONDS
+        while True:
+            self._freed.clear()
+            started = time.monotonic()
+            try:
+                await self.registry.change(LoadRequest(model=stored.name, name=stored.name))
+            except Unavailable as error:
+                if "needed_bytes" not in error.details or not await self._make_room(give_up):
+                    raise
+            else:
+                seconds = round(time.monotonic() - started, 4)
+                log_event("model_loaded", name=stored.name, by="use", seconds=seconds)
+                return
+
+    async def _make_room(self, give_up: float) -> bool:
+        """Unload the idle model that was not used for the longest time, or wait for one. False if there is none."""
+        idle = [each for each in self._loaded.values() if each.users == 0]
+        if idle:
+            await self._unload(min(idle, key=lambda each: each.last_used), "memory")
+            return True
+        if not self._loaded:
+            return False
+        try:
+            await asyncio.wait_for(self._freed.wait(), max(0.0, give_up - time.monotonic()))
+        except TimeoutError:
+            return False
+        return True
+
+    def _rest(self, loaded: LoadedModel) -> None:
+        """Start the time after which a model without users is unloaded."""
+        if loaded.timer is not None:
+            loaded.timer.cancel()
+        loaded.expires = loaded.timer = None
+        if loaded.users > 0 or self._loaded.get(loaded.stored.engine_key) is not loaded:
+            return
+        self._freed.set()
+        if math.isinf(loaded.keep_seconds):
+            return
+        if loaded.keep_seconds == 0:
+            self._expire(loaded)
+            return
+        loaded.expires = time.time() + loaded.keep_seconds
+        loaded.timer = asyncio.get_running_loop().call_later(loaded.keep_seconds, self._expire, loaded)
+
+    def _expire(self, loaded: LoadedModel) -> None:
+        if loaded.users == 0 and (closing := self._drop(loaded)) is not None:
+            task = asyncio.ensure_future(self._close(loaded, "keep_alive", closing))
+            self._unloads.add(task)
+            task.add_done_callback(self._unloads.discard)
+
+    async def _unload(self, loaded: LoadedModel, reason: str) -> None:
+        if (closing := self._drop(loaded)) is not None:
+            await self._close(loaded, reason, closing)
+
+    def _drop(self, loaded: LoadedModel) -> Coroutine[Any, Any, None] | None:
+        """No request finds it from now on. Returns what closes it; None if that is done already."""
+        if self._loaded.get(loaded.stored.engine_key) is not loaded:
+            return None
+        del self._loaded[loaded.stored.engine_key]
+        if loaded.timer is not None:
+            loaded.timer.cancel()
+        return self.registry.withdraw(loaded.name)
+
+    async def _close(self, loaded: LoadedModel, reason: str, closing: Coroutine[Any, Any, None]) -> None:
+        await closing
+        log_event("model_unloaded", name=loaded.name, by=reason)
+        self._freed.set()

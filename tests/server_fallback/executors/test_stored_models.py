@@ -1,0 +1,245 @@
+"""Models of the store: loaded when a request needs them, shared, and unloaded when nobody uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from answers import whole
+from fake_executor import FakeExecutor
+from fake_source import FakeSource, executor
+from waiting import until
+
+from nearfar.compiler.runtime.errors import RequestError, Unavailable
+from nearfar.compiler.store.model import Changes, StoredMessage
+from nearfar.compiler.store.parameters import Parameters
+from nearfar.compiler.store.store import Store
+from nearfar.server_fallback.executors.executor import Call, Executor, LoadsOnUse, Models, Opening, UnknownModel
+from nearfar.server_fallback.executors.inherited import inherited
+from nearfar.server_fallback.executors.registry import Registry
+from nearfar.server_fallback.executors.stored_models import StoredModels
+from nearfar.server_fallback.schema.chat import ChatCompletionRequest, Message
+from nearfar.server_fallback.schema.completions import CompletionRequest
+from nearfar.server_fallback.schema.models import LoadRequest, UnloadRequest
+
+MODEL_BYTES = 1000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(tmp_path / "store")
+    made.pull("demo", "base")
+    made.create("chef", "base", Changes(system="Cook.", parameters=Parameters(temperature=0.0, num_predict=3)))
+    made.create("wide", "base", Changes(parameters=Parameters(num_ctx=128)))
+    made.create("wider", "base", Changes(parameters=Parameters(num_ctx=256)))
+    return made
+
+
+@dataclass
+class Opener:
+    """Opens what ``make`` makes, of ``MODEL_BYTES``."""
+
+    make: Callable[[], Executor] = FakeExecutor
+    opened: list[str] = field(default_factory=list)
+    executors: list[Any] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+
+    async def prepare(self, model: str, name: str | None) -> Opening:
+        async def open_it() -> Executor:
+            await asyncio.sleep(0)
+            self.opened.append(model)
+            self.executors.append(self.make())
+            opened: Executor = self.executors[-1]
+            return opened
+
+        return Opening(name or model, MODEL_BYTES, open_it, release=lambda: self.released.append(model))
+
+
+def run(
+    store: Store,
+    test: Callable[[StoredModels, Opener], Coroutine[Any, Any, None]],
+    budget: int | None = None,
+    make: Callable[[], Executor] = FakeExecutor,
+) -> None:
+    async def main() -> None:
+        opener = Opener(make)
+        models: Models = StoredModels(Registry(opener, budget), store)
+        assert isinstance(models, LoadsOnUse)
+        assert isinstance(models, StoredModels)
+        await test(models, opener)
+        await models.close(0.0)
+        assert sorted(opener.released) == sorted(opener.opened)
+
+    asyncio.run(main())
+
+
+def test_a_model_is_loaded_once_by_its_first_requests(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        assert [card.id for card in models.cards()] == ["wider", "wide", "chef", "base"]
+        with pytest.raises(UnknownModel):
+            await models.executor("base")
+
+        async def use() -> None:
+            async with models.using("base"):
+                await asyncio.sleep(0)
+
+        await asyncio.gather(use(), use(), use())
+        assert opener.opened == ["base"]
+        assert next((card.id, card.root) for card in models.cards()) == ("base", "base")
+        assert await models.executor("BASE:latest") is opener.executors[0]
+        with pytest.raises(UnknownModel, match=r"'chief' is not in the store; did you mean 'chef'\?; available: wider"):
+            async with models.using("chief"):
+                pass
+
+    run(store, test)
+
+
+def test_an_error_of_a_request_reaches_its_sender(store: Store) -> None:
+    async def test(models: StoredModels, _: Opener) -> None:
+        for name in ("base", "given"):
+            await models.change(LoadRequest(model="x", name="given")) if name == "given" else None
+            with pytest.raises(UnknownModel, match="of the answer"):
+                async with models.using(name):
+                    raise UnknownModel("of the answer")
+
+    run(store, test)
+
+
+def test_a_model_is_unloaded_after_its_time_and_not_while_it_is_used(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        async with models.using("base"):
+            models.keep("base", 50.0)
+            assert models.loaded()[0].expires is None
+            models.keep("base", 0.0)
+            await asyncio.sleep(0.01)
+            assert models.loaded()[0].expires is None
+            assert not opener.executors[0].closed
+        assert models.loaded() == []
+        await until(lambda: opener.executors[0].closed)
+        # A new request loads it again.
+        async with models.using("base"):
+            assert opener.opened == ["base", "base"]
+            models.keep("base", math.inf)
+        assert [each.expires for each in models.loaded()] == [None]
+        models.keep("base", 0.02)
+        assert models.loaded()[0].expires is not None
+        await until(lambda: opener.executors[1].closed)
+        assert models.states() == {}
+
+    run(store, test)
+
+
+def test_idle_models_make_room_and_busy_ones_are_waited_for(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        async with models.using("base"):
+            pass
+        async with models.using("wide"):
+            pass
+        # The one that was not used for the longest time leaves.
+        async with models.using("wider"):
+            assert sorted(each.name for each in models.loaded()) == ["wide", "wider"]
+            async with models.using("wide"):
+                waiting = asyncio.create_task(models.using("base").__aenter__())
+                await until(lambda: models._loading.locked())
+                assert not waiting.done()
+            assert await waiting is opener.executors[-1]
+        assert opener.opened == ["base", "wide", "wider", "base"]
+
+    run(store, test, budget=2 * MODEL_BYTES)
+
+
+def test_a_model_that_never_fits_is_refused_without_unloading_for_ever(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        with pytest.raises(Unavailable, match="needs"):
+            async with models.using("base"):
+                pass
+        assert opener.opened == []
+
+    run(store, test, budget=MODEL_BYTES - 1)
+
+
+def test_a_model_that_was_loaded_by_hand_stays_and_a_removed_one_leaves(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        await models.change(LoadRequest(model="x", name="pinned"))
+        async with models.using("pinned") as given:
+            assert given is opener.executors[0]
+        assert [each.name for each in models.loaded()] == []
+        async with models.using("base"):
+            pass
+        await models.forget("chef")
+        assert [each.name for each in models.loaded()] == ["base"]
+        store.remove("base")
+        await models.forget("base")
+        assert models.loaded() == []
+        async with models.using("chef"):
+            pass
+        await models.change(UnloadRequest(model="chef"))
+        assert models.states().keys() == {"pinned"}
+
+    run(store, test)
+
+
+def test_a_changed_record_counts_from_the_next_request_on(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        async with models.using("wide"):
+            pass
+        store.create("wide", "base", Changes(parameters=Parameters(num_ctx=64)))
+        async with models.using("wide"):
+            assert opener.opened == ["wide", "wide"]
+        await until(lambda: opener.executors[0].closed)
+
+    run(store, test)
+
+
+def test_models_that_differ_in_what_requests_inherit_share_an_engine(store: Store, tmp_path: Path) -> None:
+    sources = list[FakeSource]()
+
+    def make() -> Executor:
+        made, source = executor(tmp_path, "Hello")
+        sources.append(source)
+        return made
+
+    async def test(models: StoredModels, opener: Opener) -> None:
+        request = ChatCompletionRequest(model="chef", messages=[Message(role="user", content="hi")])
+        async with models.using("base"), models.using("chef") as chef:
+            answer = await whole(chef, request, Call("1"))
+        assert (answer.model, answer.choices[0].message.content) == ("chef", "Hel")
+        (source,) = sources
+        (asked,) = source.requests
+        assert bytes(asked.prompt_ids).decode() == "[system]Cook.[user]hi[assistant]"
+        assert (asked.sampling.temperature, asked.max_tokens) == (0.0, 3)
+        assert models.answers_at_once("chef") is None
+        assert opener.opened == ["base"]
+        models.keep("chef", 0.0)
+        await until(lambda: source.closed)
+
+    run(store, test, make=make)
+
+
+def test_requests_keep_what_they_set_themselves(store: Store) -> None:
+    store.create("talker", "chef", Changes(messages=(StoredMessage(role="user", content="a"),)))
+    talker = store.get("talker")
+    user = Message(role="user", content="hi")
+    request = ChatCompletionRequest(model="x", messages=[user], temperature=1.0, max_completion_tokens=9)
+    found = inherited(request, talker)
+    assert isinstance(found, ChatCompletionRequest)
+    assert [(each.role, each.content) for each in found.messages] == [
+        ("system", "Cook."),
+        ("user", "a"),
+        ("user", "hi"),
+    ]
+    assert (found.temperature, found.max_tokens, found.max_completion_tokens) == (1.0, None, 9)
+    own = request.model_copy(update={"messages": [Message(role="developer", content="Bake."), user]})
+    found = inherited(own, talker)
+    assert isinstance(found, ChatCompletionRequest)
+    assert [each.content for each in found.messages] == ["Bake.", "a", "hi"]
+    plain = CompletionRequest(model="x", prompt="a", max_tokens=7)
+    assert inherited(plain, talker) == plain.model_copy(update={"temperature": 0.0})
+    assert inherited(plain, store.get("base")) is plain
+    with pytest.raises(RequestError, match="ask chef"):
+        inherited(plain.model_copy(update={"receipt": True}), talker)
