@@ -1,10 +1,12 @@
-"""The beginning of a translated template, in Jinja: how Go writes values, and what Ollama makes of messages.
+"""The texts of a translated template, in Jinja: how Go writes values, and what Ollama makes of messages.
 
 `MARKS` stands for an object of the model's marks. `MESSAGES` and `ROUNDS` end inside their last tag, so that the
 translation decides whether Jinja removes the line break behind it.
 """
 
 from __future__ import annotations
+
+import json
 
 JSON = """
 {%- macro go_json(value) -%}
@@ -66,3 +68,15 @@ ROUNDS = """
 {%- endfor -%}
 {%- if now.answer and not add_generation_prompt -%}{{ go_round(now.system, now.question, now.answer) }}
 {%- else """
+
+
+def text(text: str) -> str:
+    """A text of the output: as it is, or in quotes if Jinja would read it otherwise."""
+    if any(each in text for each in ("{{", "{%", "{#", "\r")) or text.endswith("{"):
+        return f"{{{{ {literal(text)} }}}}"
+    return text
+
+
+def literal(text: str) -> str:
+    """A text in quotes. Jinja reads the escapes of JSON, except for pairs of surrogates."""
+    return json.dumps(text, ensure_ascii=False)

@@ -148,7 +148,7 @@ class _Writer:
         names, written = dict(scope), list[str]()
         for each in block:
             if isinstance(each, Text):
-                written.append(_text(each.text))
+                written.append(prelude.text(each.text))
             elif isinstance(each, Jump):
                 written.append(f"{{%+ {each.keyword} +%}}")
             elif isinstance(each, Branch):
@@ -161,7 +161,7 @@ class _Writer:
 
     def _output(self, pipeline: Pipeline, names: Mapping[str, Name], dot: Value) -> str:
         if isinstance(pipeline.value, Constant) and isinstance(pipeline.value.value, str):
-            return _text(pipeline.value.value)
+            return prelude.text(pipeline.value.value)
         value = self._value(pipeline.value, names, dot)
         return f"{{{{ {self._printed(value, pipeline.at)} }}}}"
 
@@ -238,7 +238,7 @@ class _Writer:
             case Constant(int() as value):
                 return Value(f"({value})" if value < 0 else str(value), INTEGER)
             case Constant(str() as value):
-                return Value(_literal(value), TEXT)
+                return Value(prelude.literal(value), TEXT)
             case Dot():
                 return dot
             case Variable(""):
@@ -359,7 +359,7 @@ class _Writer:
             self._source.refuse(first.at, "printf needs a text in quotes first")
         parts, end = list[str](), 0
         for found in _FORMAT.finditer(first.value):
-            parts.append(_literal(first.value[end : found.start()]))
+            parts.append(prelude.literal(first.value[end : found.start()]))
             end = found.end()
             if found[0] == "%%":
                 parts.append("'%'")
@@ -374,7 +374,7 @@ class _Writer:
             parts.append(self._printed(value, argument.at))
         if arguments:
             self._source.refuse(arguments[0][1].at, "printf: the format has no place for this value")
-        return Value(f"({' ~ '.join([*parts, _literal(first.value[end:])])})", TEXT)
+        return Value(f"({' ~ '.join([*parts, prelude.literal(first.value[end:])])})", TEXT)
 
     def date(self, node: Call, given: Sequence[Value]) -> Value:  # noqa: ARG002
         return Value("strftime_now('%Y-%m-%d')", TEXT)
@@ -439,15 +439,3 @@ FUNCTIONS: Mapping[str, tuple[int, int | None, Function]] = MappingProxyType(
         "currentDate": (0, None, _Writer.date),
     }
 )
-
-
-def _text(text: str) -> str:
-    """A text of the output: as it is, or in quotes if Jinja would read it otherwise."""
-    if any(each in text for each in ("{{", "{%", "{#", "\r")) or text.endswith("{"):
-        return f"{{{{ {_literal(text)} }}}}"
-    return text
-
-
-def _literal(text: str) -> str:
-    """A text in quotes. Jinja reads the escapes of JSON, except for pairs of surrogates."""
-    return json.dumps(text, ensure_ascii=False)
