@@ -55,9 +55,12 @@ CompileTiny = Callable[..., Path]
 
 # Each process of pytest has one core. OpenMP's threads spin while they wait for each other, so with more threads than
 # free cores, a torch model that decodes in 0.2 s took minutes. torch and numpy read these variables when they are
-# imported. The cpu target has its own settings.
-for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+# imported. The cpu target reads the last one: after each batch, its threads look for the next one for milliseconds.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NEARFAR_THREADS"):
     os.environ.setdefault(name, "1")
+
+# lavapipe compiles a kernel with all of LLVM's optimizations, in up to seconds, and then runs it for milliseconds.
+os.environ.setdefault("GALLIVM_PERF", "nopt")
 
 # All runs share compiled kernels, also the servers that tests start. A run uses a quarter of the cache's limit.
 os.environ.setdefault("NEARFAR_KERNEL_CACHE", str(ROOT / "build/kernels"))

@@ -12,16 +12,12 @@ import { xgrammarEsbuild } from "./xgrammar_module.mjs";
 // Hugging Face's package, without what is not needed here.
 const packages = [tokenizersEsbuild];
 const common = {
-  bundle: true,
-  format: "esm",
-  target: "es2022",
   // For debugging; packages contain none.
   sourcemap: process.argv.includes("--source-maps"),
   metafile: true,
-  logLevel: "warning",
   plugins: packages,
 };
-const browser = { ...common, minify: true, platform: "browser" };
+const browser = { ...common, platform: "browser" };
 
 // Separate files, which other files import when they first need them: the grammar compiler with its wasm, the runner
 // for ONNX bundles, and the engine.
@@ -207,6 +203,7 @@ const page = await build({
 await Promise.all([
   build({
     ...common,
+    minify: false,
     platform: "node",
     packages: "external",
     entryPoints: ["tools/*.ts"],

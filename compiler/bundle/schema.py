@@ -96,8 +96,9 @@ def probe_types() -> str:
 
 def is_entry_of(module: str, value: object) -> bool:
     """Whether ``value`` is an entry that ``module`` defines, other than a base of its entries."""
-    is_entry = isinstance(value, type) and issubclass(value, entries.Entry) and value.__module__ == module
-    return is_entry and not value.__subclasses__()
+    if not isinstance(value, type) or not issubclass(value, entries.Entry):
+        return False
+    return value.__module__ == module and not value.__subclasses__()
 
 
 def typescript() -> str:

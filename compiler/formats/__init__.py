@@ -48,7 +48,15 @@ def located(model: str) -> Path:
     store = Store.of_user()
     stored = store.find(model)
     if stored is not None:
-        return store.path(stored)
+        files = store.path(stored)
+        own = [name for name in ("quantization", "template", "adapter") if getattr(stored, name) is not None]
+        if own:
+            raise CheckpointError(
+                f"{model}: has a {' and a '.join(own)} of its own, which nearfar run and nearfar serve apply; here, "
+                f"pass its files, {files}, with options of your own",
+                model=model,
+            )
+        return files
     repository = hub_model(model)
     if model.lower().endswith(".gguf") and (repository is None or repository.choice is None):
         raise CheckpointError(f"{model}: there is no such file{_beside(Path(path))}", model=model)

@@ -26,7 +26,6 @@ FORMATS: Mapping[str, tuple[tuple[str, int | None], ...]] = {
     MXFP4: (("float", 4),),
     NVFP4: (("float", 4),),
 }
-MIXED = "mixed-precision"
 REGEX = "re:"
 # Keys that do not change the weights.
 IGNORED = ("global_compression_ratio", "quantization_status", "version")

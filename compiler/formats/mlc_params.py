@@ -49,7 +49,6 @@ class MlcFormat:
 
     bits: int
     group: int
-    scale: str
     transposes: bool
 
     @property
@@ -66,14 +65,14 @@ FORMATS = {
     "q0f16": None,
     "q0bf16": None,
     "q0f32": None,
-    "q3f16_0": MlcFormat(3, 40, "float16", True),
-    "q3f16_1": MlcFormat(3, 40, "float16", False),
-    "q4f16_0": MlcFormat(4, 32, "float16", True),
-    "q4f16_1": MlcFormat(4, 32, "float16", False),
-    "q4f16_2": MlcFormat(4, 32, "float16", False),
-    "q4bf16_0": MlcFormat(4, 32, "float32", True),
-    "q4bf16_1": MlcFormat(4, 32, "float32", False),
-    "q4f32_1": MlcFormat(4, 32, "float32", False),
+    "q3f16_0": MlcFormat(3, 40, transposes=True),
+    "q3f16_1": MlcFormat(3, 40, transposes=False),
+    "q4f16_0": MlcFormat(4, 32, transposes=True),
+    "q4f16_1": MlcFormat(4, 32, transposes=False),
+    "q4f16_2": MlcFormat(4, 32, transposes=False),
+    "q4bf16_0": MlcFormat(4, 32, transposes=True),
+    "q4bf16_1": MlcFormat(4, 32, transposes=False),
+    "q4f32_1": MlcFormat(4, 32, transposes=False),
 }
 
 

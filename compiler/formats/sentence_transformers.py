@@ -45,14 +45,12 @@ _FOLDER = re.compile(r"\w[\w.-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class SentenceTransformer:
-    """An embedding model's head. ``dense_folders`` hold the weights of its dense layers. Longer texts than
-    ``max_tokens`` are cut; None if there is no limit besides the model's. ``lowercases``: texts are converted to lower
-    case before they are encoded.
+    """An embedding model's head. ``dense_folders`` hold the weights of its dense layers. ``lowercases``: texts are
+    converted to lower case before they are encoded.
     """
 
     embedding: EmbeddingSpec
     dense_folders: tuple[str, ...] = ()
-    max_tokens: int | None = None
     lowercases: bool = False
 
 
@@ -81,9 +79,8 @@ def read_sentence_transformer(path: Path, row_size: int) -> SentenceTransformer 
         layers.append(_read_dense(_config(path, folder), folder, size))
         size = layers[-1].outputs
     prompts, default = read_prompts(path)
-    max_tokens, lowercases = read_length(path)
     embedding = replace(embedding, size=size, dense=tuple(layers), prompts=prompts, default_prompt=default)
-    return SentenceTransformer(embedding, tuple(folders[1:]), max_tokens, lowercases)
+    return SentenceTransformer(embedding, tuple(folders[1:]), read_length(path)[1])
 
 
 def read_matryoshka(config: Mapping[str, Any], where: str, size: int) -> tuple[int, ...]:

@@ -44,12 +44,7 @@ def attention_decode(
         if preparation.appends:
             new.append()
             new.score()
-        cached.allocate()
-        with cached.tiles():
-            cached.score_keys()
-            cached.update_softmax()
-            cached.add_values()
-        cached.store()
+        cached.attend()
     return kernel.finish()
 
 
@@ -75,10 +70,5 @@ def attention_few_rows(
         work.load_queries()
         cached.clear()
         kernel.barrier()
-        cached.allocate()
-        with cached.tiles():
-            cached.score_keys()
-            cached.update_softmax()
-            cached.add_values()
-        cached.store()
+        cached.attend()
     return kernel.finish()

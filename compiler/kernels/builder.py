@@ -374,7 +374,6 @@ def any_of(*conditions: Scalar) -> Scalar:
 
 
 exp = tirx.exp
-exp2 = tirx.exp2
 floor = tirx.floor
 log = tirx.log
 magnitude = tirx.abs

@@ -51,6 +51,15 @@ class CachedTiles:
         with self.work.kernel.when(self.work.thread < self.work.options.score_vectors):
             self.largest[self.work.thread] = LOWEST
 
+    def attend(self) -> None:
+        """Attend to all tiles, and write the results."""
+        self.allocate()
+        with self.tiles():
+            self.score_keys()
+            self.update_softmax()
+            self.add_values()
+        self.store()
+
     def allocate(self) -> None:
         """The thread's registers and its part of each value."""
         work, kernel, heads = self.work, self.work.kernel, self.work.options.heads

@@ -7,12 +7,7 @@ import { build } from "../../web/browser_build.mjs";
 
 for (const folder of ["dist", "native", "ios/native"]) await rm(folder, { recursive: true, force: true });
 await build({
-  bundle: true,
-  format: "esm",
-  target: "es2022",
   platform: "neutral",
-  minify: true,
-  logLevel: "warning",
   entryPoints: { index: "src/index.ts" },
   outdir: "dist",
   external: ["expo"],

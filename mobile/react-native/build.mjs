@@ -22,14 +22,9 @@ const outside = {
 
 await rm("dist", { recursive: true, force: true });
 await build({
-  bundle: true,
-  format: "esm",
-  target: "es2022",
   platform: "neutral",
   mainFields: ["module", "main"],
   conditions: ["import"],
-  minify: true,
-  logLevel: "warning",
   entryPoints: { index: "src/index.ts" },
   outdir: "dist",
   plugins: [outside],

@@ -13,12 +13,7 @@ const audioLater = {
 
 await rm("dist", { recursive: true, force: true });
 await build({
-  bundle: true,
-  format: "esm",
-  target: "es2022",
   platform: "browser",
-  minify: true,
-  logLevel: "warning",
   entryPoints: { webview: "src/index.ts", app: "src/app.ts" },
   outdir: "dist",
   plugins: [audioLater],

@@ -27,26 +27,31 @@ from .drain import Drain
 from .errors import ApiError, api_error, openai_error
 from .exchange import TIMEOUT_HEADER, exchange_of
 from .gate import Gate
-from .generation import CHAT, COMPLETION, generation_router
+from .generation import CHAT, COMPLETION, Kind, generation_router
 from .health import health_router
 from .kept_answers import KeptAnswers, KeptElsewhere
 from .lenient import IGNORED_HEADER
 from .limiter import Limiter, Limits, OwnLimits
+from .llama_cpp import INFILL, llama_cpp_router
 from .log import log_failure
+from .messages import MESSAGES, messages_router
 from .metrics import Metrics
 from .model_routes import about_router, admin_router, models_router
 from .ollama import ollama_error, ollama_router
 from .ollama_models import ollama_models_router, ollama_store_router
 from .queue_waits import QueueWaits
+from .responses import responses_router
 from .service import Service
 from .speech import speech_router
+from .stored_responses import OwnResponses, StoredResponses
 from .texts import decide_router, embeddings_router, ranking_router, tokenize_router
+from .tgi import TGI, info_router
 from .traces import Traces
 from .transcriptions import transcriptions_router
 from .verify import verify_router
 
 # The forms in which models write answers. Each is a file.
-KINDS = (CHAT, COMPLETION)
+KINDS: tuple[Kind[Any, Any, Any], ...] = (CHAT, COMPLETION, MESSAGES, INFILL, *TGI)
 ERROR_FORMS = (
     *((kind.path, kind.write_error) for kind in KINDS),
     # Cohere's addresses among those of the Open Inference Protocol.
@@ -57,6 +62,7 @@ ERROR_FORMS = (
 )
 EXPOSED_HEADERS = (
     "X-Request-Id",
+    "request-id",
     "Retry-After",
     ROUTE_HEADER,
     QUEUE_HEADER,
@@ -75,6 +81,7 @@ def create_app(
     routed: bool = False,
     limits: Limits | None = None,
     elsewhere: KeptElsewhere | None = None,
+    responses: StoredResponses | None = None,
     on_close: Callable[[], Awaitable[None]] | None = None,
     speaker: Speaker | None = None,
 ) -> FastAPI:
@@ -82,16 +89,20 @@ def create_app(
     ``app.state.service``.
 
     ``routed``: each model is a pair of a near and a far side, and requests may restrict which side answers. ``limits``
-    None: those of ``config``, for this process. ``elsewhere`` is that of `KeptAnswers`. ``on_close`` is awaited after
-    the drain. ``speaker`` None: that of ``config``, if it names one. Raises the errors of `open_speaker`.
+    None: those of ``config``, for this process, whose own stored ``responses`` are used if that is None. ``elsewhere``
+    is that of `KeptAnswers`. ``on_close`` is awaited after the drain. ``speaker`` None: that of ``config``, if it names
+    one. Raises the errors of `open_speaker`.
     """
     if limits is None:
         limits = OwnLimits(limiter_of(config))
     if speaker is None and config.speaker is not None:
         speaker = open_speaker(config.speaker, config.speaker_api_key_env, os.environ)
     kept = KeptAnswers(config.keep_seconds, elsewhere=elsewhere)
+    if responses is None:
+        responses = OwnResponses(config.response_memory_bytes)
     drain = Drain(lambda: limits.running > 0, kept.close)
-    service = Service(models, config, limits, Metrics(models), QueueWaits(), drain, traces, kept, ERROR_FORMS, speaker)
+    metrics, waits = Metrics(models), QueueWaits()
+    service = Service(models, config, limits, metrics, waits, drain, traces, kept, responses, ERROR_FORMS, speaker)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:  # noqa: ARG001
@@ -119,6 +130,7 @@ def create_app(
         app.add_exception_handler(error, _answer_error)
     # A fixed path such as /v1/models/load must come before a pattern that matches it too.
     app.include_router(generation_router(KINDS, service, routed=routed))
+    app.include_router(responses_router(service, routed=routed))
     app.include_router(embeddings_router(service, routed=routed))
     app.include_router(decide_router(service, routed=routed))
     for router in (
@@ -128,6 +140,9 @@ def create_app(
         transcriptions_router,
         speech_router,
         tokenize_router,
+        messages_router,
+        llama_cpp_router,
+        info_router,
         about_router,
         verify_router,
         admin_router,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated
 
-from nearfar.compiler.options import Count, Flag, Name, SizeBytes, options
+from nearfar.compiler.options import Count, Flag, Name, SizeBytes, at_least, options, size_bytes
 
 from ..option_types import HANG_SECONDS, Network, Origin, Seconds, Share
 from ..schema.limits import MAX_CHOICES, MAX_STOPS
@@ -44,6 +44,10 @@ class ApiConfig:
     """connections open at once; idle ones are closed to make room"""
     body_memory_bytes: Annotated[SizeBytes, Flag(("--body-memory",))] = 256 << 20
     """memory for the bodies of all running requests (default: 256MiB)"""
+    response_memory_bytes: Annotated[
+        int, Flag(("--response-memory",), metavar="SIZE", parse=size_bytes, check=at_least(0))
+    ] = 64 << 20
+    """memory for stored responses of /v1/responses; 0 stores none (default: 64MiB)"""
     max_body_bytes: Annotated[SizeBytes, Flag(("--max-body",))] = 4 << 20
     """the largest body of a request, with its images (default: 4MiB)"""
     max_audio_bytes: Annotated[SizeBytes, Flag(("--max-audio",))] = 25 << 20

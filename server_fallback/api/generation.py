@@ -1,5 +1,4 @@
-"""/v1/chat/completions and /v1/completions: pass a request to its model's executor, and return the chunks as events or
-as one answer.
+"""Answers of models: pass a request to its model's executor, and return the chunks as events or as one answer.
 
 Each is a `Kind`: how its body is read, its chunks are written and added up. Another form of the API is another `Kind`.
 """
@@ -7,12 +6,15 @@ Each is a `Kind`: how its body is read, its chunks are written and added up. Ano
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
+from starlette.datastructures import Headers
+
+from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.executor import Call, Executor
 from ..executors.recordings import reporting
@@ -29,52 +31,57 @@ from .errors import ApiError, WriteError, openai_error
 from .exchange import Exchange, exchange_of
 from .json_body import printable
 from .lenient import IGNORED_HEADER
+from .only_model import only_model
 from .recordings import heard
-from .route import EVERYWHERE, WITH_BODY, keyed_router, post, with_events
+from .route import EVERYWHERE, WITH_BODY, Responses, keyed_router, post, with_events
 from .service import Service
 from .sse import OPENAI_EVENTS, EventForm, EventStream, data_event
 from .texts import num_texts
 from .validation import check_calls
 
+# Sends the answer of an executor to an output.
+Respond = Callable[[Executor, AnswerRequest, Call, Output[Any]], Coroutine[Any, Any, None]]
 BodyT = TypeVar("BodyT", bound=BaseModel)
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 JSON = "application/json"
 STREAMED = with_events("A chunk as JSON, or [DONE]")
 
 
-class Asking(Protocol):
-    """What all bodies have."""
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def stream(self) -> bool | None: ...
+async def answer_once(executor: Executor, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
+    await executor.answer(request, call, output)
 
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[BodyT, ChunkT, AnswerT]):
-    """A form of answers. ``body`` is the class of requests (`Asking`), and ``routed`` that for a pair of sides, which
-    may restrict which side answers. ``read`` returns what the executor is asked for, and ``encode`` a function that
-    writes its chunks as the events of one answer; they are ``alike`` if those of two texts differ only in the text.
-    ``fold`` returns what adds up the chunks to the whole answer of class ``answer``, which ``write`` writes. ``events``
-    are the others of a stream.
+    """A form of answers. ``body`` is the class of requests, and ``routed`` that for a pair of sides, which may restrict
+    which side answers. ``read`` returns what the executor answers, and ``encode`` a function that writes its chunks as
+    the events of one answer; they are ``alike`` if those of two texts differ only in the text. ``fold`` adds up the
+    chunks to the whole answer of class ``answer``, which ``write`` writes. ``events`` are the others of a stream.
+    ``respond`` has an executor answer; it may do more before the end of the answer. ``check`` raises ApiError for
+    headers that the form does not have, unless the server is lenient, and ``renamed`` gives an executor's error the
+    name that its parameter has in the request. ``responses`` are for the document. ``names_model``: without a name,
+    ``read`` has "", and the only model answers otherwise.
     """
 
     path: str
     body: type[BodyT]
     routed: type[BodyT]
     answer: type[AnswerT]
-    read: Callable[[BodyT, Executor], AnswerRequest]
+    read: Callable[[BodyT], AnswerRequest]
     encode: Callable[[BodyT], Encode[ChunkT]]
     fold: Callable[[BodyT], Fold[ChunkT, AnswerT]]
     write: Callable[[AnswerT], bytes]
     events: EventForm = OPENAI_EVENTS
     write_error: WriteError = openai_error
     alike: bool = True
+    respond: Respond = answer_once
+    check: Callable[[Headers, Exchange, bool], None] = lambda headers, exchange, lenient: None  # noqa: ARG005
+    renamed: Callable[[BodyT, RequestError], RequestError] = lambda body, error: error  # noqa: ARG005
+    responses: Responses = field(default_factory=lambda: WITH_BODY)
+    names_model: bool = True
 
     def add_route(self, router: APIRouter, service: Service, *, routed: bool) -> None:
-        @post(router, self.path, self.routed if routed else self.body, self.answer, WITH_BODY | STREAMED)
+        @post(router, self.path, self.routed if routed else self.body, self.answer, self.responses | STREAMED)
         async def answer(body: BodyT, request: Request) -> Response:
             return await answered(self, service, body, request)
 
@@ -95,15 +102,71 @@ def generation_router(kinds: Sequence[Kind[Any, Any, Any]], service: Service, *,
 
 
 async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: BodyT, request: Request) -> Response:
-    exchange, asking = exchange_of(request), cast("Asking", body)
-    keeps = bool(asking.stream) and kind.events.numbered
-    rest = await service.kept.find(request.headers, exchange, body) if keeps else None
+    exchange = exchange_of(request)
+    kind.check(request.headers, exchange, service.config.lenient)
+    asked = kind.read(body)
+    if not asked.model and not kind.names_model:
+        asked = asked.model_copy(update={"model": await only_model(service)})
+    rest = await service.kept.find(request.headers, exchange, body) if asked.stream else None
     if rest is not None:
         return rest
-    exchange.log.update(model=printable(asking.model), stream=bool(asking.stream))
-    executor = await service.executor(asking.model, exchange)
-    asked = kind.read(body, executor)
-    await _begin(service, asked, exchange)
+    opened = await open_answer(kind, service, body, asked, request)
+    if asked.stream:
+        return await service.kept.keep(request.headers, exchange, body, opened.stream(), kind.events)
+    answer = await service.drain.run(opened.folded(), request.receive, exchange.deadline)
+    opened.report_queue()
+    return Response(kind.write(answer), media_type=JSON)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAnswer(Generic[BodyT, ChunkT, AnswerT]):
+    """An answer that can begin: its request has passed the limits, and counts. ``report_queue`` is called just before
+    the answer's headers are sent, so that they report the queue at that time.
+    """
+
+    kind: Kind[BodyT, ChunkT, AnswerT]
+    body: BodyT
+    service: Service
+    exchange: Exchange
+    record: AnswerRecord
+    answering: Answering[ChunkT]
+    report_queue: Callable[[], None]
+
+    def stream(self, answering: Answering[ChunkT] | None = None, *, at_once: bool = False) -> EventStream[ChunkT]:
+        """``answering``: around that of the answer. For ``at_once`` see `EventStream`."""
+        kind = self.kind
+        return EventStream(
+            answering or self.answering,
+            kind.encode(self.body),
+            self.record,
+            self.exchange,
+            self.service.drain,
+            self.report_queue,
+            kind.events,
+            alike=kind.alike,
+            at_once=at_once,
+        )
+
+    async def folded(self) -> AnswerT:
+        fold, record = self.kind.fold(self.body), self.record
+
+        def add(chunk: ChunkT) -> None:
+            record.chunk(chunk)
+            fold.add(chunk)
+
+        with record:
+            await self.answering(Chunks(add))
+            return fold.answer()
+
+
+async def open_answer(
+    kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: BodyT, asked: AnswerRequest, request: Request
+) -> OpenAnswer[BodyT, ChunkT, AnswerT]:
+    """``asked`` is what the executor answers. Raises the errors of a request that is refused before its answer
+    begins.
+    """
+    exchange = exchange_of(request)
+    executor = await _begin(service, asked, exchange)
     record = AnswerRecord(service.metrics, asked.model, exchange)
     received = await request.json() if asked.receipt else None
 
@@ -111,37 +174,23 @@ async def answered(kind: Kind[BodyT, ChunkT, AnswerT], service: Service, body: B
         if isinstance(asked, ChatCompletionRequest) and asked.functions is not None:
             output = Changed(output, with_function_calls)
         call, request = _call(service, asked, exchange, received), asked
-        if isinstance(request, ChatCompletionRequest):
-            request, transcripts = await heard(service, executor, request, call)
-            output = reporting(output, transcripts) if transcripts else output
-        await executor.answer(request, call, output)
+        try:
+            if isinstance(request, ChatCompletionRequest):
+                request, transcripts = await heard(service, executor, request, call)
+                output = reporting(output, transcripts) if transcripts else output
+            await kind.respond(executor, request, call, output)
+        except RequestError as error:
+            raise kind.renamed(body, error) from error
 
     def report_queue() -> None:
-        """Just before the answer's headers are sent, so that they report the queue at that time."""
         service.report_queue({asked.model: executor.state()}, exchange)
 
-    if asked.stream:
-        encode, drain = kind.encode(body), service.drain
-        stream = EventStream(answering, encode, record, exchange, drain, report_queue, kind.events, alike=kind.alike)
-        return await service.kept.keep(request.headers, exchange, body, stream, kind.events) if keeps else stream
-    work = _folded(answering, kind.fold(body), record)
-    answer = await service.drain.run(work, request.receive, exchange.deadline)
-    report_queue()
-    return Response(kind.write(answer), media_type=JSON)
+    return OpenAnswer(kind, body, service, exchange, record, answering, report_queue)
 
 
-async def _folded(answering: Answering[ChunkT], fold: Fold[ChunkT, AnswerT], record: AnswerRecord) -> AnswerT:
-    def add(chunk: ChunkT) -> None:
-        record.chunk(chunk)
-        fold.add(chunk)
-
-    with record:
-        await answering(Chunks(add))
-        return fold.answer()
-
-
-async def _begin(service: Service, body: AnswerRequest, exchange: Exchange) -> None:
-    """Check the configured limits, and count the answers. Raises ApiError."""
+async def _begin(service: Service, body: AnswerRequest, exchange: Exchange) -> Executor:
+    """Check the configured limits, find the model, and count the answers. Raises ApiError, UnknownModel."""
+    exchange.log.update(model=printable(body.model), stream=bool(body.stream))
     config = service.config
     if body.stream_options is not None and not body.stream:
         raise ApiError(
@@ -161,10 +210,12 @@ async def _begin(service: Service, body: AnswerRequest, exchange: Exchange) -> N
     if isinstance(body.stop, list) and len(body.stop) > config.max_stops:
         message = f"{len(body.stop)} stop strings; this server supports at most {config.max_stops}"
         raise ApiError(400, message, "invalid_value", "stop")
+    executor = await service.executor(body.model, exchange)
     assert exchange.admission is not None
     capacity = service.models.answers_at_once(body.model) or config.max_concurrent_requests
     await exchange.admission.answers(choices, capacity, param)
     exchange.answer_headers.update(exchange.admission.headers)
+    return executor
 
 
 def _call(service: Service, body: GenerationRequest, exchange: Exchange, received: dict[str, Any] | None) -> Call:
@@ -210,7 +261,7 @@ def data_events(body: GenerationRequest) -> Callable[[ChatCompletionChunk | Comp
     return event
 
 
-def read_chat(body: ChatCompletionRequest, executor: Executor) -> ChatCompletionRequest:  # noqa: ARG001
+def read_chat(body: ChatCompletionRequest) -> ChatCompletionRequest:
     check_calls(body.messages)
     return body
 
@@ -245,7 +296,7 @@ COMPLETION: Kind[CompletionRequest, CompletionChunk, Completion] = Kind(
     CompletionRequest,
     RoutedCompletionRequest,
     Completion,
-    lambda body, _: body,
+    lambda body: body,
     data_events,
     lambda _: CompletionFold(),
     answer_json,

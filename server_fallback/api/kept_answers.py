@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel
 from starlette.datastructures import Headers
@@ -23,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 from .drain import ClientGone, disconnected
 from .errors import ApiError, is_panic
 from .exchange import Exchange
-from .sse import EXTENSION, EventForm
+from .sse import EXTENSION, EventForm, EventStream
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -36,6 +36,8 @@ END_OF_EVENT = b"\n\n"
 MAX_BYTES = 64 << 20
 # What an answer takes beside its events.
 OVERHEAD_BYTES = 4 << 10
+# Instead of the digest of a request, for an answer that `KeptAnswers.begin` began: its name is its own.
+LASTING = b"lasting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,9 @@ class KeptElsewhere(Protocol):
 class KeptAnswer:
     """``digest`` is that of the request. ``claim`` is there if other processes keep answers. ``parts`` are events and
     comments, ``places`` where those after each event begin, and ``readers`` have the place that each has reached.
-    ``is_read``: a reader has received its status. ``is_whole``: no part was dropped. ``abandoned`` ends the answer as
-    if its client had left; ``changed`` is set, and replaced, at each change.
+    ``is_read``: a reader has received its status. ``is_whole``: no part was dropped. ``is_complete``: it has ended
+    without an error. ``lasting``: it goes on to its end, whoever reads it. ``abandoned`` ends the answer as if its
+    client had left; ``changed`` is set, and replaced, at each change.
     """
 
     name: Name
@@ -101,14 +104,12 @@ class KeptAnswer:
     readers: dict[Hashable, int] = field(default_factory=dict)
     is_read: bool = False
     is_whole: bool = True
+    is_complete: bool = False
+    lasting: bool = False
     abandoned: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
-
-    @property
-    def is_complete(self) -> bool:
-        return self.ended and bool(self.parts) and self.parts[-1].endswith(self.form.done)
 
     @property
     def is_unread(self) -> bool:
@@ -200,7 +201,7 @@ class KeptAnswers:
         return Following(self, answer, answer.places[after])
 
     async def keep(
-        self, headers: Headers, exchange: Exchange, body: BaseModel, stream: Response, form: EventForm
+        self, headers: Headers, exchange: Exchange, body: BaseModel, stream: EventStream[Any], form: EventForm
     ) -> Response:
         """The response to a streamed request: ``stream`` itself if the request has no key."""
         key, claim = headers.get(KEY_HEADER), None
@@ -219,7 +220,29 @@ class KeptAnswers:
         self._size += answer.size
         return Following(self, answer, 0, Beginning(stream, exchange))
 
-    async def run(self, answer: KeptAnswer, stream: Response, scope: Scope, held: AsyncExitStack) -> None:
+    async def begin(
+        self, name: Name, exchange: Exchange, stream: EventStream[Any], form: EventForm, scope: Scope
+    ) -> Following:
+        """Begin an answer that goes on without readers until its end or that of its request's time. ``name`` is new.
+        The response need not be sent.
+        """
+        claim = None if self._elsewhere is None else await self._elsewhere.claim(name)
+        answer = self._answers[name] = KeptAnswer(name, LASTING, form, claim, lasting=True)
+        self._size += answer.size
+        answer.task = asyncio.create_task(self.run(answer, stream, scope, exchange.held.pop_all()))
+        return Following(self, answer, 0)
+
+    async def reader(self, name: Name, last: int, held: AsyncExitStack) -> Response | None:
+        """The events after number ``last`` of an answer that `begin` began, here or in another process; None if it is
+        not kept. Raises ApiError for an event that the answer does not have.
+        """
+        asked = Asked(name, LASTING, last)
+        rest: Response | None = self.follow(asked)
+        if rest is None and self._elsewhere is not None:
+            rest = await self._elsewhere.follow(asked, held)
+        return rest
+
+    async def run(self, answer: KeptAnswer, stream: EventStream[Any], scope: Scope, held: AsyncExitStack) -> None:
         """Generate the answer, whoever reads it. ``held`` is what its request holds until then, such as its place
         among its client's requests.
         """
@@ -246,10 +269,12 @@ class KeptAnswers:
             # The status is not sent yet: the readers raise the error.
             answer.error = error
         finally:
-            answer.ended = True
+            answer.ended, answer.is_complete = True, stream.is_complete
             if not answer.is_complete:
                 # The same request computes another answer.
                 self.forget(answer)
+            elif answer.lasting and not answer.readers:
+                self.left(answer)
             answer.change()
 
     def has(self, answer: KeptAnswer) -> bool:
@@ -265,7 +290,9 @@ class KeptAnswers:
 
     def left(self, answer: KeptAnswer) -> None:
         """The last reader has left. A client that has received nothing does not continue, but asks again."""
-        if not answer.is_read or self._is_closed or not self.has(answer):
+        if answer.lasting and not answer.ended and not self._is_closed:
+            return
+        if not (answer.is_read or answer.lasting) or self._is_closed or not self.has(answer):
             self.forget(answer)
         else:
             answer.timer = asyncio.get_running_loop().call_later(self._seconds, self.forget, answer)
@@ -274,7 +301,10 @@ class KeptAnswers:
         """End the answer of a key; False if it is not kept. Raises ApiError without a key."""
         if KEY_HEADER not in headers:
             raise ApiError(400, f"name the stream to end by the header {KEY_HEADER} of its request", "invalid_header")
-        name = Name(exchange.client, headers[KEY_HEADER])
+        return await self.end_anywhere(Name(exchange.client, headers[KEY_HEADER]))
+
+    async def end_anywhere(self, name: Name) -> bool:
+        """End an answer of this process or another one; False if none keeps it."""
         return self.end(name) or (self._elsewhere is not None and await self._elsewhere.end(name))
 
     def end(self, name: Name) -> bool:
@@ -317,7 +347,7 @@ class KeptAnswers:
             [(largest, _)] = sizes.most_common(1)
             own = (each for each in self._answers.values() if each.name.client == largest)
             answer = min(own, key=lambda each: (not each.is_unread, not each.ended))
-            if answer.is_unread:
+            if answer.is_unread and not (answer.lasting and not answer.ended):
                 self.forget(answer)
             else:
                 self._let_go(answer)
@@ -344,7 +374,7 @@ class KeptWriter:
 class Beginning:
     """An answer's own stream, and the exchange whose request it answers."""
 
-    stream: Response
+    stream: EventStream[Any]
     exchange: Exchange
 
 

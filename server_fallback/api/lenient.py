@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,16 +20,26 @@ MAX_NAME_CHARACTERS = 64
 Path = list[str | int]
 
 
-def without_unknown(model: type[BaseModel], body: Any) -> list[Path]:
-    """Remove the keys that ``model`` does not know from ``body``, at any depth, and return their paths.
+@runtime_checkable
+class Drops(Protocol):
+    """A class of requests that may have other things than keys that this server lacks."""
 
-    A body that is invalid in another way is not changed: its error is reported as in strict mode.
+    def drop_unsupported(self, body: Any) -> list[Path]:
+        """Remove them from ``body``, and return their paths."""
+
+
+def without_unknown(model: type[BaseModel], body: Any) -> list[Path]:
+    """Remove the keys that ``model`` does not know from ``body``, at any depth, and what it drops, and return their
+    paths.
+
+    Of a body that is invalid in another way, no keys are removed: its error is reported as in strict mode.
     """
+    dropped: list[Path] = model.drop_unsupported(body) if isinstance(model, Drops) else []
     try:
         read = model.model_validate(body, extra="allow")
     except ValidationError:
-        return []
-    return list(_remove(read, body, []))
+        return dropped
+    return [*dropped, *_remove(read, body, [])]
 
 
 def ignored_header(paths: list[Path]) -> str:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
-from ..executors.executor import LoadsOnUse
+from ..executors.executor import Executor, LoadsOnUse
 from ..schema.chat import ChatCompletionChunk, ChatLogprobs, ToolCallDelta
 from ..schema.common import TokenLogprob, Usage
-from ..schema.completions import CompletionChunk
+from ..schema.completions import AnswerRequest, CompletionChunk
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.fold import fold_calls
 from ..schema.ollama import (
@@ -38,7 +38,7 @@ from ..schema.ollama import (
 )
 from .errors import ApiError, openai_message
 from .exchange import exchange_of
-from .generation import JSON, Kind, answered
+from .generation import JSON, Kind, open_answer
 from .ollama_requests import chat_request, generate_request, raw_request
 from .route import OLLAMA, OllamaRoute, keyed_router, post
 from .service import Service
@@ -54,7 +54,7 @@ def ollama_error(error: ApiError) -> bytes:
 
 
 # Readers parse every line, so nothing fills a silence.
-LINES = EventForm("application/x-ndjson", done=b"", error=lambda error: error + b"\n", comment=b"", numbered=False)
+LINES = EventForm("application/x-ndjson", done=b"", error=lambda error: error + b"\n", comment=b"")
 
 
 class Answer:
@@ -178,13 +178,16 @@ def _completion_logprobs(logprobs: Any) -> list[OllamaLogprob]:
     ]
 
 
-def _kind(path: str, body: type[Any], answer: type[Any], read: Callable[[Any, Any], Any]) -> Kind[Any, Any, Any]:
-    return Kind(path, body, body, answer, read, Answer, Answer, _json, LINES, ollama_error)
+def _unread(_: OllamaRequest) -> AnswerRequest:
+    raise AssertionError("requests of Ollama's API are read with the executor of their model")
 
 
-CHAT_LINES = _kind("/api/chat", OllamaChatRequest, OllamaChatAnswer, chat_request)
-GENERATE_LINES = _kind("/api/generate", OllamaGenerateRequest, OllamaGenerateAnswer, generate_request)
-RAW_LINES = _kind("/api/generate", OllamaGenerateRequest, OllamaGenerateAnswer, raw_request)
+def _kind(path: str, body: type[Any], answer: type[Any]) -> Kind[Any, Any, Any]:
+    return Kind(path, body, body, answer, _unread, Answer, Answer, _json, LINES, ollama_error)
+
+
+CHAT_LINES = _kind("/api/chat", OllamaChatRequest, OllamaChatAnswer)
+GENERATE_LINES = _kind("/api/generate", OllamaGenerateRequest, OllamaGenerateAnswer)
 
 
 def ollama_router(service: Service) -> APIRouter:
@@ -192,17 +195,18 @@ def ollama_router(service: Service) -> APIRouter:
 
     @post(router, "/api/chat", OllamaChatRequest, OllamaChatAnswer, OLLAMA)
     async def chat(body: OllamaChatRequest, request: Request) -> Response:
-        await kept_alive(service, body, request)
+        executor = await kept_alive(service, body, request)
         if not body.messages:
             return await only_loaded(service, body)
-        return await answered(CHAT_LINES, service, body, request)
+        return await _answered(CHAT_LINES, service, body, chat_request(body, executor), request)
 
     @post(router, "/api/generate", OllamaGenerateRequest, OllamaGenerateAnswer, OLLAMA)
     async def generate(body: OllamaGenerateRequest, request: Request) -> Response:
-        await kept_alive(service, body, request)
+        executor = await kept_alive(service, body, request)
         if not body.prompt and not body.images and not body.suffix:
             return await only_loaded(service, body)
-        return await answered(RAW_LINES if body.raw else GENERATE_LINES, service, body, request)
+        asked = raw_request(body, executor) if body.raw else generate_request(body, executor)
+        return await _answered(GENERATE_LINES, service, body, asked, request)
 
     @post(router, "/api/embed", OllamaEmbedRequest, OllamaEmbedAnswer, OLLAMA)
     async def embed(body: OllamaEmbedRequest, request: Request) -> Response:
@@ -230,11 +234,23 @@ def ollama_router(service: Service) -> APIRouter:
     return router
 
 
-async def kept_alive(service: Service, body: KeepsAlive, request: Request) -> None:
+async def _answered(
+    kind: Kind[Any, Any, Any], service: Service, body: OllamaRequest, asked: AnswerRequest, request: Request
+) -> Response:
+    opened = await open_answer(kind, service, body, asked, request)
+    if asked.stream:
+        return opened.stream()
+    answer = await service.drain.run(opened.folded(), request.receive, exchange_of(request).deadline)
+    opened.report_queue()
+    return Response(kind.write(answer), media_type=JSON)
+
+
+async def kept_alive(service: Service, body: KeepsAlive, request: Request) -> Executor:
     """Load the model, if it is loaded on use, and set how long it stays after the request."""
-    await service.executor(body.model, exchange_of(request))
+    executor = await service.executor(body.model, exchange_of(request))
     if body.keep_seconds is not None and isinstance(service.models, LoadsOnUse):
         service.models.keep(body.model, body.keep_seconds)
+    return executor
 
 
 async def only_loaded(service: Service, body: OllamaChatRequest | OllamaGenerateRequest) -> Response:

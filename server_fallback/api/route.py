@@ -13,6 +13,7 @@ from fastapi.params import Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 
 from nearfar.compiler.runtime.errors import Unavailable
 
@@ -114,7 +115,7 @@ class KeyedRoute(APIRoute):
 
     def authorized(self, config: ApiConfig, request: Request) -> ApiKey | None:
         """Raises ApiError (401, 403)."""
-        return authorize(config.keys, request.headers.get("authorization", ""), admin=self.admin)
+        return authorize(config.keys, presented(request.headers), admin=self.admin)
 
 
 class AdminRoute(KeyedRoute):
@@ -161,6 +162,12 @@ def post(
         return handler
 
     return add
+
+
+def presented(headers: Headers) -> str:
+    """The Authorization header. Anthropic's clients may send the key in a header of its own."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization", "") or ("" if key is None else f"Bearer {key}")
 
 
 def authorize(keys: Keys, authorization: str, *, admin: bool = False) -> ApiKey | None:

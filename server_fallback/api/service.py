@@ -22,6 +22,7 @@ from .kept_answers import KeptAnswers
 from .limiter import Limits
 from .metrics import Metrics
 from .queue_waits import QueueWaits
+from .stored_responses import StoredResponses
 from .traces import Traces
 
 Parsed = TypeVar("Parsed")
@@ -31,8 +32,8 @@ INLINE_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """``error_forms``: how errors are written below an address; the first that matches counts, and others have OpenAI's
-    form. ``speaker`` answers /v1/audio/speech.
+    """``responses`` are those of /v1/responses. ``error_forms``: how errors are written below an address; the first
+    that matches counts, and others have OpenAI's form. ``speaker`` answers /v1/audio/speech.
     """
 
     models: Models
@@ -43,6 +44,7 @@ class Service:
     drain: Drain
     traces: Traces | None
     kept: KeptAnswers
+    responses: StoredResponses
     error_forms: Sequence[tuple[str, WriteError]] = ()
     speaker: Speaker | None = None
     parsing: FairTurns = field(default_factory=FairTurns)

@@ -49,15 +49,14 @@ def data_event(json: bytes) -> bytes:
 @dataclass(frozen=True, slots=True)
 class EventForm:
     """What a stream consists of besides the events of chunks: the last event after a complete answer, the one that
-    reports an error, from its JSON, and what readers skip, empty if they skip nothing. ``numbered``: events may have
-    numbers, so that a client can continue a stream. By default, it is that of OpenAI's API.
+    reports an error, from its JSON, and what readers skip, empty if they skip nothing. By default, it is that of
+    OpenAI's API.
     """
 
     content_type: str = "text/event-stream; charset=utf-8"
     done: bytes = data_event(b"[DONE]")
     error: Callable[[bytes], bytes] = data_event
     comment: bytes = b": keep-alive\n\n"
-    numbered: bool = True
 
 
 OPENAI_EVENTS = EventForm()
@@ -79,6 +78,7 @@ class EventStream(Response, Generic[ChunkT]):
     Once the response has begun, events are written to the connection at once. Until then, and while the client does not
     read, they wait for `room`. If events are ``alike``, a chunk with only a text is not created: its event is that of
     the choice's first such chunk, with the text replaced. ``before_start`` is called just before the headers are sent.
+    With ``at_once``, the status is sent with the first event of any kind. ``is_complete``: no error ended it.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class EventStream(Response, Generic[ChunkT]):
         form: EventForm = OPENAI_EVENTS,
         *,
         alike: bool = True,
+        at_once: bool = False,
     ) -> None:
         super().__init__(headers={"Content-Type": form.content_type, **HEADERS})
         del self.headers["content-length"]
@@ -105,7 +106,8 @@ class EventStream(Response, Generic[ChunkT]):
         self._writer: PartWriter | None = None
         self._started = False
         # Events that wait for room, or for the first one with content.
-        self._waiting, self._has_content = list[bytes](), False
+        self._waiting, self._has_content = list[bytes](), at_once
+        self.is_complete = False
         # The bytes before and after the text of each choice, and the choice.
         self._around: dict[int, tuple[bytes, bytes, frozenset[int]]] = {}
         # Events and comments are sent by several tasks. What is sent meanwhile must not overtake them.
@@ -164,6 +166,7 @@ class EventStream(Response, Generic[ChunkT]):
         try:
             await self._drain.run(self._answer(), receive, self._exchange.deadline)
             last = self._form.done
+            self.is_complete = True
         except ClientGone:
             raise
         except BaseException as error:

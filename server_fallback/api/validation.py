@@ -23,8 +23,8 @@ def validation_error(errors: Sequence[Any], body: object) -> ApiError:
     path = _path(first, body)
     kind = first["type"]
     if kind == "union_tag_not_found":
-        # The key ``type`` selects the branch of the union.
-        kind, path = "missing", [*path, "type"]
+        # This key, mostly ``type``, selects the branch of the union.
+        kind, path = "missing", [*path, _selects(first)]
     param = printable(dotted(path)) or None
     if kind == "union_tag_invalid":
         # It selects no branch.
@@ -69,13 +69,23 @@ def _unknown_type(param: str | None, error: Any) -> str:
     """Of an object whose ``type`` is not known, such as a part of a message."""
     found, known = error["ctx"]["tag"], error["ctx"]["expected_tags"].replace("'", "")
     is_part = param is not None and PART.search(param) is not None
-    advice = PART_ADVICE.get(found, "leave it out") if is_part else "use one of these"
-    what = "a part of type" if is_part else "of type"
+    # The advice is about chats.
+    advice = PART_ADVICE.get(found if "image_url" in known else "", "leave it out") if is_part else "use one of these"
+    what = "a part of type" if is_part else f"of {_selects(error)}"
     return f"'{param}' is {what} '{printable(found[:MAX_SHOWN])}'; supported: {known}; {advice}."
 
 
+def _selects(error: Any) -> str:
+    """The key that selects the branch of a union."""
+    return str(error["ctx"]["discriminator"]).strip("'")
+
+
 def _path(error: Any, body: object) -> list[str | int]:
-    """The error's path in the body: its location without the names of union branches, which pydantic inserts."""
+    """The error's path in the body: its location without the names of union branches, which pydantic inserts. A query
+    has no such names.
+    """
+    if error["loc"][0] == "query":
+        return list(error["loc"][1:])
     path: list[str | int] = []
     location = list(error["loc"][1:])
     at = body

@@ -167,7 +167,7 @@ class Scheduler:
         self._step_number += 1
         admitted = [sequence for sequence in self._admitted if sequence.state == RUNNING]
         preempted, self._admitted, self._preempted = self._preempted, [], []
-        return Step(step.number, step.rows, self.kv.take_copies(), admitted, preempted)
+        return Step(step.rows, self.kv.take_copies(), admitted, preempted)
 
     def _schedule(self, step: OpenStep, sequence: Sequence) -> None:
         """Give a sequence a row, with as many of its missing positions as fit."""

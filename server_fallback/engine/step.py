@@ -56,7 +56,6 @@ class Step:
     ``preempted``: since the step before.
     """
 
-    number: int
     rows: list[Row]
     copies: list[Copies]
     admitted: list[Sequence]

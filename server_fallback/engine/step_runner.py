@@ -18,7 +18,7 @@ from nearfar.compiler.runtime.runner import Limits, Output
 WriteState = Callable[[str, int, Array], None]
 
 
-class StepRunner(Protocol):
+class DeviceRunner(Protocol):
     """All calls come from the engine's thread."""
 
     @property
@@ -30,31 +30,20 @@ class StepRunner(Protocol):
     @property
     def device(self) -> str: ...
 
+    def close(self) -> None: ...
+
+
+class StepRunner(DeviceRunner, Protocol):
     def submit(self, batch: Batch) -> Future[Output]: ...
 
     def write_state(self, name: str, slot: int, values: Array) -> None: ...
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]], group: int = 0) -> None: ...
 
-    def close(self) -> None: ...
 
-
-class EncoderRunner(Protocol):
-    """The same for models of embeddings and scores."""
-
-    @property
-    def limits(self) -> Limits: ...
-
-    @property
-    def groups(self) -> Sequence[PageGroup]: ...
-
-    @property
-    def device(self) -> str: ...
-
+class EncoderRunner(DeviceRunner, Protocol):
     def embed(self, batch: Batch) -> FloatArray:
         """The embeddings or scores."""
-
-    def close(self) -> None: ...
 
 
 @contextmanager

@@ -94,6 +94,10 @@ def to_vllm(request: GenerationRequest, body: dict[str, Any]) -> None:
         del body["response_format"]
         body["structured_outputs"] = {"grammar": request.response_format.grammar}
     if isinstance(request, CompletionRequest):
+        if request.has_gap:
+            raise RequestError(
+                "suffix: vLLM fills no gaps; write the model's own tokens for them into the prompt", param="suffix"
+            )
         # vLLM never splits the control tokens of a prompt.
         if body.pop("split_special_tokens", False):
             raise RequestError(

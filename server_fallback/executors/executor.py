@@ -138,8 +138,8 @@ class Abilities:
     ``tools``: the model writes tool calls. ``embeds``: it makes embeddings or scores, and no text.
     ``verify``: it checks drafts of clients. ``vision``: it reads images. ``video``: it reads videos. ``sound``: it
     reads sound, and nothing else. ``hears``: it answers about recordings in chats, of at most ``hears_seconds`` if that
-    is not None. ``model`` is its name in its manifest, None for models that are not one. ``thinks``: it reasons between
-    markers.
+    is not None. ``model`` is its name in its manifest, None for models that are not one, and ``chat_template`` the
+    source of its template. ``thinks``: it reasons between markers.
     """
 
     tokenizer_sha256: str | None
@@ -153,6 +153,7 @@ class Abilities:
     hears: bool = False
     hears_seconds: float | None = None
     model: str | None = None
+    chat_template: str | None = None
     thinks: bool = False
 
 

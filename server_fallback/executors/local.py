@@ -169,7 +169,9 @@ class LocalExecutor:
             chat = read_chat(
                 messages,
                 tools=request.tools,
-                add_generation_prompt=request.add_generation_prompt,
+                # What opens an answer comes before its start.
+                add_generation_prompt=request.add_generation_prompt or request.continue_final_message,
+                continue_final_message=request.continue_final_message,
                 variables=request.chat_template_kwargs,
                 images=self._model.images,
                 hears=self._model.sounds is not None,
@@ -181,7 +183,7 @@ class LocalExecutor:
         return await self._model.text_of(request)
 
     def abilities(self) -> Abilities:
-        model = self._model
+        model, template = self._model, self._model.tokenizer.chat_template
         return Abilities(
             model.tokenizer_sha256,
             model.vocab_size,
@@ -193,6 +195,7 @@ class LocalExecutor:
             hears=model.sounds is not None,
             hears_seconds=None if model.sounds is None else longest_sound(model.sounds),
             model=model.model,
+            chat_template=None if template is None else template.source,
             thinks=model.reasoning is not None,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from nearfar.compiler.ir.sampling import ALTERNATIVES, Sampling
@@ -19,8 +20,10 @@ from ..text.chat import ChatAnswer, ChatForm
 from ..text.chat_prompt import Chat, ChatPrompt, read_chat
 from ..text.choice import AnswerText
 from ..text.completion import CompletionAnswer, CompletionForm, Prompt, read_prompts
+from ..text.fill_in_middle import FillInMiddle, Gap
 from ..text.grammar.source import GrammarSource
 from ..text.output import Output
+from ..text.requests import check_length
 from ..text.response_format import answer_format, requested_grammar
 from ..text.thinking import read_thinking
 from ..text.tools import text_parameters
@@ -35,7 +38,8 @@ MAX_ANSWERS = 1024
 class Asked:
     """``prompt`` is a chat for the model's template, or the prompts of completions. ``param`` is the parameter that
     requests the ``grammar``, and ``budget`` the limit of the reasoning. ``logprobs`` and ``prompt_alternatives`` are
-    how many alternatives each token of the answer and of the prompt gets, None for no log-probabilities.
+    how many alternatives each token of the answer and of the prompt gets, None for no log-probabilities. ``end_ids``
+    end the answer besides the request's own.
     """
 
     request: AnswerRequest
@@ -48,6 +52,7 @@ class Asked:
     grammar: GrammarSource | None
     param: str
     budget: int | None = None
+    end_ids: frozenset[int] = frozenset()
 
     @property
     def needs_vocabulary(self) -> bool:
@@ -65,7 +70,7 @@ class Asked:
             images=prompt.images,
             max_tokens=self.max_tokens,
             logprobs=self.logprobs,
-            last_token_ids=frozenset(request.stop_token_ids or ()),
+            last_token_ids=self.end_ids.union(request.stop_token_ids or ()),
             min_tokens=request.min_tokens or 0,
             ignore_eos=bool(request.ignore_eos),
             priority=call.priority,
@@ -146,12 +151,16 @@ def read_completion_request(request: CompletionRequest, model: TextModel, contex
     n = request.n or 1
     if request.best_of not in (None, n):
         raise RequestError("best_of is not supported; leave it out, or set it to n", param="best_of")
-    if request.suffix:
-        raise RequestError("suffix is not supported; write the format for a gap into the prompt", param="suffix")
+    if request.has_gap and request.echo:
+        raise RequestError("echo and suffix do not fit each other; leave one of them out", param="echo")
+    filling = FillInMiddle.of(model.tokenizer) if request.has_gap else None
+    gap = Gap(request.suffix or "", request.middle or "", request.input_extra or ())
+    check_length(model.tokenizer, gap.text, context, "suffix")
     grammar, param = requested_grammar(request)
     splits = request.split_special_tokens is not False
+    fill = None if filling is None else partial(filling.prompt, gap=gap)
     prompts = read_prompts(
-        model.tokenizer, request.prompt, model.vocab_size, context, "prompt", split_special_tokens=splits
+        model.tokenizer, request.prompt, model.vocab_size, context, "prompt", split_special_tokens=splits, fill=fill
     )
     if len(prompts) * n > MAX_ANSWERS:
         raise RequestError(
@@ -168,20 +177,24 @@ def read_completion_request(request: CompletionRequest, model: TextModel, contex
         lists_ids=bool(request.return_token_ids),
     )
     echoed = request.logprobs if form.echoes_tokens else None
+    ends = () if filling is None else filling.ends
     return Asked(
         request,
         prompts,
         form,
-        replace(_answer_text(request, model, request.max_tokens), lists_end=form.echoes_tokens),
+        replace(_answer_text(request, model, request.max_tokens, ends), lists_end=form.echoes_tokens),
         request.max_tokens,
         request.logprobs,
         echoed if request.prompt_logprobs is None else ALTERNATIVES,
         grammar,
         param,
+        end_ids=frozenset() if filling is None else filling.end_ids,
     )
 
 
-def _answer_text(request: GenerationRequest, model: TextModel, max_tokens: int | None) -> AnswerText:
+def _answer_text(
+    request: GenerationRequest, model: TextModel, max_tokens: int | None, silent_stops: Sequence[str] = ()
+) -> AnswerText:
     if max_tokens is not None and (request.min_tokens or 0) > max_tokens:
         raise RequestError(
             f"min_tokens is {request.min_tokens}, more than max_tokens, {max_tokens}; lower min_tokens",
@@ -197,7 +210,8 @@ def _answer_text(request: GenerationRequest, model: TextModel, max_tokens: int |
             message = f"logit_bias has token id {token_id}; ids of this model are 0 to {last}"
             raise RequestError(message, param="logit_bias")
     return AnswerText(
-        StopAutomaton([request.stop] if isinstance(request.stop, str) else request.stop or []),
+        StopAutomaton([*([request.stop] if isinstance(request.stop, str) else request.stop or []), *silent_stops]),
+        silent_stops=frozenset(silent_stops),
         include_stop=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
         lists_ids=bool(request.return_token_ids),

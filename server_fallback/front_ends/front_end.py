@@ -31,6 +31,7 @@ from ..processes.connection import Connection
 from .messages import Admit, Beating, Begin, EndAnswer, Publish, Release, TakeAnswers, TakeBody
 from .shared_answers import SharedAnswers, followed
 from .shared_models import SharedModels
+from .shared_responses import SharedResponses
 
 
 def main() -> None:
@@ -89,7 +90,12 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
     main_process = os.getppid()
     link.watch(hang_seconds, lambda: end_main_process(main_process, hang_seconds))
     app = create_app(
-        models, message.config, open_traces(os.environ), limits=SharedLimits(link), elsewhere=SharedAnswers(link)
+        models,
+        message.config,
+        open_traces(os.environ),
+        limits=SharedLimits(link),
+        elsewhere=SharedAnswers(link),
+        responses=SharedResponses(link),
     )
     if message.again:
         app.state.service.metrics.front_end_restarts.inc()

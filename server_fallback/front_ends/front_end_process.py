@@ -18,13 +18,31 @@ from ..api.config import ApiConfig
 from ..api.kept_answers import Asked, Claim, Name
 from ..api.limiter import Admission, Limiter
 from ..api.metrics import SHARED_FOLDER
+from ..api.stored_responses import OwnResponses
 from ..executors.executor import ModelChange
 from ..log_event import log_event
 from ..processes.child import Child
 from ..processes.connection import WithParts
 from ..processes.supervisor import Restarts, supervise
 from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest, UnloadRequest
-from .messages import Admit, Beating, Begin, Disown, EndAnswer, Publish, Release, TakeAnswers, TakeBody, Transcribe
+from .messages import (
+    Admit,
+    Beating,
+    Begin,
+    Disown,
+    DropResponse,
+    EndAnswer,
+    FindResponse,
+    Publish,
+    PutResponse,
+    Release,
+    ResponseChain,
+    SettleResponse,
+    TakeAnswers,
+    TakeBody,
+    Transcribe,
+)
+from .shared_responses import ResponsesOfFrontEnd
 
 MAIN = "from nearfar.server_fallback.front_ends.front_end import main; main()"
 RESTARTS = Restarts(first_seconds=0.5, longest_seconds=0.5)
@@ -35,7 +53,8 @@ ENDED = "the front end has ended"
 
 class FrontEndProcess:
     """``latest`` returns the models, ``change`` carries out the changes that clients request, and ``transcribe`` has a
-    model of sound transcribe. ``owners`` is that of all front ends. Belongs to the running event loop.
+    model of sound transcribe. ``owners`` and ``responses`` are those of all front ends. Belongs to the running event
+    loop.
     """
 
     def __init__(
@@ -44,6 +63,7 @@ class FrontEndProcess:
         config: ApiConfig,
         limiter: Limiter,
         owners: Owners,
+        responses: OwnResponses,
         metrics_folder: str,
         latest: Callable[[], Publish],
         change: Callable[[ModelChange], Coroutine[Any, Any, object]],
@@ -51,6 +71,7 @@ class FrontEndProcess:
     ) -> None:
         self._config, self._latest, self._change, self._transcribe = config, latest, change, transcribe
         self._requests, self._owners = HeldRequests(limiter), owners
+        self._responses = ResponsesOfFrontEnd(responses)
         environment = {**os.environ, SHARED_FOLDER: metrics_folder}
         self._child = Child(MAIN, self._receive, self._on_end, [listener], environment)
         self._supervision: asyncio.Task[None] | None = None
@@ -122,6 +143,8 @@ class FrontEndProcess:
             case EndAnswer():
                 owner = self._owners.of(message.name)
                 return False if owner is None else owner.ask(message)
+            case PutResponse() | SettleResponse() | FindResponse() | ResponseChain() | DropResponse():
+                return self._responses.answer(message)
             case Beating():
                 assert self._child.connection is not None
                 self._child.connection.watch(self._config.hang_seconds, self._on_hang)
@@ -138,6 +161,7 @@ class FrontEndProcess:
         """The process has ended: as requested, or by a crash."""
         self._requests.release_all()
         self._owners.release_all(self)
+        self._responses.fail_running(ENDED)
         return Unavailable(ENDED)
 
 

@@ -17,6 +17,7 @@ from nearfar.compiler.runtime.audio.transcribe import Transcript
 from ..api.app import limiter_of
 from ..api.config import ApiConfig
 from ..api.server import STUCK_SECONDS, end_process_after, loop_factory, prepare_process
+from ..api.stored_responses import OwnResponses
 from ..executors.encoder_executor import EncoderExecutor
 from ..executors.hearing_transcriber import hearing_turns
 from ..executors.local import LocalExecutor
@@ -60,6 +61,7 @@ class FrontEnds:
             if signal.getsignal(number) != signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
         limiter, owners = limiter_of(self._config), Owners()
+        responses = OwnResponses(self._config.response_memory_bytes)
         metrics_folder = tempfile.mkdtemp(prefix="nearfar-metrics-")
         beside: asyncio.Task[None] | None = None
         try:
@@ -69,6 +71,7 @@ class FrontEnds:
                     self._config,
                     limiter,
                     owners,
+                    responses,
                     metrics_folder,
                     self._latest,
                     self._registry.change,

@@ -80,7 +80,7 @@ class HybridExecutor:
         return RunningAnswer(self.sides, plain, situation, Form(self._name, plain), call)
 
     async def _completion(self, request: CompletionRequest, call: Call) -> RunningAnswer:
-        if request.echo or request.suffix or request.best_of not in (None, 1):
+        if request.echo or request.has_gap or request.best_of not in (None, 1):
             raise RequestError(
                 "echo, best_of and suffix are not supported when two sides may answer; remove them", param="echo"
             )

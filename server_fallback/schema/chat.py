@@ -19,6 +19,7 @@ from .common import (
     PromptLogprobs,
     Reply,
     Request,
+    StopReason,
     TokenLogprob,
     Unused,
     Usage,
@@ -308,6 +309,7 @@ class ChunkChoice(Reply):
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
+    stop_reason: StopReason = None
     token_ids: LeftOut[list[int]] = None
     """Extension, if requested."""
 
@@ -354,6 +356,8 @@ class ChatCompletionChunk(Reply):
     """Extension, if requested: of each side that wrote a part of the answer."""
     nearfar: LeftOut[PipelineTrace] = None
     """Extension: a pipeline's steps."""
+    num_prompt_tokens: Annotated[int | None, Field(exclude=True)] = None
+    """In the first chunk of our own engine. It is never sent: other forms of answers report it at their start."""
 
 
 class AnswerFunction(Reply):
@@ -385,6 +389,7 @@ class ChatChoice(Reply):
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason
+    stop_reason: StopReason = None
     token_ids: LeftOut[list[int]] = None
     """Extension, if requested."""
 

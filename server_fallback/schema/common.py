@@ -272,5 +272,12 @@ class ErrorResponse(Reply):
     error: ErrorDetail
 
 
+def _text_or_none(value: object) -> object:
+    """vLLM has token ids here, too."""
+    return value if isinstance(value, str) else None
+
+
+# Extension of vLLM's: the stop string that ended the choice. It is left out otherwise.
+StopReason = Annotated[LeftOut[str], BeforeValidator(_text_or_none)]
 # Another server's own value, such as "recitation", reaches the client unchanged.
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"] | str

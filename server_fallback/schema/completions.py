@@ -7,10 +7,31 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .chat import ChatCompletionRequest, ResponseFormat
-from .common import EXTENSION, GenerationRequest, IfRequested, LeftOut, PromptLogprobs, Reply, Texts, Usage
+from .common import (
+    EXTENSION,
+    EXTENSION_IF_SET,
+    GenerationRequest,
+    IfRequested,
+    Items,
+    LeftOut,
+    PromptLogprobs,
+    Reply,
+    Request,
+    StopReason,
+    Texts,
+    Usage,
+)
 from .limits import MAX_CHOICES
 from .receipt import AnswerPart, SignedReceipt
 from .route import Route
+
+# Of a repository.
+MAX_FILES = 1024
+
+
+class ExtraFile(Request):
+    filename: str
+    text: str
 
 
 class CompletionRequest(GenerationRequest):
@@ -28,13 +49,21 @@ class CompletionRequest(GenerationRequest):
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     """Only the value of ``n``: there is no choice among more answers."""
     suffix: str | None = None
-    """Only an empty one: write the format for a gap into the prompt."""
+    """The text after the gap that the answer fills, for models with tokens for this; an empty one has no effect."""
+    middle: Annotated[str | None, EXTENSION] = None
+    """Extension: the beginning of the text in the gap, which may be empty. It makes an empty ``suffix`` count."""
+    input_extra: Annotated[Annotated[Items[ExtraFile], Field(max_length=MAX_FILES)] | None, EXTENSION_IF_SET] = None
+    """Extension of llama.cpp's: files of the same repository, for a gap."""
     response_format: Annotated[ResponseFormat | None, EXTENSION] = None
     """Extension, as in vLLM."""
     split_special_tokens: Annotated[bool | None, EXTENSION] = None
     """Extension: if false, control tokens that a prompt spells out become single tokens. Use this only for prompts that
     your own code writes. By default they are split.
     """
+
+    @property
+    def has_gap(self) -> bool:
+        return bool(self.suffix or self.input_extra) or self.middle is not None
 
 
 # The requests that a model's text answers.
@@ -57,6 +86,7 @@ class CompletionChunkChoice(Reply):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: TextFinishReason | None = None
+    stop_reason: StopReason = None
     token_ids: LeftOut[list[int]] = None
     """Extension of vLLM's, if requested."""
     prompt_token_ids: LeftOut[list[int]] = None

@@ -60,7 +60,7 @@ class ChatFold:
         """Raises Unavailable if the chunks ended too early."""
         last = self._last
         if last is None or last.usage is None:
-            raise _cut_off()
+            raise cut_off()
         return ChatCompletion(
             id=last.id,
             created=last.created,
@@ -93,7 +93,7 @@ class CompletionFold:
         """Raises Unavailable if the chunks ended too early."""
         last = self._last
         if last is None or last.usage is None:
-            raise _cut_off()
+            raise cut_off()
         folded = [_folded_text(index, parts) for index, parts in sorted(self._choices.items())]
         return Completion(
             id=last.id,
@@ -148,6 +148,7 @@ class _ChatParts:
     logprobs: list[TokenLogprob] | None = None
     token_ids: list[int] | None = None
     finish_reason: FinishReason | None = None
+    stop_reason: str | None = None
 
     def add(self, choice: ChunkChoice) -> None:
         self.texts.append(choice.delta.content or "")
@@ -161,10 +162,11 @@ class _ChatParts:
         if choice.token_ids is not None:
             self.token_ids = [*(self.token_ids or ()), *choice.token_ids]
         self.finish_reason = choice.finish_reason or self.finish_reason
+        self.stop_reason = choice.stop_reason or self.stop_reason
 
     def choice(self, index: int) -> ChatChoice:
         if self.finish_reason is None:
-            raise _cut_off()
+            raise cut_off()
         text, reasoning = "".join(self.texts), "".join(self.reasoning) or None
         calls = fold_calls(self.calls)
         function = self.function.function if self.function.name else None
@@ -180,6 +182,7 @@ class _ChatParts:
             ),
             logprobs=None if self.logprobs is None else ChatLogprobs(content=self.logprobs),
             finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
             token_ids=self.token_ids,
         )
 
@@ -187,7 +190,7 @@ class _ChatParts:
 def _folded_text(index: int, parts: Sequence[CompletionChunkChoice]) -> CompletionChoice:
     finish_reasons = [part.finish_reason for part in parts if part.finish_reason is not None]
     if not finish_reasons:
-        raise _cut_off()
+        raise cut_off()
     logprobs = [part.logprobs for part in parts if part.logprobs is not None]
     token_ids = [part.token_ids for part in parts if part.token_ids is not None]
     prompt: dict[str, Any] = {}
@@ -198,6 +201,7 @@ def _folded_text(index: int, parts: Sequence[CompletionChunkChoice]) -> Completi
         text="".join(part.text for part in parts),
         logprobs=_joined(logprobs) if logprobs else None,
         finish_reason=finish_reasons[-1],
+        stop_reason=parts[-1].stop_reason,
         token_ids=[token_id for ids in token_ids for token_id in ids] if token_ids else None,
         **prompt,
     )
@@ -217,5 +221,5 @@ def _joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
     )
 
 
-def _cut_off() -> Unavailable:
+def cut_off() -> Unavailable:
     return Unavailable("the answer was cut off before its end; send the request again")

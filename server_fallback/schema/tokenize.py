@@ -13,7 +13,7 @@ from .functions import Tool
 
 class TokenizeRequest(Request):
     """Either ``prompt`` or ``messages``. ``split_special_tokens`` (extension) is for ``prompt``, as in
-    /v1/completions.
+    /v1/completions. With ``continue_final_message``, the last message is the start of the answer.
     """
 
     model: str
@@ -22,6 +22,7 @@ class TokenizeRequest(Request):
     tools: Annotated[Items[Tool], Field(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     add_special_tokens: bool = True
     split_special_tokens: bool = True
 

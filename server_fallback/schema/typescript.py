@@ -78,8 +78,8 @@ HEADER = "// Written by server_fallback/schema/typescript.py from {sources}: edi
 # The page's engine has none of these; a module of its own issues receipts. How a completion is streamed is part of its
 # type there.
 SERVER_ONLY = {
-    "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "min_tokens", "receipt",
-    "stop_token_ids", "structured_outputs", "verbosity",
+    "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "input_extra", "middle",
+    "min_tokens", "receipt", "stop_token_ids", "structured_outputs", "verbosity",
 }  # fmt: skip
 # Their types are written in api/types.ts, under the names of OpenAI's package, whose types are wider.
 TYPES_OF_OPENAI = {
@@ -153,8 +153,12 @@ PAGE: dict[type[BaseModel], dict[str, str | None]] = {
     TokenLogprob: {"token_id?": "number"},
     AnswerMessage: {"annotations": "ChatCompletionAnnotation[]"},
     Delta: {"annotations": "ChatCompletionAnnotation[]"},
+    ChunkChoice: {"stop_reason": None},
+    ChatChoice: {"stop_reason": None},
+    CompletionChunkChoice: {"stop_reason": None},
+    CompletionChoice: {"stop_reason": None},
     ChatCompletion: {"nearfar": None, "timings": "CompletionTimings"},
-    ChatCompletionChunk: {"nearfar": None, "timings?": "CompletionTimings"},
+    ChatCompletionChunk: {"nearfar": None, "num_prompt_tokens": None, "timings?": "CompletionTimings"},
     Completion: {"route": None, "timings": "CompletionTimings"},
     CompletionChunk: {"route": None, "timings?": "CompletionTimings"},
     CompletionLogprobs: {"top_logprobs": "(Record<string, number> | null)[]"},

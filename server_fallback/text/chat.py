@@ -72,6 +72,7 @@ class ChatAnswer:
     def __init__(self, requests: Sequence[TokenRequest], form: ChatForm, output: Output[ChatCompletionChunk]) -> None:
         self._requests, self._form, self._output = requests, form, output
         self._head = _Head(form.model)
+        self._of_prompt = {"num_prompt_tokens": len(requests[0].prompt_ids)}
         self._states = [
             _ChoiceState(
                 None
@@ -106,6 +107,7 @@ class ChatAnswer:
             events = state.parser.finish() if state.parser is not None else []
             tokens = _with_content(state, form, events, ())
             end = ChunkChoice(index=index, delta=Delta(), finish_reason=_finish_reason(item, state.parser))
+            end.stop_reason = item.stop
             self._send([*_choices(index, state, "", events, tokens, form), end])
 
     def end(self) -> None:
@@ -117,14 +119,15 @@ class ChatAnswer:
         """The first chunk, with what is reported of the prompt."""
         ids = list(self._requests[0].prompt_ids) if self._form.lists_ids else None
         first = _choices(0, self._states[0], "", (), (), self._form)
-        self._output.chunk(self._head.chunk(*first, prompt_token_ids=ids, prompt_logprobs=listed))
+        self._output.chunk(self._head.chunk(*first, prompt_token_ids=ids, prompt_logprobs=listed, **self._of_prompt))
 
     def _text_chunk(self, index: int, text: str) -> ChatCompletionChunk:
         return self._head.chunk(ChunkChoice(index=index, delta=Delta(content=text)))
 
     def _send(self, choices: Sequence[ChunkChoice]) -> None:
         for choice in choices:
-            self._output.chunk(self._head.chunk(choice))
+            is_first = choice.delta.role is not None
+            self._output.chunk(self._head.chunk(choice, **self._of_prompt if is_first else {}))
 
 
 def _choices(

@@ -58,7 +58,8 @@ class AnswerText:
 
     Stop strings end the content only. ``reasoning`` is the model's form of reasoning, and ``state`` is the state in
     which the answer begins. ``vocabulary`` is needed for tokens with log-probabilities, and ``lists_end`` adds the
-    token that ended the answer to them. ``lists_ids``: pieces have the ids of their tokens.
+    token that ended the answer to them. ``lists_ids``: pieces have the ids of their tokens. ``silent_stops`` are those
+    of the stop strings that are not reported, because they are not the request's.
     """
 
     stops: StopAutomaton
@@ -69,6 +70,7 @@ class AnswerText:
     vocabulary: Vocabulary | None = None
     lists_end: bool = False
     lists_ids: bool = False
+    silent_stops: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +79,14 @@ class ChoiceEnd:
 
     ``completion`` is None if a stop string ended the answer, because the engine then reports no usage.
     ``reasoning_tokens`` counts the tokens up to the end of the reasoning, with the markers; it is None for a model that
-    does not reason.
+    does not reason. ``stop`` is the stop string that ended the answer.
     """
 
     finish_reason: FinishReason
     completion_tokens: int
     completion: AnswerEnd | None = None
     reasoning_tokens: int | None = None
+    stop: str | None = None
 
 
 # What a choice sends.
@@ -160,7 +163,7 @@ async def write_choice(
                         observer.observe_queue(item.queue_seconds)
                     pieces.append(choice.finish(item.end_token))
                     reason = "stop" if choice.stopped else item.finish_reason
-                    end = ChoiceEnd(reason, item.completion_tokens, item, choice.reasoning_tokens)
+                    end = ChoiceEnd(reason, item.completion_tokens, item, choice.reasoning_tokens, choice.stop)
                     break
                 if last:
                     pieces.append(last.pop())
@@ -169,7 +172,7 @@ async def write_choice(
                         observe_token(item.token_id)
                     pieces.append(choice.feed(item))
                 if choice.stopped:
-                    end = ChoiceEnd("stop", choice.count, None, choice.reasoning_tokens)
+                    end = ChoiceEnd("stop", choice.count, None, choice.reasoning_tokens, choice.stop)
                     break
             for piece in pieces if len(pieces) == 1 or observe_token is not None else joined(pieces):
                 send(piece)
@@ -260,6 +263,10 @@ class _Choice:
     @property
     def stopped(self) -> bool:
         return self._stops.stopped
+
+    @property
+    def stop(self) -> str | None:
+        return None if self._stops.found in self._form.silent_stops else self._stops.found
 
     def feed(self, token: GeneratedToken) -> Piece:
         self.count += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
@@ -40,8 +40,10 @@ def read_prompts(
     param: str,
     *,
     split_special_tokens: bool = True,
+    fill: Callable[[str | list[int]], list[int]] | None = None,
 ) -> list[Prompt]:
     """Read one text or list of token ids, or several of either. Texts get the special tokens that the tokenizer adds.
+    ``fill`` makes the ids of a prompt whose gap is to be filled.
 
     Raises RequestError for the first prompt that is empty, exceeds the context, has an unknown id or cannot be encoded.
     The prompts after it are not encoded.
@@ -50,6 +52,9 @@ def read_prompts(
     def read(part: str | list[int], name: str) -> Prompt:
         if isinstance(part, str):
             check_length(tokenizer, part, context, name)
+        if fill is not None:
+            prompt = Prompt(fill(part), part)
+        elif isinstance(part, str):
             prompt = Prompt(tokenizer.encode(part, split_special_tokens=split_special_tokens), part)
         else:
             prompt = Prompt(part, part)
@@ -110,7 +115,9 @@ class CompletionAnswer:
             self._send(self._prompt(index, item))
         elif isinstance(item, ChoiceEnd):
             self._ends[index] = item
-            self._send(CompletionChunkChoice(index=index, text="", finish_reason=item.finish_reason))
+            self._send(
+                CompletionChunkChoice(index=index, text="", finish_reason=item.finish_reason, stop_reason=item.stop)
+            )
         elif item.tokens or item.ids:
             logprobs = self._logprobs(index, item.tokens) if item.tokens else None
             ids = list(item.ids) or None

@@ -13,6 +13,7 @@ from nearfar.compiler.runtime.errors import RequestError
 from ..schema.embed import BilledUnits, EmbeddingsByType, EmbedMeta, EmbedRequest, EmbedResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.rerank import ApiVersion
+from .requests import with_name
 
 # OpenAI's names of parameters -> Cohere's.
 COHERE_NAMES = {"input": "texts", "dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens"}
@@ -52,13 +53,12 @@ def as_cohere(answer: EmbeddingResponse, request: EmbedRequest) -> EmbedResponse
 
 
 def renamed(error: RequestError) -> RequestError:
-    """The error with the parameter's name in Cohere's API, also at the beginning of the message."""
+    """The error with the parameter's name in Cohere's API."""
     param = error.details.get("param")
     name = param.split("[")[0] if isinstance(param, str) else ""
     if name not in COHERE_NAMES:
         return error
-    message = COHERE_NAMES[name] + error.message.removeprefix(name) if error.message.startswith(name) else error.message
-    return RequestError(message, **{**error.details, "param": COHERE_NAMES[name] + str(param).removeprefix(name)})
+    return with_name(error, name, COHERE_NAMES[name])
 
 
 def packed_signs(rows: FloatArray) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:

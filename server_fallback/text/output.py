@@ -91,6 +91,10 @@ class Changed(Chunks[ChunkT]):
     async def room(self) -> None:
         await self._output.room()
 
+    def block(self, *events: Any) -> None:
+        """Events that are not those of chunks need no change."""
+        self._output.block(*events)
+
     def _send(self, chunk: ChunkT) -> None:
         self._output.chunk(self._change(chunk))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from nearfar.compiler.runtime.errors import RequestError
@@ -15,6 +16,13 @@ def context_overflow(param: str, tokens: str, context: int) -> RequestError:
         param=param,
         code="context_length_exceeded",
     )
+
+
+def with_name(error: RequestError, param: str, name: str) -> RequestError:
+    """The error with another ``name`` for the parameter ``param``, or for what is in it, as another API has it."""
+    message = re.sub(rf"(?<![\w.\]]){re.escape(param)}(?!\w)", lambda _: name, error.message, count=1)
+    renamed = name + str(error.details["param"]).removeprefix(param)
+    return RequestError(message, **{**error.details, "param": renamed})
 
 
 def check_length(tokenizer: Tokenizer, text: str, context: int, param: str) -> None:

@@ -36,27 +36,34 @@ def read_thinking(
     Raises RequestError, without ``ignore`` also for a parameter that the model does not support.
     """
     can_switch, effort, budget = SWITCH in template, request.reasoning_effort, request.thinking_token_budget
-    variables = dict(request.chat_template_kwargs or {})
     if budget is not None and not reasons:
         _unsupported("thinking_token_budget", "which does not reason between markers", ignore)
     if request.enable_thinking is not None:
-        if SWITCH in variables:
+        if SWITCH in (request.chat_template_kwargs or {}):
             raise RequestError(
                 f"{SWITCH} and chat_template_kwargs.{SWITCH} mean the same; use one of them", param=SWITCH
             )
-        if can_switch:
-            variables[SWITCH] = request.enable_thinking
-        else:
+        if not can_switch:
             _unsupported(SWITCH, "whose chat template has no such variable", ignore)
+            request = request.model_copy(update={"enable_thinking": None})
     if effort is not None:
         tokens = EFFORT_TOKENS[effort]
-        variables.setdefault(SWITCH, tokens != 0)
-        variables["reasoning_effort"] = effort
         if budget is None and not (can_switch and tokens == 0):
             budget = tokens
+    return Thinking(thinking_variables(request), budget)
+
+
+def thinking_variables(request: ChatCompletionRequest) -> dict[str, Any]:
+    """The variables of the chat template, of which it may know some."""
+    variables = dict(request.chat_template_kwargs or {})
+    if request.enable_thinking is not None:
+        variables[SWITCH] = request.enable_thinking
+    if request.reasoning_effort is not None:
+        variables.setdefault(SWITCH, EFFORT_TOKENS[request.reasoning_effort] != 0)
+        variables["reasoning_effort"] = request.reasoning_effort
     if request.verbosity is not None:
         variables["verbosity"] = request.verbosity
-    return Thinking(variables, budget)
+    return variables
 
 
 def _unsupported(param: str, why: str, ignore: Callable[[str], None] | None) -> None:

@@ -64,7 +64,10 @@ def chunk(runner: BaseRunner[Any], index: int, start: int, stop: int) -> Chunk:
     return Chunk(TOKENS[index][start:stop], start, pages, range(stop - start), source=source_of(runner.manifest, index))
 
 
-@pytest.mark.parametrize("target", ["numpy", "webgpu", "cpu", pytest.param("cuda", marks=pytest.mark.exhaustive)])
+# tests/web/test_page_transcripts.py runs a Whisper on WebGPU.
+@pytest.mark.parametrize(
+    "target", ["numpy", "cpu", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("webgpu", "cuda"))]
+)
 def test_rows_and_logits_are_those_of_transformers(
     target: str, whisper: tuple[Path, Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

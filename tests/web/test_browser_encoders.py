@@ -283,8 +283,8 @@ def test_a_worker_ranks_and_labels_as_the_reference_does(page: Page, bundles: di
     text = "Hello naïve world"
     found = page.evaluate(SCORE, ["what is a boat", DOCUMENTS, text])
     tokenizer, runner = reference(bundles["reranker"])
-    encoded = [tokenizer.encode_shortened("what is a boat", document, 1000) for document in DOCUMENTS]
-    pairs = [Text(each.ids, each.token_types) for each in encoded]
+    asked = [tokenizer.encode_shortened("what is a boat", document, 1000) for document in DOCUMENTS]
+    pairs = [Text(each.ids, each.token_types) for each in asked]
     expected = np.concatenate(classify(runner, pairs))
     np.testing.assert_allclose(found["scores"], expected, rtol=1e-4)
     assert [each["index"] for each in found["results"]] == np.argsort(-expected, kind="stable").tolist()

@@ -15,9 +15,6 @@ import { probe } from "../src/probe/index.js";
 import { dawn } from "./dawn.js";
 import { folderSource } from "./folder_source.js";
 
-/** Between two questions of Dawn whether something has ended. */
-const SLEEP_MS = 0.2;
-
 const { values, positionals } = parseArgs({
   allowPositionals: true,
   options: {
@@ -34,17 +31,6 @@ const { values, positionals } = parseArgs({
 });
 const [folder] = positionals;
 if (folder === undefined) throw new Error("usage: bench_probe BUNDLE [--prompts 16,64] [--contexts 16,256]");
-// While a promise is pending, Dawn asks again and again, in an immediate callback, whether it has resolved, so that this
-// thread would take a core from the driver's, and its processor time would be that of waiting. A page's thread sleeps.
-const immediately = globalThis.setImmediate;
-const never = new Int32Array(new SharedArrayBuffer(4));
-const sleepsFirst = (call: (...given: unknown[]) => void, ...given: unknown[]): NodeJS.Immediate =>
-  immediately(() => {
-    Atomics.wait(never, 0, 0, SLEEP_MS);
-    call(...given);
-  });
-Object.defineProperty(globalThis, "setImmediate", { value: sleepsFirst });
-
 if (values.clock === "cpu") {
   // Of all threads of this process, of which the driver's are a part.
   const now = (): number => {

@@ -20,7 +20,7 @@ class PackedRows:
     ) -> None:
         self._kernel, self._format, self._lanes = kernel, fmt, lanes
         self._num_scales = fmt.scales_of(columns)
-        self.groups = groups = -(-columns // GROUP)
+        groups = -(-columns // GROUP)
         tiles = -(-rows // TILE_ROWS)
         if fmt.bits is not None:
             self._codes = kernel.buffer(f"{role}.q", (tiles, groups * fmt.low_bits, TILE_ROWS), "uint32")

@@ -128,7 +128,6 @@ class GroupFactors:
         planes = (["scale_slots"] + ["offset_slots"] * bool(fmt.offset)) if self._words else []
         shape = (stages, len(rows) * len(self._words), threads)
         self._planes = [kernel.shared(name, shape, weight.raw_scale_dtype) for name in planes]
-        self._pair: Scalar | None = None
 
     def start_copies(self, slot: Scalar, pair: Scalar) -> None:
         """``pair``: the index of a pair of chunks, of which there may be fewer."""

@@ -99,7 +99,7 @@ class Weights:
         buffers: int = 1,
     ) -> None:
         fmt = arguments.facts.weight
-        self._kernel, self._weight, self._fmt, self._dtype = kernel, arguments.weight, fmt, dtype
+        self._weight, self._fmt, self._dtype = arguments.weight, fmt, dtype
         self._scaled = bool(fmt.scale_dtype) and not fmt.per_row
         self._thread, self._rows, self._slots = thread, rows, slots
         self._loads = CHUNK_LOADS[fmt.kind]

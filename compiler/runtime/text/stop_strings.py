@@ -77,7 +77,8 @@ class StopStrings:
         self._automaton, self._include = automaton, include
         self._node = 0
         self._held = ""
-        self._stopped = False
+        # The stop string that was found. No text is returned after that.
+        self.found: str | None = None
 
     @property
     def any(self) -> bool:
@@ -86,15 +87,14 @@ class StopStrings:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found. No text is returned after that."""
-        return self._stopped
+        return self.found is not None
 
     def feed(self, text: str, may_stop: bool = True) -> str:
         """Add text; return the text that can no longer be part of a stop string.
 
         Without ``may_stop``, a stop string that ends in ``text`` has no effect.
         """
-        if self._stopped:
+        if self.found is not None:
             return ""
         automaton = self._automaton
         if not self.any:
@@ -104,7 +104,7 @@ class StopStrings:
             self._node = automaton.step(self._node, character)
             length = automaton.stop_lengths[self._node]
             if length and may_stop:
-                self._stopped, self._held = True, ""
+                self.found, self._held = pending[position - length : position], ""
                 return pending[: position if self._include else position - length]
         settled = len(pending) - automaton.depths[self._node]
         self._held = pending[settled:]

@@ -41,15 +41,12 @@ class Attempt:
     ids: list[int] = field(default_factory=list)
     prompt_logprobs: Sequence[float] = ()
     finish_reason: str | None = None
+    stop_reason: str | None = None
     usage: Usage | None = None
     transcripts: Sequence[SoundTranscript] = ()
     received: dict[str, Any] | None = None
     receipt: SignedReceipt | None = None
     changed: list[Literal["masked", "described"]] = field(default_factory=list)
-
-    @property
-    def started(self) -> bool:
-        return self.first_token_seconds is not None
 
     def event(self, kind: str, /, **fields: Any) -> Event:
         """An event of the answer machine about this attempt."""
@@ -66,6 +63,7 @@ class Attempt:
             self.first_token_seconds = monotonic() - self.requested_at
         self.num_tokens += piece.num_tokens
         self.finish_reason = piece.finish_reason or self.finish_reason
+        self.stop_reason = piece.stop_reason or self.stop_reason
         self.usage = piece.usage or self.usage
         self.transcripts = piece.transcripts or self.transcripts
         # Several are of a pair of sides, whose request is not this one's.

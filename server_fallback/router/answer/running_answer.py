@@ -445,6 +445,7 @@ class RunningAnswer:
                 transcripts=transcripts,
                 receipts=receipts,
                 parts=parts,
+                stop_reason=attempt.stop_reason,
             )
         )
 

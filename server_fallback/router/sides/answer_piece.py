@@ -45,6 +45,7 @@ class AnswerPiece:
     transcripts: Sequence[SoundTranscript] | None = None
     receipts: Sequence[SignedReceipt] = ()
     annotations: Sequence[dict[str, Any]] | None = None
+    stop_reason: str | None = None
 
     @property
     def has_content(self) -> bool:
@@ -63,7 +64,7 @@ def piece_of(chunk: Chunk) -> AnswerPiece:
     choice = chunk.choices[0]
     if isinstance(choice, CompletionChunkChoice):
         listed = _tokens(choice.logprobs) if choice.logprobs is not None else ()
-        return AnswerPiece(choice.text, None, listed, choice.finish_reason, chunk.usage)
+        return AnswerPiece(choice.text, None, listed, choice.finish_reason, chunk.usage, stop_reason=choice.stop_reason)
     tokens = tuple(choice.logprobs.content or ()) if choice.logprobs is not None else ()
     delta = choice.delta
     return AnswerPiece(
@@ -75,6 +76,7 @@ def piece_of(chunk: Chunk) -> AnswerPiece:
         delta.reasoning_content or "",
         chunk.transcripts if isinstance(chunk, ChatCompletionChunk) else None,
         annotations=delta.annotations,
+        stop_reason=choice.stop_reason,
     )
 
 
@@ -131,11 +133,12 @@ class Form:
         transcripts: Sequence[SoundTranscript] | None = None,
         receipts: Sequence[SignedReceipt] = (),
         parts: Sequence[AnswerPart] = (),
+        stop_reason: str | None = None,
     ) -> Iterator[Chunk]:
         """First the finish_reason, then the usage with what the sides have signed."""
         if first and self._begin:
             yield self._chunk(choices=self._begin, **self._carried(route, transcripts))
-        yield self._chunk(choices=[self._choice(AnswerPiece(), 0, finish_reason)], route=route)
+        yield self._chunk(choices=[self._choice(AnswerPiece(), 0, finish_reason, stop_reason)], route=route)
         signed = {"receipts": list(receipts) or None, "parts": list(parts) or None}
         yield self._chunk(choices=[], usage=usage, route=route, **signed)
 
@@ -144,12 +147,12 @@ class Form:
         return {"route": route, **({"transcripts": list(transcripts)} if transcripts and self._begin else {})}
 
     def _choice(
-        self, piece: AnswerPiece, start: int, finish_reason: str | None = None
+        self, piece: AnswerPiece, start: int, finish_reason: str | None = None, stop_reason: str | None = None
     ) -> ChunkChoice | CompletionChunkChoice:
         """The reason comes after the piece, when the router has decided that the answer ends there."""
         # The router may have requested more alternatives than the client.
         tokens = [] if self._top is None else [_trimmed(token, self._top) for token in piece.tokens]
-        rest: dict[str, Any] = {"index": 0, "finish_reason": finish_reason}
+        rest: dict[str, Any] = {"index": 0, "finish_reason": finish_reason, "stop_reason": stop_reason}
         if not self._begin:
             return CompletionChunkChoice(text=piece.text, logprobs=_listed(tokens, start) if tokens else None, **rest)
         is_other = piece.tool_calls or piece.reasoning or piece.annotations or finish_reason

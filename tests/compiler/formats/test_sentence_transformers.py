@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_models import write_modules
 
-from nearfar.compiler.formats.sentence_transformers import SentenceTransformer, read_sentence_transformer
+from nearfar.compiler.formats.sentence_transformers import SentenceTransformer, read_length, read_sentence_transformer
 from nearfar.compiler.ir.tasks import DenseSpec, EmbeddingSpec, PromptSpec
 from nearfar.compiler.runtime.errors import CheckpointError, NearfarError, UnsupportedModel
 
@@ -63,7 +63,8 @@ def test_dense_layers_prompts_and_the_length_are_read(tmp_path: Path) -> None:
     dense = DenseSpec("2_Dense", 72, 90, False, "none"), DenseSpec("3_Dense", 90, 20, True, "tanh")
     named = tuple(PromptSpec(name, prompts[name]) for name in ("query", "document"))
     embedding = EmbeddingSpec("mean", True, 20, dense, named, "document")
-    assert found == SentenceTransformer(embedding, ("2_Dense", "3_Dense"), 256, lowercases=True)
+    assert found == SentenceTransformer(embedding, ("2_Dense", "3_Dense"), lowercases=True)
+    assert read_length(tmp_path) == (256, True)
 
 
 def test_what_would_change_the_vector_is_refused_by_name(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fake_hub import fake_hub
+from huggingface_hub import constants
 from server_thread import serving
 
 from nearfar.compiler.bundle.folder import Bundle, open_any
@@ -77,6 +78,9 @@ def test_a_quantization_after_a_colon_is_that_to_compile_with(store: Store) -> N
     assert (model.name, model.quantization) == ("nearfar-demo:q8f16", "q8f16")
     assert compile_fields(model, store, {"quantization": None}) == {"quantization": "q8f16"}
     assert compile_fields(model, store, {"quantization": "f32"}) == {}
+    # What other commands would not apply, they refuse.
+    with pytest.raises(CheckpointError, match=r"has a quantization of its own, .*; here, pass its files, /"):
+        load("nearfar-demo:q8f16")
 
 
 def test_a_derived_model_inherits_and_outlives_its_base(store: Store) -> None:
@@ -241,14 +245,13 @@ def test_bundles_of_a_site_share_equal_files(store: Store, tiny_bundle: Path, tm
 def test_files_of_the_hub_are_removed_with_the_model_that_fetched_them(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    huggingface_hub = pytest.importorskip("huggingface_hub")
     hub_cache = tmp_path / "hub"
     contents = {path.name: path.read_bytes() for path in CHECKPOINT.iterdir() if path.is_file()}
     with fake_hub({"own/model": contents}) as hub:
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(hub_cache))
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub_cache))
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
         monkeypatch.setattr(
-            huggingface_hub.constants,
+            constants,
             "HUGGINGFACE_CO_URL_TEMPLATE",
             hub.url + "/{repo_id}/resolve/{revision}/{filename}",
         )

@@ -50,6 +50,19 @@ def plain_app() -> FastAPI:
     return create_app(FakeModels(), ApiConfig())
 
 
+def ask_of(executor: Any, path: str, body: object = None, method: str = "POST") -> httpx.Response:
+    """Send one request to an app whose only model has this executor. All such requests share one app."""
+    app, models = _app_of_one()
+    models.fake = executor
+    return run(ask_app(app, method, path, body))
+
+
+@cache
+def _app_of_one() -> tuple[FastAPI, FakeModels]:
+    models = FakeModels()
+    return create_app(models, ApiConfig()), models
+
+
 async def ask_app(app: FastAPI, method: str, path: str, body: object = None, **headers: str) -> httpx.Response:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:

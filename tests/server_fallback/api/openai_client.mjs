@@ -22,6 +22,9 @@ for await (const chunk of stream) {
 const called = await client.chat.completions.stream({ model: "fake", messages, tools }).finalMessage();
 const completion = await client.completions.create({ model: "fake", prompt: "x" });
 const embedding = await client.embeddings.create({ model: "fake", input: "x" });
+const first = await client.responses.create({ model: "fake", input: "hi" });
+const second = { model: "fake", input: "so?", previous_response_id: first.id };
+const continued = await client.responses.stream(second).finalResponse();
 const models = [];
 for await (const model of client.models.list()) models.push(model.id);
 
@@ -46,6 +49,7 @@ console.log(
     usage: usage.total_tokens,
     tool: called.tool_calls[0].function.name,
     completion: completion.choices[0].text,
+    responses: [first.output_text, continued.output_text],
     embedding: embedding.data[0].embedding,
     models,
     errors,

@@ -17,7 +17,6 @@ from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.generation import Kind
 from nearfar.server_fallback.api.sse import EventForm
-from nearfar.server_fallback.executors.executor import Executor
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChatCompletionRequest
 
 PATH = "/v1/say"
@@ -26,7 +25,7 @@ PATH = "/v1/say"
 class Say(BaseModel):
     model: str
     text: str
-    stream: bool = False
+    streams: bool = False
 
 
 class Said(BaseModel):
@@ -44,9 +43,9 @@ class SaidFold:
         return Said(text="".join(self._texts))
 
 
-def read(body: Say, _: Executor) -> ChatCompletionRequest:
+def read(body: Say) -> ChatCompletionRequest:
     messages = [{"role": "user", "content": body.text}]
-    return ChatCompletionRequest.model_validate({"model": body.model, "messages": messages, "stream": body.stream})
+    return ChatCompletionRequest.model_validate({"model": body.model, "messages": messages, "stream": body.streams})
 
 
 def encode(_: Say) -> Callable[[ChatCompletionChunk], bytes | None]:
@@ -91,14 +90,14 @@ def ask(fake: FakeExecutor, method: str = "POST", **body: Any) -> tuple[int, str
 def test_an_answer_and_its_events_have_this_form_and_nothing_of_openais() -> None:
     assert ask(FakeExecutor()) == (200, '{"text":"Hello!"}')
     said = "".join(f'event: said\ndata: "{text}"\n\n' for text in ("Hel", "lo", "!"))
-    assert ask(FakeExecutor(), stream=True) == (200, said + "event: over\n\n")
+    assert ask(FakeExecutor(), streams=True) == (200, said + "event: over\n\n")
 
 
 def test_errors_have_this_form_before_and_in_a_stream_and_without_a_handler() -> None:
     broken = FakeExecutor(error=DeviceError("broken"), error_at=1)
     error = '{"type": "error", "what": "broken"}'
     assert ask(broken) == (500, error)
-    assert ask(broken, stream=True) == (200, f'event: said\ndata: "Hel"\n\nevent: error\ndata: {error}\n\n')
+    assert ask(broken, streams=True) == (200, f'event: said\ndata: "Hel"\n\nevent: error\ndata: {error}\n\n')
     for status, given in ((400, {"text": 7}), (404, {"model": "nobody"})):
         found, text = ask(FakeExecutor(), **given)
         assert found == status

@@ -245,6 +245,7 @@ def test_the_node_client_passes_unchanged(address: str, models: FakeModels, monk
         "usage": 8,
         "tool": "weather",
         "completion": "Hello!",
+        "responses": ["Hello!", "Hello!"],
         "embedding": [0.5, -1],
         "models": ["fake", "other/name"],
         "errors": ["BadRequestError temperature", "NotFoundError model", "AuthenticationError null"],

@@ -113,6 +113,8 @@ def test_an_error_of_a_request_reaches_its_sender(store: Store) -> None:
 def test_a_model_is_unloaded_after_its_time_and_not_while_it_is_used(store: Store) -> None:
     async def test(models: StoredModels, opener: Opener) -> None:
         async with models.using("base"):
+            models.keep("base", 50.0)
+            assert models.loaded()[0].expires is None
             models.keep("base", 0.0)
             await asyncio.sleep(0.01)
             assert models.loaded()[0].expires is None

@@ -314,6 +314,28 @@ def test_a_front_end_ends_an_answer_of_the_other(server: Served) -> None:
     raise AssertionError("no answer ended before it was complete")
 
 
+def test_each_front_end_continues_and_ends_the_responses_of_the_other(server: Served) -> None:
+    path = "/v1/responses"
+    first, second = {"model": "demo", "input": QUESTION, "temperature": 0}, {"model": "demo", "input": "what is 3 + 4?"}
+    long = {"model": "demo", "input": STORY, "background": True, "temperature": 2, "max_output_tokens": 200}
+    with client_of_each(server) as clients:
+        for one, other in (clients, clients[::-1]):
+            begun = one.post(path, json=first).json()
+            assert other.get(f"{path}/{begun['id']}").json() == begun
+            again = other.post(path, json={**second, "previous_response_id": begun["id"], "temperature": 0}).json()
+            items = one.get(f"{path}/{again['id']}/input_items?order=asc").json()["data"]
+            assert [item["content"][0]["text"] for item in items] == [QUESTION, ANSWER, second["input"]]
+            assert other.delete(f"{path}/{begun['id']}").json()["deleted"] is True
+            assert one.get(f"{path}/{begun['id']}").status_code == 404
+            story = one.post(path, json=long).json()
+            events = other.get(f"{path}/{story['id']}?stream=true").text
+            final = one.get(f"{path}/{story['id']}").json()
+            assert json.loads(events.rstrip().rpartition("data: ")[2])["response"] == final
+            endless = one.post(path, json={**long, "max_output_tokens": None, "priority": -1}).json()
+            ended = other.post(f"{path}/{endless['id']}/cancel").json()["status"]
+            assert one.get(f"{path}/{endless['id']}").json()["status"] == ended
+
+
 def test_a_front_end_that_crashes_fails_its_own_requests_and_is_started_again(server: Served) -> None:
     before = server.front_ends()
     # So many answers that they do not end before their front end.

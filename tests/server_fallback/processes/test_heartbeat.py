@@ -14,6 +14,7 @@ from hash_recipe import HashRecipe
 from nearfar.compiler.runtime.errors import DeviceError, Unavailable
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.limiter import Limiter
+from nearfar.server_fallback.api.stored_responses import OwnResponses
 from nearfar.server_fallback.engine_process.messages import Attach, Opened
 from nearfar.server_fallback.engine_process.remote_engine import RemoteEngine
 from nearfar.server_fallback.executors import supervised
@@ -151,8 +152,8 @@ def test_a_silent_front_end_is_ended() -> None:
 
         limiter = Limiter(1, 1, 1.0)
         config = ApiConfig(hang_seconds=HANG_SECONDS)
-        listener: Any = None
-        front_end = FrontEndProcess(listener, config, limiter, Owners(), "", publish, cast(Any, None), cast(Any, None))
+        none: Any = None
+        front_end = FrontEndProcess(none, config, limiter, Owners(), OwnResponses(0), "", publish, none, none)
         process: Any = Process()
         front_end._child._process = process
         front_end._child.connection = Connection(front_end._receive, front_end._on_end)

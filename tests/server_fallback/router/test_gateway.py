@@ -343,3 +343,17 @@ def test_the_command_waits_for_its_transcriber(tmp_path: Path, monkeypatch: pyte
         )
         command.run(given)
     assert statuses == [200, 503]
+
+
+def test_anthropic_s_messages_have_the_side_and_the_stop_sequence_that_it_reports() -> None:
+    chunks = text_chunks("one", usage=FAR_USAGE)
+    # As vLLM names it.
+    chunks[-2]["choices"][0]["stop_reason"] = " two"
+    far = FakeFar(lambda _: Reply(chunks=chunks))
+    body = {**BODY, "max_tokens": 99, "stop_sequences": [" two"]}
+    asked = [("/v1/messages", body), ("/v1/messages", {**body, "labels": ["private"], "pin": "near"})]
+    left, kept = [answer.json() for answer in run(responses(FakeNear("near"), far, policy("prefer-far"), *asked))]
+    assert (left["content"][0]["text"], left["stop_reason"], left["stop_sequence"]) == ("one", "stop_sequence", " two")
+    assert (left["route"]["side"], left["usage"]["output_tokens"]) == ("far", FAR_USAGE["completion_tokens"])
+    assert far.generated[0]["stop"] == [" two"]
+    assert (kept["content"][0]["text"], kept["stop_reason"], kept["route"]["side"]) == ("near", "end_turn", "near")

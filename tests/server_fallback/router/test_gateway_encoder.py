@@ -26,7 +26,7 @@ from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.executors.encoder_executor import EncoderExecutor
 from nearfar.server_fallback.executors.executor import Call, Executor, Opening
-from nearfar.server_fallback.executors.local_opener import LocalOpener
+from nearfar.server_fallback.executors.local_opener import open_executor
 from nearfar.server_fallback.executors.local_options import LocalOptions
 from nearfar.server_fallback.router.decision.policy import Policy
 from nearfar.server_fallback.router.sides.far import Far
@@ -63,7 +63,7 @@ def test_the_command_decides_by_the_vectors_of_its_encoder(compile_base: Compile
     texts = ("a first prompt", "something else entirely")
 
     async def vectors() -> FloatArray:
-        executor = await (await LocalOpener(LocalOptions(kv_memory_bytes=1 << 24)).prepare(str(encoder), None)).open()
+        executor = await open_executor(encoder, LocalOptions(kv_memory_bytes=1 << 24))
         assert isinstance(executor, EncoderExecutor)
         try:
             return await executor.vectors(texts, Call("1"), is_query=True)

@@ -11,18 +11,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from demo_finder.checkpoint import CONTEXT
-from demo_finder.opened import executor_of
 from fake_openai import Reply, running, text_chunks
 from fake_source import FakeEncoder, text_model
 from fastapi import FastAPI
 from hybrid_gateway import elsewhere, gateway
 from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, policy, run
-from name_corpus import ENTITIES as KINDS
-from plain_target import compile_plain
 from test_hybrid_masks import ASKED, ENTITIES, MASKS, SECRET, SENT, rules
 
-from nearfar.compiler.demo import FINDER_CHECKPOINT
 from nearfar.compiler.ir.tasks import ClassifierSpec
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.cli import gateway as command
@@ -108,11 +103,9 @@ def test_near_answers_without_a_question_if_far_would_only_stand_by() -> None:
 
 
 class Opener:
-    """Opens a near model, the finder of names that begin with a capital letter, and the demo's."""
+    """Opens a near model, and the finder of names that begin with a capital letter."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
         def labelled(ids: Sequence[int], _: Sequence[int]) -> list[list[float]]:
             return [[0.0, 9.0] if 65 <= each <= 90 else [9.0, 0.0] for each in ids]
 
@@ -123,30 +116,15 @@ class Opener:
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         async def open_it() -> Executor:
-            if model == "demo-finder":
-                return executor_of(compile_plain(FINDER_CHECKPOINT, self.folder / model, "q8f16", CONTEXT))
             return self.models[model]
 
         return Opening(name or model, None, open_it)
 
 
-@pytest.mark.parametrize(
-    ("finder", "entities", "text", "sent"),
-    [
-        ("names", [{"label": "PERSON", "kind": "PERSON"}], "where is Anna?", "where is [PERSON_1]?"),
-        (
-            "demo-finder",
-            KINDS,
-            "My name is Rosalind Fairweather. I live at 12 Oak Street, Springfield.",
-            "My name is [PERSON_1]. I live at [ADDRESS_1].",
-        ),
-    ],
-)
-def test_the_command_masks_what_its_finder_finds(
-    finder: str, entities: Any, text: str, sent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_masks_what_its_finder_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`test_serve.py` runs it with the demo finder."""
     file, opener, far = tmp_path / "policy.json", Opener(tmp_path), far_server()
-    file.write_text(json.dumps(rules(masks={"entities": entities})))
+    file.write_text(json.dumps(rules(masks={"entities": [{"label": "PERSON", "kind": "PERSON"}]})))
     routes = []
 
     def serve(app: FastAPI, listener: socket, started: object) -> None:  # noqa: ARG001
@@ -155,7 +133,7 @@ def test_the_command_masks_what_its_finder_finds(
         async def work() -> None:
             async with client_of(app) as client:
                 await app.state.service.models.load(LoadRequest(model="near", name="tiny"))
-                asked = {"model": "tiny", "messages": [{"role": "user", "content": text}]}
+                asked = {"model": "tiny", "messages": [{"role": "user", "content": "where is Anna?"}]}
                 routes.append((await client.post("/v1/chat/completions", json=asked)).json()["route"])
                 await app.state.service.models.close(0.0)
 
@@ -165,8 +143,8 @@ def test_the_command_masks_what_its_finder_finds(
     monkeypatch.setattr(command, "run_server", serve)
     monkeypatch.setattr(command, "configure_logs", lambda _: None)
     with elsewhere(far):
-        command.run(Gateway(near="near", far=far.url, policy=file, port=0, finder=finder))
-    assert routes[0]["masked"] == [{"path": "messages[0].content", "text": sent}]
+        command.run(Gateway(near="near", far=far.url, policy=file, port=0, finder="names"))
+    assert routes[0]["masked"] == [{"path": "messages[0].content", "text": "where is [PERSON_1]?"}]
 
 
 def test_a_finder_must_fit_the_policy(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def all_cases() -> Iterator[tuple[int, StepCase]]:
 
 CASES = {case.name: (bits, case) for bits, case in all_cases()}
 # A float and integers of each width; the other cases repeat their kernels in other formats.
-USUAL = ("q4f16_int16", "q8f16_int16", "f32_int16", "q4f32_int8")
+USUAL = ("q4f16_int16", "f32_int16", "q4f32_int8")
 INTEGER_CASES = [name for name, (_, case) in CASES.items() if case.quantization.startswith("q")]
 
 

@@ -101,7 +101,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_every_company_chunking_and_number_
     compile_once, options = (compile_base, BASE_LEVEL) if activation == "int8" else (compile_tiny, ALL_LEVELS)
     bundle = open_bundle(compile_once("qwen3", "q4f16", target="cpu", **options))
     limits = Limits(tokens=310, sequences=8, rows=300, pages=40)
-    runner = CpuRunner(bundle, limits=limits, allowed=allowed, activation=activation)
+    runner = CpuRunner(bundle, limits=limits, allowed=allowed, activation=activation, threads=2)
     alone = chunked_logits(runner, LONG, 300)
     for chunk in (7, 64):
         np.testing.assert_array_equal(chunked_logits(runner, LONG, chunk), alone)

@@ -105,6 +105,8 @@ def test_the_choice_of_tokens_is_timed_by_its_settings(cuda_bundle: Path, emulat
     assert [time.chosen for time in times].count(True) == 1
 
 
+# The next test measures candidates as well, for one row.
+@pytest.mark.exhaustive
 def test_candidates_of_projections_are_compiled_and_timed(tmp_path: Path, emulated_cuda: Path) -> None:
     bench = bench_cuda_projections
     matrices = {"tiny": (256, 24, bench.NORMED), "gated": (256, 24, {**bench.NORMED, **bench.GATED})}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from case_selection import usual_or_exhaustive
 from emulated import Library
 
 BLOCKS, THREADS, ROUNDS = 3, 64, 4
@@ -51,7 +52,8 @@ def test_blocks_that_wait_for_each_other_compute_the_same_in_any_order(emulated_
         np.testing.assert_array_equal(exchanged(emulated_cuda, KERNEL, seed), expected)
 
 
-@pytest.mark.parametrize("right", RACES)
+# In `make test`, a write and a read without an order.
+@pytest.mark.parametrize("right", usual_or_exhaustive(RACES, ("__syncthreads();  // before", "load_acquire(counter)")))
 def test_an_order_that_is_missing_is_found_with_every_seed(emulated_cuda: Path, right: str) -> None:
     assert KERNEL.count(right) == 1
     for seed in range(5):

@@ -77,7 +77,7 @@ export interface CompletionParams {
   readonly echo?: boolean | null | undefined;
   /** Only the value of ``n``: there is no choice among more answers. */
   readonly best_of?: number | null | undefined;
-  /** Only an empty one: write the format for a gap into the prompt. */
+  /** The text after the gap that the answer fills, for models with tokens for this; an empty one has no effect. */
   readonly suffix?: string | null | undefined;
   /** Extension, as in vLLM. */
   readonly response_format?: ResponseFormat | null | undefined;

@@ -107,7 +107,6 @@ export interface TranscriberParts {
 /** The text of a window: its tokens without the end, and their quality. */
 interface WindowText {
   readonly tokens: readonly number[];
-  readonly temperature: number;
   readonly meanLogprob: number;
   readonly compressionRatio: number;
 }
@@ -294,7 +293,6 @@ export class Transcriber {
     }
     return {
       tokens: written.filter((token) => !model.ends.includes(token)),
-      temperature,
       meanLogprob: written.length === 0 ? 0 : sum / written.length,
       compressionRatio: await compressionRatio(written, logits.length),
     };

@@ -152,11 +152,11 @@ export class Scheduler {
       this.#schedule(step, sequence);
   }
 
-  #close({ number, rows }: OpenStep): Step {
+  #close({ rows }: OpenStep): Step {
     this.#openSteps++;
     this.#stepNumber++;
     const admitted = this.#admitted.splice(0).filter(({ state }) => state === "running");
-    return { number, rows, copies: this.kv.takeCopies(), admitted, preempted: this.#preempted.splice(0) };
+    return { rows, copies: this.kv.takeCopies(), admitted, preempted: this.#preempted.splice(0) };
   }
 
   /** Give a sequence a row with all of its missing positions that fit. */

@@ -28,7 +28,6 @@ export function samplesAnswer({ numSampled, promptLogprobs }: Row): boolean {
  * step.
  */
 export interface Step {
-  readonly number: number;
   readonly rows: readonly Row[];
   readonly copies: PageCopies;
   readonly admitted: readonly Sequence[];

@@ -2,10 +2,9 @@
 
 import { check, isObject, readParams, signal as signalCheck } from "../api/params.js";
 import type { Checks } from "../api/params.js";
-import { BundleError, DeviceError, RequestError } from "../errors.js";
+import { DeviceError, RequestError } from "../errors.js";
 import { formatBytes } from "../format_bytes.js";
 import { unlessAborted } from "../runtime/abort.js";
-import type { AnyManifest } from "../runtime/any_manifest.js";
 import { isExport } from "../runtime/any_manifest.js";
 import { bundleId } from "../runtime/bundle.js";
 import { PROBE_FILE } from "../shared/files_to_load.js";
@@ -18,9 +17,8 @@ import {
   limitsBeyondDefault,
   requireSecureContext,
 } from "../runtime/device.js";
-import { checkManifest, loadManifest } from "../runtime/load_manifest.js";
+import { loadManifest } from "../runtime/load_manifest.js";
 import type { Manifest } from "../runtime/manifest.js";
-import type { Bytes } from "../runtime/read_file.js";
 import { PREFILL_CHUNK, largestBuffer } from "../runtime/memory.js";
 import type { MemoryOptions, MemoryPlan } from "../runtime/memory_plan.js";
 import { planMemory, poolOf } from "../runtime/memory_plan.js";
@@ -39,8 +37,9 @@ import { noteOf } from "../runtime/trust.js";
 import type { Platform } from "./platforms.js";
 import { memoryLimit, rulesOf } from "./platforms.js";
 import { firstTokenMs, predictDecode, predictEncode, predictFirstToken } from "./predict.js";
+import { probedManifest, readProbe, withoutProbe } from "./probe_file.js";
 import { layerEnds } from "./whole.js";
-import { objectOf, patternsOf, shown, tableReader, typeOf } from "../shared/declared.js";
+import { patternsOf, tableReader } from "../shared/declared.js";
 import reportTypes from "./report_types.json" with { type: "json" };
 import type { DeviceReport, ProbeFile, Refusal, ReportTime } from "./schema.js";
 
@@ -79,9 +78,6 @@ const PROBE_MS = 2000;
 const LEAST_SHARE = 0.3;
 /** A page draws nothing while a step runs, so a chunk of a prompt should not take longer; see tuning/steps.ts. */
 const STEP_MS = 50;
-/** The version of probe.json that this file reads. */
-const PROBE_VERSION = 2;
-
 const OPTIONS: Checks = {
   gpu: "object",
   signal: signalCheck,
@@ -340,51 +336,6 @@ const KEPT_SHARE = 0.9;
 /** What a page keeps of reports; Python declares it (compiler/bundle/device_report.py). */
 const reports = tableReader(reportTypes, patternsOf(reportTypes));
 
-/** What a probe has besides the parts of a manifest, which are checked as such. */
-const PROBE = objectOf(
-  {
-    probe_version: "integer 0..",
-    layers: "integer 0..[]",
-    plans: "object",
-    weights: "object",
-    shards: "object[]",
-    values: "number[]{}",
-    self_test: "object?",
-    vector_test: "object?",
-  } satisfies Record<keyof ProbeFile, string>,
-  typeOf,
-);
-
-/** Throws BundleError. */
-function readProbe(bytes: Bytes): ProbeFile {
-  const wrong = (problem: string, cause?: unknown): BundleError =>
-    new BundleError(`${PROBE_FILE}: ${problem}; compile the bundle again`, { file: PROBE_FILE }, { cause });
-  let data: unknown;
-  try {
-    data = JSON.parse(new TextDecoder().decode(bytes));
-  } catch (error) {
-    throw wrong("is not JSON", error);
-  }
-  if (!isObject(data)) throw wrong(`must be an object, not ${shown(data)}`);
-  if (data.probe_version !== PROBE_VERSION)
-    throw wrong(`has version ${shown(data.probe_version)}, this @nearfar/web reads ${PROBE_VERSION}`);
-  const fault = PROBE.fault(data, "");
-  if (fault === null) return data as unknown as ProbeFile;
-  throw wrong(
-    fault.expected === ""
-      ? `key '${fault.path}' is not known here`
-      : `${fault.path} must be ${fault.expected}, not ${shown(fault.value)}`,
-  );
-}
-
-/** The manifest of the probe's layers. Throws BundleError. */
-function probedManifest(manifest: Manifest, file: ProbeFile): Manifest {
-  const { plans, weights, shards, self_test, vector_test } = file;
-  const others = { host_weights: {}, vision_test: null, hearing_test: null };
-  const found = checkManifest({ ...manifest, ...others, plans, weights, shards, self_test, vector_test });
-  return found as Manifest;
-}
-
 /** The bytes of the weights that a token's step reads: all but those of which it looks up rows. */
 function bytesOf(manifest: Manifest): number {
   const read = new Set(
@@ -423,14 +374,6 @@ function predictions(
       decode_tokens_per_second: predictDecode(times, usual, sustained).tokens_per_second,
     },
   };
-}
-
-function withoutProbe({ model }: AnyManifest): BundleError {
-  return new BundleError(
-    `${model}: the bundle has no ${PROBE_FILE}; compile it again for WebGPU, with its self-test (models that write down ` +
-      "sound, or whose layers read tables of the host or states of other layers, have none)",
-    { file: PROBE_FILE },
-  );
 }
 
 /** Null if there is none. */

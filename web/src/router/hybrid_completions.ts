@@ -16,10 +16,9 @@ import type { DescribedRequest, Describer, SoundTranscriber } from "./describer.
 import { HeldAnswer } from "./answer/held_answer.js";
 import { needs } from "../shared/decision/media.js";
 import type { NearSide } from "./sides/near.js";
-import type { PrefixMessage } from "../shared/decision/prefix_memory.js";
 import type { Side } from "../shared/decision/decision.js";
 import type { HybridParams, HybridParamsNonStreaming, HybridParamsStreaming, HybridRequest } from "./request.js";
-import { readRequest, withFileTexts } from "./request.js";
+import { conversationOf, estimatedTokens, readRequest, textWithCalls, withFileTexts } from "./request.js";
 import type { Routing, SituatedChoice } from "./routing.js";
 import type { AnswerItem, AnswerJob } from "./answer/running_answer.js";
 import type { Side as AnsweringSide, SideRequest } from "./sides/sides.js";
@@ -58,8 +57,6 @@ export interface Embedder {
 
 /** The maximum number of alternatives of a token that engines report. */
 const ALTERNATIVES = 20;
-/** An estimate for a text whose tokens cannot be counted here. */
-const BYTES_PER_TOKEN = 4;
 
 export class HybridCompletions {
   readonly #routing: Routing;
@@ -177,7 +174,7 @@ export class HybridCompletions {
         ? { far: asked, shown: null, replays: null }
         : await withTimeout(clock, policy.timeouts.far_first_token_ms, (late) => journal.overFar(asked, whole, late));
     if (shown !== null) parts?.goOnAfter(shown);
-    const sides = { near: held === null ? near : heldFirst(held, near), far };
+    const sides = { near: held === null ? near : held.over(near), far };
     // The time of a held answer is not the time of its generation.
     const learns = (side: Side): boolean => side !== replays && (side === "far" || held === null);
     const job: Parameters<Routing["run"]>[1] = {
@@ -444,32 +441,4 @@ export class HybridCompletions {
     const sha256 = near.info?.tokenizerSha256 ?? null;
     return sha256 !== null && sha256 === far?.model?.tokenizerSha256;
   }
-}
-
-/** Near with its held answer: the first request from the start gets that answer. */
-function heldFirst(held: HeldAnswer, near: AnsweringSide): AnsweringSide {
-  let isUsed = false;
-  return {
-    answer: (request) => {
-      if (isUsed || request.from !== null) return near.answer(request);
-      isUsed = true;
-      return held.chunks(request.signal);
-    },
-  };
-}
-
-function conversationOf({ properties, params }: HybridRequest): readonly PrefixMessage[] {
-  return properties.messages.map(({ role, content }, index) => ({
-    role,
-    content: textWithCalls(content, params.messages[index]?.tool_calls),
-  }));
-}
-
-function textWithCalls(text: string, calls: readonly unknown[] = []): string {
-  return calls.length === 0 ? text : `${text}${JSON.stringify(calls)}`;
-}
-
-function estimatedTokens({ properties }: HybridRequest): number {
-  const bytes = properties.messages.reduce((sum, { content }) => sum + new TextEncoder().encode(content).length, 0);
-  return Math.ceil(bytes / BYTES_PER_TOKEN);
 }

@@ -18,11 +18,15 @@ import { HYBRID_PARAMS } from "./hybrid_options.js";
 import { textOf } from "./sides/sides.js";
 import type { PlainParams } from "./sides/sides.js";
 import type { Side } from "../shared/decision/decision.js";
+import type { PrefixMessage } from "../shared/decision/prefix_memory.js";
 import { requestTexts } from "../shared/decision/private_texts.js";
 import type { Situation } from "../shared/decision/situation.js";
 
 /** Of an answer; an application's objects, which JSON may not even write. */
 const ALWAYS_LEFT_OUT: readonly string[] = ["parsed", "parsed_arguments", "index", "annotations"];
+
+/** An estimate for a text whose tokens cannot be counted here. */
+const BYTES_PER_TOKEN = 4;
 
 /** The parameters of Hybrid besides OpenAI's. */
 interface Routing {
@@ -145,6 +149,24 @@ export function withMessages(request: HybridRequest, messages: PlainParams["mess
   const labels = request.properties.messages.map((message) => message.labels);
   const properties = { ...request.properties, ...textsOf(params, labels) };
   return { ...request, params, properties, hasOwnSound: messages.some(hasPart("audio")) };
+}
+
+/** The conversation as the memory of a side's cache knows it. */
+export function conversationOf({ properties, params }: HybridRequest): readonly PrefixMessage[] {
+  return properties.messages.map(({ role, content }, index) => ({
+    role,
+    content: textWithCalls(content, params.messages[index]?.tool_calls),
+  }));
+}
+
+export function textWithCalls(text: string, calls: readonly unknown[] = []): string {
+  return calls.length === 0 ? text : `${text}${JSON.stringify(calls)}`;
+}
+
+/** Of a request whose tokens cannot be counted here. */
+export function estimatedTokens({ properties }: HybridRequest): number {
+  const bytes = properties.messages.reduce((sum, { content }) => sum + new TextEncoder().encode(content).length, 0);
+  return Math.ceil(bytes / BYTES_PER_TOKEN);
 }
 
 function textsOf(

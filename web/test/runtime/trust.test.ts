@@ -4,8 +4,7 @@ import { createHash } from "node:crypto";
 
 import { expect, vi } from "vitest";
 
-import type { LoadOptions, Notes, SelfTestInfo } from "../../src/index.js";
-import { Engine } from "../../src/index.js";
+import type { Engine, LoadOptions, Notes, SelfTestInfo } from "../../src/index.js";
 import type { Manifest, VariantEntry } from "../../src/runtime/manifest.js";
 import type { LettersBundle } from "../letters_bundle.js";
 import { bytesOf, lettersBundle, SELF_TEST } from "../letters_bundle.js";

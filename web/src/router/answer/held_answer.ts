@@ -4,6 +4,7 @@
 import type { ChatCompletionChunk, PromptLogprobsOption } from "../../api/types.js";
 import type { FirstToken, NearSignals } from "../../shared/decision/near_signals.js";
 import { SIGNAL_TOKENS, nearSignals } from "../../shared/decision/near_signals.js";
+import type { Side } from "../sides/sides.js";
 
 /** The last tokens of the prompt: its end predicts most of what follows. */
 const PROMPT_TOKENS = 32;
@@ -40,6 +41,18 @@ export class HeldAnswer {
   /** The error that ended the answer, if one did. */
   get failure(): { readonly error: unknown } | null {
     return this.#failure;
+  }
+
+  /** ``near``, whose first request from the start gets this answer. */
+  over(near: Side): Side {
+    let isUsed = false;
+    return {
+      answer: (request) => {
+        if (isUsed || request.from !== null) return near.answer(request);
+        isUsed = true;
+        return this.chunks(request.signal);
+      },
+    };
   }
 
   /** The complete answer; to be read once. */

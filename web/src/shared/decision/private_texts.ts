@@ -72,6 +72,8 @@ export const PRIVATE_TEXTS: Keys = {
   questions: "json",
   calibration: "json",
   suffix: "text",
+  middle: "text",
+  input_extra: "json",
   tools: { type: "none", function: TOOL_FUNCTION, "*": "json" },
   functions: TOOL_FUNCTION,
   function_call: { name: "text", "*": "json" },
