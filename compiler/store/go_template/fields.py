@@ -126,3 +126,14 @@ def element(type: str) -> str | None:
         return TEXT
     inner = type[1:]
     return None if type[0] not in "[{" else ANY if inner == "argument" else inner
+
+
+def in_words(type: str) -> str:
+    """A type in words."""
+    if type == ROOT:
+        return "the template's values"
+    if type.startswith("["):
+        return f"a list of {type[1:]}s" if type[1:] != ANY else "a list"
+    if type.startswith("{"):
+        return f"an object of {type[1:]}s" if type != PROPERTIES else "an object of properties"
+    return f"an {type}" if type[0] in "aeiou" else f"a {type}"

@@ -17,7 +17,8 @@ from typing import NoReturn
 
 from ...nearest import did_you_mean
 from . import fields as kinds
-from .fields import ANY, BOOLEAN, INTEGER, LENGTH, NULL, ROOT, TEXT, TYPES, element, member
+from . import prelude
+from .fields import ANY, BOOLEAN, INTEGER, LENGTH, NULL, ROOT, TEXT, TYPES, element, in_words, member
 from .lexer import Source, Text
 from .tree import (
     Block,
@@ -38,66 +39,6 @@ from .tree import (
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _REFUSED = ("call", "html", "js", "urlquery", "toTypeScriptType", "yesterdayDate")
 _FORMAT = re.compile(r"%(?:[sdv%]|(?P<wrong>.?))", re.DOTALL)
-_JSON = """
-{%- macro go_json(value) -%}
-{{ value | tojson(separators=(',', ':')) | replace('<', '\\\\u003c') | replace('>', '\\\\u003e')
-| replace('&', '\\\\u0026') }}
-{%- endmacro -%}"""
-_VALUE = """
-{%- macro go_value(value) -%}
-{%- if value is string or value is number and value is not boolean -%}{{ value }}
-{%- elif value is boolean -%}{{ 'true' if value else 'false' }}
-{%- elif value is none or value is undefined -%}{{ '<no value>' }}
-{%- else -%}{{ raise_exception('the TEMPLATE writes a list or an object, which is supported with json only') }}
-{%- endif -%}
-{%- endmacro -%}"""
-_TYPES = """
-{%- macro go_types(types) -%}
-{{ types[0] if types | length == 1 else '[' ~ (types | join(' ')) ~ ']' if types else '' }}
-{%- endmacro -%}"""
-_PARTS = """
-{%- macro go_parts(parts) -%}
-{%- for part in parts -%}
-{%- if part['type'] == 'text' -%}{{ part['text'] }}
-{%- elif part['type'] in MARKS -%}{{ MARKS[part['type']] }}
-{%- else -%}{{ raise_exception('the TEMPLATE of this model has no place for an ' ~ part['type']) }}
-{%- endif -%}
-{%- endfor -%}
-{%- endmacro -%}"""
-_MESSAGES = """
-{%- set chat = namespace(messages=[], systems=[], system='') -%}
-{%- for each in messages -%}
-{%- set text = each['content'] if each['content'] is string else go_parts(each['content'] or []) -%}
-{%- if each['role'] == 'system' -%}{%- set chat.systems = chat.systems + [text] -%}{%- endif -%}
-{%- if chat.messages and chat.messages[-1]['role'] == each['role'] and each['role'] != 'tool' -%}
-{%- set last = chat.messages[-1] -%}
-{%- set chat.messages = chat.messages[:-1] + [{'role': last['role'], 'content': last['content'] ~ '\\n\\n' ~ text,
-'thinking': last['thinking'], 'tool_calls': last['tool_calls'], 'tool_name': last['tool_name'],
-'tool_call_id': last['tool_call_id']}] -%}
-{%- else -%}
-{%- set chat.messages = chat.messages + [{'role': each['role'], 'content': text,
-'thinking': each['reasoning_content'] or '', 'tool_calls': each['tool_calls'] or [],
-'tool_name': each['name'] or '', 'tool_call_id': each['tool_call_id'] or ''}] -%}
-{%- endif -%}
-{%- endfor -%}
-{%- set chat.system = chat.systems | join('\\n\\n') """
-_ROUNDS = """
-{%- set now = namespace(system='', question='', answer='') -%}
-{%- for each in chat.messages -%}
-{%- if each['role'] == 'system' -%}
-{%- if now.question or now.answer -%}{{ go_round(now.system, now.question, now.answer) }}
-{%- set now.question = '' -%}{%- set now.answer = '' -%}{%- endif -%}
-{%- set now.system = each['content'] -%}
-{%- elif each['role'] == 'user' -%}
-{%- if now.answer -%}{{ go_round(now.system, now.question, now.answer) }}
-{%- set now.system = '' -%}{%- set now.answer = '' -%}{%- endif -%}
-{%- set now.question = each['content'] -%}
-{%- elif each['role'] == 'assistant' -%}
-{%- set now.answer = each['content'] -%}
-{%- endif -%}
-{%- endfor -%}
-{%- if now.answer and not add_generation_prompt -%}{{ go_round(now.system, now.question, now.answer) }}
-{%- else """
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +71,22 @@ def to_jinja(source: Source, block: Block, marks: Mapping[str, str]) -> str:
     used = {name for pipeline in pipelines for name in fields(pipeline.value)}
     if not used & {"Messages", "Response"}:
         block = (*block, Pipeline(Field(Dot(0), "Response", 0), (), True, 0))
-    parts = _PARTS.replace("MARKS", f"({json.dumps(dict(marks), ensure_ascii=False)})")
+    parts = prelude.PARTS.replace("MARKS", f"({json.dumps(dict(marks), ensure_ascii=False)})")
     between, otherwise = "", ""
     if "Suffix" in used:
         between = f"{{%+ if suffix is defined and suffix +%}}{_written(source, block, 'between')}{{%+ else +%}}"
         otherwise = "{%+ endif +%}"
     if "Messages" in used:
-        body = f"{_MESSAGES}+%}}{_written(source, block, 'messages')}"
+        body = f"{prelude.MESSAGES}+%}}{_written(source, block, 'messages')}"
     else:
         a_round = (
             f"\n{{%- macro go_round(system, question, answer) +%}}{_written(source, block, 'round')}{{%+ endmacro -%}}"
         )
         last = _written(source, _up_to_answer(block)[0], "last")
-        body = f"{a_round}{_MESSAGES}-%}}{_ROUNDS}+%}}{last}{{%+ endif +%}}"
+        body = f"{a_round}{prelude.MESSAGES}-%}}{prelude.ROUNDS}+%}}{last}{{%+ endif +%}}"
     macros = parts + "".join(
         text
-        for name, text in (("go_json", _JSON), ("go_value", _VALUE), ("go_types", _TYPES))
+        for name, text in (("go_json", prelude.JSON), ("go_value", prelude.VALUE), ("go_types", prelude.TYPES))
         if name in between + body
     )
     # Jinja removes a line break at the end of a template.
@@ -207,7 +148,7 @@ class _Writer:
         names, written = dict(scope), list[str]()
         for each in block:
             if isinstance(each, Text):
-                written.append(_text(each.text))
+                written.append(prelude.text(each.text))
             elif isinstance(each, Jump):
                 written.append(f"{{%+ {each.keyword} +%}}")
             elif isinstance(each, Branch):
@@ -220,7 +161,7 @@ class _Writer:
 
     def _output(self, pipeline: Pipeline, names: Mapping[str, Name], dot: Value) -> str:
         if isinstance(pipeline.value, Constant) and isinstance(pipeline.value.value, str):
-            return _text(pipeline.value.value)
+            return prelude.text(pipeline.value.value)
         value = self._value(pipeline.value, names, dot)
         return f"{{{{ {self._printed(value, pipeline.at)} }}}}"
 
@@ -268,7 +209,7 @@ class _Writer:
         value = self._value(pipeline.value, names, dot)
         inner = None if value.type == ROOT else element(value.type)
         if inner is None:
-            self._source.refuse(pipeline.at, f"a range over {_a(value.type)} is not supported; it needs a list")
+            self._source.refuse(pipeline.at, f"a range over {in_words(value.type)} is not supported; it needs a list")
         if pipeline.names and not pipeline.declares:
             self._source.refuse(pipeline.at, "a range that assigns with = is not supported; write :=")
         each, before = Value(self._new("each"), inner), ""
@@ -297,7 +238,7 @@ class _Writer:
             case Constant(int() as value):
                 return Value(f"({value})" if value < 0 else str(value), INTEGER)
             case Constant(str() as value):
-                return Value(_literal(value), TEXT)
+                return Value(prelude.literal(value), TEXT)
             case Dot():
                 return dot
             case Variable(""):
@@ -319,7 +260,7 @@ class _Writer:
         return Value(*found)
 
     def _refuse_field(self, node: Field, owner: str, known: Sequence[str]) -> NoReturn:
-        problem = f".{node.name} is not a field of {_a(owner)}"
+        problem = f".{node.name} is not a field of {in_words(owner)}"
         advice = kinds.GONE.get(node.name) if owner in (ROOT, kinds.MESSAGE) else None
         listed = f"{did_you_mean(node.name, known)} (known: {', '.join(known)})" if known else ""
         self._source.refuse(node.at, f"{problem}; {advice}" if advice else f"{problem}{listed}")
@@ -368,12 +309,12 @@ class _Writer:
             if each.type == LENGTH and any(other.code != "0" for other in given if other is not each):
                 self._source.refuse(argument.at, "the length of a text, in bytes, can be compared with 0 only")
             if each.type not in (TEXT, INTEGER, BOOLEAN, ANY, NULL, LENGTH):
-                self._source.refuse(argument.at, f"{node.function} does not compare {_a(each.type)}")
+                self._source.refuse(argument.at, f"{node.function} does not compare {in_words(each.type)}")
 
     def length(self, node: Call, given: Sequence[Value]) -> Value:
         [value] = given
         if value.type != TEXT and element(value.type) is None:
-            self._source.refuse(node.arguments[0].at, f"len of {_a(value.type)} is not supported")
+            self._source.refuse(node.arguments[0].at, f"len of {in_words(value.type)} is not supported")
         return Value(f"({value.code} | length)", LENGTH if value.type == TEXT else INTEGER)
 
     def index(self, node: Call, given: Sequence[Value]) -> Value:
@@ -381,9 +322,9 @@ class _Writer:
         for place, argument in zip(places, node.arguments[1:], strict=True):
             inner = element(value.type)
             if inner is None:
-                self._source.refuse(argument.at, f"index of {_a(value.type)} is not supported")
+                self._source.refuse(argument.at, f"index of {in_words(value.type)} is not supported")
             if (place.type == TEXT) != value.type.startswith("{") or place.type not in (TEXT, INTEGER):
-                self._source.refuse(argument.at, f"{_a(value.type)} has no place {_a(place.type)}")
+                self._source.refuse(argument.at, f"{in_words(value.type)} has no place {in_words(place.type)}")
             value = Value(f"{value.code}[{place.code}]", inner)
         return value
 
@@ -397,7 +338,9 @@ class _Writer:
     def json(self, node: Call, given: Sequence[Value]) -> Value:
         [value] = given
         if value.type in (kinds.MESSAGE, kinds.MESSAGES, TYPES):
-            self._source.refuse(node.arguments[0].at, f"json of {_a(value.type)} is not supported; write its fields")
+            self._source.refuse(
+                node.arguments[0].at, f"json of {in_words(value.type)} is not supported; write its fields"
+            )
         return Value(f"go_json({value.code})", TEXT)
 
     def print(self, node: Call, given: Sequence[Value]) -> Value:
@@ -416,7 +359,7 @@ class _Writer:
             self._source.refuse(first.at, "printf needs a text in quotes first")
         parts, end = list[str](), 0
         for found in _FORMAT.finditer(first.value):
-            parts.append(_literal(first.value[end : found.start()]))
+            parts.append(prelude.literal(first.value[end : found.start()]))
             end = found.end()
             if found[0] == "%%":
                 parts.append("'%'")
@@ -427,11 +370,11 @@ class _Writer:
                 self._source.refuse(first.at, f"printf: {found[0]} has no value")
             value, argument = arguments.pop(0)
             if value.type != {"%s": TEXT, "%d": INTEGER}.get(found[0], value.type):
-                self._source.refuse(argument.at, f"printf: {found[0]} does not write {_a(value.type)}")
+                self._source.refuse(argument.at, f"printf: {found[0]} does not write {in_words(value.type)}")
             parts.append(self._printed(value, argument.at))
         if arguments:
             self._source.refuse(arguments[0][1].at, "printf: the format has no place for this value")
-        return Value(f"({' ~ '.join([*parts, _literal(first.value[end:])])})", TEXT)
+        return Value(f"({' ~ '.join([*parts, prelude.literal(first.value[end:])])})", TEXT)
 
     def date(self, node: Call, given: Sequence[Value]) -> Value:  # noqa: ARG002
         return Value("strftime_now('%Y-%m-%d')", TEXT)
@@ -450,7 +393,7 @@ class _Writer:
             return f"go_value({value.code})"
         self._require_value(value, at)
         if value.type != TYPES:
-            self._source.refuse(at, f"writing {_a(value.type)} is not supported; write its fields, or json of it")
+            self._source.refuse(at, f"writing {in_words(value.type)} is not supported; write its fields, or json of it")
         return f"go_types({value.code})"
 
     def _require_value(self, value: Value, at: int) -> None:
@@ -496,26 +439,3 @@ FUNCTIONS: Mapping[str, tuple[int, int | None, Function]] = MappingProxyType(
         "currentDate": (0, None, _Writer.date),
     }
 )
-
-
-def _text(text: str) -> str:
-    """A text of the output: as it is, or in quotes if Jinja would read it otherwise."""
-    if any(each in text for each in ("{{", "{%", "{#", "\r")) or text.endswith("{"):
-        return f"{{{{ {_literal(text)} }}}}"
-    return text
-
-
-def _literal(text: str) -> str:
-    """A text in quotes. Jinja reads the escapes of JSON, except for pairs of surrogates."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _a(type: str) -> str:
-    """A type in words."""
-    if type == ROOT:
-        return "the template's values"
-    if type.startswith("["):
-        return f"a list of {type[1:]}s" if type[1:] != ANY else "a list"
-    if type.startswith("{"):
-        return f"an object of {type[1:]}s" if type != kinds.PROPERTIES else "an object of properties"
-    return f"an {type}" if type[0] in "aeiou" else f"a {type}"
