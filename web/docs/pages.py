@@ -191,8 +191,9 @@ def devices_page() -> str:
     )
 
 
-def device_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    if results.get("kind") != "check":
+def device_rows(results: Any) -> Iterator[tuple[str, ...]]:
+    """Of the results of `make gpu-check`; other benchmarks have results of other forms."""
+    if not isinstance(results, Mapping) or results.get("kind") != "check":
         return
     device, day = results["machine"]["cuda"]["name"], results["began"][:10]
     for part in results["parts"]:

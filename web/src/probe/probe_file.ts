@@ -3,11 +3,11 @@
 import { isObject } from "../api/params.js";
 import { BundleError } from "../errors.js";
 import type { AnyManifest } from "../runtime/any_manifest.js";
-import { PROBE_FILE } from "../runtime/bundle.js";
 import { checkManifest } from "../runtime/load_manifest.js";
 import type { Manifest } from "../runtime/manifest.js";
 import type { Bytes } from "../runtime/read_file.js";
 import { objectOf, shown, typeOf } from "../shared/declared.js";
+import { PROBE_FILE } from "../shared/files_to_load.js";
 import type { ProbeFile } from "./schema.js";
 
 /** The version of probe.json that this file reads. */
