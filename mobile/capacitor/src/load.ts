@@ -7,8 +7,8 @@ import { DeviceError } from "../../../web/src/errors.js";
 import type { LoadProgress } from "../../../web/src/load_options.js";
 import { LOAD_START } from "../../../web/src/load_options.js";
 import { isExport } from "../../../web/src/runtime/any_manifest.js";
-import { PROBE_FILE } from "../../../web/src/runtime/bundle.js";
 import type { Manifest } from "../../../web/src/runtime/manifest.js";
+import { filesToLoad } from "../../../web/src/shared/files_to_load.js";
 import type { DownloadJob, NativeDownloads } from "../../native/src/native_downloads.js";
 import { BackgroundDownloads } from "../../native/src/native_downloads.js";
 import { hashOf, readManifest } from "../../native/src/read_manifest.js";
@@ -117,12 +117,7 @@ export class BundleLoader {
 }
 
 /** All files that a load may read, each once. */
-function filesOf({
-  shards,
-  files,
-  kernels,
-}: Manifest): readonly Pick<DownloadJob["files"][number], "file" | "size" | "sha256">[] {
-  const sized = [...shards, ...files.filter(({ file }) => file !== PROBE_FILE)];
-  const sizeless = Object.values(kernels).map(({ file, sha256 }) => ({ file, sha256, size: null }));
-  return [...new Map([...sizeless, ...sized].map((entry) => [entry.file, entry])).values()];
+function filesOf(manifest: Manifest): readonly Pick<DownloadJob["files"][number], "file" | "size" | "sha256">[] {
+  const sizeless = Object.values(manifest.kernels).map(({ file, sha256 }) => ({ file, sha256, size: null }));
+  return [...new Map([...sizeless, ...filesToLoad(manifest)].map((entry) => [entry.file, entry])).values()];
 }

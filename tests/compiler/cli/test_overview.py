@@ -27,6 +27,7 @@ def test_the_first_screen_loads_no_command_and_no_library(arguments: list[str]) 
     modules = (
         "",
         ".cli",
+        ".cli.option_file",
         ".cli.overview",
         ".cli.parser",
         ".cli.program",

@@ -23,7 +23,7 @@ def test_the_command_line_sets_the_limits_of_a_client(command: str) -> None:
     assert (config.client_share, config.max_connections, config.body_memory_bytes) == (0.25, 100, 1_000_000)
     assert config.trusted_proxies == ("10.0.0.7/32", "10.1.0.0/16")
     default = api_config(parsed(*command.split()), {})
-    assert default == ApiConfig(allowed_hosts=default.allowed_hosts)
+    assert default == ApiConfig(allowed_hosts=default.allowed_hosts, is_local=True)
 
 
 def test_the_command_line_sets_which_images_are_read() -> None:

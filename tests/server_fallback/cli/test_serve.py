@@ -72,7 +72,7 @@ def test_the_model_is_compiled_once_and_what_is_served_is_printed(replicas: list
     phases = [(line["model"], line["phase"]) for line in lines if line["event"] == "model_compiling"]
     assert len(set(phases)) == len(phases) > 3
     assert ("demo", "kernels") in phases
-    assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
+    assert len([path for path in (cache / "bundles").iterdir() if path.is_dir()]) == 1
     printed = replicas[0].printed
     assert re.search(r"demo +│ 512 +│ [\d.]+ MB +│ .*thread.*│ gpt", printed)
     assert f"serving at {replicas[0].url}/v1" in printed
