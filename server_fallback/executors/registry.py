@@ -145,8 +145,11 @@ class Registry:
         return entry
 
     async def close_apart(self, entry: ModelEntry) -> None:
+        executor, entry.executor = entry.executor, None
         try:
-            await _close(entry)
+            # None if it sleeps, or has been closed.
+            if executor is not None:
+                await _close(entry, executor)
         finally:
             self._unnamed.discard(entry)
 
@@ -174,7 +177,7 @@ class Registry:
             after.put(new[name])
         after.require_free([alias for names in aliases.values() for alias in names])
         for entry in old:
-            self._table.remove(entry)
+            self._withdraw(entry)
         for entry in opened:
             self._unnamed.discard(entry)
             self._table.put(entry)
@@ -184,7 +187,6 @@ class Registry:
                 found.aliases = list(names)
         if self.publish is not None:
             await self.publish()
-        self._unnamed.update(old)
         for entry in old:
             task = asyncio.ensure_future(self._drained(entry, UNLOAD_DRAIN_SECONDS))
             self._leaves.add(task)
@@ -230,8 +232,7 @@ class Registry:
             try:
                 await _ended(executor, UNLOAD_DRAIN_SECONDS)
             finally:
-                await executor.close()
-                entry.release()
+                await _close(entry, executor)
             entry.memory_bytes = 0
 
     async def wake(self, name: str) -> None:
@@ -254,8 +255,7 @@ class Registry:
                 if self._table.get(entry.name) is not entry or self.closed:
                     raise Unavailable(f"{name}: was unloaded while it woke up")
             except BaseException:
-                await executor.close()
-                entry.release()
+                await _close(entry, executor)
                 entry.memory_bytes = 0
                 raise
             entry.executor, entry.asleep = executor, None
@@ -379,11 +379,7 @@ async def _ended(executor: Executor, seconds: float) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _close(entry: ModelEntry) -> None:
-    """Close the executor of a model that no name finds, if that has not been done."""
-    executor, entry.executor = entry.executor, None
-    if executor is None:
-        return
+async def _close(entry: ModelEntry, executor: Executor) -> None:
     try:
         await executor.close()
     finally:

@@ -198,7 +198,7 @@ class StoredModels:
                 return
 
     async def _make_room(self, give_up: float) -> bool:
-        """Unload the idle model that was not used for the longest time, or wait for one. False if there is none."""
+        """Unload the idle model whose last use is oldest, or wait for a model to become idle. False if none does."""
         idle = [each for each in self._loaded.values() if each.users == 0]
         if idle:
             await self._unload(min(idle, key=lambda each: each.last_used), "memory")
