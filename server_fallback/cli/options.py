@@ -35,11 +35,6 @@ Variable = Annotated[str, Flag(metavar="NAME")]
 Pairs = Annotated[Path, Flag(metavar="PAIRS")]
 
 
-def keep_alive(text: str) -> float:
-    """A duration such as "10m" -> seconds; infinity if it is negative. Raises ValueError."""
-    return read_duration(float(text) if text.lstrip("-").replace(".", "", 1).isdigit() else text)
-
-
 def json_object(text: str) -> dict[str, Any]:
     """Raises ValueError."""
     try:
@@ -112,7 +107,7 @@ class Serve(Listening):
     """a bundle; a Hugging Face folder or name, compiled on first use; or a model that comes with nearfar, such as demo
     (see nearfar demo --list); without a model, those of the store are served (see nearfar pull), each from its first
     request on"""
-    keep_alive: Annotated[float, Flag(metavar="DURATION", parse=keep_alive)] = 300.0
+    keep_alive: Annotated[float, Flag(metavar="DURATION", parse=read_duration)] = 300.0
     """how long a model of the store stays loaded after its last request, such as 10m; -1 for ever (default: 5m)"""
     pipeline: Annotated[tuple[str, ...], Flag(metavar="FILE")] = ()
     """a JSON file that chains models and stores, served as a model; may be given several times"""

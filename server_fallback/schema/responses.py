@@ -165,7 +165,7 @@ class ResponseRequest(PromptFields, SamplingParameters):
     include: Annotated[Items[Includable], Field(max_length=64)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
-    """Of tools that the server runs: there are none."""
+    """The most calls of tools that run at the server, which has none."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     priority: Int64 | None = None
     """Extension: if several requests wait, the highest priority runs first; 0 by default."""

@@ -166,7 +166,7 @@ def test_only_readable_models_are_stored(store: Store, tmp_path: Path) -> None:
 
 
 class Gguf:
-    """A web server with one file. ``limit``: the connection is lost after so many bytes, once."""
+    """A web server with one file. The first connection is lost after ``limit`` bytes."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.etag, self.limit = content, '"one"', 10**9
