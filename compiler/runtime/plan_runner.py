@@ -94,7 +94,7 @@ class PlanRunner(BaseRunner[Manifest]):
         return {
             name: self.layout(entry, self.largest)
             for name, entry in self.manifest.states.items()
-            if entry.shape[0] in ("N", "M")
+            if entry.shape[0] in ("N", "M", 1)
         }
 
     def _generate(self, batch: Batch, plan: str, dims: Mapping[str, int]) -> Future[Output]:
