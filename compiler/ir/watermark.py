@@ -67,7 +67,8 @@ def green(row: npt.NDArray[np.int32], before: npt.NDArray[Any], token_ids: npt.N
     words = row.view(np.uint32)
     first, second = list_words(words[:KEY_WORDS], np.atleast_1d(before).astype(np.uint32))
     found = mixed(mixed(np.atleast_1d(token_ids).astype(np.uint32) ^ first) ^ second) < words[KEY_WORDS]
-    return found.reshape(np.broadcast_shapes(before.shape, token_ids.shape))
+    shaped: npt.NDArray[np.bool_] = found.reshape(np.broadcast_shapes(before.shape, token_ids.shape))
+    return shaped
 
 
 def list_words(key: Words, before: Words) -> tuple[Words, Words]:
