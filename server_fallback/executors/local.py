@@ -48,6 +48,7 @@ from .executor import Abilities, CachesPrefixes, Call, ExecutorState
 from .inherited import inherited
 from .local_share import LocalShare
 from .read_request import Asked, read_request
+from .slots import Slots
 from .text_model import TextModel
 
 
@@ -73,7 +74,8 @@ class LocalExecutor:
     The priority of the call counts, not that of the request. ``memory_bytes`` is the runner's memory on its device, if
     known; ``device`` is a description of that device. The executor also owns ``workers``; None compiles grammars in a
     separate process, and renders the chat template in this process. ``issuer`` signs receipts. ``share`` lets other
-    processes use the same engine, None if they cannot. Chats and completions inherit what ``stored`` has.
+    processes use the same engine, None if they cannot. Chats and completions inherit what ``stored`` has. ``slots`` are
+    the engine's, if it has any.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class LocalExecutor:
         share: LocalShare | None = None,
         issuer: Issuer | None = None,
         stored: StoredModel | None = None,
+        slots: Slots | None = None,
     ) -> None:
         self.share = share
+        self.slots = slots
         self.stored = stored
         self._issuer = issuer
         self._engine = engine
@@ -106,10 +110,15 @@ class LocalExecutor:
     def context(self) -> int:
         return self._engine.context
 
+    @property
+    def adapter(self) -> str | None:
+        return self._adapter
+
     def inheriting(self, name: str, stored: StoredModel) -> GuestExecutor:
         """The same model under a name of its own, with requests that inherit what ``stored`` has."""
         model = replace(self._model, name=name)
-        return GuestExecutor(self._engine, model, workers=self._workers, adapter=self._adapter, stored=stored)
+        of_engine: Any = {"workers": self._workers, "slots": self.slots}
+        return GuestExecutor(self._engine, model, adapter=self._adapter, stored=stored, **of_engine)
 
     async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
         request = inherited(request, self.stored)
@@ -141,6 +150,8 @@ class LocalExecutor:
             num_prompt_tokens += len(prompt.ids)
         if call.observe_prompt_tokens is not None:
             call.observe_prompt_tokens(num_prompt_tokens)
+        if self.slots is not None and source is self._engine:
+            source = self.slots.source(request.id_slot)
         answer = asked.answer(requests, output)
         answer.begin()
         await all_choices(

@@ -53,6 +53,8 @@ from .local_share import LocalShare, SpeechShare
 from .memory import context_bytes, plan_memory, weight_bytes
 from .registry import default_name
 from .shared_opener import open_workers
+from .slot_files import FLAG, SlotFiles
+from .slots import Slots
 from .speech_executor import SpeechExecutor
 from .text_model import TextModel
 from .watermark_key import require_marks, watermark_of
@@ -90,6 +92,7 @@ class LocalOpener:
         self._trusted = read_trusted_keys(options.trust)
         self._ignored_keys = IgnoredKeys(options.ignore_keys)
         self._watermark = watermark_of(options)
+        self._slot_files = slot_files_of(options)
         self._receipt_key = None if options.receipt_key is None else ReceiptKey(options.receipt_key)
         self._catalog: CatalogModels | None = None
         self._store = Store.of_user()
@@ -199,6 +202,10 @@ class LocalOpener:
             share = LocalShare(planned.bundle, text.name, await engine.share(), memory_bytes, options.images, issuer)
         kept: Any = {"workers": workers, "memory_bytes": memory_bytes, "device": engine.device, "share": share}
         kept |= {"issuer": issuer, "stored": stored}
+        if self._slot_files is not None:
+            limits = planned.memory.limits
+            # A file has less than the device's memory.
+            kept["slots"] = Slots(engine, self._slot_files, min(limits.sequences, limits.rows), memory_bytes)
         if isinstance(manifest, Manifest) and manifest.lora is not None:
             executor = AdaptableExecutor(engine, text, manifest, **kept)
             adapter = None if stored is None else await asyncio.to_thread(self._store.adapter, stored)
@@ -315,3 +322,12 @@ class LocalOpener:
     def _stored(self, model: str) -> StoredModel | None:
         """The stored model of this name, unless it is also a path or a demo."""
         return None if model in DEMOS or exists(model) else self._store.find(model)
+
+
+def slot_files_of(options: LocalOptions) -> SlotFiles | None:
+    """The files of slots; None without a folder for them. Raises RequestError."""
+    if options.slot_save_path is None:
+        return None
+    if options.shared:
+        raise RequestError(f"{FLAG} excludes --front-ends: each process would have slots of its own; leave one out")
+    return SlotFiles(options.slot_save_path, options.slot_save_size)
