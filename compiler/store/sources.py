@@ -46,20 +46,21 @@ class Acquired:
     quantization: str | None = None
 
 
-def acquire(model: str, files: FileStore, progress: Progress, trust: Sequence[TrustedKey] = ()) -> Acquired:
+def acquire(
+    model: str, files: FileStore, progress: Progress, trust: Sequence[TrustedKey] = (), *, local: bool = True
+) -> Acquired:
     """``model`` is an existing path, the name of a demo, the address of a GGUF file, or a name on the hub; the last two
-    and folders may have a colon and the quantization to compile with.
+    and folders may have a colon and the quantization to compile with. Without ``local``, paths mean nothing, also those
+    that look like names on the hub.
 
     Raises CheckpointError, BundleError, RequestError, OutputError and Unavailable.
     """
     from ..demo import DEMOS, MODELS
 
     place, quantization = with_quantization(model)
-    path = Path(place).expanduser()
-    if _exists(path):
-        return Acquired(
-            _name_of(path.resolve().name, quantization), _copy(path.resolve(), files, progress, trust), quantization
-        )
+    path = _existing(place) if local else None
+    if path is not None:
+        return Acquired(_name_of(path.name, quantization), _copy(path, files, progress, trust), quantization)
     if place in DEMOS:
         (demo,) = (each for each in MODELS if each.name == place)
         return Acquired(_name_of(place, quantization), Demo(name=place, size_bytes=demo.size_bytes()), quantization)
@@ -186,11 +187,12 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name).lstrip("-.")[:MAX_NAME] or "model"
 
 
-def _exists(path: Path) -> bool:
+def _existing(place: str) -> Path | None:
+    """The path, if there is something; a text may also be no path, or name the home of an unknown user."""
     try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
+        return Path(place).expanduser().resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):
+        return None
 
 
 def size_of(source: Source, files: FileStore) -> int:
