@@ -105,7 +105,7 @@ def _copy(path: Path, files: FileStore, progress: Progress, trust: Sequence[Trus
             raise CheckpointError(
                 f"{path}: is a file, but not a GGUF file; pass the folder of the model", model=str(path)
             )
-        parts = _parts_of(path)
+        parts = parts_of(path)
         return files.copy({each.name: each for each in parts}, plain_name(path.stem), file=path.name)
     if (path / MANIFEST_FILE).is_file():
         bundle = open_any(path, trust)
@@ -168,7 +168,8 @@ def _of_address(address: str, files: FileStore, progress: Progress, quantization
     return Acquired(_name_of(name, quantization), source, quantization)
 
 
-def _parts_of(path: Path) -> list[Path]:
+def parts_of(path: Path) -> list[Path]:
+    """The GGUF files that belong together with one of them. Raises CheckpointError if some are missing."""
     from ..formats.gguf.names import choose_files
 
     beside = [each.name for each in path.parent.glob("*") if each.suffix.lower() == GGUF]
