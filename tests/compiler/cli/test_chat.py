@@ -363,7 +363,6 @@ def test_a_saved_conversation_continues(
         ({"parameters": {"top_k": "x"}}, "parameters.top_k"),
         ({"messages": [{"role": "user", "content": [{"type": []}]}]}, r"messages\[0\].content\[0\] must be"),
         ({"messages": [[]]}, "messages.0"),
-        ({"saved": 10**5000}, "is not JSON"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\].content must be a string"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "/etc/x.png"}}]}]},

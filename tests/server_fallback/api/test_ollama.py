@@ -295,9 +295,12 @@ def test_the_client_uploads_files(tmp_path: Path) -> None:
         # The model has the bytes now: nothing is sent or stored twice.
         assert list((served.store.folder / "downloads").iterdir()) == []
         head = await served.ask("HEAD", f"/api/blobs/{files['config.json']}")
-        assert (head.status_code, (await served.ask("POST", f"/api/blobs/{files['config.json']}")).status_code) == (200, 201)
+        again = await served.ask("POST", f"/api/blobs/{files['config.json']}")
+        assert (head.status_code, again.status_code) == (200, 201)
         await client.create("twin", files=files)
-        assert served.store.get("twin").source == own.source
+        twin = served.store.get("twin")
+        served.store.verify(twin)
+        assert twin.size_bytes == own.size_bytes
         assert list((served.store.folder / "downloads").iterdir()) == []
 
     run(test())

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from itertools import pairwise
 from threading import Event
-from time import monotonic
+from time import monotonic, thread_time
 from types import SimpleNamespace
 
 import numpy as np
@@ -95,7 +95,7 @@ def test_other_answers_have_as_much_time_between_images_as_these_took() -> None:
 def test_the_time_in_the_queue_ends_with_the_first_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the tower moves the clock of answers."""
     now = 100.0
-    monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: now, thread_time=thread_time))
 
     class Slow(HashTower):
         def encode(self, images: Sequence[Pixels]) -> list[FloatArray]:

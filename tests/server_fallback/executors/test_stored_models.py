@@ -42,16 +42,19 @@ def store(tmp_path: Path) -> Store:
 
 @dataclass
 class Opener:
-    """Opens what ``make`` makes, of ``MODEL_BYTES``."""
+    """Opens what ``make`` makes, of ``MODEL_BYTES``, once ``may_open`` is set."""
 
     make: Callable[[], Executor] = FakeExecutor
     opened: list[str] = field(default_factory=list)
     executors: list[Any] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    preparing: list[str] = field(default_factory=list)
+    may_open: asyncio.Event | None = None
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         async def open_it() -> Executor:
-            await asyncio.sleep(0)
+            self.preparing.append(model)
+            await (asyncio.sleep(0) if self.may_open is None else self.may_open.wait())
             self.opened.append(model)
             self.executors.append(self.make())
             opened: Executor = self.executors[-1]
@@ -165,17 +168,18 @@ def test_a_model_that_never_fits_is_refused_without_unloading_for_ever(store: St
 
 def test_a_request_that_ends_while_its_model_loads_leaves_no_model_behind(store: Store) -> None:
     async def test(models: StoredModels, opener: Opener) -> None:
-        models.keep_seconds = 0.0
+        models.keep_seconds, opener.may_open = 0.0, asyncio.Event()
 
         async def use() -> None:
             async with models.using("base"):
                 raise AssertionError("it was cancelled before")
 
         waiting = asyncio.ensure_future(use())
-        await until(lambda: bool(models.registry.states()))
+        await until(lambda: opener.preparing == ["base"])
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+        opener.may_open.set()
         await until(lambda: opener.released == ["base"])
         assert (models.loaded(), models.states()) == ([], {})
 
