@@ -17,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..executors.executor import CONFIRM_HEADER
+from ..executors.sglang import ROUTING_KEY
 from ..log_event import log_event
 from .addresses import Addresses
 from .drain import ClientGone
@@ -59,6 +60,8 @@ class Gate:
         span = None
         if traces is not None:
             span, exchange.passed_on = traces.begin(method, headers)
+        if (routing_key := headers.get(ROUTING_KEY)) is not None:
+            exchange.passed_on[ROUTING_KEY] = routing_key
         scope.setdefault("state", {})["exchange"] = exchange
         status = CLIENT_CLOSED
 

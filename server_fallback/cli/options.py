@@ -82,13 +82,15 @@ class Upstreams:
     upstream: tuple[Url, ...] = ()
     """an OpenAI-compatible server; repeat the option for replicas"""
     dialect: Dialect = "openai"
-    """parameters that the upstream accepts beside OpenAI's: openai (none), vllm, nearfar"""
+    """parameters that the upstream accepts beside OpenAI's: openai (none), vllm, sglang, nearfar"""
     upstream_api_key_env: Variable | None = None
     """the environment variable that holds the upstream's API key"""
     tensor_parallel_size: Count = 1
     """vllm: GPUs that share each layer"""
     pipeline_parallel_size: Count = 1
     """vllm: groups of GPUs that share the layers"""
+    data_parallel_size: Count = 1
+    """vllm: copies of the model, of which each has tensor times pipeline parallel size GPUs"""
     nodes: Count = 1
     """vllm: machines that share the model, with this one; the others run 'nearfar node'"""
     node_address: NodeAddress | None = None

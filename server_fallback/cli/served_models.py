@@ -37,6 +37,7 @@ def make_opener(options: Serve, environment: Mapping[str, str], progress: Progre
             "",
             others.tensor_parallel_size,
             others.pipeline_parallel_size,
+            others.data_parallel_size,
             arguments=tuple(shlex.split(others.vllm_arguments)),
             nodes=node_options(others, environment),
             hang_seconds=hang_seconds,
