@@ -82,6 +82,7 @@ def require_export(options: CompileOptions) -> None:
         "--lora-rank": options.lora_rank,
         "--tuning": options.tuning,
         "--prefix": options.prefix,
+        "--watermark": options.watermark,
     }
     for flag, value in unsupported.items():
         if value:
@@ -329,6 +330,8 @@ def plan_of(job: Job, name: str, graph: Graph) -> Plan:
         # Adapters change the model. Guesses of the heads are those of the model without one, and so are features.
         0 if name in (DRAFT, *TOWERS) else job.options.lora_rank,
         host_tables=job.target.HOST_TABLES,
+        # Guesses are checked under the watermark, and need none.
+        marks=job.options.watermark and name == GENERATE,
     )
     # Nothing is given back while an embedding is computed.
     return make_plan(split_page_groups(fused) if name in (GENERATE, DRAFT) else fused, f"{name}_buffer")

@@ -79,6 +79,9 @@ class CompileOptions(ModelOptions):
     (default: those of the quantization)"""
     group_size: Annotated[int | None, Flag(choices=GROUPS, metavar="N")] = None
     """for onnx and mlx: the number of weights that share a scale: 32, 64 or 128 (default: 32)"""
+    watermark: bool = False
+    """for answers that can have the watermark of a server's --watermark-key (webgpu, cpu, cuda); a model that generates
+    no text is compiled as without it"""
     device: Annotated[str | None, Flag(metavar="DEVICE")] = None
     """for onnx: the device that the graph is made for: cpu, webgpu, cuda, ... (default: cpu)"""
     tuning: Annotated[tuple[Path, ...], Flag(metavar="FILE", several=True)] = ()

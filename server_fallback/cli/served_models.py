@@ -26,6 +26,10 @@ def make_opener(options: Serve, environment: Mapping[str, str], progress: Progre
     """Raises RequestError."""
     others, hang_seconds = options.others, options.access.hang_seconds
     shared = options.front_ends > 1
+    if options.executor != "local" and options.local.watermark_key is not None:
+        raise RequestError(
+            f"--watermark-key marks answers of our own engine, and --executor is {options.executor}; leave it out"
+        )
     local = replace(options.local, own_process=True, hang_seconds=hang_seconds, shared=shared)
     if options.executor == "upstream":
         return with_transcriber(options, UpstreamOpener(upstream_options(options, environment)), local, progress)

@@ -48,6 +48,11 @@ def generation_body(
                 "receipt: only nearfar serve signs receipts, and another server is behind this model; leave it out",
                 param="receipt",
             )
+        if body.pop("watermark", False):
+            raise RequestError(
+                "watermark: only nearfar serve marks answers, and another server is behind this model; leave it out",
+                param="watermark",
+            )
         # All servers support the older name; some ignore the newer one.
         limit = body.pop("max_completion_tokens", None)
         if limit is not None:
