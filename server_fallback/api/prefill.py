@@ -38,7 +38,7 @@ def prefill_router(service: Service) -> APIRouter:
             raise ApiError(400, "this model has no pages that another server can use", "prefill_unavailable", "model")
         priority = exchange.priority(body.priority)
         call = Call(exchange.request_id, priority, exchange.deadline, exchange.passed_on, exchange.client)
-        parts = await executor.prefill(body, call)
+        parts = executor.prefill(body, call)
         service.metrics.count(body.model, body.end - body.start, 0, exchange)
         exchange.log["prefilled"] = [body.start, body.end]
         return PageStream(parts, exchange, service.drain)

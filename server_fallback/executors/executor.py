@@ -226,7 +226,7 @@ class CachesPrefixes(Protocol):
 class Prefills(Protocol):
     """An executor that computes prompts for other servers: our own engine."""
 
-    async def prefill(self, request: PrefillRequest, call: Call) -> AsyncGenerator[bytes, None]:
+    def prefill(self, request: PrefillRequest, call: Call) -> AsyncGenerator[bytes, None]:
         """The parts of the answer of /v1/nearfar/prefill. Raises RequestError for a model without pages, or another
         one than the client's; reading the parts raises the errors of the engine.
         """

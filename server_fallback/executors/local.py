@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -84,8 +84,7 @@ class LocalExecutor:
     known; ``device`` is a description of that device. The executor also owns ``workers``; None compiles grammars in a
     separate process, and renders the chat template in this process. ``issuer`` signs receipts. ``share`` lets other
     processes use the same engine, None if they cannot. Chats and completions inherit what ``stored`` has. ``pages``:
-    returns how other servers know the engine's pages, maybe slowly; None if they cannot use them. ``only_prefills``: it
-    answers no requests.
+    how other servers know the engine's pages, None if they cannot use them. ``only_prefills``: it answers no requests.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class LocalExecutor:
         share: LocalShare | None = None,
         issuer: Issuer | None = None,
         stored: StoredModel | None = None,
-        pages: Callable[[], PageIdentity] | None = None,
+        pages: PageIdentity | None = None,
         only_prefills: bool = False,
     ) -> None:
         self.share = share
@@ -261,16 +260,15 @@ class LocalExecutor:
         )
         return Verification(self._engine, token_request)
 
-    async def prefill(self, request: PrefillRequest, call: Call) -> AsyncGenerator[bytes, None]:
+    def prefill(self, request: PrefillRequest, call: Call) -> AsyncGenerator[bytes, None]:
         """See `executor.Prefills`."""
-        engine, identity = self._engine, self._pages
-        if identity is None or not isinstance(engine, ExportingEngine):
+        engine, pages = self._engine, self._pages
+        if pages is None or not isinstance(engine, ExportingEngine):
             raise RequestError(
                 f"{request.model}: this server does not compute prompts for others; use one with --role prefill",
                 param="model",
                 code="prefill_unavailable",
             )
-        pages = await asyncio.to_thread(identity)
         asked = export_request(request, pages, call)
         check_prompt(asked.prompt_ids, self._model.vocab_size, self.context, "prompt")
         return page_frames(engine, asked, pages)

@@ -8,7 +8,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -51,7 +51,7 @@ from .local_options import LocalOptions
 from .local_recipe import LocalRecipe, Planned
 from .local_share import LocalShare, SpeechShare
 from .memory import context_bytes, plan_memory, weight_bytes
-from .page_transfer import PageIdentity, has_pages
+from .page_transfer import PageIdentity
 from .registry import default_name
 from .shared_opener import open_workers
 from .speech_executor import SpeechExecutor
@@ -173,12 +173,6 @@ class LocalOpener:
         stored: StoredModel | None,
     ) -> LocalExecutor:
         options, manifest = self._options, planned.bundle.manifest
-        if options.prefill.role != "both" and not has_pages(manifest):
-            raise RequestError(
-                f"{text.name}: --role {options.prefill.role}: the {manifest.target} target keeps no pages that servers "
-                "can exchange; compile it for cpu or cuda",
-                param="model",
-            )
         speculation = None
         if options.draft is not None:
             kind: Literal["ngram", "heads"] = "heads" if options.draft == HEADS else "ngram"
@@ -208,13 +202,16 @@ class LocalOpener:
         kept: Any = {"workers": workers, "memory_bytes": memory_bytes, "device": engine.device, "share": share}
         kept |= {"issuer": issuer, "stored": stored, "only_prefills": options.prefill.role == "prefill"}
         answering: RemoteEngine | TokenEngine | ApartEngine = engine
-        if has_pages(manifest) and engine.activation is not None:
-            pages = kept["pages"] = cache(partial(PageIdentity.of, planned.bundle, engine.activation))
-            if options.prefill.role != "both":
-                # The bundle may be deleted while the model is served.
-                await asyncio.to_thread(pages)
-            if options.prefill.role == "decode":
-                answering = ApartEngine(engine, pages(), options.prefill, text.name)
+        pages = kept["pages"] = PageIdentity.of(manifest, engine.prefix_key)
+        if pages is None and options.prefill.role != "both":
+            await engine.close()
+            raise RequestError(
+                f"{text.name}: --role {options.prefill.role}: the {manifest.target} target keeps no pages that servers "
+                "can exchange; compile it for cpu or cuda",
+                param="model",
+            )
+        if pages is not None and options.prefill.role == "decode":
+            answering = ApartEngine(engine, pages, options.prefill, text.name)
         if isinstance(manifest, Manifest) and manifest.lora is not None:
             executor = AdaptableExecutor(answering, text, manifest, **kept)
             adapter = None if stored is None else await asyncio.to_thread(self._store.adapter, stored)
