@@ -20,6 +20,8 @@ from .device import Device
 from .lengths import Lengths, LogNormal, Quantiles
 
 MILLISECOND = 1e-3
+# The engines that were measured prepare a step when the one before it is done.
+ONE_STEP = 1
 # Up to here DistServe's fit of decoding holds, and from there its fit of prefill is used.
 MOST_DECODING, LEAST_PREFILL, MOST_POSITIONS = 95, 128, 8192
 
@@ -45,7 +47,7 @@ def distserve_costs(prefill: tuple[float, float, float], decode: tuple[float, fl
 def opt(name: str, gpus: int, tokens: int, token_bytes: int, costs: StepCosts) -> Device:
     return Device(
         f"{name} on {gpus} x A100 80 GB", "DistServe, simdistserve/estimators", costs, tokens, token_bytes,
-        context=2048, gpus=gpus,
+        context=2048, gpus=gpus, lookahead=ONE_STEP,
     )  # fmt: skip
 
 
@@ -62,7 +64,7 @@ def splitwise(name: str, prompts: Mapping[int, float], tokens: Mapping[int, floa
         knots.append((float(count), max(cost * MILLISECOND, knots[-1][1] if knots else 0.0)))
     return Device(
         name, "Splitwise, splitwise-sim/data/perf_model.csv", StepCosts(tuple(knots), read=read * MILLISECOND), cache,
-        token_bytes=327_680, context=8192, gpus=8,
+        token_bytes=327_680, context=8192, gpus=8, lookahead=ONE_STEP,
     )  # fmt: skip
 
 
