@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..executors.executor import CONFIRM_HEADER
 from ..log_event import log_event
+from ..schema.prefill import PREFILL_HEADER
 from .addresses import Addresses
 from .drain import ClientGone
 from .errors import ApiError, api_error, is_panic
@@ -55,6 +56,7 @@ class Gate:
         write_error = self._service.error_form(scope["path"])
         exchange = Exchange(request_id, context_headers(headers), address, write_error)
         exchange.confirmed = headers.get(CONFIRM_HEADER)
+        exchange.prefill_from = headers.get(PREFILL_HEADER)
         traces = self._service.traces
         span = None
         if traces is not None:

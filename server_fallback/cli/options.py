@@ -117,6 +117,8 @@ class Serve(Listening):
     """how long a model of the store stays loaded after its last request, such as 10m; -1 for ever (default: 5m)"""
     pipeline: Annotated[tuple[str, ...], Flag(metavar="FILE")] = ()
     """a JSON file that chains models and stores, served as a model; may be given several times"""
+    socket: File | None = None
+    """also listen at this Unix socket, to which only this user may connect"""
     grpc_port: Annotated[int | None, Flag(metavar="N")] = None
     """also serve the Open Inference Protocol (KServe v2, Triton) over gRPC; 0 selects a free port"""
     alias: Annotated[tuple[str, ...], Flag(metavar="NAME=MODEL", key="aliases", read=read_aliases, reloads=True)] = ()

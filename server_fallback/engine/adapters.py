@@ -99,6 +99,14 @@ class Adapters:
         """From now on, its slot can be allocated again."""
         self._free.append(adapter.slot)
 
+    def key(self, name: str | None) -> str | None:
+        """What the prefix cache knows an adapter by. Raises RequestError if it is not loaded."""
+        if name is None:
+            return None
+        if name not in self.names:
+            raise not_loaded(name)
+        return self._loaded[name].key
+
     def use(self, name: str) -> Adapter:
         """Count one more answer that uses it. Raises RequestError if it is not loaded, or is being unloaded."""
         adapter = self._loaded.get(name)

@@ -17,9 +17,9 @@ class PageTable:
 
     __slots__ = ("dead", "pages")
 
-    def __init__(self) -> None:
-        self.pages = array("i")
-        self.dead = 0
+    def __init__(self, dead: int = 0) -> None:
+        self.pages = array("i", [0] * dead)
+        self.dead = dead
 
     @property
     def live(self) -> Items[int]:

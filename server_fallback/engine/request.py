@@ -65,6 +65,12 @@ class TokenRequest:
     ``client`` identifies the sender: requests of equal priority are admitted fairly between clients.
 
     ``images`` are those of the prompt, in the order of their places; not together with a number for ``when_full``.
+
+    ``export``: instead of an answer, the stored pages of the prompt's positions in this range, both ends of which are
+    page borders; see `TokenEngine.export`.
+
+    ``prefill_from`` names the server that computes the beginning of the prompt, "" for none; see `executors/apart.py`.
+    None leaves the choice to this server.
     """
 
     prompt_ids: Sequence[int]
@@ -87,6 +93,8 @@ class TokenRequest:
     prompt_alternatives: int = 0
     client: str = ""
     images: Sequence[PromptImage] = ()
+    export: range | None = None
+    prefill_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

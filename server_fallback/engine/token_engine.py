@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import TypeVar
 
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import RequestError
@@ -24,15 +25,18 @@ from .engine_loop import EngineLoop
 from .engine_thread import EngineThread
 from .image_encoder import Tower
 from .inbox import Inbox
-from .item_queue import Item, ItemQueue
+from .item_queue import BlockQueue, Item, ItemQueue
 from .mask_pool import MaskPool
 from .masks import Masks
 from .model import TokenModel
 from .ngram_drafter import NgramDrafter
+from .page_blocks import BlockWrite, PageBlock
 from .request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from .resolved_sampling import resolve_sampling
 from .speculation import Drafter, Speculation
 from .step_runner import StepRunner
+
+Result = TypeVar("Result")
 
 
 class TokenEngine(EngineThread[EngineLoop]):
@@ -125,6 +129,37 @@ class TokenEngine(EngineThread[EngineLoop]):
         """A position in the order of arrival, for requests that together make one answer."""
         return next(self._arrivals)
 
+    async def export(self, request: TokenRequest) -> AsyncGenerator[PageBlock | AnswerEnd, None]:
+        """Yield the stored pages of a range of the prompt, `TokenRequest.export`, as they are computed, and last an
+        AnswerEnd. A prompt whose blocks are not taken is not computed any further. Raises the errors of `batches`.
+        """
+        queue = BlockQueue()
+        answer = self.begin(request, queue.put)
+        try:
+            while isinstance(item := await queue.next(), PageBlock):
+                yield item
+                self.take_block(answer)
+            yield item
+        finally:
+            self.abandon(answer)
+
+    def take_block(self, answer: Answer) -> None:
+        """The reader of an export has taken a block."""
+        if not answer.ended:
+            self._inbox.call(lambda: self._loop.taken(answer))
+
+    async def cached_tokens(self, token_ids: Sequence[int], adapter: str | None = None) -> int:
+        """How many of the first tokens need not be computed, in whole pages. Raises RequestError for an adapter that is
+        not loaded.
+        """
+        return await self._on_thread(lambda: self._loop.cached_tokens(token_ids, adapter))
+
+    async def write_block(self, write: BlockWrite) -> bool:
+        """Put pages into the prefix cache that another engine with the same model has exported. False if there is no
+        room. Raises RequestError if the bytes have another size.
+        """
+        return await self._on_thread(lambda: self._loop.write_block(write))
+
     async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
         """Load a LoRA adapter under a name that requests can use. ``states`` are what `nearfar.compiler.formats.peft`
         reads.
@@ -145,14 +180,23 @@ class TokenEngine(EngineThread[EngineLoop]):
 
     async def reset_prefix_cache(self) -> None:
         """Let no later request use what was computed before."""
-        done: Future[None] = Future()
+        await self._on_thread(self._loop.scheduler.kv.prefixes.reset)
 
-        def reset() -> None:
-            self._loop.scheduler.kv.prefixes.reset()
-            done.set_result(None)
+    async def _on_thread(self, call: Callable[[], Result]) -> Result:
+        """The result of a call on the engine's thread, between two steps."""
+        done: Future[Result] = Future()
 
-        self._inbox.call(reset)
-        await asyncio.wrap_future(done)
+        def work() -> None:
+            # Nobody may wait any more.
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                done.set_result(call())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._inbox.call(work)
+        return await asyncio.wrap_future(done)
 
 
 def make_drafter(

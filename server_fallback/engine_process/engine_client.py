@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailable
 
 from ..engine.encode_job import EncodeRequest
-from ..engine.item_queue import ItemQueue
+from ..engine.item_queue import BlockQueue, ItemQueue
+from ..engine.page_blocks import BlockWrite, PageBlock
 from ..engine.request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from ..engine.stats import EngineStats
 from ..processes.connection import Connection
@@ -21,6 +22,7 @@ from .mask_service import MaskService
 from .messages import (
     Abandon,
     Attach,
+    CachedTokens,
     Encode,
     ForgetImages,
     Generate,
@@ -32,7 +34,9 @@ from .messages import (
     ResetPrefixCache,
     Stats,
     Step,
+    TakeBlock,
     UnloadAdapter,
+    WriteBlock,
 )
 from .sent_images import SentImages
 
@@ -56,7 +60,7 @@ class EngineClient:
         self._fault = FAILED
         self._supervision: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
-        self._queues: dict[int, ItemQueue] = {}
+        self._queues: dict[int, ItemQueue | BlockQueue] = {}
         self._masks = MaskService(self._send)
         self._images = SentImages()
         self._stats = EngineStats()
@@ -114,6 +118,33 @@ class EngineClient:
             unused = sent.end(request.images)
             if unused and sent is self._images:
                 self._send(ForgetImages(unused))
+
+    async def export(self, request: TokenRequest) -> AsyncGenerator[PageBlock | AnswerEnd, None]:
+        """See `TokenEngine.export`."""
+        self._require_open()
+        number, queue = next(self._numbers), BlockQueue()
+        self._queues[number] = queue
+        try:
+            self._send(Generate(number, replace(request, arrival=self.arrive()), is_constrained=False))
+            while isinstance(item := await queue.next(), PageBlock):
+                yield item
+                self._send(TakeBlock(number))
+            yield item
+        finally:
+            if self._queues.pop(number, None) is not None:
+                self._send(Abandon(number))
+
+    async def cached_tokens(self, token_ids: Sequence[int], adapter: str | None = None) -> int:
+        """See `TokenEngine.cached_tokens`."""
+        self._require_open()
+        count: int = await self._call(CachedTokens(token_ids, adapter))
+        return count
+
+    async def write_block(self, write: BlockWrite) -> bool:
+        """See `TokenEngine.write_block`."""
+        self._require_open()
+        is_written: bool = await self._call(WriteBlock(write))
+        return is_written
 
     def arrive(self) -> int:
         """See `TokenEngine.arrive`."""
@@ -198,7 +229,10 @@ class EngineClient:
         if self._refusal is not None:
             raise self._refusal
 
-    async def _call(self, message: Encode | Listen | LoadAdapter | ResetPrefixCache | UnloadAdapter) -> Any:
+    async def _call(
+        self,
+        message: CachedTokens | Encode | Listen | LoadAdapter | ResetPrefixCache | UnloadAdapter | WriteBlock,
+    ) -> Any:
         if self._connection is None:
             raise process_failed()
         return await self._connection.call(message, cancels=True)

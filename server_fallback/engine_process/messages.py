@@ -19,6 +19,7 @@ from ..engine.encoder_engine import EncoderEngine
 from ..engine.images import ImageName
 from ..engine.item_queue import Item
 from ..engine.masks import Masks
+from ..engine.page_blocks import BlockWrite
 from ..engine.request import TokenRequest
 from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
@@ -83,6 +84,13 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeBlock:
+    """The reader of an export, which is an answer, has taken a block."""
+
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetImages:
     """No unfinished answer of this server has these images any more."""
 
@@ -103,7 +111,18 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class ResetPrefixCache:
-    """A call, as are the next three."""
+    """A call, as are the next five."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTokens:
+    token_ids: Sequence[int]
+    adapter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBlock:
+    write: BlockWrite
 
 
 @dataclass(frozen=True, slots=True)

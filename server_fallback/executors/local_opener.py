@@ -8,7 +8,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -40,6 +40,7 @@ from ..schema.route import Side
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.text_workers import TextWorkers
 from .adaptable import AdaptableExecutor
+from .apart import ApartEngine
 from .catalog_models import CatalogModels
 from .compile_process import compiled
 from .devices import default_arch, default_target, kv_memory_bytes
@@ -50,6 +51,7 @@ from .local_options import LocalOptions
 from .local_recipe import LocalRecipe, Planned
 from .local_share import LocalShare, SpeechShare
 from .memory import context_bytes, plan_memory, weight_bytes
+from .page_transfer import PageIdentity, has_pages
 from .registry import default_name
 from .shared_opener import open_workers
 from .speech_executor import SpeechExecutor
@@ -117,6 +119,11 @@ class LocalOpener:
         async def open_it() -> Executor:
             # Hashes, weights and libraries are read on a thread, so that running requests do not wait.
             text = await asyncio.to_thread(TextModel.of, planned.bundle, name)
+            if options.prefill.role == "prefill" and not text.generates:
+                raise RequestError(
+                    f"{name}: --role prefill is for models that generate text; serve this one without it",
+                    param="model",
+                )
             if text.transcribes:
                 return await self._open_speech(planned, text)
             if not text.generates:
@@ -172,6 +179,12 @@ class LocalOpener:
         stored: StoredModel | None,
     ) -> LocalExecutor:
         options, manifest = self._options, planned.bundle.manifest
+        if options.prefill.role != "both" and not has_pages(manifest):
+            raise RequestError(
+                f"{text.name}: --role {options.prefill.role}: the {manifest.target} target keeps no pages that servers "
+                "can exchange; compile it for cpu or cuda",
+                param="model",
+            )
         speculation = None
         if options.draft is not None:
             kind: Literal["ngram", "heads"] = "heads" if options.draft == HEADS else "ngram"
@@ -199,21 +212,29 @@ class LocalOpener:
         if options.shared and isinstance(engine, RemoteEngine):
             share = LocalShare(planned.bundle, text.name, await engine.share(), memory_bytes, options.images, issuer)
         kept: Any = {"workers": workers, "memory_bytes": memory_bytes, "device": engine.device, "share": share}
-        kept |= {"issuer": issuer, "stored": stored}
+        kept |= {"issuer": issuer, "stored": stored, "only_prefills": options.prefill.role == "prefill"}
+        answering: RemoteEngine | TokenEngine | ApartEngine = engine
+        if has_pages(manifest) and engine.activation is not None:
+            pages = kept["pages"] = cache(partial(PageIdentity.of, planned.bundle, engine.activation))
+            if options.prefill.role != "both":
+                # The bundle may be deleted while the model is served.
+                await asyncio.to_thread(pages)
+            if options.prefill.role == "decode":
+                answering = ApartEngine(engine, pages(), options.prefill, text.name)
         if isinstance(manifest, Manifest) and manifest.lora is not None:
-            executor = AdaptableExecutor(engine, text, manifest, **kept)
+            executor = AdaptableExecutor(answering, text, manifest, **kept)
             adapter = None if stored is None else await asyncio.to_thread(self._store.adapter, stored)
             if stored is not None and adapter is not None:
                 await executor.adapt(stored.name, str(adapter))
             return executor
         if stored is not None and stored.adapter is not None:
-            await engine.close()
+            await answering.close()
             raise RequestError(
                 f"{stored.name}: its base is a bundle that accepts no LoRA adapters; create it from a checkpoint, or "
                 "from a bundle that was compiled with --lora-rank",
                 param="model",
             )
-        return LocalExecutor(engine, text, **kept)
+        return LocalExecutor(answering, text, **kept)
 
     async def _planned(self, model: str, *, is_draft: bool = False) -> Planned:
         """A step checks drafts of each sequence and in addition those of clients. A step of a draft checks none."""

@@ -12,6 +12,7 @@ from nearfar.compiler.pipeline.options import ModelOptions
 from ..engine.batching import Batching
 from ..images.options import ImageOptions
 from ..option_types import HANG_SECONDS
+from .prefill_options import PrefillOptions
 
 
 @options
@@ -50,6 +51,8 @@ class LocalOptions(ModelOptions):
     """models of embeddings and scores on this machine"""
     images: ImageOptions = field(default_factory=ImageOptions)
     """models that read images"""
+    prefill: PrefillOptions = field(default_factory=PrefillOptions)
+    """prefill and decode on different servers"""
     own_process: bool = False
     hang_seconds: float = HANG_SECONDS
     shared: bool = False

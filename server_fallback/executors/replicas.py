@@ -65,8 +65,11 @@ class Replica(Generic[Server]):
     hears: bool | None = None
 
     def score(self, prefixes: Sequence[bytes]) -> float:
-        matched = next((index for index, prefix in enumerate(prefixes) if prefix not in self.seen), len(prefixes))
-        return self.upstream.outstanding - PREFIX_WORTH * matched / max(len(prefixes), FULL_PROMPT)
+        return self.upstream.outstanding - PREFIX_WORTH * self.matched(prefixes) / max(len(prefixes), FULL_PROMPT)
+
+    def matched(self, prefixes: Sequence[bytes]) -> int:
+        """How many blocks of a prompt the replica has seen."""
+        return next((index for index, prefix in enumerate(prefixes) if prefix not in self.seen), len(prefixes))
 
     def remember(self, prefixes: Sequence[bytes]) -> None:
         # The longest first: then the prefix that many prompts share is the most recent, and the last to be forgotten.
@@ -114,8 +117,13 @@ class Replicas(Generic[Server]):
 
 def prefixes_of(request: ChatCompletionRequest | CompletionRequest) -> list[bytes]:
     """A hash of each prefix of the prompt that consists of full blocks."""
-    text = prompt_bytes(request)[: MOST_BLOCKS * BLOCK_BYTES]
-    prefixes, digest = [], b""
+    return hashes_of(prompt_bytes(request))
+
+
+def hashes_of(text: bytes) -> list[bytes]:
+    """A hash of each prefix that consists of full blocks."""
+    text = text[: MOST_BLOCKS * BLOCK_BYTES]
+    prefixes, digest = list[bytes](), b""
     for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
         digest = blake2b(digest + text[start : start + BLOCK_BYTES], digest_size=8).digest()
         prefixes.append(digest)

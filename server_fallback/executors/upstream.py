@@ -29,18 +29,21 @@ from nearfar.compiler.runtime.errors import (
     Unavailable,
 )
 
+from ..schema.prefill import PREFILL_HEADER
 from .circuit import Circuit
 from .executor import Call
-from .http_transport import BODY, Body, transport_for
+from .http_transport import BODY, Body, Transport, transport_for
 from .refusal import SHOWN_CHARACTERS, refusal, streamed_error
 from .relay import Relay
 from .upstream_answers import AFTER_END_SECONDS
 
-PASSED_ON = ("traceparent", "tracestate")
+PASSED_ON = ("traceparent", "tracestate", PREFILL_HEADER)
 CONNECT_TIMEOUT_SECONDS = 5.0
 CHECK_TIMEOUT_SECONDS = 5.0
 # A server that accepts a request and then sends nothing for this long has lost it.
 READ_TIMEOUT_SECONDS = 600.0
+# Before the path of a Unix socket.
+UNIX = "unix:"
 # 2,048 vectors of 4,096 numbers as text have 170 MB.
 MAX_ANSWER_BYTES = 256 << 20
 # Only the beginning of an error's message is shown.
@@ -53,9 +56,9 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Upstream:
-    """``url`` is the server's root, without /v1. ``any_request_id``: it accepts request ids that are not UUIDs.
-    ``outstanding`` counts our running requests on it. ``observe_headers`` is called with the headers of each answer,
-    also of errors; it must not raise.
+    """``url`` is the server's root, without /v1, or unix:PATH. ``any_request_id``: it accepts request ids that are not
+    UUIDs. ``outstanding`` counts our running requests on it. ``observe_headers`` is called with the headers of each
+    answer, also of errors; it must not raise.
     """
 
     url: str
@@ -127,7 +130,7 @@ class Upstream:
         time.
         """
         try:
-            async with self.client.stream("GET", f"{self.url}/v1/models", timeout=CHECK_TIMEOUT_SECONDS) as response:
+            async with self.client.stream("GET", f"{self._root}/v1/models", timeout=CHECK_TIMEOUT_SECONDS) as response:
                 await beginning_of(response, MAX_ERROR_BYTES)
         except httpx.TimeoutException:
             if self.outstanding == 0:
@@ -139,6 +142,11 @@ class Upstream:
 
     async def close(self) -> None:
         await self.client.aclose()
+
+    @property
+    def _root(self) -> str:
+        """Of requests. A server at a Unix socket has no host; it accepts this machine's."""
+        return "http://localhost" if self.url.startswith(UNIX) else self.url
 
     @asynccontextmanager
     async def sent(
@@ -154,7 +162,7 @@ class Upstream:
         if call.deadline is not None:
             # Our own server reads this header; for the others, the deadline closes the connection.
             headers["X-Request-Timeout-Ms"] = str(max(1, round((call.deadline - monotonic()) * 1000)))
-        request = self.client.build_request(method, f"{self.url}{path}", json=body, headers=headers)
+        request = self.client.build_request(method, f"{self._root}{path}", json=body, headers=headers)
         self.outstanding += 1
         self.circuit.begin()
         response: httpx.Response | None = None
@@ -248,7 +256,15 @@ def as_uuid(request_id: str) -> str:
 
 
 def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False) -> Upstream:
-    """``url`` with or without /v1 at its end, as in OpenAI's clients. Raises RequestError for an invalid URL."""
+    """``url`` with or without /v1 at its end, as in OpenAI's clients, or unix:PATH. Raises RequestError for an invalid
+    URL.
+    """
+    if url.startswith(UNIX):
+        path = url.removeprefix(UNIX)
+        if not path:
+            raise RequestError(f"upstream {url!r}: has no path; write unix:/run/nearfar/prefill.sock")
+        client = client_of(api_key, Transport(trust_env=False, socket_path=path), trust_env=False)
+        return Upstream(url, client, any_request_id)
     root = url.rstrip("/").removesuffix("/v1")
     try:
         parsed = httpx.URL(root)
@@ -258,14 +274,18 @@ def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False
         raise RequestError(f"upstream {url!r}: is not the URL of a server; write http://host:port")
     # A proxy from the environment cannot reach servers on this machine.
     trust_env = parsed.host not in ("localhost", "127.0.0.1", "::1")
-    client = httpx.AsyncClient(
+    client = client_of(api_key, transport_for(trust_env=trust_env), trust_env=trust_env)
+    return Upstream(root, client, any_request_id)
+
+
+def client_of(api_key: str | None, transport: Transport | None, *, trust_env: bool) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-        transport=transport_for(trust_env=trust_env),
+        transport=transport,
         timeout=httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS, pool=None),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         trust_env=trust_env,
     )
-    return Upstream(root, client, any_request_id)
 
 
 async def before(deadline: float | None, awaited: Awaitable[T]) -> T:

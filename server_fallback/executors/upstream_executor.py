@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
@@ -27,6 +27,8 @@ from ..text.attachments import recordings
 from ..text.output import Changed, Output
 from .dialect import Dialect, generation_body
 from .executor import Call, Executor, ExecutorState, Opening
+from .prefill_placement import PrefillPlacement
+from .prefill_workers import PrefillWorkers
 from .relay import Relay
 from .replicas import Replica, Replicas, prefixes_of
 from .upstream import Upstream, make_upstream
@@ -47,7 +49,8 @@ class UpstreamOptions:
     """``model`` is the upstream's name for the model, None for the only one that it serves; ``name`` is our name.
     ``priorities``: whether the upstream orders requests by priority (vLLM does with --scheduling-policy priority, and
     without that option it rejects requests that have a priority). ``routes`` are the paths that it answers, None if
-    that is not known.
+    that is not known. ``prefill_urls`` are the prefill workers of the upstreams, for prompts of about
+    ``prefill_tokens`` that an upstream has not seen.
     """
 
     urls: tuple[str, ...]
@@ -59,6 +62,9 @@ class UpstreamOptions:
     priorities: bool = False
     check_seconds: float = 5.0
     routes: frozenset[str] | None = None
+    prefill_urls: tuple[str, ...] = ()
+    prefill_api_key: str | None = field(default=None, repr=False)
+    prefill_tokens: int = 256
 
     @property
     def any_request_id(self) -> bool:
@@ -143,6 +149,10 @@ class UpstreamExecutor:
     def __init__(self, replicas: Replicas, options: UpstreamOptions, model: str, context: int) -> None:
         self._replicas, self._options, self._model, self._context = replicas, options, model, context
         self._checks = asyncio.create_task(self._check(options.check_seconds))
+        self._placement: PrefillPlacement | None = None
+        if options.prefill_urls:
+            workers = PrefillWorkers(options.prefill_urls, options.prefill_api_key, options.check_seconds)
+            self._placement = PrefillPlacement(workers, options.prefill_tokens)
 
     @property
     def context(self) -> int:
@@ -159,11 +169,15 @@ class UpstreamExecutor:
         bounds, prefixes, tried = bounds_of(request, self._options.dialect), prefixes_of(request), list[Upstream]()
         among = await self._that_hear(request, call)
         while True:
+            seen = {replica.upstream: replica.matched(prefixes) for replica in self._replicas.all}
             upstream = self._replicas.choose(prefixes, tried, among=among)
             tried.append(upstream)
             relay = Relay(kind, self._options.name, bounds, output, upstream.event_object)
             try:
-                return await upstream.answer(path, body, call, relay)
+                if self._placement is None:
+                    return await upstream.answer(path, body, call, relay)
+                with self._placement.of(prefixes, seen[upstream], call, relay) as placed:
+                    return await upstream.answer(path, body, placed, relay)
             except Unavailable as error:
                 if relay.began:
                     raise
@@ -218,10 +232,14 @@ class UpstreamExecutor:
         upstreams = [replica.upstream for replica in self._replicas.all]
         well = sum(upstream.circuit.state == "closed" for upstream in upstreams)
         running = sum(upstream.outstanding for upstream in upstreams)
-        return ExecutorState(ready=well > 0, detail=f"{well} of {len(upstreams)} servers answer", running=running)
+        prefill = None if self._placement is None else self._placement.state()
+        detail = f"{well} of {len(upstreams)} servers answer"
+        return ExecutorState(ready=well > 0, detail=detail, running=running, prefill=prefill)
 
     async def close(self) -> None:
         self._checks.cancel()
+        if self._placement is not None:
+            await self._placement.workers.close()
         for replica in self._replicas.all:
             await replica.upstream.close()
 
