@@ -38,7 +38,9 @@ def fit_costs(measured: Sequence[Measured], positions: Sequence[float]) -> StepC
     unknowns = len(positions) + 3
     if len(measured) < unknowns:
         raise RequestError(f"{len(measured)} measurements do not determine {unknowns} costs; measure more")
-    features = np.array([sum((_features(shape, positions) for shape in each.shapes), np.zeros(unknowns)) for each in measured])
+    features = np.array(
+        [sum((_features(shape, positions) for shape in each.shapes), np.zeros(unknowns)) for each in measured]
+    )
     seconds = np.array([each.seconds for each in measured])
     relative = features / seconds[:, None]
     # The unknowns are of different sizes: each counts in units of its largest share of a time.

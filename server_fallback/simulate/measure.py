@@ -74,6 +74,12 @@ class TimedRunner:
     def copy_pages(self, pairs: Sequence[tuple[int, int]], group: int = 0) -> None:
         self._runner.copy_pages(pairs, group)
 
+    def read_pages(self, units: Sequence[Sequence[int]]) -> Future[bytes]:
+        return self._runner.read_pages(units)
+
+    def write_pages(self, units: Sequence[Sequence[int]], data: bytes) -> Future[None]:
+        return self._runner.write_pages(units, data)
+
     def close(self) -> None:
         self._runner.close()
 

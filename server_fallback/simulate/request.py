@@ -27,7 +27,8 @@ class SimulatedRequest:
 
     The rest is what a simulation records, in seconds of its clock: ``first`` and ``finish`` are the times of the first
     and the last token as the client sees them, NEVER before that. ``started``: when a device began with it. ``side`` is
-    the one that answers, and ``workers`` are those of the cluster that computed a part.
+    the one that answers, and ``workers`` are those of the cluster that computed a part. ``cached_tokens`` of the prompt
+    were computed by nobody for this request, ``prefilled_tokens`` by a prefill worker for the one that answers.
     """
 
     number: int
@@ -41,6 +42,7 @@ class SimulatedRequest:
     first: float = NEVER
     finish: float = NEVER
     cached_tokens: int = 0
+    prefilled_tokens: int = 0
     side: Side | None = "far"
     workers: list[int] = field(default_factory=list)
     # Why nobody answers it; "" if somebody does.

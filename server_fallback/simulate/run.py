@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..router.decision.policy import Policy
-from .cluster import Cluster, Layout
+from .cluster import Cluster
 from .events import Clock
+from .layout import Layout
 from .near import Fleet, NearAndFar
 from .request import SimulatedRequest
 

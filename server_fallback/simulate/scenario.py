@@ -15,9 +15,9 @@ from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 from ..router.decision.policy import Policy
 from ..schema.common import Request
-from .cluster import Layout, Store
 from .costs import StepCosts
 from .device import Device
+from .layout import LEAST_PREFILL, Layout, Store
 from .near import Fleet
 from .network import LinkSpeed
 from .presets import DEVICES
@@ -121,6 +121,8 @@ class ClusterTable(Request):
     decode: Annotated[int, Field(ge=0, le=4096)] = 0
     gpus: Annotated[int, Field(ge=1, le=4096)] | None = None
     link: LinkTable | None = None
+    first_token: Literal["decode", "prefill"] = "decode"
+    least_prefill: Annotated[int, Field(ge=0)] = LEAST_PREFILL
     store: StoreTable | None = None
 
 
@@ -198,6 +200,8 @@ class Scenario(Request):
             "decode": cluster.decode,
             "link": None if cluster.link is None else cluster.link.made(),
             "store": None if cluster.store is None else cluster.store.stored(),
+            "first_token": cluster.first_token,
+            "least_prefill": cluster.least_prefill,
             "decode_device": None if self.decode_device is None else self.decode_device.made(folder),
         }
         return Layout(**{**fields, **changed})
@@ -228,7 +232,9 @@ def read_device(path: Path) -> Device:
 def preset(name: str) -> Device:
     """Raises RequestError, which proposes the nearest name."""
     if name not in DEVICES:
-        raise RequestError(f"device.preset: unknown '{name}'{did_you_mean(name, DEVICES)}; there are {', '.join(DEVICES)}")
+        raise RequestError(
+            f"device.preset: unknown '{name}'{did_you_mean(name, DEVICES)}; there are {', '.join(DEVICES)}"
+        )
     return DEVICES[name]
 
 

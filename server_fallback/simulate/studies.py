@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .cluster import Layout
+from .layout import Layout
 from .run import Ran, run
 from .scenario import Scenario
 from .summary import Bounds, SimulatedSummary, share_in_time, summarize
@@ -40,7 +40,9 @@ def simulate(scenario: Scenario, folder: Path, layout: Layout) -> Ran:
     return run(layout, arrivals, clients=clients, near=fleet)
 
 
-def goodput(layout: Layout, workload: Workload, bounds: Bounds, seed: int, *, near_rate: float | None = None) -> Goodput:
+def goodput(
+    layout: Layout, workload: Workload, bounds: Bounds, seed: int, *, near_rate: float | None = None
+) -> Goodput:
     """Search the rate. ``near_rate`` is a guess."""
 
     def holds(rate: float) -> bool:
@@ -114,7 +116,9 @@ def splits(scenario: Scenario, folder: Path, progress: Progress) -> Iterator[Spl
 
 def break_even(found: list[Split]) -> int | None:
     """The smallest number of GPUs at which a split is at least as good as whole workers; None if there is none."""
-    return next((split.gpus for split in found if split.apart is not None and split.apart.rate >= split.whole.rate > 0), None)
+    return next(
+        (split.gpus for split in found if split.apart is not None and split.apart.rate >= split.whole.rate > 0), None
+    )
 
 
 def caches(scenario: Scenario, folder: Path) -> list[tuple[str, SimulatedSummary]]:
@@ -141,5 +145,3 @@ def near_and_far(scenario: Scenario, folder: Path, progress: Progress) -> Iterat
     for whole in range(1, scenario.cluster.gpus // device.gpus + 1):
         yield summarize(simulate(scenario, folder, scenario.layout(folder, whole=whole)), bounds)
         progress(f"{whole} workers")
-
-

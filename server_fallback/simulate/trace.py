@@ -39,11 +39,15 @@ def read_trace(path: Path) -> list[Recorded]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path}: cannot be read: {reason_of(error) if isinstance(error, OSError) else error}") from error
+        raise RequestError(
+            f"{path}: cannot be read: {reason_of(error) if isinstance(error, OSError) else error}"
+        ) from error
     lines = text.splitlines()
     is_json = bool(lines) and lines[0].lstrip().startswith("{")
     rows = _json_rows(path, lines) if is_json else _csv_rows(path, lines)
-    found = sorted((row for row in rows if row.prompt_tokens > 0 and row.output_tokens > 0), key=lambda row: row.arrival)
+    found = sorted(
+        (row for row in rows if row.prompt_tokens > 0 and row.output_tokens > 0), key=lambda row: row.arrival
+    )
     if not found:
         raise RequestError(f"{path}: has no requests")
     first = found[0].arrival
@@ -84,7 +88,9 @@ def _recorded(value: Any) -> Recorded:
         return Recorded(value["timestamp"] / 1000, value["input_length"], value["output_length"], blocks[:needed])
     if keys == set(OWN):
         return Recorded(value["arrival_seconds"], value["prompt_tokens"], value["output_tokens"])
-    raise ValueError(f"the keys must be {', '.join(MOONCAKE)} or {', '.join(OWN)}, not {', '.join(sorted(keys)) or 'none'}")
+    raise ValueError(
+        f"the keys must be {', '.join(MOONCAKE)} or {', '.join(OWN)}, not {', '.join(sorted(keys)) or 'none'}"
+    )
 
 
 def _checked(path: Path, number: int, read: Callable[[], Recorded]) -> Recorded:

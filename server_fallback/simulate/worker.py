@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..engine.sequence import Sequence, SequenceParams
+from ..engine.sequence import RUNNING, Sequence, SequenceParams
 from ..engine.step import Row, Step
 from .costs import shape_of
 from .device import Device
@@ -62,6 +62,8 @@ class Worker:
         self.steps = 0
         self._clock, self._finished, self._leaps = clock, finished, leaps
         self._requests: dict[Sequence, SimulatedRequest] = {}
+        # Sequences whose pages go to another worker, and what is called with the position up to which they are full.
+        self._exports: dict[Sequence, Callable[[int], None]] = {}
         # Submitted steps and when each ends.
         self._open: deque[tuple[Step, float]] = deque()
         # When the device has computed all that was submitted.
@@ -97,12 +99,26 @@ class Worker:
         self._is_steady = False
         self._resume()
 
+    def export(self, request: SimulatedRequest, tokens: Items[int], end: int, computed: Callable[[int], None]) -> None:
+        """Compute the positions of a prompt before ``end``, for another worker. ``computed`` is called as this goes on,
+        with the position up to which they are, and may not add requests.
+        """
+        self._interrupt()
+        request.workers.append(self.number)
+        sequence = Sequence(request.number, tokens[: end + 1], SequenceParams(prefill_end=end))
+        self._requests[sequence], self._exports[sequence] = request, computed
+        self.scheduler.add(sequence)
+        self._is_steady = False
+        self._resume()
+
     # --- turns ---
 
     def _turn(self, now: float) -> None:
         """Submit steps ahead, from ``now`` on, and plan to read the oldest one."""
         while len(self._open) < self.device.lookahead and (step := self.scheduler.next()) is not None:
             self._submit(step, now)
+        if self._exports:
+            self._end_cached_exports()
         if self._open:
             self._at(self._open[0][1], self._read)
 
@@ -137,7 +153,8 @@ class Worker:
                     request = self._requests[sequence]
                     if request.first == NEVER:
                         request.first = self._clock.now
-                        request.cached_tokens += sequence.cached_tokens
+                        # What a prefill worker computed for it is in the cache, too.
+                        request.cached_tokens = max(0, sequence.cached_tokens - request.prefilled_tokens)
             else:
                 assert kind == "finished", kind
                 done.append(self._requests.pop(sequence))
@@ -146,8 +163,31 @@ class Worker:
         for request in done:
             request.finish = self._clock.now
             self._finished(self, request)
+        for row in step.rows if self._exports else ():
+            if row.sequence in self._exports:
+                self._exported(row.sequence, row.start + row.length)
         self._is_reading = False
         self._continue()
+
+    def _exported(self, sequence: Sequence, position: int) -> None:
+        """A step is done that computed an export up to a position."""
+        computed = self._exports[sequence]
+        if position == sequence.params.prefill_end:
+            self._requests[sequence].prefilled_tokens = position - sequence.cached_tokens
+            del self._exports[sequence], self._requests[sequence]
+            self.scheduler.finish(sequence, "length")
+            self._is_steady = False
+        computed(position)
+
+    def _end_cached_exports(self) -> None:
+        """End the exports of prompts that the cache had in full, which no step computes."""
+        is_reading, self._is_reading = self._is_reading, True
+        computing = {row.sequence for step, _ in self._open for row in step.rows}
+        for sequence in list(self._exports):
+            end = sequence.params.prefill_end
+            if sequence.state == RUNNING and sequence.computed == end and sequence not in computing:
+                self._exported(sequence, end)
+        self._is_reading = is_reading
 
     def _continue(self) -> None:
         if not (self._leaps and self._begin_leap()):

@@ -125,9 +125,7 @@ class Workload(Request):
         each at 0. ``devices``: how many users' devices send them. Raises RequestError for a trace that cannot be read.
         """
         # A stream for each thing: with another rate, the lengths stay the same.
-        gaps, lengths, turns, users = (
-            np.random.default_rng(each) for each in np.random.SeedSequence(seed).spawn(4)
-        )
+        gaps, lengths, turns, users = (np.random.default_rng(each) for each in np.random.SeedSequence(seed).spawn(4))
         if isinstance(self.arrivals, Recording):
             return self._recorded(folder / self.arrivals.file, self.arrivals.speed, users, devices)
         prompts, outputs = (each.draw(lengths, self.requests).tolist() for each in self._both)
@@ -162,9 +160,7 @@ class Workload(Request):
         times: list[float] = np.cumsum(gaps).tolist()
         return times
 
-    def _recorded(
-        self, path: Path, speed: float, users: np.random.Generator, devices: int
-    ) -> list[SimulatedRequest]:
+    def _recorded(self, path: Path, speed: float, users: np.random.Generator, devices: int) -> list[SimulatedRequest]:
         rows = read_trace(path)[: self.requests]
         owners = users.integers(devices, size=len(rows)).tolist()
         return [

@@ -30,8 +30,8 @@ def serve(
     worker = Worker(clock, on, 0, lambda _, each: finished.append(each), leaps=leaps)
     for each in requests:
         clock.at(each.arrival, lambda each=each: worker.add(each, each.prompt(), each.output_tokens))  # type: ignore[misc]
+    scheduler = worker.scheduler
     for at in probes:
-        scheduler = worker.scheduler
         clock.at(at, lambda: inside.append(len(scheduler.running) + len(scheduler.waiting)))
     clock.run()
     return worker, inside, finished
