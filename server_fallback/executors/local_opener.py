@@ -102,6 +102,12 @@ class LocalOpener:
         """Raises RequestError for a key to ignore that no model had so far."""
         self._ignored_keys.require_found()
 
+    async def plan(self, model: str) -> Planned:
+        """The bundle of a model, compiled if it is a checkpoint, and the limits with which it would be served. Raises as
+        `prepare`.
+        """
+        return await self._planned(model)
+
     async def prepare(self, model: str, name: str | None) -> Opening:
         """Raises BundleError, CheckpointError, RequestError and the other errors of compiling."""
         options = self._options
