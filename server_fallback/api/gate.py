@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..executors.executor import CONFIRM_HEADER
 from ..executors.sglang import ROUTING_KEY
 from ..log_event import log_event
-from ..schema.prefill import PREFILL_HEADER
+from ..schema.pages import PREFILL_HEADER
 from .addresses import Addresses
 from .drain import ClientGone
 from .errors import ApiError, api_error, is_panic

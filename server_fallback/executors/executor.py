@@ -26,8 +26,8 @@ from ..schema.completions import AnswerRequest
 from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
+from ..schema.pages import PagesRequest
 from ..schema.pipeline import StepTime
-from ..schema.prefill import PrefillRequest
 from ..schema.receipt import SignedReceipt
 from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
@@ -223,11 +223,11 @@ class CachesPrefixes(Protocol):
 
 
 @runtime_checkable
-class Prefills(Protocol):
+class SendsPages(Protocol):
     """An executor that computes prompts for other servers: our own engine."""
 
-    def prefill(self, request: PrefillRequest, call: Call) -> AsyncGenerator[bytes, None]:
-        """The parts of the answer of /v1/nearfar/prefill. Raises RequestError for a model without pages, or another
+    def pages(self, request: PagesRequest, call: Call) -> AsyncGenerator[bytes, None]:
+        """The parts of the answer of /v1/nearfar/pages. Raises RequestError for a model without pages, or another
         one than the client's; reading the parts raises the errors of the engine.
         """
 

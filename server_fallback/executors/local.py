@@ -27,7 +27,7 @@ from ..receipts.issuer import Issuer, Receipted, body_of, request_hash, with_rec
 from ..schema.completions import AnswerRequest
 from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
-from ..schema.prefill import NOBODY, PREFILL_HEADER, PrefillRequest
+from ..schema.pages import NOBODY, PREFILL_HEADER, PagesRequest
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import all_choices
@@ -260,8 +260,8 @@ class LocalExecutor:
         )
         return Verification(self._engine, token_request)
 
-    def prefill(self, request: PrefillRequest, call: Call) -> AsyncGenerator[bytes, None]:
-        """See `executor.Prefills`."""
+    def pages(self, request: PagesRequest, call: Call) -> AsyncGenerator[bytes, None]:
+        """See `executor.SendsPages`."""
         engine, pages = self._engine, self._pages
         if pages is None or not isinstance(engine, ExportingEngine):
             raise RequestError(

@@ -29,7 +29,7 @@ from nearfar.compiler.runtime.errors import (
     Unavailable,
 )
 
-from ..schema.prefill import PREFILL_HEADER
+from ..schema.pages import PREFILL_HEADER
 from .circuit import Circuit
 from .dialect import MODELS
 from .executor import Call
@@ -137,7 +137,9 @@ class Upstream:
         time.
         """
         try:
-            async with self.client.stream("GET", f"{self._root}{self.health}", timeout=CHECK_TIMEOUT_SECONDS) as response:
+            async with self.client.stream(
+                "GET", f"{self._root}{self.health}", timeout=CHECK_TIMEOUT_SECONDS
+            ) as response:
                 await beginning_of(response, MAX_ERROR_BYTES)
         except httpx.TimeoutException:
             if self.outstanding == 0:

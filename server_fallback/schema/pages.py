@@ -1,4 +1,4 @@
-"""/v1/nearfar/prefill (extension): a prefill worker computes the beginning of a prompt, and sends its stored pages
+"""/v1/nearfar/pages (extension): a prefill worker computes the beginning of a prompt, and sends its stored pages
 while it computes the rest.
 
 The answer is a sequence of frames: two integers of 32 bits (little endian), which are the sizes of a header and of a
@@ -23,7 +23,7 @@ from pydantic import Field, TypeAdapter
 
 from .common import ErrorDetail, Int64, Items, Reply, Request
 
-PREFILL = "/v1/nearfar/prefill"
+PAGES_ROUTE = "/v1/nearfar/pages"
 # Of a request to a decode worker: the URL of the prefill worker that computes its prompt, as the decode worker's own
 # options have it, or NOBODY.
 PREFILL_HEADER, NOBODY = "X-Nearfar-Prefill", "none"
@@ -33,7 +33,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Position = Annotated[int, Field(ge=0)]
 
 
-class PrefillRequest(Request):
+class PagesRequest(Request):
     """``prompt`` are token ids. The pages from ``start`` up to ``end`` are wanted; both are multiples of the page size,
     and the prompt has a token more, which is not computed. ``bundle`` and ``activation`` are those of the client's
     model.

@@ -1,5 +1,5 @@
-"""/v1/nearfar/prefill: compute the beginning of a prompt for a decode worker, and send its pages. See
-`schema/prefill.py`.
+"""/v1/nearfar/pages: compute the beginning of a prompt for a decode worker, and send its pages. See
+`schema/pages.py`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..executors.executor import Call, Prefills
+from ..executors.executor import Call, SendsPages
 from ..executors.page_transfer import frame
-from ..schema.prefill import PREFILL, ErrorFrame, PrefillRequest
+from ..schema.pages import PAGES_ROUTE, ErrorFrame, PagesRequest
 from .drain import ClientGone, Drain
 from .errors import ApiError, api_error, is_panic
 from .exchange import Exchange, exchange_of
@@ -26,19 +26,19 @@ CONTENT_TYPE = "application/vnd.nearfar.pages"
 PAGES: Responses = {200: {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
 
 
-def prefill_router(service: Service) -> APIRouter:
+def pages_router(service: Service) -> APIRouter:
     router = keyed_router()
 
-    @router.post(PREFILL, responses={**WITH_BODY, **PAGES}, response_class=Response)
-    async def prefill(body: PrefillRequest, request: Request) -> Response:
+    @router.post(PAGES_ROUTE, responses={**WITH_BODY, **PAGES}, response_class=Response)
+    async def pages(body: PagesRequest, request: Request) -> Response:
         exchange = exchange_of(request)
         exchange.log["model"] = printable(body.model)
         executor = await service.executor(body.model, exchange)
-        if not isinstance(executor, Prefills):
+        if not isinstance(executor, SendsPages):
             raise ApiError(400, "this model has no pages that another server can use", "prefill_unavailable", "model")
         priority = exchange.priority(body.priority)
         call = Call(exchange.request_id, priority, exchange.deadline, exchange.passed_on, exchange.client)
-        parts = executor.prefill(body, call)
+        parts = executor.pages(body, call)
         service.metrics.count(body.model, body.end - body.start, 0, exchange)
         exchange.log["prefilled"] = [body.start, body.end]
         return PageStream(parts, exchange, service.drain)
