@@ -173,6 +173,12 @@ export class FarSide implements Side {
     return this.#http.post(route, { ...(await withSentPictures(body)), model }, signal);
   }
 
+  /** The same before its body is read. */
+  async open(route: string, body: JsonObject, signal: AbortSignal): Promise<Response> {
+    const { id: model } = await this.reach(signal);
+    return this.#http.open(route, { ...body, model }, signal);
+  }
+
   /** The tokens of a chat's prompt, from a server of ours. Throws as `answer`. */
   async tokenize(messages: PlainParams["messages"], signal: AbortSignal): Promise<readonly number[]> {
     const { tokens } = await this.post("/tokenize", { messages }, signal);

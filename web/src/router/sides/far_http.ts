@@ -66,8 +66,13 @@ export class FarHttp {
     return this.#object(await this.#textOf(await this.#checked(response)));
   }
 
+  /** The answer to a request, before its body is read. */
+  async open(route: string, body: JsonObject, signal: AbortSignal): Promise<Response> {
+    return this.#checked(await this.#send(route, this.#posting(body, signal)));
+  }
+
   async post(route: string, body: JsonObject, signal: AbortSignal): Promise<JsonObject> {
-    return this.#object(await this.#textOf(await this.#checked(await this.#send(route, this.#posting(body, signal)))));
+    return this.#object(await this.#textOf(await this.open(route, body, signal)));
   }
 
   /**
