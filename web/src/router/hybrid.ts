@@ -142,8 +142,8 @@ export class Hybrid {
         nearSpeed: probe?.speed,
       });
       if (!isReached) routing.records.far.circuit.failed(true);
-      const speculating = far === null ? null : await speculatingFar(far, routing, options);
-      const prefilled = far === null ? null : await prefilledNear(far, routing);
+      const speculating = far && (await speculatingFar(far, routing, options));
+      const prefilled = far && (await prefilledNear(far, routing));
       const { embedder = null } = options;
       const masker = await maskerOf(routing, options);
       const completions = new HybridCompletions({ routing, speculating, prefilled, embedder, transcriber, masker });

@@ -213,9 +213,7 @@ export class HybridCompletions {
     const { near } = this.#routing.wiring;
     if (this.#hasPrivate(answered))
       return { info: near.info, answer: (request, observed) => near.answer({ ...request, private: true }, observed) };
-    const { prefilled } = this.wiring;
-    // A receipt covers what this device has computed.
-    return prefilled && answered.choice.standby && !answered.request.params.receipt ? prefilled.over(near) : near;
+    return this.wiring.prefilled?.over(near, answered) ?? near;
   }
 
   /**

@@ -63,7 +63,7 @@ export class FarHttp {
   async get(route: string, signal: AbortSignal): Promise<JsonObject | null> {
     const response = await this.#send(route, { method: "GET", signal });
     if (response.status === 404) return null;
-    return this.#object(await this.#textOf(await this.#checked(response)));
+    return this.objectOf(await this.#checked(response));
   }
 
   /** The answer to a request, before its body is read. */
@@ -71,8 +71,9 @@ export class FarHttp {
     return this.#checked(await this.#send(route, this.#posting(body, signal)));
   }
 
-  async post(route: string, body: JsonObject, signal: AbortSignal): Promise<JsonObject> {
-    return this.#object(await this.#textOf(await this.open(route, body, signal)));
+  /** The object that a response has. */
+  async objectOf(response: Response): Promise<JsonObject> {
+    return this.#object(await this.#textOf(response));
   }
 
   /**

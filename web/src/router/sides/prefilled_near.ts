@@ -9,6 +9,8 @@ import { FarPrefill } from "../../prefill/far_prefill.js";
 import type { PrefillDecision } from "../../prefill/plan.js";
 import { decidePrefill } from "../../prefill/plan.js";
 import { isSpent, paidUsd } from "../../shared/decision/costs.js";
+import { badPolicy } from "../../shared/decision/schema_check.js";
+import type { DescribedRequest } from "../describer.js";
 import type { Routing } from "../routing.js";
 import type { FarSide } from "./far.js";
 import type { DraftingEngine, NearSide } from "./near.js";
@@ -55,25 +57,26 @@ export class PrefilledNear {
   readonly #counts = { asked: 0, used: 0, tokens: 0, bytes: 0, differed: 0 };
   #last: PrefillReport | null = null;
 
-  /** Throws RequestError with the code "bad_policy" for a far side that is not ours. */
+  /** Throws RequestError with the code "bad_policy" if far may not, or cannot, have the tokens of prompts. */
   constructor(
     private readonly far: FarSide,
     private readonly near: NearSide,
     private readonly routing: Routing,
   ) {
     if (far.dialect !== "nearfar")
-      throw new RequestError(
-        `the policy: prefill: a server of dialect ${far.dialect} computes no prompts for others; remove it`,
-        { code: "bad_policy", param: "prefill" },
-      );
+      throw badPolicy("prefill", `a server of dialect ${far.dialect} computes no prompts for others; remove it`);
+    if (routing.wiring.policy.private.masks?.strict === true)
+      throw badPolicy("prefill", "the tokens of a prompt are not the fields that private.masks.strict lets leave; remove it");
   }
 
   get counts(): PrefillCounts {
     return { ...this.#counts, last: this.#last };
   }
 
-  /** Near, for a request that may leave this device as it is. */
-  over(inner: Answers): Answers {
+  /** Near, for a request that has no private texts. */
+  over(inner: Answers, { request: { params }, choice }: Pick<DescribedRequest, "request" | "choice">): Answers {
+    // Far may have the prompt if it could be asked for the answer. A receipt covers what this device has computed.
+    if (!choice.standby || params.receipt === true) return inner;
     return { info: inner.info, answer: (request, observed) => this.#answer(inner, request, observed) };
   }
 

@@ -74,15 +74,13 @@ export function checkMasks({ private: { masks } }: Pick<Policy, "private">, find
     throw badPolicy("private.masks.then", 'nobody can be asked; set confirm, or use "mask" or "near"');
 }
 
-function* ofMasks({ mode, speculation, prefill }: Policy, { patterns, entities, then, strict }: MaskRules): Contradictions {
+function* ofMasks({ mode, speculation }: Policy, { patterns, entities, then, strict }: MaskRules): Contradictions {
   if (mode === "near-only") yield ["private.masks", "in mode near-only nothing is masked for far"];
   if (mode === "far-only" && then === "near")
     yield ["private.masks.then", "in mode far-only a private request could never be answered"];
   if (patterns.length + entities.length === 0) yield ["private.masks", "there are no patterns and no entities"];
   if ((entities.length > 0 || strict) && speculation !== null)
     yield ["speculation", "near's guesses are neither searched for entities nor shown, as private.masks requires"];
-  if (strict && prefill !== null)
-    yield ["prefill", "the tokens of a prompt are not the fields that private.masks.strict lets leave"];
   for (const [name, list] of [
     ["patterns", patterns],
     ["entities", entities],
@@ -108,7 +106,8 @@ function* ofLabels(policy: Policy): Contradictions {
 function* ofOneSide(policy: Policy): Contradictions {
   const problem = `in mode ${policy.mode} there is no other side`;
   if (policy.escalation.then !== "never") yield ["escalation.then", problem];
-  for (const name of ["speculation", "prefill"] as const) if (policy[name] !== null) yield [name, problem];
+  if (policy.speculation !== null) yield ["speculation", problem];
+  if (policy.prefill !== null) yield ["prefill", problem];
   if (policy.fallback.near_continues) yield ["fallback.near_continues", problem];
   if (policy.fallback.far_takes_over) yield ["fallback.far_takes_over", problem];
   if (policy.timeouts.hedge_after_ms !== null) yield ["timeouts.hedge_after_ms", problem];
