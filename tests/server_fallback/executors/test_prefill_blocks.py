@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from hashlib import sha256
 from pathlib import Path
@@ -48,7 +48,7 @@ def read(content: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 def sent(
-    bundle: Path, prompt: Sequence[int], start: int = 0, pages: int = 64, **changed: Any
+    bundle: Path, prompt: Sequence[int], start: int = 0, pages: int = 64, changed: Mapping[str, Any] | None = None
 ) -> tuple[list[tuple[dict[str, Any], bytes]], Counts, bytes]:
     """The blocks of a prompt, and the pages that the engine holds after it."""
     opened = open_bundle(bundle)
@@ -60,7 +60,7 @@ def sent(
         local, counts = LocalExecutor(engine, text), Counts()
         try:
             asked = {"model": "tiny", "tokenizer_sha256": text.tokenizer_sha256, "prompt": prompt, "start": start}
-            request = PrefillRequest(**{**asked, **changed})
+            request = PrefillRequest(**{**asked, **(changed or {})})
             async with aclosing(local.prefill(request, Call("1"), counts)) as parts:
                 found = [part async for part in parts]
             held = await engine.read_prefix(prompt)
@@ -116,7 +116,7 @@ def test_a_client_that_comes_back_gets_the_rest_from_the_cache() -> None:
 )
 def test_wrong_prompts_are_refused(changed: dict[str, Any], code: str | None, param: str) -> None:
     with pytest.raises(RequestError) as error:
-        sent(page_bundle(), PROMPT, **changed)
+        sent(page_bundle(), PROMPT, changed=changed)
     assert error.value.details.get("param") == param
     assert error.value.details.get("code") == code
 
