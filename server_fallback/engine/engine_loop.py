@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TypeVar
@@ -32,6 +33,7 @@ from .masks import Masks
 from .min_tokens import both_masks, end_ids, mask_without
 from .model import TokenModel
 from .request import GeneratedToken, PromptLogprobs
+from .retained_pages import RetainedPages, read_retained, write_retained
 from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
 from .slot_sampling import SlotSampling
@@ -154,6 +156,29 @@ class EngineLoop:
             running_adapters=self.adapters.of(list(scheduler.running)),
             waiting_adapters=self.adapters.of(list(scheduler.waiting)),
         )
+
+    # --- calls between steps ---
+
+    def reset_prefix_cache(self) -> None:
+        self.scheduler.kv.prefixes.reset()
+
+    def read_prefix(self, token_ids: Items[int], adapter: str | None) -> tuple[RetainedPages, Future[bytes]]:
+        """See `TokenEngine.read_prefix`: the pages without their data, and the data."""
+        found = None if adapter is None else self.adapters.named(adapter)
+        key = None if found is None else found.key
+        pages, data = read_retained(self.scheduler.kv, self._read_pages, token_ids, key)
+        return replace(pages, adapter="" if found is None else found.digest), data
+
+    def write_prefix(self, pages: RetainedPages) -> int:
+        """See `TokenEngine.write_prefix`."""
+        adapter = self.adapters.with_digest(pages.adapter).key if pages.adapter else None
+        return write_retained(self.scheduler.kv, self._write_pages, pages, adapter)
+
+    def _read_pages(self, units: Items[Items[int]]) -> Future[bytes]:
+        return self._call(self._runner.read_pages, units)
+
+    def _write_pages(self, units: Items[Items[int]], data: bytes) -> None:
+        self._call(self._runner.write_pages, units, data)
 
     # --- requests ---
 

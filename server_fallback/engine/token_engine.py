@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import TypeVar
 
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import RequestError
@@ -20,6 +21,7 @@ from .answer import Answer
 from .check_request import check_request
 from .config import EngineConfig, max_sequences
 from .draft_model import DraftModel
+from .encoded_prefix import PrefixKey
 from .engine_loop import EngineLoop
 from .engine_thread import EngineThread
 from .image_encoder import Tower
@@ -31,8 +33,11 @@ from .model import TokenModel
 from .ngram_drafter import NgramDrafter
 from .request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from .resolved_sampling import resolve_sampling
+from .retained_pages import RetainedPages
 from .speculation import Drafter, Speculation
 from .step_runner import StepRunner
+
+T = TypeVar("T")
 
 
 class TokenEngine(EngineThread[EngineLoop]):
@@ -74,6 +79,11 @@ class TokenEngine(EngineThread[EngineLoop]):
     def context(self) -> int:
         """The longest sequence in tokens."""
         return self.model.context
+
+    @property
+    def prefix_key(self) -> PrefixKey:
+        """What prefixes must have been computed with to be written here."""
+        return PrefixKey(self.model.bundle, self.activation or "", self.device)
 
     def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | AnswerEnd, None]:
         """Yield each new token, without a stop token, and last the AnswerEnd. If ``prompt_logprobs`` are requested,
@@ -145,14 +155,39 @@ class TokenEngine(EngineThread[EngineLoop]):
 
     async def reset_prefix_cache(self) -> None:
         """Let no later request use what was computed before."""
-        done: Future[None] = Future()
+        await self._between_steps(self._loop.reset_prefix_cache)
 
-        def reset() -> None:
-            self._loop.scheduler.kv.prefixes.reset()
-            done.set_result(None)
+    async def read_prefix(self, token_ids: Sequence[int], adapter: str | None = None) -> RetainedPages:
+        """The longest prefix of some tokens that is in the prefix cache, in whole pages; without any tokens if none is.
+        ``token_ids`` are those of a prompt as the cache compares them; see `images.prompt_keys`.
 
-        self._inbox.call(reset)
-        await asyncio.wrap_future(done)
+        Raises RequestError for an adapter that is not loaded, and for a runner whose pages cannot be read; Unavailable
+        once the engine is closed, or DeviceError.
+        """
+        pages, data = await self._between_steps(lambda: self._loop.read_prefix(token_ids, adapter))
+        return replace(pages, data=await asyncio.wrap_future(data))
+
+    async def write_prefix(self, pages: RetainedPages) -> int:
+        """Write pages into the prefix cache, from which later requests use them. Returns how many of their tokens are
+        in the cache now: 0 if running requests leave no room.
+
+        Raises RequestError for pages of another model and for those of an adapter that is not loaded, and otherwise as
+        `read_prefix`.
+        """
+        return await self._between_steps(lambda: self._loop.write_prefix(pages))
+
+    async def _between_steps(self, call: Callable[[], T]) -> T:
+        """The result of a call on the engine's thread."""
+        done: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(call())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._inbox.call(work)
+        return await asyncio.wrap_future(done)
 
 
 def make_drafter(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,10 @@ from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailable
 
 from ..engine.encode_job import EncodeRequest
+from ..engine.encoded_prefix import PrefixKey
 from ..engine.item_queue import ItemQueue
 from ..engine.request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
+from ..engine.retained_pages import RetainedPages
 from ..engine.stats import EngineStats
 from ..processes.connection import Connection
 from .mask_service import MaskService
@@ -29,10 +31,12 @@ from .messages import (
     MaskTurns,
     Open,
     Opened,
+    ReadPrefix,
     ResetPrefixCache,
     Stats,
     Step,
     UnloadAdapter,
+    WritePrefix,
 )
 from .sent_images import SentImages
 
@@ -82,6 +86,12 @@ class EngineClient:
         assert self._opened is not None
         return self._opened.activation
 
+    @property
+    def prefix_key(self) -> PrefixKey:
+        """See `TokenEngine.prefix_key`."""
+        assert self._opened is not None
+        return PrefixKey(self._opened.bundle, self.activation or "", self.device)
+
     def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | AnswerEnd, None]:
         """See `TokenEngine.generate`."""
         return items_of(self.batches(request))
@@ -123,6 +133,18 @@ class EngineClient:
         """See `TokenEngine.reset_prefix_cache`."""
         self._require_open()
         await self._call(ResetPrefixCache())
+
+    async def read_prefix(self, token_ids: Sequence[int], adapter: str | None = None) -> RetainedPages:
+        """See `TokenEngine.read_prefix`."""
+        self._require_open()
+        pages: RetainedPages = await self._call(ReadPrefix(token_ids, adapter))
+        return pages
+
+    async def write_prefix(self, pages: RetainedPages) -> int:
+        """See `TokenEngine.write_prefix`."""
+        self._require_open()
+        tokens: int = await self._call(WritePrefix(pages))
+        return tokens
 
     async def encode(self, request: EncodeRequest) -> FloatArray:
         """See `EncoderEngine.encode`."""
@@ -198,7 +220,10 @@ class EngineClient:
         if self._refusal is not None:
             raise self._refusal
 
-    async def _call(self, message: Encode | Listen | LoadAdapter | ResetPrefixCache | UnloadAdapter) -> Any:
+    async def _call(
+        self,
+        message: Encode | Listen | LoadAdapter | ReadPrefix | ResetPrefixCache | UnloadAdapter | WritePrefix,
+    ) -> Any:
         if self._connection is None:
             raise process_failed()
         return await self._connection.call(message, cancels=True)

@@ -20,6 +20,7 @@ from ..engine.images import ImageName
 from ..engine.item_queue import Item
 from ..engine.masks import Masks
 from ..engine.request import TokenRequest
+from ..engine.retained_pages import RetainedPages
 from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
 from ..option_types import HANG_SECONDS
@@ -103,7 +104,22 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class ResetPrefixCache:
-    """A call, as are the next three."""
+    """A call, as are the next five."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrefix:
+    """See `TokenEngine.read_prefix`."""
+
+    token_ids: Sequence[int]
+    adapter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WritePrefix:
+    """See `TokenEngine.write_prefix`."""
+
+    pages: RetainedPages
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +155,7 @@ class Opened:
     max_drafts: int
     device: str
     activation: str | None
+    bundle: str
     hang_seconds: float
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -119,14 +120,14 @@ class HashRunner:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _run(self, call: Callable[..., object], *arguments: object) -> Future[Output]:
+    def _run(self, call: Callable[..., object], *arguments: object) -> Future[Any]:
         """Run calls in order, on the runner's thread if it has one."""
         if self._pool is not None:
-            return self._pool.submit(call, *arguments)  # type: ignore[arg-type]
+            return self._pool.submit(call, *arguments)
         try:
-            return done(call(*arguments))  # type: ignore[arg-type]
+            return done(call(*arguments))
         except DeviceError as error:
-            future: Future[Output] = Future()
+            future: Future[Any] = Future()
             future.set_exception(error)
             return future
 
