@@ -169,8 +169,13 @@ export class FarSide implements Side {
 
   /** The answer of one of the server's routes for its model. Throws as `answer`. */
   async post(route: string, body: JsonObject, signal: AbortSignal): Promise<JsonObject> {
+    return this.#http.objectOf(await this.open(route, body, signal));
+  }
+
+  /** The same before its body is read. */
+  async open(route: string, body: JsonObject, signal: AbortSignal): Promise<Response> {
     const { id: model } = await this.reach(signal);
-    return this.#http.post(route, { ...(await withSentPictures(body)), model }, signal);
+    return this.#http.open(route, { ...(await withSentPictures(body)), model }, signal);
   }
 
   /** The tokens of a chat's prompt, from a server of ours. Throws as `answer`. */

@@ -63,11 +63,17 @@ export class FarHttp {
   async get(route: string, signal: AbortSignal): Promise<JsonObject | null> {
     const response = await this.#send(route, { method: "GET", signal });
     if (response.status === 404) return null;
-    return this.#object(await this.#textOf(await this.#checked(response)));
+    return this.objectOf(await this.#checked(response));
   }
 
-  async post(route: string, body: JsonObject, signal: AbortSignal): Promise<JsonObject> {
-    return this.#object(await this.#textOf(await this.#checked(await this.#send(route, this.#posting(body, signal)))));
+  /** The answer to a request, before its body is read. */
+  async open(route: string, body: JsonObject, signal: AbortSignal): Promise<Response> {
+    return this.#checked(await this.#send(route, this.#posting(body, signal)));
+  }
+
+  /** The object that a response has. */
+  async objectOf(response: Response): Promise<JsonObject> {
+    return this.#object(await this.#textOf(response));
   }
 
   /**
