@@ -27,6 +27,12 @@ def make_opener(options: Serve, environment: Mapping[str, str], progress: Progre
     others, hang_seconds = options.others, options.access.hang_seconds
     shared = options.front_ends > 1
     local = replace(options.local, own_process=True, hang_seconds=hang_seconds, shared=shared)
+    local.kv_tiers.require_consistent()
+    if options.executor != "local" and local.kv_tiers.any:
+        raise RequestError(
+            f"--kv-host-memory, --kv-disk: the program of --executor {options.executor} keeps its pages to itself and "
+            "has options of its own for them; remove these"
+        )
     if options.executor == "upstream":
         return with_transcriber(options, UpstreamOpener(upstream_options(options, environment)), local, progress)
     if others.upstream:

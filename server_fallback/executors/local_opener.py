@@ -176,6 +176,7 @@ class LocalOpener:
             max_waiting=options.max_waiting,
             speculation=speculation,
             image_cache_bytes=options.images.image_cache_bytes,
+            kv_tiers=options.kv_tiers,
         )
         recipe = LocalRecipe(planned, draft, config)
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)

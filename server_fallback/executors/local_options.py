@@ -11,6 +11,7 @@ from nearfar.compiler.pipeline.options import ModelOptions
 
 from ..engine.batching import Batching
 from ..images.options import ImageOptions
+from ..kv_tiers.options import KvTierOptions
 from ..option_types import HANG_SECONDS
 
 
@@ -46,6 +47,8 @@ class LocalOptions(ModelOptions):
     """tokens drafted at once"""
     remote_drafts: CountOrNone = 16
     """client drafts that a step checks, for all clients together"""
+    kv_tiers: KvTierOptions = field(default_factory=KvTierOptions)
+    """prefixes of prompts that the device evicts"""
     batching: Batching = field(default_factory=Batching)
     """models of embeddings and scores on this machine"""
     images: ImageOptions = field(default_factory=ImageOptions)

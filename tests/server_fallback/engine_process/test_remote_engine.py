@@ -31,6 +31,7 @@ from nearfar.compiler.runtime.errors import (
     BundleError,
     DeadlineExceeded,
     DeviceError,
+    OutputError,
     QueueFull,
     RequestError,
     Unavailable,
@@ -42,6 +43,7 @@ from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine_process import remote_engine
 from nearfar.server_fallback.engine_process.messages import ForgetImages, Generate, Open
 from nearfar.server_fallback.engine_process.remote_engine import MAIN, RemoteEngine
+from nearfar.server_fallback.kv_tiers.options import KvTierOptions
 from nearfar.server_fallback.processes import heartbeat
 from nearfar.server_fallback.processes.child import is_supported
 from nearfar.server_fallback.processes.frames import Call, frame
@@ -202,6 +204,30 @@ def test_a_crash_fails_running_answers_and_the_engine_restarts(monkeypatch: pyte
             assert [token.token_id for token in tokens] == answer_of(PROMPT, 6, 64)[0]
             assert engine.pid != crashed
             assert events == [("engine_ended", {"model": "hash", "engine": crashed, "status": -signal.SIGKILL})]
+
+    run(work())
+
+
+def test_prefixes_on_the_disk_outlive_a_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(remote_engine, "FIRST_RESTART_SECONDS", 0.01)
+    prompt = [*PROMPT, *PROMPT, 1]
+    (tmp_path / "file").touch()
+
+    async def work() -> None:
+        recipe = HashRecipe(kv_tiers=KvTierOptions(disk_bytes=1 << 20, folder=tmp_path / "kv"))
+        async with remote(recipe) as engine:
+            before, end = await items(engine, prompt)
+            assert end.cached_tokens == 0
+            await until(lambda: len(list(tmp_path.rglob("*.kv"))) >= 5)
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            await until(lambda: engine.stats().restarts == 1)
+            after, end = await items(engine, prompt)
+            assert after == before
+            assert end.cached_tokens == 20
+            await until(lambda: engine.stats().tiers is not None and engine.stats().tiers.restored == 20)
+        with pytest.raises(OutputError, match=r"--kv-folder .*file: cannot be written: .*; name a folder that can"):
+            await RemoteEngine.open(HashRecipe(kv_tiers=replace(recipe.kv_tiers, folder=tmp_path / "file")))
 
     run(work())
 
