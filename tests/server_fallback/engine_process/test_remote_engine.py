@@ -40,7 +40,7 @@ from nearfar.server_fallback.engine import mask_task
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
-from nearfar.server_fallback.engine_process import remote_engine
+from nearfar.server_fallback.engine_process import engine_client, remote_engine
 from nearfar.server_fallback.engine_process.messages import ForgetImages, Generate, Open
 from nearfar.server_fallback.engine_process.remote_engine import MAIN, RemoteEngine
 from nearfar.server_fallback.kv_tiers.options import KvTierOptions
@@ -210,6 +210,8 @@ def test_a_crash_fails_running_answers_and_the_engine_restarts(monkeypatch: pyte
 
 def test_prefixes_on_the_disk_outlive_a_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(remote_engine, "FIRST_RESTART_SECONDS", 0.01)
+    logs = list[str]()
+    monkeypatch.setattr(engine_client, "log_event", lambda event, *_, **fields: logs.append(event if fields else ""))
     prompt = [*PROMPT, *PROMPT, 1]
     (tmp_path / "file").touch()
 
@@ -226,6 +228,14 @@ def test_prefixes_on_the_disk_outlive_a_crash(monkeypatch: pytest.MonkeyPatch, t
             assert after == before
             assert end.cached_tokens == 20
             await until(lambda: engine.stats().tiers is not None and engine.stats().tiers.restored == 20)
+            # What the process logs is in the server's log.
+            for path in tmp_path.rglob("*.kv"):
+                path.write_bytes(b"")
+            os.kill(engine.pid, signal.SIGKILL)
+            await until(lambda: engine.stats().restarts == 2)
+            after, end = await items(engine, prompt)
+            assert (after, end.cached_tokens) == (before, 0)
+            await until(lambda: "kv_file_damaged" in logs)
         with pytest.raises(OutputError, match=r"--kv-folder .*file: cannot be written: .*; name a folder that can"):
             await RemoteEngine.open(HashRecipe(kv_tiers=replace(recipe.kv_tiers, folder=tmp_path / "file")))
 
