@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -29,10 +29,9 @@ from .stats import TierStats
 
 # A shorter rest of a prompt is computed about as fast as it is fetched.
 LEAST_PAGES = 2
-# The bytes that are read in one turn, while a step is computed, and the reads that may be on their way.
-TURN_BYTES, MAX_READS = 16 << 20, 8
-# Evicted units have no second chance, so more of them may be on their way.
-MAX_EVICTED_READS = 64
+# The bytes that are read in one turn, while a step is computed, and those that may be on their way to the tiers, also
+# those of evicted units, which have no second chance.
+TURN_BYTES, WAY_BYTES, EVICTED_WAY_BYTES = 16 << 20, 64 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,15 @@ class Unit:
 
 @dataclass(slots=True)
 class Read:
-    """``steps``: how many steps that were open when it was submitted have not succeeded yet."""
+    """``steps``: how many steps that were open when it was submitted have not succeeded yet. ``size_bytes`` is what was
+    expected of it. ``stored`` is done when the tiers have it.
+    """
 
     names: list[UnitName]
     data: Future[bytes]
     steps: int
+    size_bytes: int
+    stored: Future[None] | None = None
 
 
 class TierTraffic:
@@ -69,9 +72,9 @@ class TierTraffic:
         # The units to store in order, and those of them that were evicted since the last call of the runner.
         self._pending: dict[Unit, UnitName] = {}
         self._evicted: dict[Unit, UnitName] = {}
-        # Reads that wait for steps, the number of reads on their way, and the bytes of a unit by kind.
+        # Reads that wait for steps, those on their way to the tiers and the bytes of both, and those of a unit by kind.
         self._held: deque[Read] = deque()
-        self._reads = 0
+        self._reads = self._way_bytes = 0
         self._unit_bytes: dict[int, int] = {}
         # The chain hashes of the pages of running sequences that were looked at.
         self._links: dict[Sequence, list[bytes]] = {}
@@ -113,12 +116,15 @@ class TierTraffic:
     @property
     def is_due(self) -> bool:
         """Whether `drain` would read something."""
-        return bool(self._pending) and self._reads < MAX_READS
+        return bool(self._pending) and self._way_bytes < WAY_BYTES
 
     def drain(self, open_steps: int) -> None:
         """Read a few of the units that are to be stored, after the open steps."""
-        if not self.is_due:
-            return
+        if self.is_due:
+            self._submit(self._next(), open_steps)
+
+    def _next(self) -> dict[Unit, UnitName]:
+        """The units of one turn, which are no longer pending."""
         left, some = TURN_BYTES, dict[Unit, UnitName]()
         for unit, name in self._pending.items():
             left -= self._unit_bytes.get(unit.kind, TURN_BYTES)
@@ -127,13 +133,13 @@ class TierTraffic:
             some[unit] = name
         for unit in some:
             del self._pending[unit]
-        self._submit(some, open_steps)
+        return some
 
     def flush_evicted(self, open_steps: int) -> None:
         """Read what was evicted. Call it before the runner may write to the pages."""
         if self._evicted:
             evicted, self._evicted = self._evicted, {}
-            if self._reads < MAX_EVICTED_READS:
+            if self._way_bytes < EVICTED_WAY_BYTES:
                 self._submit(evicted, open_steps)
             else:
                 self._dropped += len(evicted)
@@ -147,8 +153,8 @@ class TierTraffic:
         """Store nothing of what was to be stored, as when the device has failed and its contents are unknown."""
         self._pending.clear()
         self._evicted.clear()
-        self._reads -= len(self._held)
-        self._held.clear()
+        while self._held:
+            self._stored(self._held.popleft())
 
     def forget(self, sequence: Sequence) -> None:
         """It has ended without `save`."""
@@ -166,8 +172,9 @@ class TierTraffic:
         """End the threads of the tiers. ``stores``: with what was to be stored; all steps have succeeded."""
         if self._tiers is None:
             return
-        if stores:
-            self._submit(self._pending, 0)
+        while stores and self._pending:
+            reads = self._submit(self._next(), 0)
+            wait([read.stored for read in reads if read.stored is not None])
         self._pending = {}
         self._tiers.close()
 
@@ -177,7 +184,8 @@ class TierTraffic:
         if name is not None:
             self._evicted[Unit(kind, unit)] = name
 
-    def _submit(self, units: dict[Unit, UnitName], open_steps: int) -> None:
+    def _submit(self, units: dict[Unit, UnitName], open_steps: int) -> list[Read]:
+        reads = []
         for kind in range(len(self._kv.kinds)):
             own = {unit.unit: name for unit, name in units.items() if unit.kind == kind}
             if not own:
@@ -188,19 +196,25 @@ class TierTraffic:
                 data = self._read(lists)
             except NearfarError as error:
                 log_event("kv_read_failed", logging.ERROR, error=error.message)
-                return
+                break
+            read = Read(list(own.values()), data, open_steps, len(own) * self._unit_bytes.get(kind, 0))
             self._reads += 1
-            self._held.append(Read(list(own.values()), data, open_steps))
+            self._way_bytes += read.size_bytes
+            reads.append(read)
+        self._held += reads
         self._store_settled()
+        return reads
 
     def _store_settled(self) -> None:
         while self._tiers is not None and self._held and self._held[0].steps <= 0:
             read = self._held.popleft()
-            self._tiers.put(read.names, read.data, lambda: self._resume(self._stored))
+            stored = partial(self._resume, partial(self._stored, read))
+            read.stored = self._tiers.put(read.names, read.data, stored)
             read.data.add_done_callback(partial(self._measure, read.names[0].kind, len(read.names)))
 
-    def _stored(self) -> None:
+    def _stored(self, read: Read) -> None:
         self._reads -= 1
+        self._way_bytes -= read.size_bytes
 
     def _measure(self, kind: int, count: int, data: Future[bytes]) -> None:
         if data.exception() is None:

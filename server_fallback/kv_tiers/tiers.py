@@ -19,7 +19,7 @@ from .disk_tier import DiskTier
 from .host_tier import HostTier
 
 # How many units are remembered to be on the disk, so that the device is not read for them again.
-MAX_REMEMBERED = 1 << 20
+MAX_REMEMBERED = 1 << 18
 READERS = min(8, (os.cpu_count() or 1) + 1)
 
 
@@ -101,11 +101,11 @@ class Tiers:
             return True
         return self._host is not None and not self._host.has(name)
 
-    def put(self, names: Sequence[UnitName], data: Future[bytes], stored: Callable[[], None]) -> None:
+    def put(self, names: Sequence[UnitName], data: Future[bytes], stored: Callable[[], None]) -> Future[None]:
         """Store units of one size, which have been read together. ``stored`` is called on another thread."""
         with self._lock:
             self._arriving.update(names)
-        self._writer.submit(self._store, names, data, self._generation, stored)
+        return self._writer.submit(self._store, names, data, self._generation, stored)
 
     def fetch(self, wanted: Wanted, fetched: Callable[[Fetched | None], None]) -> None:
         """Look for the rest of a prompt. ``fetched`` is called on another thread, with None if nothing was found."""

@@ -59,8 +59,12 @@ def test_a_file_has_every_option_and_the_command_line_precedes_it(file: Path) ->
     assert (options.port, options.local.max_sequences, options.local.max_waiting) == (0, 5, 256)
     assert (options.local.kv_memory_bytes, options.access.body_memory_bytes) == (3 << 29, 1000)
     assert (options.local.batching.max_delay_seconds, options.local.batching.preferred_sizes) == (0.002, (8, 16))
-    tiers = KvTierOptions(8 * 10**9, 10**11, file.parent / "pages", file.parent / "keys/kv")
-    assert options.local.kv_tiers == tiers
+    assert options.local.kv_tiers == KvTierOptions(
+        host_memory_bytes=8 * 10**9,
+        disk_bytes=10**11,
+        folder=file.parent / "pages",
+        key_file=file.parent / "keys/kv",
+    )
     assert options.local.trust == (file.parent / "keys/a.pub",)
     assert (options.access.lenient, options.access.access_log, options.access.client_share) == (True, False, 0.25)
     assert options.access.trusted_proxies == ("10.0.0.7/32", "10.1.0.0/16")
