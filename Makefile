@@ -44,6 +44,7 @@
 # make bench-probe       what a probe predicts beside what the model then does, on Vulkan drivers for CPUs; PROBE="--write"
 # make bench-web-gpu     tokens per second and the share of the memory bandwidth, on a GPU through Dawn
 # make bench-decode-context  the time of a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds; TARGET=cpu for this machine's CPU
+# make bench-kv-tiers    the time to the first token of a prompt whose pages come back from the host's memory and from the disk, on this machine's CPU
 # make bench-states  the ops with states on this machine's CPU: time of one row and of prompts; a decoded token after 128 and 32,768 tokens
 # make bench-cuda  load, decode and many sequences on this machine's NVIDIA GPU; BUNDLE=folder for one of your own
 # make bench-cuda-sass  the instructions of CUDA's kernels for one to four rows, without a GPU
@@ -94,7 +95,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears demo-finder recall demo test test-all unit-tests test-web test-webview test-phone test-capacitor test-expo check check-python check-web check-webview check-phone check-capacitor check-expo packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak faults bench-wire router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static check-hosts bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears demo-finder recall demo test test-all unit-tests test-web test-webview test-phone test-capacitor test-expo check check-python check-web check-webview check-phone check-capacitor check-expo packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-kv-tiers bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak faults bench-wire router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static check-hosts bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -321,6 +322,9 @@ bench-web-gpu: .venv/.dev web/dist/.built
 
 bench-decode-context: .venv/.dev | vulkan
 	$(BIN)/python tests/bench/bench_decode_context.py $(if $(TARGET),--target '$(TARGET)')
+
+bench-kv-tiers: .venv/.dev
+	PYTHONPATH=tests:tests/bench $(BIN)/python tests/bench/bench_kv_tiers.py
 
 bench-states: .venv/.dev
 	NEARFAR_THREADS=1 PYTHONPATH=$(STEP_FOLDERS) $(BIN)/python tests/bench/bench_states.py

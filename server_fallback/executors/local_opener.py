@@ -194,6 +194,7 @@ class LocalOpener:
             image_cache_bytes=options.images.image_cache_bytes,
             watermark=self._watermark,
             marks_all=self._watermark is not None and options.watermark == "all",
+            kv_tiers=options.kv_tiers,
         )
         recipe = LocalRecipe(planned, draft, config)
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
