@@ -37,6 +37,7 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 from ..schema.transcription import TranscriptionRequest
 from ..schema.verify import VerifyOpen
 from ..text.output import Output
+from .slots import Slots
 
 # Of a request: the preview that its sender agrees to let leave this machine.
 CONFIRM_HEADER = "X-Nearfar-Confirm"
@@ -233,6 +234,22 @@ class SendsPages(Protocol):
         """The parts of the answer of /v1/nearfar/pages. Raises RequestError for a model without pages, or another
         one than the client's; reading the parts raises the errors of the engine.
         """
+
+
+@runtime_checkable
+class HasSlots(Protocol):
+    """An executor of our own engine. ``slots`` is None on a server without a folder for them; ``adapter`` is the name
+    of the LoRA adapter that reads its prompts.
+    """
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def slots(self) -> Slots | None: ...
+
+    @property
+    def adapter(self) -> str | None: ...
 
 
 @runtime_checkable
