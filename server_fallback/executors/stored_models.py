@@ -97,7 +97,7 @@ class StoredModels:
         stored = await asyncio.to_thread(self._find, name)
         loading = asyncio.ensure_future(self._load(stored))
         try:
-            # A load goes on if its request ends meanwhile: others may wait for it, and the model must be unloaded again.
+            # A load goes on if its request ends meanwhile: others may wait for it, and the model must be unloaded.
             loaded = await asyncio.shield(loading)
         except asyncio.CancelledError:
             loading.add_done_callback(self._left)
