@@ -66,7 +66,7 @@ def _tensor(*required: str) -> dict[str, Any]:
 
 def _operation(body: dict[str, Any] | None = None, *names: str, empty: bool = False) -> dict[str, Any]:
     """``empty``: answers have no body, unless they are errors."""
-    anything = {"application/json": {"schema": {}}, "text/event-stream": {"schema": {}}}
+    anything: dict[str, Any] = {"application/json": {"schema": {}}, "text/event-stream": {"schema": {}}}
     error = {"description": "an error", "content": {"application/json": {"schema": ERROR}}}
     given = {} if body is None else {"requestBody": {"content": {"application/json": {"schema": body}}}}
     schema = {"type": "string", "minLength": 1}
