@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TypeVar
 
+from nearfar.compiler.ir.watermark import WATERMARK
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.page_groups import longest_sequence
@@ -48,7 +49,7 @@ class TokenEngine(EngineThread[EngineLoop]):
     model, for a config with one, ``masks`` computes the masks of constrained answers, on threads by default, and
     ``tower`` the features of images, if the model reads any. ``device`` describes the runner's device. ``max_drafts``:
     how many drafts a step checks, of all callers together.
-    Raises RequestError if the config's speculation cannot work.
+    Raises RequestError if the config's speculation cannot work, or for a watermark if the plan cannot mark.
     """
 
     def __init__(
@@ -67,6 +68,9 @@ class TokenEngine(EngineThread[EngineLoop]):
         limits = runner.limits
         context = longest_sequence(runner.groups, model.context, model.page_size, limits.tokens)
         self.model = replace(model, context=context)
+        self._watermark, self._marks_all = config.watermark, config.marks_all
+        if config.watermark is not None:
+            runner.write_state(WATERMARK, 0, config.watermark.row())
         self._arrivals = itertools.count()
         self.device = runner.device
         # Runners of frameworks have no dtype of their own.
@@ -118,7 +122,13 @@ class TokenEngine(EngineThread[EngineLoop]):
     def begin(self, request: TokenRequest, put: Callable[[Item], None]) -> Answer:
         """Begin an answer; the running event loop calls ``put`` with its items. Raises what `batches` raises first."""
         check_request(request, self.model, self._loop.adapters.names, self._loop.scheduler.config.max_tokens)
-        sampling = resolve_sampling(request.sampling, request.answered)
+        if request.watermark and self._watermark is None:
+            raise RequestError(
+                "watermark: this model marks no answers; start the server with --watermark-key FILE, or leave it out",
+                param="watermark",
+            )
+        marks = request.watermark or self._marks_all
+        sampling = resolve_sampling(request.sampling, request.answered, marks=marks)
         arrival = self.arrive() if request.arrival is None else request.arrival
         image_bytes = {image.name: image.size_bytes(self.model.feature_size) for image in request.images}
         answer = Answer(arrival, request, sampling, put, image_bytes=image_bytes)

@@ -18,6 +18,7 @@ from nearfar.compiler.bundle.manifest import DRAFT, MANIFEST_FILE, Manifest
 from nearfar.compiler.bundle.signature import read_trusted_keys
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.formats.ignored_keys import IgnoredKeys
+from nearfar.compiler.names import EXPORTS
 from nearfar.compiler.pipeline.options import CompileOptions, ModelOptions
 from nearfar.compiler.runtime.audio.transcribe import LIMITS
 from nearfar.compiler.runtime.errors import RequestError, reason_of
@@ -56,6 +57,7 @@ from .registry import default_name
 from .shared_opener import open_workers
 from .speech_executor import SpeechExecutor
 from .text_model import TextModel
+from .watermark_key import require_marks, watermark_of
 
 NGRAM, HEADS = "ngram", "heads"
 # Prompt tokens and decoded tokens of a step together. A larger number makes prefill faster and decoding sequences wait
@@ -82,13 +84,14 @@ async def open_executor(model: str | Path, options: LocalOptions | None = None) 
 class LocalOpener:
     """Implements `Opener`. ``progress`` is called while a model is compiled. ``side`` is what receipts say.
 
-    Raises RequestError and ToolError for keys to trust, or a key of receipts, that cannot be read.
+    Raises RequestError and ToolError for keys to trust, a key of receipts or one of a watermark, that cannot be read.
     """
 
     def __init__(self, options: LocalOptions, progress: Progress = lambda *_: None, *, side: Side = "far") -> None:
         self._options, self._progress, self._side = options, progress, side
         self._trusted = read_trusted_keys(options.trust)
         self._ignored_keys = IgnoredKeys(options.ignore_keys)
+        self._watermark = watermark_of(options)
         self._receipt_key = None if options.receipt_key is None else ReceiptKey(options.receipt_key)
         self._catalog: CatalogModels | None = None
         self._store = Store.of_user()
@@ -98,6 +101,12 @@ class LocalOpener:
     def require_ignored_keys(self) -> None:
         """Raises RequestError for a key to ignore that no model had so far."""
         self._ignored_keys.require_found()
+
+    async def plan(self, model: str) -> Planned:
+        """The bundle of a model, compiled if it is a checkpoint, and the limits with which it would be served. Raises as
+        `prepare`.
+        """
+        return await self._planned(model)
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         """Raises BundleError, CheckpointError, RequestError and the other errors of compiling."""
@@ -183,6 +192,8 @@ class LocalOpener:
             max_waiting=options.max_waiting,
             speculation=speculation,
             image_cache_bytes=options.images.image_cache_bytes,
+            watermark=self._watermark,
+            marks_all=self._watermark is not None and options.watermark == "all",
         )
         recipe = LocalRecipe(planned, draft, config)
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
@@ -234,6 +245,8 @@ class LocalOpener:
         if manifest.transcribes:
             return self._planned_speech(bundle)
         require_known_inputs(manifest)
+        if self._watermark is not None and manifest.generates and not is_draft:
+            require_marks(manifest)
         checks = manifest.generates and not is_draft
         guesses = options.draft_tokens if checks and options.draft is not None else 0
         by_heads = guesses > 0 and options.draft == HEADS
@@ -307,6 +320,8 @@ class LocalOpener:
         given = {each.name: getattr(options, each.name) for each in fields(ModelOptions)}
         given["ignore_keys"] = self._ignored_keys.keys
         given |= compile_fields(stored, self._store, given)
+        # The frameworks' runners mark answers of every bundle.
+        given["watermark"] = self._watermark is not None and target not in EXPORTS
         wanted = CompileOptions(target=target, arch=default_arch(target), **given)
         name = str(path) if is_folder or stored is not None else model
         while True:

@@ -1,5 +1,5 @@
 """Page transfer: the frames in which page blocks pass from a prefill worker to a decode worker
-(`schema/prefill.py`). Both sides compute the same chain of hashes.
+(`schema/pages.py`). Both sides compute the same chain of hashes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nearfar.compiler.runtime.page_groups import pages_bytes
 
 from ..engine.encoded_prefix import PrefixKey
 from ..engine.page_blocks import PageBlock, block_tokens
-from ..schema.prefill import FRAME, VERSION, BlockFrame, EndFrame, ErrorFrame, Frame, WaitFrame
+from ..schema.pages import FRAME, VERSION, BlockFrame, EndFrame, ErrorFrame, Frame, WaitFrame
 
 SIZES = struct.Struct("<II")
 MAX_HEADER_BYTES = 16 << 10

@@ -16,7 +16,7 @@ from itertools import count
 
 import numpy as np
 
-from .replicas import BLOCK_BYTES, Replica, hashes_of
+from .replicas import BLOCK_BYTES, Replica, Server, hashes_of
 from .upstream import Upstream, make_upstream
 
 CHECK_SECONDS = 5.0
@@ -26,7 +26,7 @@ BLOCK_TOKENS = BLOCK_BYTES // TOKEN_BYTES
 
 
 @dataclass(eq=False)
-class PrefillWorker(Replica):
+class PrefillWorker(Replica[Server]):
     """``queued`` are the tokens that it computes for us now."""
 
     queued: int = 0
