@@ -30,7 +30,7 @@ from nearfar.server_fallback.executors.local_options import LocalOptions
 from nearfar.server_fallback.executors.prefill_options import PrefillOptions
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest
-from nearfar.server_fallback.schema.prefill import NOBODY, PREFILL, VERSION
+from nearfar.server_fallback.schema.pages import NOBODY, PAGES_ROUTE, VERSION
 
 KEY = "prefill-key"
 MODEL = "m"
@@ -289,7 +289,7 @@ def engine_of(executor: LocalExecutor) -> ApartEngine:
     ],
 )
 def test_pages_of_another_model_are_refused(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], message: str
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ) -> None:
     engine = engine_of(workers.apart)
     monkeypatch.setattr(engine, "_identity", replace(engine._identity, **change))
@@ -306,15 +306,16 @@ def body(**given: Any) -> dict[str, Any]:
 
 def test_a_prefill_worker_needs_its_key_and_refuses_everything_else_by_name(workers: Workers) -> None:
     url, keyed = workers.prefill.url, {"Authorization": f"Bearer {KEY}"}
-    assert httpx.post(f"{url}{PREFILL}", json=body()).status_code == 401
+    assert httpx.post(f"{url}{PAGES_ROUTE}", json=body()).status_code == 401
     for given, code in (({"version": 99}, "prefill_version"), ({}, "other_bundle")):
-        answer = httpx.post(f"{url}{PREFILL}", json=body(**given), headers=keyed)
+        answer = httpx.post(f"{url}{PAGES_ROUTE}", json=body(**given), headers=keyed)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
-    for path, given in (
+    requests: tuple[tuple[str, dict[str, Any]], ...] = (
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-    ):
-        answer = httpx.post(f"{url}{path}", json={"model": MODEL, **given}, headers=keyed)
+    )
+    for path, asked in requests:
+        answer = httpx.post(f"{url}{path}", json={"model": MODEL, **asked}, headers=keyed)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "prefill_worker")
         assert "decode workers" in answer.json()["error"]["message"]
 
@@ -323,7 +324,7 @@ def test_a_decode_worker_that_goes_away_leaves_no_page_on_the_prefill_worker(wor
     identity = engine_of(workers.apart)._identity
     given = body(bundle=identity.bundle, activation=identity.activation, prompt=prompt(10, 250), end=240)
     with httpx.stream(
-        "POST", f"{workers.prefill.url}{PREFILL}", json=given, headers={"Authorization": f"Bearer {KEY}"}
+        "POST", f"{workers.prefill.url}{PAGES_ROUTE}", json=given, headers={"Authorization": f"Bearer {KEY}"}
     ) as answer:
         assert answer.status_code == 200
         next(answer.iter_raw(1))

@@ -19,7 +19,7 @@ from nearfar.server_fallback.executors.relay import Relay
 from nearfar.server_fallback.executors.upstream_bounds import bounds_of
 from nearfar.server_fallback.schema.chat import ChatCompletionChunk
 from nearfar.server_fallback.schema.completions import CompletionRequest
-from nearfar.server_fallback.schema.prefill import NOBODY, PREFILL_HEADER
+from nearfar.server_fallback.schema.pages import NOBODY, PREFILL_HEADER
 from nearfar.server_fallback.text.output import Chunks
 
 URLS = ("http://a:1/v1", "http://b:2")
