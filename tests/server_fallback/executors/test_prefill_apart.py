@@ -92,8 +92,8 @@ class Proxy:
             pass
         finally:
             self._connections.discard(task)
-            for each in writers:
-                each.transport.abort()
+            for each_writer in writers:
+                each_writer.transport.abort()
 
 
 class Workers:
