@@ -17,8 +17,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..executors.executor import CONFIRM_HEADER
+from ..executors.sglang import ROUTING_KEY
 from ..log_event import log_event
-from ..schema.prefill import PREFILL_HEADER
+from ..schema.pages import PREFILL_HEADER
 from .addresses import Addresses
 from .drain import ClientGone
 from .errors import ApiError, api_error, is_panic
@@ -61,6 +62,8 @@ class Gate:
         span = None
         if traces is not None:
             span, exchange.passed_on = traces.begin(method, headers)
+        if (routing_key := headers.get(ROUTING_KEY)) is not None:
+            exchange.passed_on[ROUTING_KEY] = routing_key
         scope.setdefault("state", {})["exchange"] = exchange
         status = CLIENT_CLOSED
 

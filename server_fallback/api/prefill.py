@@ -1,81 +1,69 @@
-"""/v1/nearfar/prefill: compute the beginning of a prompt for a decode worker, and send its pages. See
-`schema/prefill.py`.
-"""
+"""/v1/nearfar/prefill: compute the start of a prompt for a client that has the same model. See `schema/prefill.py`."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from ..executors.executor import Call, Prefills
-from ..executors.page_transfer import frame
-from ..schema.prefill import PREFILL, ErrorFrame, PrefillRequest
-from .drain import ClientGone, Drain
-from .errors import ApiError, api_error, is_panic
+from ..far_prefill.blocks import Counts
+from ..far_prefill.layout import unavailable
+from ..schema.prefill import BLOCKS, PrefillRequest
+from .byte_stream import ByteStream
 from .exchange import Exchange, exchange_of
 from .json_body import printable
-from .log import log_failure
-from .route import WITH_BODY, Responses, keyed_router
+from .route import WITH_BODY, keyed_router
 from .service import Service
 
-CONTENT_TYPE = "application/vnd.nearfar.pages"
-PAGES: Responses = {200: {"content": {CONTENT_TYPE: {"schema": {"type": "string", "format": "binary"}}}}}
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    parts: AsyncGenerator[bytes, None]
+    media_type: str = "application/octet-stream"
 
 
 def prefill_router(service: Service) -> APIRouter:
     router = keyed_router()
 
-    @router.post(PREFILL, responses={**WITH_BODY, **PAGES}, response_class=Response)
+    @router.post("/v1/nearfar/prefill", responses=WITH_BODY | BLOCKS, response_class=Response)
     async def prefill(body: PrefillRequest, request: Request) -> Response:
         exchange = exchange_of(request)
         exchange.log["model"] = printable(body.model)
         executor = await service.executor(body.model, exchange)
         if not isinstance(executor, Prefills):
-            raise ApiError(400, "this model has no pages that another server can use", "prefill_unavailable", "model")
-        priority = exchange.priority(body.priority)
-        call = Call(exchange.request_id, priority, exchange.deadline, exchange.passed_on, exchange.client)
-        parts = await executor.prefill(body, call)
-        service.metrics.count(body.model, body.end - body.start, 0, exchange)
-        exchange.log["prefilled"] = [body.start, body.end]
-        return PageStream(parts, exchange, service.drain)
+            raise unavailable("it is not computed by this server's own engine")
+        assert exchange.admission is not None
+        capacity = service.models.answers_at_once(body.model) or service.config.max_concurrent_requests
+        await exchange.admission.answers(1, capacity, "prompt")
+        service.report_queue({body.model: executor.state()}, exchange)
+
+        async def begin() -> Blocks:
+            return Blocks(counted(service, executor, body, exchange))
+
+        return ByteStream(begin, exchange, service.drain)
 
     return router
 
 
-class PageStream(Response):
-    """The status is sent with the first frame, so that a failure before it is an ordinary error. A later one is a
-    frame. Parts are created only as fast as the client reads them.
-    """
-
-    def __init__(self, parts: AsyncGenerator[bytes, None], exchange: Exchange, drain: Drain) -> None:
-        super().__init__(media_type=CONTENT_TYPE)
-        del self.headers["content-length"]
-        self._parts, self._exchange, self._drain = parts, exchange, drain
-        self._started = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        last = b""
-        try:
-            await self._drain.run(self._send_parts(send), receive, self._exchange.deadline)
-        except ClientGone:
-            raise
-        except BaseException as error:
-            if not self._started or not (isinstance(error, Exception) or is_panic(error)):
-                raise
-            reported = api_error(error)
-            log_failure(self._exchange, error, reported)
-            last = frame(ErrorFrame(error=reported.body().error))
-        await send({"type": "http.response.body", "body": last})
-
-    async def _send_parts(self, send: Send) -> None:
-        async with aclosing(self._parts) as parts:
-            async for part in parts:
-                if not self._started:
-                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    self._started = True
-                if part:
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+async def counted(
+    service: Service, executor: Prefills, body: PrefillRequest, exchange: Exchange
+) -> AsyncGenerator[bytes, None]:
+    """The blocks, which are counted as a prompt without an answer, however they end."""
+    call = Call(
+        exchange.request_id, exchange.priority(body.priority), exchange.deadline, exchange.passed_on, exchange.client
+    )
+    counts, is_whole = Counts(), False
+    try:
+        async with aclosing(executor.prefill(body, call, counts)) as blocks:
+            async for block in blocks:
+                yield block
+        is_whole = True
+    finally:
+        if counts.queue_seconds is not None:
+            service.metrics.count(body.model, len(body.prompt), 0, exchange)
+            service.metrics.success.labels(body.model, "stop" if is_whole else "abort").inc()
+            exchange.log["cached_tokens"] = counts.cached_tokens

@@ -108,8 +108,8 @@ def run_server(
     also: Sequence[socket.socket] = (),
 ) -> None:
     """Serve until a signal, on the listener and ``also`` on others. ``started`` runs beside the server once they
-    answer; an error that it raises ends the server and is raised again. ``reload`` runs on SIGHUP; None: the signal ends the
-    server. Raises RequestError for a wrong certificate.
+    answer; an error that it raises ends the server and is raised again. ``reload`` runs on SIGHUP; None: the signal
+    ends the server. Raises RequestError for a wrong certificate.
     """
     prepare_process()
     server = Server(app, started, ends_process=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from nearfar.compiler.cli.option_file import beside_file
+from nearfar.compiler.ir.watermark import SHARE
 from nearfar.compiler.names import RUNNERS
 from nearfar.compiler.options import (
     ConfigFile,
@@ -27,7 +28,15 @@ from nearfar.compiler.options import (
 from ..api.config import ApiConfig
 from ..api.keys import ApiKey
 from ..executors.local_options import LocalOptions
-from ..option_types import Dialect, NodeAddress, Port, ShareOrNone, read_duration
+from ..option_types import (
+    Dialect,
+    NodeAddress,
+    Port,
+    ShareOrNone,
+    WatermarkShare,
+    check_between_0_and_1,
+    read_duration,
+)
 
 Output = Flag(("-o", "--output"))
 # An environment variable that holds a key.
@@ -88,13 +97,15 @@ class Upstreams:
     upstream: tuple[Url, ...] = ()
     """an OpenAI-compatible server; repeat the option for replicas"""
     dialect: Dialect = "openai"
-    """parameters that the upstream accepts beside OpenAI's: openai (none), vllm, nearfar"""
+    """parameters that the upstream accepts beside OpenAI's: openai (none), vllm, sglang, nearfar"""
     upstream_api_key_env: Variable | None = None
     """the environment variable that holds the upstream's API key"""
     tensor_parallel_size: Count = 1
     """vllm: GPUs that share each layer"""
     pipeline_parallel_size: Count = 1
     """vllm: groups of GPUs that share the layers"""
+    data_parallel_size: Count = 1
+    """vllm: copies of the model, of which each has tensor times pipeline parallel size GPUs"""
     nodes: Count = 1
     """vllm: machines that share the model, with this one; the others run 'nearfar node'"""
     node_address: NodeAddress | None = None
@@ -209,6 +220,28 @@ class Verify:
     """the runner that computes the answer again (default: the bundle's target)"""
     exact: bool = False
     """accept no difference within rounding"""
+    json: Json = False
+
+
+@options
+class WatermarkDetect:
+    """example: nearfar watermark detect letter.txt --model ./Qwen3-0.6B --key watermark.key"""
+
+    text: Annotated[Path, Flag(metavar="TEXT", place=True)]
+    """a UTF-8 text; - reads standard input"""
+    model: ModelName
+    """the model that may have written it, or another one with the same tokenizer: a bundle, a checkpoint, a model of
+    the store or one that comes with nearfar, or a tokenizer.json"""
+    key: File
+    """the secret file of the server's --watermark-key"""
+    watermark_share: WatermarkShare = SHARE
+    level: Annotated[float, Flag(metavar="P", check=check_between_0_and_1)] = 0.0001
+    """the share of other texts that may be taken for marked"""
+    min_tokens: Count = 25
+    """scored tokens without which nothing is decided"""
+    window: Annotated[Count | None, Flag(metavar="N")] = None
+    """also look for marked parts of N tokens; the text is marked if one of them is, after a correction for their
+    number"""
     json: Json = False
 
 

@@ -26,6 +26,10 @@ def make_opener(options: Serve, environment: Mapping[str, str], progress: Progre
     """Raises RequestError."""
     others, hang_seconds = options.others, options.access.hang_seconds
     shared, prefill = options.front_ends > 1, options.local.prefill
+    if options.executor != "local" and options.local.watermark_key is not None:
+        raise RequestError(
+            f"--watermark-key marks answers of our own engine, and --executor is {options.executor}; leave it out"
+        )
     prefill.require_consistent(options.executor, options.front_ends)
     api_key = key_of(environment, "--prefill-api-key-env", prefill.prefill_api_key_env)
     prefill = replace(prefill, api_key=api_key)
@@ -40,6 +44,7 @@ def make_opener(options: Serve, environment: Mapping[str, str], progress: Progre
             "",
             others.tensor_parallel_size,
             others.pipeline_parallel_size,
+            others.data_parallel_size,
             arguments=tuple(shlex.split(others.vllm_arguments)),
             nodes=node_options(others, environment),
             hang_seconds=hang_seconds,

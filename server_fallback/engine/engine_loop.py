@@ -36,6 +36,7 @@ from .page_blocks import BlockWrite, PageBlock
 from .page_exports import PageExports
 from .page_imports import write_block
 from .request import GeneratedToken, PromptLogprobs
+from .retained_pages import RetainedPages, read_retained, write_retained
 from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
 from .slot_sampling import SlotSampling
@@ -161,6 +162,29 @@ class EngineLoop:
             running_adapters=self.adapters.of(list(scheduler.running)),
             waiting_adapters=self.adapters.of(list(scheduler.waiting)),
         )
+
+    # --- calls between steps ---
+
+    def reset_prefix_cache(self) -> None:
+        self.scheduler.kv.prefixes.reset()
+
+    def read_prefix(self, token_ids: Items[int], adapter: str | None) -> tuple[RetainedPages, Future[bytes]]:
+        """See `TokenEngine.read_prefix`: the pages without their data, and the data."""
+        found = None if adapter is None else self.adapters.named(adapter)
+        key = None if found is None else found.key
+        pages, data = read_retained(self.scheduler.kv, self._read_pages, token_ids, key)
+        return replace(pages, adapter="" if found is None else found.digest), data
+
+    def write_prefix(self, pages: RetainedPages) -> int:
+        """See `TokenEngine.write_prefix`."""
+        adapter = self.adapters.with_digest(pages.adapter).key if pages.adapter else None
+        return write_retained(self.scheduler.kv, self._write_pages, pages, adapter)
+
+    def _read_pages(self, units: Items[Items[int]]) -> Future[bytes]:
+        return self._call(self._runner.read_pages, units)
+
+    def _write_pages(self, units: Items[Items[int]], data: bytes) -> None:
+        self._call(self._runner.write_pages, units, data)
 
     # --- requests ---
 
@@ -388,21 +412,20 @@ class EngineLoop:
 
     def cached_tokens(self, token_ids: Items[int], adapter: str | None) -> int:
         """How many of the first tokens are in the prefix cache, in whole pages. Raises RequestError."""
-        key, prefixes = self.adapters.key(adapter), self.scheduler.kv.prefixes
+        key, prefixes = self._adapter_key(adapter), self.scheduler.kv.prefixes
         return prefixes.find(token_ids, len(token_ids), key).length // self._model.page_size * self._model.page_size
 
     def write_block(self, write: BlockWrite) -> bool:
         """See `page_imports.write_block`. Raises RequestError, and DeviceError."""
-        key = self.adapters.key(write.adapter)
-        with device_errors(self._runner.device):
-            is_written = write_block(self.scheduler.kv, self._runner, write, key)
+        key = self._adapter_key(write.adapter)
+        is_written = write_block(self.scheduler.kv, self._write_pages, write, key)
         if is_written:
             self._counts.imported_tokens += write.block.end - write.block.start
             self._counts.imported_bytes += len(write.block.data)
         return is_written
 
-    def _read_pages(self, units: list[list[int]]) -> Future[bytes]:
-        return self._call(self._runner.read_pages, units)
+    def _adapter_key(self, name: str | None) -> str | None:
+        return None if name is None else self.adapters.named(name).key
 
     def _deliver(self, answer: Answer, block: PageBlock) -> None:
         self._outbox.add(answer, block)

@@ -7,10 +7,9 @@ from __future__ import annotations
 from .cache_kind import Prefix
 from .kv_cache import KvCache
 from .page_blocks import BlockWrite, PageBlock
-from .pages import PageTable
+from .retained_pages import WritePages
 from .sequence import Sequence, SequenceParams
 from .states import StateTable
-from .step_runner import StepRunner
 
 
 def first_position(kv: KvCache, start: int, end: int) -> int:
@@ -34,7 +33,7 @@ def units_of(kv: KvCache, sequence: Sequence, start: int, end: int, total: int) 
     return units
 
 
-def write_block(kv: KvCache, runner: StepRunner, write: BlockWrite, adapter: str | None) -> bool:
+def write_block(kv: KvCache, write_pages: WritePages, write: BlockWrite, adapter: str | None) -> bool:
     """Write a block to the prefix cache, which has the tokens before it; ``adapter`` is the key of the adapter. False
     if there is no room, or if pages before it have been evicted meanwhile; then nothing has changed.
 
@@ -48,16 +47,15 @@ def write_block(kv: KvCache, runner: StepRunner, write: BlockWrite, adapter: str
         if any(index >= len(path) or path[index].snapshots[pool.index] is None for index in read):
             return False
     sequence = Sequence(-1, write.token_ids[: block.end], SequenceParams(adapter=adapter))
-    sequence.tables = [PageTable(pool.unread(total)) for pool in kv.pages]
+    sequence.tables = [kind.table() for kind in kv.kinds]
     for pool in kv.pages:
+        pool.skip(sequence, total)
         pool.restore(sequence, Prefix(block.start, path))
-    if kv.states is not None:
-        sequence.tables.append(StateTable())
     sequence.path, sequence.computed = path, block.start
     try:
         if not _reserve(kv, sequence, block, total):
             return False
-        runner.write_pages(units_of(kv, sequence, block.start, block.end, total), block.data)
+        write_pages(units_of(kv, sequence, block.start, block.end, total), block.data)
         sequence.computed = block.end
         kv.cache_pages(sequence)
         return True
@@ -81,9 +79,7 @@ def _reserve(kv: KvCache, sequence: Sequence, block: PageBlock, total: int) -> b
         pool.reserve(sequence, start, block.end, block.end)
     if kv.states is None or block.end < total:
         return True
-    while kv.states.free <= 0:
-        if not kv.states.idle:
-            return False
-        kv.prefixes.evict(kv.states)
+    if not kv.make_snapshot_room():
+        return False
     kv.states.reserve(sequence, block.start, block.end, block.end)
     return True

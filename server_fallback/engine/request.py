@@ -64,6 +64,8 @@ class TokenRequest:
 
     ``client`` identifies the sender: requests of equal priority are admitted fairly between clients.
 
+    ``watermark``: mark the answer, with the watermark of the engine.
+
     ``images`` are those of the prompt, in the order of their places; not together with a number for ``when_full``.
 
     ``export``: instead of an answer, the stored pages of the prompt's positions in this range, both ends of which are
@@ -92,6 +94,7 @@ class TokenRequest:
     prompt_logprobs: int = 0
     prompt_alternatives: int = 0
     client: str = ""
+    watermark: bool = False
     images: Sequence[PromptImage] = ()
     export: range | None = None
     prefill_from: str | None = None

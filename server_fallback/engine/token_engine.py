@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TypeVar
 
+from nearfar.compiler.ir.watermark import WATERMARK
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.page_groups import longest_sequence
@@ -21,6 +22,7 @@ from .answer import Answer
 from .check_request import check_request
 from .config import EngineConfig, max_sequences
 from .draft_model import DraftModel
+from .encoded_prefix import PrefixKey
 from .engine_loop import EngineLoop
 from .engine_thread import EngineThread
 from .image_encoder import Tower
@@ -33,10 +35,11 @@ from .ngram_drafter import NgramDrafter
 from .page_blocks import BlockWrite, PageBlock
 from .request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from .resolved_sampling import resolve_sampling
+from .retained_pages import RetainedPages
 from .speculation import Drafter, Speculation
 from .step_runner import StepRunner
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 class TokenEngine(EngineThread[EngineLoop]):
@@ -46,7 +49,7 @@ class TokenEngine(EngineThread[EngineLoop]):
     model, for a config with one, ``masks`` computes the masks of constrained answers, on threads by default, and
     ``tower`` the features of images, if the model reads any. ``device`` describes the runner's device. ``max_drafts``:
     how many drafts a step checks, of all callers together.
-    Raises RequestError if the config's speculation cannot work.
+    Raises RequestError if the config's speculation cannot work, or for a watermark if the plan cannot mark.
     """
 
     def __init__(
@@ -65,6 +68,9 @@ class TokenEngine(EngineThread[EngineLoop]):
         limits = runner.limits
         context = longest_sequence(runner.groups, model.context, model.page_size, limits.tokens)
         self.model = replace(model, context=context)
+        self._watermark, self._marks_all = config.watermark, config.marks_all
+        if config.watermark is not None:
+            runner.write_state(WATERMARK, 0, config.watermark.row())
         self._arrivals = itertools.count()
         self.device = runner.device
         # Runners of frameworks have no dtype of their own.
@@ -78,6 +84,11 @@ class TokenEngine(EngineThread[EngineLoop]):
     def context(self) -> int:
         """The longest sequence in tokens."""
         return self.model.context
+
+    @property
+    def prefix_key(self) -> PrefixKey:
+        """What prefixes must have been computed with to be written here."""
+        return PrefixKey(self.model.bundle, self.activation or "", self.device)
 
     def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | AnswerEnd, None]:
         """Yield each new token, without a stop token, and last the AnswerEnd. If ``prompt_logprobs`` are requested,
@@ -111,7 +122,13 @@ class TokenEngine(EngineThread[EngineLoop]):
     def begin(self, request: TokenRequest, put: Callable[[Item], None]) -> Answer:
         """Begin an answer; the running event loop calls ``put`` with its items. Raises what `batches` raises first."""
         check_request(request, self.model, self._loop.adapters.names, self._loop.scheduler.config.max_tokens)
-        sampling = resolve_sampling(request.sampling, request.answered)
+        if request.watermark and self._watermark is None:
+            raise RequestError(
+                "watermark: this model marks no answers; start the server with --watermark-key FILE, or leave it out",
+                param="watermark",
+            )
+        marks = request.watermark or self._marks_all
+        sampling = resolve_sampling(request.sampling, request.answered, marks=marks)
         arrival = self.arrive() if request.arrival is None else request.arrival
         image_bytes = {image.name: image.size_bytes(self.model.feature_size) for image in request.images}
         answer = Answer(arrival, request, sampling, put, image_bytes=image_bytes)
@@ -152,13 +169,13 @@ class TokenEngine(EngineThread[EngineLoop]):
         """How many of the first tokens need not be computed, in whole pages. Raises RequestError for an adapter that is
         not loaded.
         """
-        return await self._on_thread(lambda: self._loop.cached_tokens(token_ids, adapter))
+        return await self._between_steps(lambda: self._loop.cached_tokens(token_ids, adapter))
 
     async def write_block(self, write: BlockWrite) -> bool:
         """Put pages into the prefix cache that another engine with the same model has exported. False if there is no
         room. Raises RequestError if the bytes have another size.
         """
-        return await self._on_thread(lambda: self._loop.write_block(write))
+        return await self._between_steps(lambda: self._loop.write_block(write))
 
     async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
         """Load a LoRA adapter under a name that requests can use. ``states`` are what `nearfar.compiler.formats.peft`
@@ -180,11 +197,30 @@ class TokenEngine(EngineThread[EngineLoop]):
 
     async def reset_prefix_cache(self) -> None:
         """Let no later request use what was computed before."""
-        await self._on_thread(self._loop.scheduler.kv.prefixes.reset)
+        await self._between_steps(self._loop.reset_prefix_cache)
 
-    async def _on_thread(self, call: Callable[[], Result]) -> Result:
-        """The result of a call on the engine's thread, between two steps."""
-        done: Future[Result] = Future()
+    async def read_prefix(self, token_ids: Sequence[int], adapter: str | None = None) -> RetainedPages:
+        """The longest prefix of some tokens that is in the prefix cache, in whole pages; without any tokens if none is.
+        ``token_ids`` are those of a prompt as the cache compares them; see `images.prompt_keys`.
+
+        Raises RequestError for an adapter that is not loaded, and for a runner whose pages cannot be read; Unavailable
+        once the engine is closed, or DeviceError.
+        """
+        pages, data = await self._between_steps(lambda: self._loop.read_prefix(token_ids, adapter))
+        return replace(pages, data=await asyncio.wrap_future(data))
+
+    async def write_prefix(self, pages: RetainedPages) -> int:
+        """Write pages into the prefix cache, from which later requests use them. Returns how many of their tokens are
+        in the cache now: 0 if running requests leave no room.
+
+        Raises RequestError for pages of another model and for those of an adapter that is not loaded, and otherwise as
+        `read_prefix`.
+        """
+        return await self._between_steps(lambda: self._loop.write_prefix(pages))
+
+    async def _between_steps(self, call: Callable[[], T]) -> T:
+        """The result of a call on the engine's thread."""
+        done: Future[T] = Future()
 
         def work() -> None:
             # Nobody may wait any more.
@@ -192,7 +228,7 @@ class TokenEngine(EngineThread[EngineLoop]):
                 return
             try:
                 done.set_result(call())
-            except BaseException as error:
+            except Exception as error:
                 done.set_exception(error)
 
         self._inbox.call(work)

@@ -13,9 +13,11 @@ from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailable
 
 from ..engine.encode_job import EncodeRequest
+from ..engine.encoded_prefix import PrefixKey
 from ..engine.item_queue import BlockQueue, ItemQueue
 from ..engine.page_blocks import BlockWrite, PageBlock
 from ..engine.request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
+from ..engine.retained_pages import RetainedPages
 from ..engine.stats import EngineStats
 from ..processes.connection import Connection
 from .mask_service import MaskService
@@ -31,12 +33,14 @@ from .messages import (
     MaskTurns,
     Open,
     Opened,
+    ReadPrefix,
     ResetPrefixCache,
     Stats,
     Step,
     TakeBlock,
     UnloadAdapter,
     WriteBlock,
+    WritePrefix,
 )
 from .sent_images import SentImages
 
@@ -85,6 +89,12 @@ class EngineClient:
     def activation(self) -> str | None:
         assert self._opened is not None
         return self._opened.activation
+
+    @property
+    def prefix_key(self) -> PrefixKey:
+        """See `TokenEngine.prefix_key`."""
+        assert self._opened is not None
+        return PrefixKey(self._opened.bundle, self.activation or "", self.device)
 
     def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | AnswerEnd, None]:
         """See `TokenEngine.generate`."""
@@ -154,6 +164,18 @@ class EngineClient:
         """See `TokenEngine.reset_prefix_cache`."""
         self._require_open()
         await self._call(ResetPrefixCache())
+
+    async def read_prefix(self, token_ids: Sequence[int], adapter: str | None = None) -> RetainedPages:
+        """See `TokenEngine.read_prefix`."""
+        self._require_open()
+        pages: RetainedPages = await self._call(ReadPrefix(token_ids, adapter))
+        return pages
+
+    async def write_prefix(self, pages: RetainedPages) -> int:
+        """See `TokenEngine.write_prefix`."""
+        self._require_open()
+        tokens: int = await self._call(WritePrefix(pages))
+        return tokens
 
     async def encode(self, request: EncodeRequest) -> FloatArray:
         """See `EncoderEngine.encode`."""
@@ -231,7 +253,15 @@ class EngineClient:
 
     async def _call(
         self,
-        message: CachedTokens | Encode | Listen | LoadAdapter | ResetPrefixCache | UnloadAdapter | WriteBlock,
+        message: CachedTokens
+        | Encode
+        | Listen
+        | LoadAdapter
+        | ReadPrefix
+        | ResetPrefixCache
+        | UnloadAdapter
+        | WriteBlock
+        | WritePrefix,
     ) -> Any:
         if self._connection is None:
             raise process_failed()

@@ -21,6 +21,7 @@ from ..engine.item_queue import Item
 from ..engine.masks import Masks
 from ..engine.page_blocks import BlockWrite
 from ..engine.request import TokenRequest
+from ..engine.retained_pages import RetainedPages
 from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
 from ..option_types import HANG_SECONDS
@@ -111,17 +112,36 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class ResetPrefixCache:
-    """A call, as are the next five."""
+    """A call, as are the next seven."""
 
 
 @dataclass(frozen=True, slots=True)
-class CachedTokens:
+class ReadPrefix:
+    """See `TokenEngine.read_prefix`."""
+
     token_ids: Sequence[int]
     adapter: str | None
 
 
 @dataclass(frozen=True, slots=True)
+class CachedTokens:
+    """See `TokenEngine.cached_tokens`."""
+
+    token_ids: Sequence[int]
+    adapter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WritePrefix:
+    """See `TokenEngine.write_prefix`."""
+
+    pages: RetainedPages
+
+
+@dataclass(frozen=True, slots=True)
 class WriteBlock:
+    """See `TokenEngine.write_block`."""
+
     write: BlockWrite
 
 
@@ -158,6 +178,7 @@ class Opened:
     max_drafts: int
     device: str
     activation: str | None
+    bundle: str
     hang_seconds: float
 
 

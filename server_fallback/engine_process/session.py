@@ -26,12 +26,14 @@ from .messages import (
     LoadAdapter,
     Mask,
     Opened,
+    ReadPrefix,
     ResetPrefixCache,
     Stats,
     Step,
     TakeBlock,
     UnloadAdapter,
     WriteBlock,
+    WritePrefix,
 )
 from .remote_masks import RemoteConstraint, RemoteMasks
 from .sent_images import ReceivedImages
@@ -60,7 +62,8 @@ class Session:
         self._engine, self._masks = engine, masks
         self.send_stats(engine.stats())
         self.connection.beat(hang_seconds, lambda: engine.step_seconds)
-        return Opened(engine.context, engine.max_drafts, engine.device, engine.activation, hang_seconds)
+        bundle = engine.model.bundle if isinstance(engine, TokenEngine) else ""
+        return Opened(engine.context, engine.max_drafts, engine.device, engine.activation, bundle, hang_seconds)
 
     def send_stats(self, stats: EngineStats) -> None:
         """Send the engine's statistics if they have changed."""
@@ -105,6 +108,12 @@ class Session:
             case ResetPrefixCache():
                 assert isinstance(engine, TokenEngine)
                 return engine.reset_prefix_cache()
+            case ReadPrefix(token_ids, adapter):
+                assert isinstance(engine, TokenEngine)
+                return engine.read_prefix(token_ids, adapter)
+            case WritePrefix(pages):
+                assert isinstance(engine, TokenEngine)
+                return engine.write_prefix(pages)
             case LoadAdapter(name, states):
                 assert isinstance(engine, TokenEngine)
                 return engine.load_adapter(name, states)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -55,7 +55,7 @@ class AdaptableExecutor(ExecutorWithAdapters):
         share: LocalShare | None = None,
         issuer: Issuer | None = None,
         stored: StoredModel | None = None,
-        pages: Callable[[], PageIdentity] | None = None,
+        pages: PageIdentity | None = None,
         only_prefills: bool = False,
     ) -> None:
         super().__init__(

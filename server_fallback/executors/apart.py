@@ -36,7 +36,7 @@ from ..engine.request import (
 )
 from ..engine.stats import EngineStats
 from ..log_event import log_event
-from ..schema.prefill import NOBODY, PREFILL_HEADER
+from ..schema.pages import NOBODY, PREFILL_HEADER
 from .executor import PrefillState
 from .page_transfer import PageIdentity, TransferFailed
 from .prefill_client import Transfer, transfer

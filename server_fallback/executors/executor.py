@@ -21,11 +21,13 @@ from nearfar.compiler.store.names import UnknownModel as UnknownModel
 from ..engine.request import TokenSource
 from ..engine.stats import EngineStats
 from ..engine.verification import Verification, VerifyingSource
+from ..far_prefill.blocks import Counts
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import AnswerRequest
 from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
+from ..schema.pages import PagesRequest
 from ..schema.pipeline import StepTime
 from ..schema.prefill import PrefillRequest
 from ..schema.receipt import SignedReceipt
@@ -178,7 +180,7 @@ class Abilities:
     different tokenizers.
 
     ``tools``: the model writes tool calls. ``embeds``: it makes embeddings or scores, and no text.
-    ``verify``: it checks drafts of clients. ``vision``: it reads images. ``video``: it reads videos. ``sound``: it
+    ``verify``: it checks drafts of clients. ``prefill``: it computes prompts for them. ``vision``: it reads images. ``video``: it reads videos. ``sound``: it
     reads sound, and nothing else. ``hears``: it answers about recordings in chats, of at most ``hears_seconds`` if that
     is not None. ``model`` is its name in its manifest, None for models that are not one, and ``chat_template`` the
     source of its template. ``thinks``: it reasons between markers.
@@ -189,6 +191,7 @@ class Abilities:
     tools: bool
     embeds: bool
     verify: bool = False
+    prefill: bool = False
     vision: bool = False
     video: bool = False
     sound: bool = False
@@ -223,11 +226,11 @@ class CachesPrefixes(Protocol):
 
 
 @runtime_checkable
-class Prefills(Protocol):
+class SendsPages(Protocol):
     """An executor that computes prompts for other servers: our own engine."""
 
-    async def prefill(self, request: PrefillRequest, call: Call) -> AsyncGenerator[bytes, None]:
-        """The parts of the answer of /v1/nearfar/prefill. Raises RequestError for a model without pages, or another
+    def pages(self, request: PagesRequest, call: Call) -> AsyncGenerator[bytes, None]:
+        """The parts of the answer of /v1/nearfar/pages. Raises RequestError for a model without pages, or another
         one than the client's; reading the parts raises the errors of the engine.
         """
 
@@ -264,6 +267,17 @@ class Verifies(Executor, Protocol):
     def verification(self, request: VerifyOpen, call: Call) -> Verification:
         """Raises RequestError for another tokenizer ("tokenizer_differs"), a prompt that does not fit, or a model that
         does not check drafts.
+        """
+
+
+@runtime_checkable
+class Prefills(Executor, Protocol):
+    """An executor that computes prompts for clients with the same model: our own engine."""
+
+    def prefill(self, request: PrefillRequest, call: Call, counts: Counts) -> AsyncGenerator[bytes, None]:
+        """The blocks that `schema/prefill.py` describes; ``counts`` are kept while they are made. Raises RequestError
+        for another tokenizer ("tokenizer_differs"), a prompt that does not fit or has no whole pages, or a model whose
+        pages cannot be sent ("prefill_unavailable"), here or with the first block.
         """
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -22,12 +22,15 @@ from nearfar.compiler.store.model import StoredModel
 from ..engine.request import TokenRequest, TokenSource
 from ..engine.stats import EngineStats
 from ..engine.verification import Verification
+from ..far_prefill.blocks import Counts, ReadableSource, blocks
+from ..far_prefill.layout import KvLayout, unavailable
 from ..images.reader import decodes_video_files
 from ..receipts.issuer import Issuer, Receipted, body_of, request_hash, with_receipt
 from ..schema.completions import AnswerRequest
 from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
-from ..schema.prefill import NOBODY, PREFILL_HEADER, PrefillRequest
+from ..schema.pages import NOBODY, PREFILL_HEADER, PagesRequest
+from ..schema.prefill import PrefillRequest
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import all_choices
@@ -84,8 +87,7 @@ class LocalExecutor:
     known; ``device`` is a description of that device. The executor also owns ``workers``; None compiles grammars in a
     separate process, and renders the chat template in this process. ``issuer`` signs receipts. ``share`` lets other
     processes use the same engine, None if they cannot. Chats and completions inherit what ``stored`` has. ``pages``:
-    returns how other servers know the engine's pages, maybe slowly; None if they cannot use them. ``only_prefills``: it
-    answers no requests.
+    how other servers know the engine's pages, None if they cannot use them. ``only_prefills``: it answers no requests.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class LocalExecutor:
         share: LocalShare | None = None,
         issuer: Issuer | None = None,
         stored: StoredModel | None = None,
-        pages: Callable[[], PageIdentity] | None = None,
+        pages: PageIdentity | None = None,
         only_prefills: bool = False,
     ) -> None:
         self.share = share
@@ -222,6 +224,7 @@ class LocalExecutor:
             tools=model.tools is not None,
             embeds=False,
             verify=self.max_drafts > 0,
+            prefill=self._can_prefill,
             vision=model.images is not None,
             video=model.images is not None and model.images.video is not None and decodes_video_files(),
             hears=model.sounds is not None,
@@ -241,15 +244,7 @@ class LocalExecutor:
 
     def verification(self, request: VerifyOpen, call: Call) -> Verification:
         self._require_answers()
-        model = self._model
-        if request.tokenizer_sha256 != model.tokenizer_sha256:
-            raise RequestError(
-                f"the client's tokenizer.json differs from that of {model.name}; draft with a model that has the same "
-                "tokenizer",
-                param="tokenizer_sha256",
-                code="tokenizer_differs",
-            )
-        check_prompt(request.prompt, model.vocab_size, self.context, "prompt")
+        self._require_tokens(request)
         token_request = TokenRequest(
             request.prompt,
             request.max_tokens,
@@ -261,19 +256,69 @@ class LocalExecutor:
         )
         return Verification(self._engine, token_request)
 
-    async def prefill(self, request: PrefillRequest, call: Call) -> AsyncGenerator[bytes, None]:
-        """See `executor.Prefills`."""
-        engine, identity = self._engine, self._pages
-        if identity is None or not isinstance(engine, ExportingEngine):
+    def pages(self, request: PagesRequest, call: Call) -> AsyncGenerator[bytes, None]:
+        """See `executor.SendsPages`."""
+        engine, pages = self._engine, self._pages
+        if pages is None or not isinstance(engine, ExportingEngine):
             raise RequestError(
                 f"{request.model}: this server does not compute prompts for others; use one with --role prefill",
                 param="model",
                 code="prefill_unavailable",
             )
-        pages = await asyncio.to_thread(identity)
         asked = export_request(request, pages, call)
         check_prompt(asked.prompt_ids, self._model.vocab_size, self.context, "prompt")
         return page_frames(engine, asked, pages)
+
+    def prefill(self, request: PrefillRequest, call: Call, counts: Counts) -> AsyncGenerator[bytes, None]:
+        source, layout = self._readable
+        self._require_tokens(request)
+        page_size, length = layout.page_size, len(request.prompt)
+        if length % page_size > 0 or request.start % page_size > 0 or request.start > length - 2 * page_size:
+            raise RequestError(
+                f"prompt has {length} tokens and start is {request.start}; both must be multiples of {page_size}, the "
+                "tokens of a page, and at least two pages apart",
+                param="prompt" if length % page_size > 0 else "start",
+            )
+        if length >= self.context:
+            raise RequestError(
+                f"prompt has {length} tokens, and an answer would not fit behind it; the model has {self.context}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        wanted = TokenRequest(
+            request.prompt, 1, priority=call.priority, deadline=call.deadline, client=call.client,
+            arrival=self._engine.arrive(),
+        )  # fmt: skip
+        return blocks(source, layout, wanted, request.start, counts)
+
+    @property
+    def _readable(self) -> tuple[ReadableSource, KvLayout]:
+        """The engine, whose pages can be sent. Raises RequestError ("prefill_unavailable")."""
+        engine = self._engine
+        if self._adapter is not None:
+            raise unavailable("an adapter applies to it, which the client may not have")
+        if not isinstance(engine, ReadableSource):
+            raise unavailable("its engine does not read pages")
+        return engine, self._model.kv_layout
+
+    @property
+    def _can_prefill(self) -> bool:
+        try:
+            return self._readable is not None
+        except RequestError:
+            return False
+
+    def _require_tokens(self, request: VerifyOpen | PrefillRequest) -> None:
+        """Raises RequestError for another tokenizer, and for token ids that the model cannot read."""
+        model = self._model
+        if request.tokenizer_sha256 != model.tokenizer_sha256:
+            raise RequestError(
+                f"the client's tokenizer.json differs from that of {model.name}; use a model that has the same "
+                "tokenizer",
+                param="tokenizer_sha256",
+                code="tokenizer_differs",
+            )
+        check_prompt(request.prompt, model.vocab_size, self.context, "prompt")
 
     def state(self) -> ExecutorState:
         prefill = self._engine.prefills() if isinstance(self._engine, HasPrefills) else None

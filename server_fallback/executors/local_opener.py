@@ -8,7 +8,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -18,6 +18,7 @@ from nearfar.compiler.bundle.manifest import DRAFT, MANIFEST_FILE, Manifest
 from nearfar.compiler.bundle.signature import read_trusted_keys
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.formats.ignored_keys import IgnoredKeys
+from nearfar.compiler.names import EXPORTS
 from nearfar.compiler.pipeline.options import CompileOptions, ModelOptions
 from nearfar.compiler.runtime.audio.transcribe import LIMITS
 from nearfar.compiler.runtime.errors import RequestError, reason_of
@@ -51,11 +52,12 @@ from .local_options import LocalOptions
 from .local_recipe import LocalRecipe, Planned
 from .local_share import LocalShare, SpeechShare
 from .memory import context_bytes, plan_memory, weight_bytes
-from .page_transfer import PageIdentity, has_pages
+from .page_transfer import PageIdentity
 from .registry import default_name
 from .shared_opener import open_workers
 from .speech_executor import SpeechExecutor
 from .text_model import TextModel
+from .watermark_key import require_marks, watermark_of
 
 NGRAM, HEADS = "ngram", "heads"
 # Prompt tokens and decoded tokens of a step together. A larger number makes prefill faster and decoding sequences wait
@@ -82,13 +84,14 @@ async def open_executor(model: str | Path, options: LocalOptions | None = None) 
 class LocalOpener:
     """Implements `Opener`. ``progress`` is called while a model is compiled. ``side`` is what receipts say.
 
-    Raises RequestError and ToolError for keys to trust, or a key of receipts, that cannot be read.
+    Raises RequestError and ToolError for keys to trust, a key of receipts or one of a watermark, that cannot be read.
     """
 
     def __init__(self, options: LocalOptions, progress: Progress = lambda *_: None, *, side: Side = "far") -> None:
         self._options, self._progress, self._side = options, progress, side
         self._trusted = read_trusted_keys(options.trust)
         self._ignored_keys = IgnoredKeys(options.ignore_keys)
+        self._watermark = watermark_of(options)
         self._receipt_key = None if options.receipt_key is None else ReceiptKey(options.receipt_key)
         self._catalog: CatalogModels | None = None
         self._store = Store.of_user()
@@ -179,12 +182,6 @@ class LocalOpener:
         stored: StoredModel | None,
     ) -> LocalExecutor:
         options, manifest = self._options, planned.bundle.manifest
-        if options.prefill.role != "both" and not has_pages(manifest):
-            raise RequestError(
-                f"{text.name}: --role {options.prefill.role}: the {manifest.target} target keeps no pages that servers "
-                "can exchange; compile it for cpu or cuda",
-                param="model",
-            )
         speculation = None
         if options.draft is not None:
             kind: Literal["ngram", "heads"] = "heads" if options.draft == HEADS else "ngram"
@@ -195,6 +192,8 @@ class LocalOpener:
             max_waiting=options.max_waiting,
             speculation=speculation,
             image_cache_bytes=options.images.image_cache_bytes,
+            watermark=self._watermark,
+            marks_all=self._watermark is not None and options.watermark == "all",
         )
         recipe = LocalRecipe(planned, draft, config)
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
@@ -214,13 +213,16 @@ class LocalOpener:
         kept: Any = {"workers": workers, "memory_bytes": memory_bytes, "device": engine.device, "share": share}
         kept |= {"issuer": issuer, "stored": stored, "only_prefills": options.prefill.role == "prefill"}
         answering: RemoteEngine | TokenEngine | ApartEngine = engine
-        if has_pages(manifest) and engine.activation is not None:
-            pages = kept["pages"] = cache(partial(PageIdentity.of, planned.bundle, engine.activation))
-            if options.prefill.role != "both":
-                # The bundle may be deleted while the model is served.
-                await asyncio.to_thread(pages)
-            if options.prefill.role == "decode":
-                answering = ApartEngine(engine, pages(), options.prefill, text.name)
+        pages = kept["pages"] = PageIdentity.of(manifest, engine.prefix_key)
+        if pages is None and options.prefill.role != "both":
+            await engine.close()
+            raise RequestError(
+                f"{text.name}: --role {options.prefill.role}: the {manifest.target} target keeps no pages that servers "
+                "can exchange; compile it for cpu or cuda",
+                param="model",
+            )
+        if pages is not None and options.prefill.role == "decode":
+            answering = ApartEngine(engine, pages, options.prefill, text.name)
         if isinstance(manifest, Manifest) and manifest.lora is not None:
             executor = AdaptableExecutor(answering, text, manifest, **kept)
             adapter = None if stored is None else await asyncio.to_thread(self._store.adapter, stored)
@@ -243,6 +245,8 @@ class LocalOpener:
         if manifest.transcribes:
             return self._planned_speech(bundle)
         require_known_inputs(manifest)
+        if self._watermark is not None and manifest.generates and not is_draft:
+            require_marks(manifest)
         checks = manifest.generates and not is_draft
         guesses = options.draft_tokens if checks and options.draft is not None else 0
         by_heads = guesses > 0 and options.draft == HEADS
@@ -316,6 +320,8 @@ class LocalOpener:
         given = {each.name: getattr(options, each.name) for each in fields(ModelOptions)}
         given["ignore_keys"] = self._ignored_keys.keys
         given |= compile_fields(stored, self._store, given)
+        # The frameworks' runners mark answers of every bundle.
+        given["watermark"] = self._watermark is not None and target not in EXPORTS
         wanted = CompileOptions(target=target, arch=default_arch(target), **given)
         name = str(path) if is_folder or stored is not None else model
         while True:

@@ -1,5 +1,5 @@
 """Page transfer: the frames in which page blocks pass from a prefill worker to a decode worker
-(`schema/prefill.py`). Both sides compute the same chain of hashes.
+(`schema/pages.py`). Both sides compute the same chain of hashes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import Literal
 import numpy as np
 from pydantic import ValidationError
 
-from nearfar.compiler.bundle.folder import Bundle, ExportBundle
 from nearfar.compiler.bundle.manifest import Description, Manifest
 from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.compiler.runtime.page_groups import pages_bytes
 
+from ..engine.encoded_prefix import PrefixKey
 from ..engine.page_blocks import PageBlock, block_tokens
-from ..receipts.issuer import bundle_id
-from ..schema.prefill import FRAME, VERSION, BlockFrame, EndFrame, ErrorFrame, Frame, WaitFrame
+from ..schema.pages import FRAME, VERSION, BlockFrame, EndFrame, ErrorFrame, Frame, WaitFrame
 
 SIZES = struct.Struct("<II")
 MAX_HEADER_BYTES = 16 << 10
@@ -53,21 +52,16 @@ class PageIdentity:
     page_bytes: int
 
     @staticmethod
-    def of(bundle: Bundle | ExportBundle, activation: str) -> PageIdentity:
-        """Reads the bundle's manifest again."""
-        manifest = bundle.manifest
-        assert isinstance(manifest, Manifest), "see has_pages"
-        size = pages_bytes(manifest.states, [range(1), range(1)], activation)
-        return PageIdentity(bundle_id(bundle), activation, manifest.page_size, size)
+    def of(manifest: Description, key: PrefixKey) -> PageIdentity | None:
+        """None for a model without pages that another server can use, such as those of other frameworks."""
+        if not (isinstance(manifest, Manifest) and manifest.generates and manifest.paged):
+            return None
+        size = pages_bytes(manifest.states, [range(1), range(1)], key.activation)
+        return PageIdentity(key.bundle, key.activation, manifest.page_size, size)
 
     def most_bytes(self, total: int) -> int:
         """The largest payload of a transfer of ``total`` tokens."""
         return self.page_bytes * (block_tokens(total) // self.page_size + 1)
-
-
-def has_pages(manifest: Description) -> bool:
-    """Whether a model has pages that another server can use: not those of other frameworks."""
-    return isinstance(manifest, Manifest) and manifest.generates and manifest.paged
 
 
 class BlockChain:

@@ -21,7 +21,7 @@ from nearfar.compiler.runtime.errors import (
 )
 
 from ..engine.page_blocks import BlockWrite, PageBlock
-from ..schema.prefill import PREFILL, VERSION, BlockFrame, EndFrame, ErrorFrame, PrefillRequest
+from ..schema.pages import PAGES_ROUTE, VERSION, BlockFrame, EndFrame, ErrorFrame, PagesRequest
 from .executor import Call
 from .page_transfer import BlockChain, FrameReader, PageIdentity, Reason, TransferFailed, damaged
 from .refusal import streamed_error
@@ -62,7 +62,7 @@ async def transfer(
     """``next_token`` follows the prefix. Raises TransferFailed; then ``wanted`` states what has been done."""
     total = len(wanted.token_ids)
     wanted.done = wanted.start
-    request = PrefillRequest(
+    request = PagesRequest(
         version=VERSION,
         model=wanted.model,
         bundle=identity.bundle,
@@ -78,7 +78,7 @@ async def transfer(
         async with AsyncExitStack() as opened:
             async with asyncio.timeout(SILENT_SECONDS):
                 response = await opened.enter_async_context(
-                    upstream.sent("POST", PREFILL, request.model_dump(mode="json"), call)
+                    upstream.sent("POST", PAGES_ROUTE, request.model_dump(mode="json"), call)
                 )
             began = True
             read = reader_of(response, lambda _: False)

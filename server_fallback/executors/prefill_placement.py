@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ..schema.prefill import NOBODY, PREFILL_HEADER
+from ..schema.pages import NOBODY, PREFILL_HEADER
 from .executor import Call, PrefillState
 from .prefill_workers import BLOCK_TOKENS, PrefillWorkers
 from .relay import Relay

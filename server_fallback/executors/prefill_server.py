@@ -14,7 +14,7 @@ from nearfar.compiler.runtime.errors import RequestError
 from ..engine.page_blocks import PageBlock
 from ..engine.request import AnswerEnd, TokenRequest
 from ..engine.stats import EngineStats
-from ..schema.prefill import VERSION, BlockFrame, EndFrame, PrefillRequest, WaitFrame
+from ..schema.pages import VERSION, BlockFrame, EndFrame, PagesRequest, WaitFrame
 from .executor import Call
 from .page_transfer import BlockChain, PageIdentity, frame
 
@@ -31,7 +31,7 @@ class ExportingEngine(Protocol):
     def export(self, request: TokenRequest) -> AsyncGenerator[PageBlock | AnswerEnd, None]: ...
 
 
-def export_request(request: PrefillRequest, identity: PageIdentity, call: Call) -> TokenRequest:
+def export_request(request: PagesRequest, identity: PageIdentity, call: Call) -> TokenRequest:
     """Raises RequestError if the pages would not be those of the client's model."""
     if request.version != VERSION:
         raise RequestError(

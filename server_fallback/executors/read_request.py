@@ -73,6 +73,7 @@ class Asked:
             last_token_ids=self.end_ids.union(request.stop_token_ids or ()),
             min_tokens=request.min_tokens or 0,
             ignore_eos=bool(request.ignore_eos),
+            watermark=bool(request.watermark),
             priority=call.priority,
             deadline=call.deadline,
             adapter=adapter,

@@ -29,15 +29,17 @@ from nearfar.compiler.runtime.errors import (
     Unavailable,
 )
 
-from ..schema.prefill import PREFILL_HEADER
+from ..schema.pages import PREFILL_HEADER
 from .circuit import Circuit
+from .dialect import MODELS
 from .executor import Call
 from .http_transport import BODY, Body, Transport, transport_for
 from .refusal import SHOWN_CHARACTERS, refusal, streamed_error
 from .relay import Relay
+from .sglang import ROUTING_KEY
 from .upstream_answers import AFTER_END_SECONDS
 
-PASSED_ON = ("traceparent", "tracestate", PREFILL_HEADER)
+PASSED_ON = ("traceparent", "tracestate", PREFILL_HEADER, ROUTING_KEY)
 CONNECT_TIMEOUT_SECONDS = 5.0
 CHECK_TIMEOUT_SECONDS = 5.0
 # A server that accepts a request and then sends nothing for this long has lost it.
@@ -58,12 +60,13 @@ T = TypeVar("T")
 class Upstream:
     """``url`` is the server's root, without /v1, or unix:PATH. ``any_request_id``: it accepts request ids that are not
     UUIDs. ``outstanding`` counts our running requests on it. ``observe_headers`` is called with the headers of each
-    answer, also of errors; it must not raise.
+    answer, also of errors; it must not raise. ``health`` is the path that shows whether it works.
     """
 
     url: str
     client: httpx.AsyncClient = field(repr=False)
     any_request_id: bool = False
+    health: str = MODELS
     circuit: Circuit = field(default_factory=Circuit)
     outstanding: int = 0
     observe_headers: Callable[[Mapping[str, str]], None] | None = field(default=None, repr=False)
@@ -109,28 +112,34 @@ class Upstream:
 
     def event_object(self, data: str) -> dict[str, Any]:
         """Raises the error that an event reports, and DeviceError for one that is not an object."""
-        value = self._object(data)
+        value = self._as_object(self._value(data))
         if isinstance(value.get("error"), dict):
             raise streamed_error(self.url, value["error"])
         return value
 
     async def request(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> dict[str, Any]:
-        """The object in the server's answer. Raises the errors of `stream`."""
+        """The object in the server's answer. Raises the errors of `sent`, and DeviceError for another value."""
+        return self._as_object(await self.value(method, path, body, call))
+
+    async def value(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> Any:
+        """The JSON value in the server's answer. Raises the errors of `sent`, and DeviceError for other data."""
         async with self.sent(method, path, body, call) as response:
             answer = await before(call.deadline, beginning_of(response, MAX_ANSWER_BYTES))
             if len(answer) > MAX_ANSWER_BYTES:
                 too_long = f"{self.url}: the answer has more than {MAX_ANSWER_BYTES >> 20} MB"
                 raise DeviceError(too_long, upstream=self.url)
-            return self._object(answer.decode(errors="replace"))
+            return self._value(answer.decode(errors="replace"))
 
     async def check(self) -> None:
-        """Request the list of models, a route that every such server has, and report the outcome to the circuit.
+        """Request ``health`` and report the outcome to the circuit.
 
         A timeout counts only while the server has none of our requests, because some servers answer one request at a
         time.
         """
         try:
-            async with self.client.stream("GET", f"{self._root}/v1/models", timeout=CHECK_TIMEOUT_SECONDS) as response:
+            async with self.client.stream(
+                "GET", f"{self._root}{self.health}", timeout=CHECK_TIMEOUT_SECONDS
+            ) as response:
                 await beginning_of(response, MAX_ERROR_BYTES)
         except httpx.TimeoutException:
             if self.outstanding == 0:
@@ -194,20 +203,25 @@ class Upstream:
     def _stopped(self) -> Unavailable:
         return Unavailable(f"{self.url}: its answer stopped before the end; send the request again", upstream=self.url)
 
-    def _object(self, data: str) -> dict[str, Any]:
+    def _value(self, data: str) -> Any:
         try:
             value = json.loads(data)
             if HALF_PAIR.search(data):
                 # Raises UnicodeEncodeError if it really is only half of a pair, which our answers cannot contain.
                 json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise DeviceError(
-                f"{self.url}: expected a JSON object, it sent {data[:SHOWN_CHARACTERS]!r}",
-                upstream=self.url,
-            )
+            raise self._unexpected(data) from None
         return value
+
+    def _as_object(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self._unexpected(json.dumps(value))
+        return value
+
+    def _unexpected(self, data: str) -> DeviceError:
+        return DeviceError(
+            f"{self.url}: expected a JSON object, it sent {data[:SHOWN_CHARACTERS]!r}", upstream=self.url
+        )
 
 
 def reader_of(response: httpx.Response, handle: Callable[[bytes], bool]) -> Callable[[float | None], Awaitable[bytes]]:
@@ -255,7 +269,7 @@ def as_uuid(request_id: str) -> str:
     return request_id
 
 
-def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False) -> Upstream:
+def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False, health: str = MODELS) -> Upstream:
     """``url`` with or without /v1 at its end, as in OpenAI's clients, or unix:PATH. Raises RequestError for an invalid
     URL.
     """
@@ -264,7 +278,7 @@ def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False
         if not path:
             raise RequestError(f"upstream {url!r}: has no path; write unix:/run/nearfar/prefill.sock")
         client = client_of(api_key, Transport(trust_env=False, socket_path=path), trust_env=False)
-        return Upstream(url, client, any_request_id)
+        return Upstream(url, client, any_request_id, health)
     root = url.rstrip("/").removesuffix("/v1")
     try:
         parsed = httpx.URL(root)
@@ -275,7 +289,7 @@ def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False
     # A proxy from the environment cannot reach servers on this machine.
     trust_env = parsed.host not in ("localhost", "127.0.0.1", "::1")
     client = client_of(api_key, transport_for(trust_env=trust_env), trust_env=trust_env)
-    return Upstream(root, client, any_request_id)
+    return Upstream(root, client, any_request_id, health)
 
 
 def client_of(api_key: str | None, transport: Transport | None, *, trust_env: bool) -> httpx.AsyncClient:

@@ -1,77 +1,41 @@
-"""/v1/nearfar/prefill (extension): a prefill worker computes the beginning of a prompt, and sends its stored pages
-while it computes the rest.
+"""/v1/nearfar/prefill (extension): the server computes the start of a prompt for a client that has the same model, and
+sends its keys and values at 4 bits; `far_prefill/blocks.py` and `far_prefill/layout.py` define the form.
 
-The answer is a sequence of frames: two integers of 32 bits (little endian), which are the sizes of a header and of a
-payload; the header as JSON; and the payload.
+The answer is a stream of blocks: a little-endian uint32, a JSON object of that many bytes, and the ``bytes`` of content
+that the object announces with their ``sha256``.
 
-    block   the pages of the tokens from start up to end, and the hash of everything up to here
-    wait    nothing: the worker is still there
-    end     all pages were sent
-    error   instead of the end, in the form of OpenAI's errors
-
-A block's hash is the SHA-256 of the hash before it, the block's positions, the tokens since the block before it, and
-its payload; the first one is of the bundle's id, the activation and the tokens that the other side has already. So it
-tells apart other bytes, other tokens, another order and another model. The connection's own flow control acknowledges
-blocks: a worker computes no more than two steps beyond what was taken.
+    opened   what the client compares with its own model: the sizes of a page, the layers of each page group, the states
+    pages    the keys and values of ``tokens`` tokens from ``start`` on; of each group from page ``first`` on
+    states   of recurrent layers, after ``tokens`` tokens, as ``dtype``
+    end      the answer is complete
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
-from .common import ErrorDetail, Int64, Items, Reply, Request
-
-PREFILL = "/v1/nearfar/prefill"
-# Of a request to a decode worker: the URL of the prefill worker that computes its prompt, as the decode worker's own
-# options have it, or NOBODY.
-PREFILL_HEADER, NOBODY = "X-Nearfar-Prefill", "none"
-# Incremented when the other side would misread a request or a frame.
-VERSION = 1
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Position = Annotated[int, Field(ge=0)]
+from .common import Int64, Items, Request
 
 
 class PrefillRequest(Request):
-    """``prompt`` are token ids. The pages from ``start`` up to ``end`` are wanted; both are multiples of the page size,
-    and the prompt has a token more, which is not computed. ``bundle`` and ``activation`` are those of the client's
-    model.
+    """``prompt``: token ids in whole pages of the model. ``start``: how many of them the client has, in whole pages; at
+    least two pages follow. ``tokenizer_sha256`` is the hash of the client's tokenizer.json, which must equal the
+    server's, because otherwise the token ids differ.
     """
 
-    version: int
     model: str
-    bundle: str
-    activation: str
-    prompt: Items[int]
-    start: Position
-    end: Position
+    tokenizer_sha256: str
+    prompt: Annotated[Items[int], Field(min_length=1)]
+    start: Annotated[int, Field(ge=0)] = 0
     priority: Int64 | None = None
 
 
-class BlockFrame(Request):
-    kind: Literal["block"] = "block"
-    start: Position
-    end: Position
-    sha256: Sha256
-
-
-class WaitFrame(Request):
-    kind: Literal["wait"] = "wait"
-
-
-class EndFrame(Request):
-    """``cached_tokens`` of the pages were in the worker's cache. ``queue_seconds`` passed until it began."""
-
-    kind: Literal["end"] = "end"
-    cached_tokens: Position
-    queue_seconds: Annotated[float, Field(ge=0)]
-
-
-class ErrorFrame(Reply):
-    kind: Literal["error"] = "error"
-    error: ErrorDetail
-
-
-Frame = BlockFrame | WaitFrame | EndFrame | ErrorFrame
-FRAME: TypeAdapter[Frame] = TypeAdapter(Annotated[Frame, Field(discriminator="kind")])
+# For the OpenAPI document: the answer.
+BLOCKS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Blocks, each with its length, its fields as JSON, and its content.",
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}

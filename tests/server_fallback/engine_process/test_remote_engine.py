@@ -120,6 +120,16 @@ def test_answers_errors_and_figures_are_those_of_an_engine_in_this_process(monke
             together = await asyncio.gather(*(items(engine, prompt, max_tokens=12) for prompt in (PROMPT, *OTHERS) * 3))
             for prompt, (tokens, _) in zip((PROMPT, *OTHERS) * 3, together, strict=True):
                 assert [token.token_id for token in tokens] == answer_of(prompt, 12, 64)[0]
+            pages = await engine.read_prefix(PROMPT)
+            assert pages.token_ids == PROMPT[:8]
+            assert pages == await here.read_prefix(PROMPT)
+            assert engine.prefix_key == here.prefix_key
+            await engine.reset_prefix_cache()
+            assert (await engine.read_prefix(PROMPT)).token_ids == []
+            assert await engine.write_prefix(pages) == 8
+            assert await engine.read_prefix(PROMPT) == pages
+            with pytest.raises(RequestError, match="do not fit this model"):
+                await engine.write_prefix(replace(pages, dead_pages=[1]))
             with pytest.raises(RequestError, match="context length") as refused:
                 await items(engine, [1] * 100)
             assert refused.value.details
