@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import h200_costs
 import numpy as np
 import pytest
 
@@ -260,6 +261,13 @@ def test_presets_repeat_the_times_that_were_published() -> None:
     large = DEVICES["llama2-70b-8h100"].costs
     assert 1000 * large.seconds(Shape(16, 16, 16 * 576, 0)) == pytest.approx(34.2, rel=0.02)
     assert 1000 * large.seconds(Shape(2048, 1, 0, 0)) == pytest.approx(136.8, rel=0.02)
+
+
+def test_presets_of_the_h200_are_fitted_to_its_measurements() -> None:
+    for model, costs in h200_costs.fitted().items():
+        preset = DEVICES[f"{model.lower()}-h200"].costs
+        for shape in (Shape(1, 1, 500, 0), Shape(100, 100, 80_000, 0), Shape(2048, 1, 0, 2_000_000)):
+            assert preset.seconds(shape) == pytest.approx(costs.seconds(shape), rel=1e-4)
 
 
 def test_a_scenario_is_read_with_the_paths_beside_it(scenario: Path) -> None:
