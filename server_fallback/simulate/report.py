@@ -14,7 +14,6 @@ from .chart import Line, chart
 from .studies import Split, break_even
 from .summary import SimulatedSummary
 
-
 LATENCIES = "latencies in milliseconds: p50 / p90 / p99; in time: within the bounds"
 
 
@@ -110,7 +109,7 @@ def report_caches(found: Sequence[tuple[str, SimulatedSummary]]) -> Report:
             milliseconds(summary.time_to_first_token_seconds),
             "-" if summary.in_time is None else f"{summary.in_time:.1%}",
         )
-    notes = [LATENCIES, "from a cache: the share of all prompt tokens; saved: of those that are computed without a store"]
+    notes = [LATENCIES, "from a cache: of all prompt tokens; saved: of those that are computed without a store"]
     return Report(made, {"study": "cache", "result": {name: each.to_json() for name, each in found}}, notes=notes)
 
 
