@@ -1,4 +1,4 @@
-"""The blocks of a computed prompt: the keys and values of its pages, and states, in the order in which they are computed.
+"""The blocks of a computed prompt: the keys and values of its pages, and states, in the order of their computation.
 
 A prompt has whole pages only. It is computed in parts; each part leaves its pages in the engine's prefix cache, from
 where they are read, so that a client that comes back finds them there. A client computes the last page itself, from

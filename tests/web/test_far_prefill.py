@@ -1,8 +1,8 @@
-"""Prompts that a server computes for a page, in headless Chromium: a slow device computes short prompts itself and has long
-ones from the server, with the tokens of an answer that it computes alone, and never those of another model.
+"""Prompts that a server computes for a page, in headless Chromium: a slow device computes short prompts itself and has
+long ones from the server, with the tokens of an answer that it computes alone, and never those of another model.
 
-The page's clock is the test's: the device reads 15 tokens a second, a request takes three seconds on its way, and the link
-has 16 kB a second, however busy this machine is. Both sides have pages of 4 bits, so both round alike.
+The page's clock is the test's: the device reads 15 tokens a second, a request takes three seconds on its way, and the
+link has 16 kB a second, however busy this machine is. Both sides have pages of 4 bits, so both round alike.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncGenerator, Iterator
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 

@@ -151,9 +151,7 @@ def test_pages_of_every_format_travel_as_4_bits(kv: Any, activation: str) -> Non
     stored = [as_stored(each, kv, activation) for each in computed]
     data = b"".join(each[page].tobytes() for page in range(3) for each in stored)
     wire = np.frombuffer(layout.wire_pages(layout.groups[0], data, activation), "<u4").reshape(3, -1)
-    expected = [
-        each if kv == "q4" else to_wire(numbers_in(each, kv, activation)) for each in stored
-    ]
+    expected = [each if kv == "q4" else to_wire(numbers_in(each, kv, activation)) for each in stored]
     assert wire.tolist() == np.concatenate([each.reshape(3, -1) for each in expected], axis=1).tolist()
     # Its steps are an eighth of the largest number of a row.
     form = KV_FORMATS["q4"]

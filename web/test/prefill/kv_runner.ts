@@ -31,10 +31,7 @@ export class KvRunner extends FakeRunner {
   override async readPages(pages: PagesByGroup): Promise<Bytes> {
     const cells = new Int32Array((await super.readPages(pages)).buffer);
     const rows = 2 * PAGE * this.#pagesOf(pages);
-    return joined([
-      ...chunks(cells.slice(0, rows), 2 * PAGE).map(pageOf),
-      new Uint8Array(cells.slice(rows).buffer),
-    ]);
+    return joined([...chunks(cells.slice(0, rows), 2 * PAGE).map(pageOf), new Uint8Array(cells.slice(rows).buffer)]);
   }
 
   override writePages(pages: PagesByGroup, bytes: Bytes): void {
