@@ -36,7 +36,7 @@ from nearfar.compiler.ir.kv_format import KV_FORMATS
 from nearfar.compiler.ir.ops.kv_pages import dequantize_pages, dequantize_rows, page_rows, quantize_rows, rotated
 from nearfar.compiler.ir.spec import ModelSpec
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.quant.base import Array
+from nearfar.compiler.quant.base import Array, FloatArray
 from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
@@ -58,7 +58,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="far-prefill-") as name:
         folder = Path(name)
-        found = {
+        found: dict[str, Any] = {
             "machine": machine(),
             "pages": list(pages(folder, options.examples)),
             "states": list(states(folder)),
@@ -90,9 +90,9 @@ class Held:
         )
         if noise > 0:
             of_weight, rng = runner._weight, np.random.default_rng(3)
-            changed = dict[str, Array]()
+            changed = dict[str, FloatArray]()
 
-            def weight(name: str) -> Array:
+            def weight(name: str) -> FloatArray:
                 if name not in changed:
                     own = of_weight(name)
                     changed[name] = (own + noise * own.std() * rng.standard_normal(own.shape)).astype(own.dtype)

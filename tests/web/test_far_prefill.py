@@ -81,7 +81,8 @@ window.ask = async (content, params = {}) => {
     const { last, ...counts } = window.nf.prefill ?? {};
     const told = last && { ...last, error: last.error?.details?.code ?? null };
     return { text: answer.choices[0].message.content, side: answer.route.side, last: told, counts,
-        cached: answer.usage.prompt_tokens_details.cached_tokens, queueMs: answer.usage.queue_ms ?? 0, asked: window.sent.map(([path]) => path) };
+        cached: answer.usage.prompt_tokens_details.cached_tokens,
+        queueMs: answer.usage.queue_ms ?? 0, asked: window.sent.map(([path]) => path) };
 };
 // The answer of the device alone, whose cache is empty.
 window.alone = async (content) => {
@@ -148,8 +149,8 @@ def far(site: str) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         # Each part takes it a hundredth of a second.
         patch.setattr(blocks, "time", SimpleNamespace(monotonic=lambda: next(clock) / 100))
-        models: Any = FakeModels(executor_of(LocalExecutor, "fake"), {"other": executor_of(Other, "other")})
-        with live_server(models, ApiConfig(cors_origins=(site.removesuffix("/index.html"),))) as server:
+        executors: Any = (executor_of(LocalExecutor, "fake"), {"other": executor_of(Other, "other")})
+        with live_server(FakeModels(*executors), ApiConfig(cors_origins=(site.removesuffix("/index.html"),))) as server:
             yield f"http://127.0.0.1:{server.port}/v1"
 
 
