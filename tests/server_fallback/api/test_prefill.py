@@ -35,7 +35,7 @@ class Prefilling(FakeExecutor):
         if self.failure is not None and self.error_at == 0:
             raise self.failure
         counts.queue_seconds = 0.0
-        counts.cached_tokens = request.start
+        counts.computed_tokens = len(request.prompt)
         self.open += 1
         try:
             for index, piece in enumerate(self.pieces):
