@@ -73,6 +73,15 @@ class PrefixCache:
         self._touch(path, length)
         return Prefix(length, path, known=known)
 
+    def nodes(self, keys: Items[int], count: int, adapter: str | None = None) -> list[Node]:
+        """The nodes of the first ``count`` pages of these keys, as far as there are any. They may lack snapshots."""
+        path: list[Node] = []
+        level = self._roots.get(adapter, {})
+        while len(path) < count and (node := level.get(self._key(keys, len(path)))) is not None:
+            path.append(node)
+            level = node.children
+        return path
+
     def insert(self, sequence: Cached, count: int) -> None:
         """Cache the first ``count`` pages of a sequence, all full.
 

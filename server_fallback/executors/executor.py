@@ -27,6 +27,7 @@ from ..schema.completions import AnswerRequest
 from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
+from ..schema.pages import PagesRequest
 from ..schema.pipeline import StepTime
 from ..schema.prefill import PrefillRequest
 from ..schema.receipt import SignedReceipt
@@ -56,7 +57,8 @@ class Call:
     ``received`` is the body of a request that wants a receipt; our own executors call ``observe_receipt`` with that of
     an answer that was broken off. Far sides call ``observe_request`` with the body that they send. Pipelines call
     ``observe_step`` with each step that has ended, and its start (`time.monotonic`).
-    ``confirmed``: what the sender has agreed to let leave this machine, if a policy asks.
+    ``confirmed``: what the sender has agreed to let leave this machine, if a policy asks. ``prefill_from``: the server
+    that computes the beginning of the prompt, as in `TokenRequest`.
     """
 
     request_id: str
@@ -74,12 +76,31 @@ class Call:
     observe_receipt: Callable[[SignedReceipt], None] | None = None
     observe_request: Callable[[dict[str, Any]], None] | None = None
     confirmed: str | None = None
+    prefill_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillState:
+    """What the prefill workers of a decode worker do: of ``workers``, so many are ``answering``; if they are
+    ``required``, long prompts fail without them. All others count from the start: ``transfers`` were begun, which
+    brought the pages of ``tokens`` in ``bytes`` within ``seconds``; ``fallbacks`` are prompts that they did not
+    complete, by reason.
+    """
+
+    workers: int
+    answering: int
+    required: bool
+    transfers: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorState:
     """The current state of an executor. ``memory_bytes`` is the device memory that it uses, None if unknown.
-    ``engine``: the figures of our own engine.
+    ``engine``: the figures of our own engine. ``prefill``: those of a decode worker, None for others.
     """
 
     ready: bool
@@ -88,11 +109,29 @@ class ExecutorState:
     waiting: int = 0
     memory_bytes: int | None = None
     engine: EngineStats = field(default_factory=lambda: EngineStats(silent_seconds=None))
+    prefill: PrefillState | None = None
+
+    @property
+    def degraded(self) -> str | None:
+        """What does not work although the model is ready; None if all does."""
+        prefill = self.prefill
+        if not self.ready or prefill is None or prefill.answering > 0:
+            return None
+        return f"none of {prefill.workers} prefill workers answers; decode workers compute long prompts themselves"
 
     @staticmethod
-    def of(engine: EngineStats, device: str, memory_bytes: int | None, *, closed: bool) -> ExecutorState:
+    def of(
+        engine: EngineStats,
+        device: str,
+        memory_bytes: int | None,
+        *,
+        closed: bool,
+        prefill: PrefillState | None = None,
+    ) -> ExecutorState:
         """The state of an executor with an engine of ours."""
         failure = engine.failure.message if engine.failure is not None else None
+        if failure is None and prefill is not None and prefill.required and prefill.answering == 0:
+            failure = f"none of {prefill.workers} prefill workers answers"
         return ExecutorState(
             ready=not closed and failure is None,
             detail="closed" if closed else failure or device or "serving",
@@ -100,6 +139,7 @@ class ExecutorState:
             waiting=engine.waiting,
             memory_bytes=memory_bytes,
             engine=engine,
+            prefill=prefill,
         )
 
 
@@ -183,6 +223,16 @@ class CachesPrefixes(Protocol):
 
     async def reset_prefix_cache(self) -> None:
         """Let no later request use what was computed before."""
+
+
+@runtime_checkable
+class SendsPages(Protocol):
+    """An executor that computes prompts for other servers: our own engine."""
+
+    def pages(self, request: PagesRequest, call: Call) -> AsyncGenerator[bytes, None]:
+        """The parts of the answer of /v1/nearfar/pages. Raises RequestError for a model without pages, or another
+        one than the client's; reading the parts raises the errors of the engine.
+        """
 
 
 @runtime_checkable

@@ -134,11 +134,11 @@ export class FarSide implements Side {
   }
 
   answer(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-    // A gateway to other servers may send a token in pieces.
+    // A gateway to other servers may send a token in pieces, and SGLang sends its reasoning and its content apart.
     return boundedAnswer(
       this.#allChunks(request),
       remainingLimit(request).max_tokens ?? Infinity,
-      this.dialect !== "openai",
+      this.dialect === "vllm" || this.#isOurs,
     );
   }
 
@@ -360,6 +360,8 @@ function choiceOf(value: unknown): ChatCompletionChunk["choices"][number] {
     typeof (end ?? "") !== "string"
   )
     throw nonsense("a delta or a finish_reason is of another type");
+  // vLLM and SGLang end an answer so if their server stops.
+  if (end === "abort") throw new Unavailable("The far side broke off its answer");
   return {
     index: index ?? 0,
     delta: {
