@@ -182,9 +182,9 @@ class Abilities:
 
     ``tools``: the model writes tool calls. ``embeds``: it makes embeddings or scores, and no text.
     ``verify``: it checks drafts of clients. ``prefill``: it computes prompts for them. ``vision``: it reads images.
-    ``video``: it reads videos. ``sound``: it reads sound, and nothing else. ``hears``: it answers about recordings in chats, of at most ``hears_seconds`` if that
-    is not None. ``model`` is its name in its manifest, None for models that are not one, and ``chat_template`` the
-    source of its template. ``thinks``: it reasons between markers.
+    ``video``: it reads videos. ``sound``: it reads sound, and nothing else. ``hears``: it answers about recordings in
+    chats, of at most ``hears_seconds`` if that is not None. ``model`` is its name in its manifest, None for models that
+    are not one, and ``chat_template`` the source of its template. ``thinks``: it reasons between markers.
     """
 
     tokenizer_sha256: str | None
