@@ -95,7 +95,7 @@ def origin(text: str) -> str:
 
 
 # The kinds of other servers; see `executors/dialect.py`.
-Dialect = Literal["openai", "vllm", "nearfar"]
+Dialect = Literal["openai", "vllm", "sglang", "nearfar"]
 Seconds = Annotated[float, Flag(metavar="S", check=check_seconds)]
 Milliseconds = Annotated[float, Flag(metavar="MS", parse=seconds_of_milliseconds, check=check_seconds)]
 Counts = Annotated[tuple[int, ...], Flag(metavar="N,N", parse=counts)]

@@ -40,8 +40,8 @@ class ModelOptions:
     context: int | None = None
     """the longest sequence in tokens (default: 4096, or the model's limit if that is less)"""
     kv: KvName = "activation"
-    """format of keys and values: activation, as computed; q8, 8-bit integers in half the memory of float16; or q4,
-    4-bit integers in a quarter"""
+    """format of keys and values: activation, as computed; q8, 8-bit integers in half the memory of float16; q4, 4-bit
+    integers in a quarter; or fp8, 8-bit floats (E4M3), on cuda"""
     lora_rank: Annotated[int, Flag(metavar="RANK")] = 0
     """accept LoRA adapters of up to this rank; each request can choose one (default: no adapters)"""
     text_only: bool = False

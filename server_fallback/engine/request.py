@@ -67,6 +67,12 @@ class TokenRequest:
     ``watermark``: mark the answer, with the watermark of the engine.
 
     ``images`` are those of the prompt, in the order of their places; not together with a number for ``when_full``.
+
+    ``export``: instead of an answer, the stored pages of the prompt's positions in this range, both ends of which are
+    page borders; see `TokenEngine.export`.
+
+    ``prefill_from`` names the server that computes the beginning of the prompt, "" for none; see `executors/apart.py`.
+    None leaves the choice to this server.
     """
 
     prompt_ids: Sequence[int]
@@ -90,6 +96,8 @@ class TokenRequest:
     client: str = ""
     watermark: bool = False
     images: Sequence[PromptImage] = ()
+    export: range | None = None
+    prefill_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

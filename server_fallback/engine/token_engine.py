@@ -27,11 +27,12 @@ from .engine_loop import EngineLoop
 from .engine_thread import EngineThread
 from .image_encoder import Tower
 from .inbox import Inbox
-from .item_queue import Item, ItemQueue
+from .item_queue import BlockQueue, Item, ItemQueue
 from .mask_pool import MaskPool
 from .masks import Masks
 from .model import TokenModel
 from .ngram_drafter import NgramDrafter
+from .page_blocks import BlockWrite, PageBlock
 from .request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from .resolved_sampling import resolve_sampling
 from .retained_pages import RetainedPages
@@ -145,6 +146,37 @@ class TokenEngine(EngineThread[EngineLoop]):
         """A position in the order of arrival, for requests that together make one answer."""
         return next(self._arrivals)
 
+    async def export(self, request: TokenRequest) -> AsyncGenerator[PageBlock | AnswerEnd, None]:
+        """Yield the stored pages of a range of the prompt, `TokenRequest.export`, as they are computed, and last an
+        AnswerEnd. A prompt whose blocks are not taken is not computed any further. Raises the errors of `batches`.
+        """
+        queue = BlockQueue()
+        answer = self.begin(request, queue.put)
+        try:
+            while isinstance(item := await queue.next(), PageBlock):
+                yield item
+                self.take_block(answer)
+            yield item
+        finally:
+            self.abandon(answer)
+
+    def take_block(self, answer: Answer) -> None:
+        """The reader of an export has taken a block."""
+        if not answer.ended:
+            self._inbox.call(lambda: self._loop.taken(answer))
+
+    async def cached_tokens(self, token_ids: Sequence[int], adapter: str | None = None) -> int:
+        """How many of the first tokens need not be computed, in whole pages. Raises RequestError for an adapter that is
+        not loaded.
+        """
+        return await self._between_steps(lambda: self._loop.prefixes.cached_tokens(token_ids, adapter))
+
+    async def write_block(self, write: BlockWrite) -> bool:
+        """Put pages into the prefix cache that another engine with the same model has exported. False if there is no
+        room. Raises RequestError if the bytes have another size.
+        """
+        return await self._between_steps(lambda: self._loop.prefixes.write_block(write))
+
     async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
         """Load a LoRA adapter under a name that requests can use. ``states`` are what `nearfar.compiler.formats.peft`
         reads.
@@ -164,8 +196,9 @@ class TokenEngine(EngineThread[EngineLoop]):
         await asyncio.wrap_future(unloaded)
 
     async def reset_prefix_cache(self) -> None:
-        """Let no later request use what was computed before."""
-        await self._between_steps(self._loop.reset_prefix_cache)
+        """Let no later request use what was computed before. A disk tier is cleared for all engines of the model."""
+        clear_tiers = await self._between_steps(self._loop.prefixes.reset)
+        await asyncio.to_thread(clear_tiers)
 
     async def read_prefix(self, token_ids: Sequence[int], adapter: str | None = None) -> RetainedPages:
         """The longest prefix of some tokens that is in the prefix cache, in whole pages; without any tokens if none is.
@@ -174,7 +207,7 @@ class TokenEngine(EngineThread[EngineLoop]):
         Raises RequestError for an adapter that is not loaded, and for a runner whose pages cannot be read; Unavailable
         once the engine is closed, or DeviceError.
         """
-        pages, data = await self._between_steps(lambda: self._loop.read_prefix(token_ids, adapter))
+        pages, data = await self._between_steps(lambda: self._loop.prefixes.read(token_ids, adapter))
         return replace(pages, data=await asyncio.wrap_future(data))
 
     async def write_prefix(self, pages: RetainedPages) -> int:
@@ -184,13 +217,16 @@ class TokenEngine(EngineThread[EngineLoop]):
         Raises RequestError for pages of another model and for those of an adapter that is not loaded, and otherwise as
         `read_prefix`.
         """
-        return await self._between_steps(lambda: self._loop.write_prefix(pages))
+        return await self._between_steps(lambda: self._loop.prefixes.write(pages))
 
     async def _between_steps(self, call: Callable[[], T]) -> T:
         """The result of a call on the engine's thread."""
         done: Future[T] = Future()
 
         def work() -> None:
+            # Nobody may wait any more.
+            if not done.set_running_or_notify_cancel():
+                return
             try:
                 done.set_result(call())
             except Exception as error:

@@ -19,6 +19,7 @@ from ..text.text_workers import TextWorkers
 from .executor import Executor
 from .local import Engine, GuestExecutor, LocalExecutor
 from .local_share import LocalShare
+from .page_transfer import PageIdentity
 from .slots import Slots
 from .text_model import TextModel
 
@@ -56,6 +57,8 @@ class AdaptableExecutor(ExecutorWithAdapters):
         share: LocalShare | None = None,
         issuer: Issuer | None = None,
         stored: StoredModel | None = None,
+        pages: PageIdentity | None = None,
+        only_prefills: bool = False,
         slots: Slots | None = None,
     ) -> None:
         super().__init__(
@@ -67,6 +70,8 @@ class AdaptableExecutor(ExecutorWithAdapters):
             share=share,
             issuer=issuer,
             stored=stored,
+            pages=pages,
+            only_prefills=only_prefills,
             slots=slots,
         )
         self._adaptable_engine, self._manifest = engine, manifest

@@ -41,6 +41,7 @@ from ..schema.route import Side
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.text_workers import TextWorkers
 from .adaptable import AdaptableExecutor
+from .apart import ApartEngine
 from .catalog_models import CatalogModels
 from .compile_process import compiled
 from .devices import default_arch, default_target, kv_memory_bytes
@@ -51,6 +52,7 @@ from .local_options import LocalOptions
 from .local_recipe import LocalRecipe, Planned
 from .local_share import LocalShare, SpeechShare
 from .memory import context_bytes, plan_memory, weight_bytes
+from .page_transfer import PageIdentity
 from .registry import default_name
 from .shared_opener import open_workers
 from .slot_files import FLAG, SlotFiles
@@ -103,6 +105,12 @@ class LocalOpener:
         """Raises RequestError for a key to ignore that no model had so far."""
         self._ignored_keys.require_found()
 
+    async def plan(self, model: str) -> Planned:
+        """The bundle of a model, compiled if it is a checkpoint, and the limits with which it would be served. Raises as
+        `prepare`.
+        """
+        return await self._planned(model)
+
     async def prepare(self, model: str, name: str | None) -> Opening:
         """Raises BundleError, CheckpointError, RequestError and the other errors of compiling."""
         options = self._options
@@ -117,6 +125,11 @@ class LocalOpener:
         async def open_it() -> Executor:
             # Hashes, weights and libraries are read on a thread, so that running requests do not wait.
             text = await asyncio.to_thread(TextModel.of, planned.bundle, name)
+            if options.prefill.role == "prefill" and not text.generates:
+                raise RequestError(
+                    f"{name}: --role prefill is for models that generate text; serve this one without it",
+                    param="model",
+                )
             if text.transcribes:
                 return await self._open_speech(planned, text)
             if not text.generates:
@@ -184,6 +197,7 @@ class LocalOpener:
             image_cache_bytes=options.images.image_cache_bytes,
             watermark=self._watermark,
             marks_all=self._watermark is not None and options.watermark == "all",
+            kv_tiers=options.kv_tiers,
         )
         recipe = LocalRecipe(planned, draft, config)
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
@@ -201,25 +215,36 @@ class LocalOpener:
         if options.shared and isinstance(engine, RemoteEngine):
             share = LocalShare(planned.bundle, text.name, await engine.share(), memory_bytes, options.images, issuer)
         kept: Any = {"workers": workers, "memory_bytes": memory_bytes, "device": engine.device, "share": share}
-        kept |= {"issuer": issuer, "stored": stored}
+        kept |= {"issuer": issuer, "stored": stored, "only_prefills": options.prefill.role == "prefill"}
+        answering: RemoteEngine | TokenEngine | ApartEngine = engine
+        pages = kept["pages"] = PageIdentity.of(manifest, engine.prefix_key)
+        if pages is None and options.prefill.role != "both":
+            await engine.close()
+            raise RequestError(
+                f"{text.name}: --role {options.prefill.role}: the {manifest.target} target keeps no pages that servers "
+                "can exchange; compile it for cpu or cuda",
+                param="model",
+            )
+        if pages is not None and options.prefill.role == "decode":
+            answering = ApartEngine(engine, pages, options.prefill, text.name)
         if self._slot_files is not None:
             limits = planned.memory.limits
             # A file has less than the device's memory.
             kept["slots"] = Slots(engine, self._slot_files, min(limits.sequences, limits.rows), memory_bytes)
         if isinstance(manifest, Manifest) and manifest.lora is not None:
-            executor = AdaptableExecutor(engine, text, manifest, **kept)
+            executor = AdaptableExecutor(answering, text, manifest, **kept)
             adapter = None if stored is None else await asyncio.to_thread(self._store.adapter, stored)
             if stored is not None and adapter is not None:
                 await executor.adapt(stored.name, str(adapter))
             return executor
         if stored is not None and stored.adapter is not None:
-            await engine.close()
+            await answering.close()
             raise RequestError(
                 f"{stored.name}: its base is a bundle that accepts no LoRA adapters; create it from a checkpoint, or "
                 "from a bundle that was compiled with --lora-rank",
                 param="model",
             )
-        return LocalExecutor(engine, text, **kept)
+        return LocalExecutor(answering, text, **kept)
 
     async def _planned(self, model: str, *, is_draft: bool = False) -> Planned:
         """A step checks drafts of each sequence and in addition those of clients. A step of a draft checks none."""

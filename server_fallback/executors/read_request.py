@@ -80,6 +80,7 @@ class Asked:
             client=call.client,
             prompt_logprobs=0 if alternatives is None else len(prompt.ids),
             prompt_alternatives=alternatives or 0,
+            prefill_from=call.prefill_from,
         )
         # All answers to a chat have the same prompt, so only the first of them reports its log-probabilities.
         others = replace(first, prompt_logprobs=0) if isinstance(self.prompt, Chat) else first

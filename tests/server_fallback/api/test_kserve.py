@@ -449,6 +449,8 @@ def test_an_admin_loads_and_unloads_over_triton_s_clients(models: ModelsWithEnco
                     sleeping.loaded.clear()
                     with pytest.raises(InferenceServerException, match="'config' is not supported"):
                         triton.load_model("embed", headers=ops, config="{}")
+                    with pytest.raises(InferenceServerException, match="is not a model: String should match pattern"):
+                        triton.load_model("a\x7fb", headers=ops)
                     with pytest.raises(InferenceServerException, match="admin's API key"):
                         triton.load_model("embed", headers=web)
                     with pytest.raises(InferenceServerException, match="admin's API key"):
