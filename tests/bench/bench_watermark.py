@@ -98,7 +98,7 @@ async def measured(
     prompts = demo_prompts("eval", bench.prompts)
     answers = await asyncio.gather(*(answer(engine, bench.prompt(each.prompt), Sampling(), 64) for each in prompts))
     texts = map(bench.tokenizer.decode, answers)
-    right = sum(prompt.is_right(text) for prompt, text in zip(prompts, texts, strict=True))
+    right = sum(bool(prompt.is_right(text)) for prompt, text in zip(prompts, texts, strict=True))
     asked = [bench.prompt(f"tell me a story about a {ANIMALS[index % len(ANIMALS)]}") for index in range(bench.stories)]
     sampled = [Sampling(temperature=temperature, seed=index) for index in range(bench.stories)]
     whole = await asyncio.gather(*(answer(engine, *each, 80) for each in zip(asked, sampled, strict=True)))
