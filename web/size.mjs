@@ -40,6 +40,7 @@ const FILES = {
   finder_gzip_bytes: ["dist/finder.js", 3_000],
   parts_gzip_bytes: ["dist/parts.js", 1_000],
   speculation_gzip_bytes: ["dist/speculation.js", 5_000],
+  prefill_gzip_bytes: ["dist/prefill.js", 9_000],
   language_model_gzip_bytes: ["dist/language-model.js", 8_200],
   retrieval_gzip_bytes: ["dist/retrieval.js", 18_000],
   webllm_gzip_bytes: ["dist/webllm.js", 103_000],

@@ -95,7 +95,7 @@ class PlanRunner(BaseRunner[Manifest]):
         return {
             name: self.layout(entry, self.largest)
             for name, entry in self.manifest.states.items()
-            if entry.shape[0] in ("N", "M")
+            if entry.shape[0] in ("N", "M", 1)
         }
 
     def read_pages(self, units: Sequence[Sequence[int]]) -> Future[bytes]:

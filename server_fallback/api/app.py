@@ -41,6 +41,8 @@ from .metrics import Metrics
 from .model_routes import about_router, admin_router, models_router
 from .ollama import ollama_error, ollama_router
 from .ollama_models import ollama_models_router, ollama_store_router
+from .pages import pages_router
+from .prefill import prefill_router
 from .queue_waits import QueueWaits
 from .responses import responses_router
 from .service import Service, limits_of
@@ -153,6 +155,8 @@ def create_app(
         info_router,
         about_router,
         verify_router,
+        pages_router,
+        prefill_router,
         admin_router,
         sleep_router,
         models_router,

@@ -223,6 +223,7 @@ class _States(Collector):
         yield from _histograms(BatchStats, {model: state.engine.batches for model, state in states.items()})
         yield from _histograms(RequestStats, {model: state.engine.requests for model, state in states.items()})
         yield from _infos(states)
+        yield from _prefills(states)
 
     def describe(self) -> Iterator[Metric]:
         """Describe nothing, so that no state is read before the models exist."""
@@ -236,6 +237,34 @@ def _numbers(kind: type[EngineStats] | type[TierStats], found: Mapping[str, obje
         for model, stats in found.items():
             if (value := getattr(stats, field, None)) is not None:
                 family.add_metric([model], float(value))
+        yield family
+
+
+# Of decode workers: name, help text, field of `PrefillState`.
+PREFILLS = (
+    ("nearfar:prefill_transfers", "Transfers of pages from prefill workers.", "transfers"),
+    ("nearfar:prefill_transfer_tokens", "Prompt tokens whose pages they brought.", "tokens"),
+    ("nearfar:prefill_transfer_bytes", "Bytes received in them.", "bytes"),
+    ("nearfar:prefill_transfer_seconds", "Time that prompts waited for them.", "seconds"),
+)
+
+
+def _prefills(states: Mapping[str, ExecutorState]) -> Iterator[Metric]:
+    of = {model: state.prefill for model, state in states.items() if state.prefill is not None}
+    answering = GaugeMetricFamily("nearfar:prefill_workers_answering", "Prefill workers that answer.", labels=[MODEL])
+    fallbacks = CounterMetricFamily(
+        "nearfar:prefill_fallbacks", "Prompts that prefill workers did not complete.", labels=[MODEL, "reason"]
+    )
+    for model, prefill in of.items():
+        answering.add_metric([model], prefill.answering)
+        for reason, count in prefill.fallbacks.items():
+            fallbacks.add_metric([model, reason], count)
+    yield answering
+    yield fallbacks
+    for name, text, field in PREFILLS:
+        family = CounterMetricFamily(name, text, labels=[MODEL])
+        for model, prefill in of.items():
+            family.add_metric([model], getattr(prefill, field))
         yield family
 
 

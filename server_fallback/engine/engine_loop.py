@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TypeVar
@@ -31,6 +32,9 @@ from .mask_task import MaskTask
 from .masks import Masks
 from .min_tokens import both_masks, end_ids, mask_without
 from .model import TokenModel
+from .page_blocks import BlockWrite, PageBlock
+from .page_exports import PageExports
+from .page_imports import write_block
 from .prefix_traffic import PrefixTraffic
 from .request import GeneratedToken, PromptLogprobs
 from .scheduler import Scheduler
@@ -87,6 +91,7 @@ class EngineLoop:
             inbox.resume,
         )
         self._tiers = self.prefixes.tiers
+        self._exports = PageExports(self.scheduler, self.prefixes.read_pages, self._deliver, self._exported)
         self._outbox = Outbox()
         self._failures = 0
         # Whether the runner computes a step before `submit` returns.
@@ -163,6 +168,8 @@ class EngineLoop:
             drafted_tokens=scheduler.drafted,
             accepted_tokens=scheduler.accepted,
             overhead_seconds=self._counts.overhead_seconds + self._outbox.delivery_seconds,
+            exported_tokens=self._exports.tokens,
+            exported_bytes=self._exports.bytes,
             failure=self._failure,
             requests=self._requests.snapshot(),
             page_size=kv.page_size,
@@ -217,11 +224,13 @@ class EngineLoop:
         )
         sequence.drafts = list(request.drafts or ())
         self._answers[sequence] = answer
-        if params.context_shift is None and len(sequence.prompt) > 1:
+        if params.context_shift is None and params.prefill_end is None and len(sequence.prompt) > 1:
             leader = self._leaders.setdefault((params.adapter, *sequence.prompt_keys), sequence)
             if leader is not sequence and leader.priority >= sequence.priority:
                 sequence.leader = leader
         self.scheduler.add(sequence)
+        if request.export is not None:
+            self._exports.begin(answer, sequence)
 
     def _end(self, answer: Answer, item: Item | None) -> None:
         """End an answer with a last item, and its sequence if that is not finished; ``item`` None if nobody reads the
@@ -241,6 +250,7 @@ class EngineLoop:
             answer.mask_task = None
         self._images.cancel(answer)
         self.prefixes.fetching.discard(answer)
+        self._exports.forget(answer)
         sequence = answer.sequence
         if sequence is not None:
             if not isinstance(item, NearfarError):
@@ -290,7 +300,11 @@ class EngineLoop:
         elif self._masks.pending:
             self._collect_masks(POLL_SECONDS)
         else:
-            assert not self._answers, "sequences wait and none can run"
+            assert self._exports or not self._answers, "sequences wait and none can run"
+        if self._exports and not self._export() and not self._open:
+            # All of them wait until their blocks are taken.
+            self._send()
+            self._inbox.wait(POLL_SECONDS)
         if self._images.is_due(others_run=bool(self.scheduler.running)):
             self._encode_images()
         self._counts.overhead_seconds += time.perf_counter() - started - self._other_seconds
@@ -360,6 +374,7 @@ class EngineLoop:
                 self._send()
             future: Future[Output] = self._call(self._runner.submit, batch)
             self._submit_waits = future.done()
+            self._exports.submitted(step)
             return future
         except NearfarError as error:
             failed: Future[Output] = Future()
@@ -379,6 +394,50 @@ class EngineLoop:
     def write_state(self, name: str, slot: int, values: Array) -> None:
         """`StepRunner.write_state`, on this thread."""
         self._call(self._runner.write_state, name, slot, values)
+
+    # --- pages for other servers ---
+
+    def taken(self, answer: Answer) -> None:
+        """The reader of an export has taken a block."""
+        self._exports.taken(answer)
+
+    def _export(self) -> bool:
+        """Read pages of the prompts that are exported, and deliver those of steps that are done. False if there are
+        none.
+        """
+        steps = [step for step, _ in self._open]
+        try:
+            self._exports.submitted(steps[-1] if steps else None)
+            return self._exports.committed(steps)
+        except NearfarError as error:
+            self._recover(self._exports.answers, error)
+            return True
+
+    def cached_tokens(self, token_ids: Items[int], adapter: str | None) -> int:
+        """How many of the first tokens are in the prefix cache, in whole pages. Raises RequestError."""
+        key, prefixes = self._adapter_key(adapter), self.scheduler.kv.prefixes
+        return prefixes.find(token_ids, len(token_ids), key).length // self._model.page_size * self._model.page_size
+
+    def write_block(self, write: BlockWrite) -> bool:
+        """See `page_imports.write_block`. Raises RequestError, and DeviceError."""
+        key = self._adapter_key(write.adapter)
+        is_written = write_block(self.scheduler.kv, self.prefixes.write_pages, write, key)
+        if is_written:
+            self._counts.imported_tokens += write.block.end - write.block.start
+            self._counts.imported_bytes += len(write.block.data)
+        return is_written
+
+    def _adapter_key(self, name: str | None) -> str | None:
+        return None if name is None else self.adapters.named(name).key
+
+    def _deliver(self, answer: Answer, block: PageBlock) -> None:
+        self._outbox.add(answer, block)
+
+    def _exported(self, answer: Answer) -> None:
+        end = answer.completion()
+        self._counts.prefix_queries += end.prompt_tokens
+        self._counts.prefix_hits += end.cached_tokens
+        self._end(answer, end)
 
     # --- reading a step ---
 
@@ -486,6 +545,7 @@ class EngineLoop:
         for answer in failed:
             self._end(answer, failure)
         self.scheduler.reset()
+        self._exports.reset()
         self._count_failure(failure)
 
     def _count_failure(self, failure: NearfarError) -> None:

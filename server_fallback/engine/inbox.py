@@ -116,6 +116,11 @@ class Inbox:
             self._has_messages = messages.stop
             return messages
 
+    def wait(self, timeout_seconds: float) -> None:
+        """Wait until there is something to receive, but no longer than this."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_messages, timeout_seconds)
+
     def finished(self, answer: Answer | None = None) -> None:
         """Record that one request has been answered or cannot be; that of ``answer``, which may have images."""
         with self._changed:

@@ -51,7 +51,7 @@ class PrefixTraffic:
         if options.any:
             self._require_readable_pages()
         tiers = open_tiers(options, model.bundle, activation, kv.kinds, kv.page_size)
-        self.tiers = TierTraffic(kv, tiers, self._read_pages, self._write_pages, resume)
+        self.tiers = TierTraffic(kv, tiers, self.read_pages, self.write_pages, resume)
         # Answers whose prompts are looked up in the tiers.
         self.fetching = set[Answer]()
 
@@ -65,13 +65,13 @@ class PrefixTraffic:
     def read(self, token_ids: Items[int], adapter: str | None) -> tuple[RetainedPages, Future[bytes]]:
         """See `TokenEngine.read_prefix`: the pages without their data, and the data."""
         found = None if adapter is None else self._adapters.named(adapter)
-        pages, data = read_retained(self._kv, self._read_pages, token_ids, None if found is None else found.key)
+        pages, data = read_retained(self._kv, self.read_pages, token_ids, None if found is None else found.key)
         return replace(pages, adapter="" if found is None else found.digest), data
 
     def write(self, pages: RetainedPages) -> int:
         """See `TokenEngine.write_prefix`."""
         adapter = self._adapters.with_digest(pages.adapter).key if pages.adapter else None
-        return write_retained(self._kv, self._write_pages, pages, adapter)
+        return write_retained(self._kv, self.write_pages, pages, adapter)
 
     def fetch(self, answer: Answer, then: Callable[[], None]) -> None:
         """Write what the tiers have of an answer's prompt into the prefix cache, and call ``then``, at once if there is
@@ -97,17 +97,19 @@ class PrefixTraffic:
         """Let the tiers store the pages of an answer's known tokens, once a token was sampled from them. The last one
         is known to be computed only if a stop token was sampled after it. ``ends``: it has ended.
         """
-        sequence = answer.sequence
-        if sequence is not None and (sequence.generated > 0 or answer.end_token is not None):
+        sequence, exported = answer.sequence, ends and answer.request.export is not None
+        if sequence is not None and (sequence.generated > 0 or answer.end_token is not None or exported):
             digest = "" if answer.adapter is None else answer.adapter.digest
             length = len(sequence.tokens) - (answer.end_token is None)
             self.tiers.save(sequence, length, digest, ends=ends)
 
-    def _read_pages(self, units: Items[Items[int]]) -> Future[bytes]:
+    def read_pages(self, units: Items[Items[int]]) -> Future[bytes]:
+        """`StepRunner.read_pages`, on this thread."""
         data: Future[bytes] = self._call(self._runner.read_pages, units)
         return data
 
-    def _write_pages(self, units: Items[Items[int]], data: bytes) -> None:
+    def write_pages(self, units: Items[Items[int]], data: bytes) -> None:
+        """`StepRunner.write_pages`, on this thread, after what the pages held was stored."""
         self.tiers.flush_evicted(self._open_steps())
         self._call(self._runner.write_pages, units, data)
 

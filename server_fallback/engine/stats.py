@@ -149,7 +149,8 @@ class EngineStats:
 
     All others count from the start. ``prefix_queries`` are the prompts' tokens, ``prefix_hits`` those that were in a
     cache. ``computed_tokens`` are positions that the device computed, ``generated_tokens`` those of answers.
-    ``drafted_tokens`` are guesses that were checked, ``accepted_tokens`` those that were right. ``recoveries``: device
+    ``drafted_tokens`` are guesses that were checked, ``accepted_tokens`` those that were right. Pages of
+    ``exported_tokens`` went to other servers, and those of ``imported_tokens`` came from them. ``recoveries``: device
     failures that the engine survived; ``failure``: the one that ended it, after which every request fails.
     ``restarts`` are those of the engine's process, and ``silent_seconds`` is the time since its last heartbeat, None if
     there is no engine of ours.
@@ -198,6 +199,14 @@ class EngineStats:
     ] = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
+    exported_tokens: Annotated[
+        int, Metric("counter", "nearfar:exported_tokens", "Prompt tokens whose pages were read for other servers.")
+    ] = 0
+    exported_bytes: Annotated[int, Metric("counter", "nearfar:exported_bytes", "Bytes of these pages.")] = 0
+    imported_tokens: Annotated[
+        int, Metric("counter", "nearfar:imported_tokens", "Prompt tokens whose pages another server computed.")
+    ] = 0
+    imported_bytes: Annotated[int, Metric("counter", "nearfar:imported_bytes", "Bytes of these pages.")] = 0
     steps: Annotated[int, Metric("counter", "nearfar:engine_steps", "Steps of the device.")] = 0
     overhead_seconds: Annotated[
         float, Metric("counter", "nearfar:engine_overhead_seconds", "Time spent in the engine itself, over all steps.")

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TypeVar
 
+from nearfar.compiler.ir.watermark import WATERMARK
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.page_groups import longest_sequence
@@ -26,11 +27,12 @@ from .engine_loop import EngineLoop
 from .engine_thread import EngineThread
 from .image_encoder import Tower
 from .inbox import Inbox
-from .item_queue import Item, ItemQueue
+from .item_queue import BlockQueue, Item, ItemQueue
 from .mask_pool import MaskPool
 from .masks import Masks
 from .model import TokenModel
 from .ngram_drafter import NgramDrafter
+from .page_blocks import BlockWrite, PageBlock
 from .request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from .resolved_sampling import resolve_sampling
 from .retained_pages import RetainedPages
@@ -47,7 +49,7 @@ class TokenEngine(EngineThread[EngineLoop]):
     model, for a config with one, ``masks`` computes the masks of constrained answers, on threads by default, and
     ``tower`` the features of images, if the model reads any. ``device`` describes the runner's device. ``max_drafts``:
     how many drafts a step checks, of all callers together.
-    Raises RequestError if the config's speculation cannot work.
+    Raises RequestError if the config's speculation cannot work, or for a watermark if the plan cannot mark.
     """
 
     def __init__(
@@ -66,6 +68,9 @@ class TokenEngine(EngineThread[EngineLoop]):
         limits = runner.limits
         context = longest_sequence(runner.groups, model.context, model.page_size, limits.tokens)
         self.model = replace(model, context=context)
+        self._watermark, self._marks_all = config.watermark, config.marks_all
+        if config.watermark is not None:
+            runner.write_state(WATERMARK, 0, config.watermark.row())
         self._arrivals = itertools.count()
         self.device = runner.device
         # Runners of frameworks have no dtype of their own.
@@ -117,7 +122,13 @@ class TokenEngine(EngineThread[EngineLoop]):
     def begin(self, request: TokenRequest, put: Callable[[Item], None]) -> Answer:
         """Begin an answer; the running event loop calls ``put`` with its items. Raises what `batches` raises first."""
         check_request(request, self.model, self._loop.adapters.names, self._loop.scheduler.config.max_tokens)
-        sampling = resolve_sampling(request.sampling, request.answered)
+        if request.watermark and self._watermark is None:
+            raise RequestError(
+                "watermark: this model marks no answers; start the server with --watermark-key FILE, or leave it out",
+                param="watermark",
+            )
+        marks = request.watermark or self._marks_all
+        sampling = resolve_sampling(request.sampling, request.answered, marks=marks)
         arrival = self.arrive() if request.arrival is None else request.arrival
         image_bytes = {image.name: image.size_bytes(self.model.feature_size) for image in request.images}
         answer = Answer(arrival, request, sampling, put, image_bytes=image_bytes)
@@ -134,6 +145,37 @@ class TokenEngine(EngineThread[EngineLoop]):
     def arrive(self) -> int:
         """A position in the order of arrival, for requests that together make one answer."""
         return next(self._arrivals)
+
+    async def export(self, request: TokenRequest) -> AsyncGenerator[PageBlock | AnswerEnd, None]:
+        """Yield the stored pages of a range of the prompt, `TokenRequest.export`, as they are computed, and last an
+        AnswerEnd. A prompt whose blocks are not taken is not computed any further. Raises the errors of `batches`.
+        """
+        queue = BlockQueue()
+        answer = self.begin(request, queue.put)
+        try:
+            while isinstance(item := await queue.next(), PageBlock):
+                yield item
+                self.take_block(answer)
+            yield item
+        finally:
+            self.abandon(answer)
+
+    def take_block(self, answer: Answer) -> None:
+        """The reader of an export has taken a block."""
+        if not answer.ended:
+            self._inbox.call(lambda: self._loop.taken(answer))
+
+    async def cached_tokens(self, token_ids: Sequence[int], adapter: str | None = None) -> int:
+        """How many of the first tokens need not be computed, in whole pages. Raises RequestError for an adapter that is
+        not loaded.
+        """
+        return await self._between_steps(lambda: self._loop.cached_tokens(token_ids, adapter))
+
+    async def write_block(self, write: BlockWrite) -> bool:
+        """Put pages into the prefix cache that another engine with the same model has exported. False if there is no
+        room. Raises RequestError if the bytes have another size.
+        """
+        return await self._between_steps(lambda: self._loop.write_block(write))
 
     async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
         """Load a LoRA adapter under a name that requests can use. ``states`` are what `nearfar.compiler.formats.peft`
@@ -182,6 +224,9 @@ class TokenEngine(EngineThread[EngineLoop]):
         done: Future[T] = Future()
 
         def work() -> None:
+            # Nobody may wait any more.
+            if not done.set_running_or_notify_cancel():
+                return
             try:
                 done.set_result(call())
             except Exception as error:

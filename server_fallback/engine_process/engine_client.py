@@ -14,7 +14,8 @@ from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailab
 
 from ..engine.encode_job import EncodeRequest
 from ..engine.encoded_prefix import PrefixKey
-from ..engine.item_queue import ItemQueue
+from ..engine.item_queue import BlockQueue, ItemQueue
+from ..engine.page_blocks import BlockWrite, PageBlock
 from ..engine.request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from ..engine.retained_pages import RetainedPages
 from ..engine.stats import EngineStats
@@ -24,6 +25,7 @@ from .mask_service import MaskService
 from .messages import (
     Abandon,
     Attach,
+    CachedTokens,
     Encode,
     ForgetImages,
     Generate,
@@ -37,7 +39,9 @@ from .messages import (
     ResetPrefixCache,
     Stats,
     Step,
+    TakeBlock,
     UnloadAdapter,
+    WriteBlock,
     WritePrefix,
 )
 from .sent_images import SentImages
@@ -62,7 +66,7 @@ class EngineClient:
         self._fault = FAILED
         self._supervision: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
-        self._queues: dict[int, ItemQueue] = {}
+        self._queues: dict[int, ItemQueue | BlockQueue] = {}
         self._masks = MaskService(self._send)
         self._images = SentImages()
         self._stats = EngineStats()
@@ -126,6 +130,33 @@ class EngineClient:
             unused = sent.end(request.images)
             if unused and sent is self._images:
                 self._send(ForgetImages(unused))
+
+    async def export(self, request: TokenRequest) -> AsyncGenerator[PageBlock | AnswerEnd, None]:
+        """See `TokenEngine.export`."""
+        self._require_open()
+        number, queue = next(self._numbers), BlockQueue()
+        self._queues[number] = queue
+        try:
+            self._send(Generate(number, replace(request, arrival=self.arrive()), is_constrained=False))
+            while isinstance(item := await queue.next(), PageBlock):
+                yield item
+                self._send(TakeBlock(number))
+            yield item
+        finally:
+            if self._queues.pop(number, None) is not None:
+                self._send(Abandon(number))
+
+    async def cached_tokens(self, token_ids: Sequence[int], adapter: str | None = None) -> int:
+        """See `TokenEngine.cached_tokens`."""
+        self._require_open()
+        count: int = await self._call(CachedTokens(token_ids, adapter))
+        return count
+
+    async def write_block(self, write: BlockWrite) -> bool:
+        """See `TokenEngine.write_block`."""
+        self._require_open()
+        is_written: bool = await self._call(WriteBlock(write))
+        return is_written
 
     def arrive(self) -> int:
         """See `TokenEngine.arrive`."""
@@ -226,7 +257,15 @@ class EngineClient:
 
     async def _call(
         self,
-        message: Encode | Listen | LoadAdapter | ReadPrefix | ResetPrefixCache | UnloadAdapter | WritePrefix,
+        message: CachedTokens
+        | Encode
+        | Listen
+        | LoadAdapter
+        | ReadPrefix
+        | ResetPrefixCache
+        | UnloadAdapter
+        | WriteBlock
+        | WritePrefix,
     ) -> Any:
         if self._connection is None:
             raise process_failed()

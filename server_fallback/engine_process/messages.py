@@ -19,6 +19,7 @@ from ..engine.encoder_engine import EncoderEngine
 from ..engine.images import ImageName
 from ..engine.item_queue import Item
 from ..engine.masks import Masks
+from ..engine.page_blocks import BlockWrite
 from ..engine.request import TokenRequest
 from ..engine.retained_pages import RetainedPages
 from ..engine.stats import EngineStats
@@ -84,6 +85,13 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeBlock:
+    """The reader of an export, which is an answer, has taken a block."""
+
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetImages:
     """No unfinished answer of this server has these images any more."""
 
@@ -104,7 +112,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class ResetPrefixCache:
-    """A call, as are the next five."""
+    """A call, as are the next seven."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +124,25 @@ class ReadPrefix:
 
 
 @dataclass(frozen=True, slots=True)
+class CachedTokens:
+    """See `TokenEngine.cached_tokens`."""
+
+    token_ids: Sequence[int]
+    adapter: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class WritePrefix:
     """See `TokenEngine.write_prefix`."""
 
     pages: RetainedPages
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBlock:
+    """See `TokenEngine.write_block`."""
+
+    write: BlockWrite
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from ..engine.token_engine import TokenEngine
 from ..processes.connection import Connection
 from .messages import (
     Abandon,
+    CachedTokens,
     Encode,
     ForgetImages,
     Generate,
@@ -29,7 +30,9 @@ from .messages import (
     ResetPrefixCache,
     Stats,
     Step,
+    TakeBlock,
     UnloadAdapter,
+    WriteBlock,
     WritePrefix,
 )
 from .remote_masks import RemoteConstraint, RemoteMasks
@@ -89,6 +92,14 @@ class Session:
                     self._masks.returned(constraint, message)
             case Abandon(answer):
                 self._abandon(answer)
+            case TakeBlock(number):
+                self._take_block(number)
+            case CachedTokens(token_ids, adapter):
+                assert isinstance(engine, TokenEngine)
+                return engine.cached_tokens(token_ids, adapter)
+            case WriteBlock(write):
+                assert isinstance(engine, TokenEngine)
+                return engine.write_block(write)
             case ForgetImages(names):
                 self._images.forget(names)
             case Encode(request):
@@ -125,6 +136,12 @@ class Session:
             self._answers[number] = self._engine.begin(request, partial(self._put, number))
         except NearfarError as error:
             self._put(number, error)
+
+    def _take_block(self, number: int) -> None:
+        answer = self._answers.get(number)
+        if answer is not None:
+            assert isinstance(self._engine, TokenEngine)
+            self._engine.take_block(answer)
 
     def _abandon(self, number: int) -> None:
         answer = self._answers.pop(number, None)

@@ -19,6 +19,7 @@ from ..text.text_workers import TextWorkers
 from .executor import Executor
 from .local import Engine, GuestExecutor, LocalExecutor
 from .local_share import LocalShare
+from .page_transfer import PageIdentity
 from .text_model import TextModel
 
 
@@ -54,6 +55,8 @@ class AdaptableExecutor(ExecutorWithAdapters):
         share: LocalShare | None = None,
         issuer: Issuer | None = None,
         stored: StoredModel | None = None,
+        pages: PageIdentity | None = None,
+        only_prefills: bool = False,
     ) -> None:
         super().__init__(
             engine,
@@ -64,6 +67,8 @@ class AdaptableExecutor(ExecutorWithAdapters):
             share=share,
             issuer=issuer,
             stored=stored,
+            pages=pages,
+            only_prefills=only_prefills,
         )
         self._adaptable_engine, self._manifest = engine, manifest
 

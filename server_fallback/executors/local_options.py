@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Literal
 
+from nearfar.compiler.ir.watermark import SHARE, STRENGTH
 from nearfar.compiler.names import EXPORTS
 from nearfar.compiler.options import CatalogUrl, Count, CountOrNone, File, Flag, ModelName, SizeBytes, Trust, options
 from nearfar.compiler.pipeline.options import ModelOptions
@@ -12,7 +13,8 @@ from nearfar.compiler.pipeline.options import ModelOptions
 from ..engine.batching import Batching
 from ..images.options import ImageOptions
 from ..kv_tiers.options import KvTierOptions
-from ..option_types import HANG_SECONDS
+from ..option_types import HANG_SECONDS, WatermarkShare, WatermarkStrength
+from .prefill_options import PrefillOptions
 
 
 @options
@@ -47,12 +49,21 @@ class LocalOptions(ModelOptions):
     """tokens drafted at once"""
     remote_drafts: CountOrNone = 16
     """client drafts that a step checks, for all clients together"""
+    watermark_key: File | None = None
+    """a file with a secret of at least 16 bytes, by which answers are marked so that nearfar watermark detect finds
+    them; bundles need nearfar compile --watermark"""
+    watermark: Literal["requested", "all"] = "requested"
+    """which answers of our own engine are marked: those whose request has watermark: true, or all"""
+    watermark_share: WatermarkShare = SHARE
+    watermark_strength: WatermarkStrength = STRENGTH
     kv_tiers: KvTierOptions = field(default_factory=KvTierOptions)
     """prefixes of prompts that the device evicts"""
     batching: Batching = field(default_factory=Batching)
     """models of embeddings and scores on this machine"""
     images: ImageOptions = field(default_factory=ImageOptions)
     """models that read images"""
+    prefill: PrefillOptions = field(default_factory=PrefillOptions)
+    """prefill and decode on different servers"""
     own_process: bool = False
     hang_seconds: float = HANG_SECONDS
     shared: bool = False

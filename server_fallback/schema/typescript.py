@@ -79,7 +79,7 @@ HEADER = "// Written by server_fallback/schema/typescript.py from {sources}: edi
 # type there.
 SERVER_ONLY = {
     "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "input_extra", "middle",
-    "min_tokens", "receipt", "stop_token_ids", "structured_outputs", "verbosity",
+    "min_tokens", "receipt", "stop_token_ids", "structured_outputs", "verbosity", "watermark",
 }  # fmt: skip
 # Their types are written in api/types.ts, under the names of OpenAI's package, whose types are wider.
 TYPES_OF_OPENAI = {
