@@ -230,16 +230,6 @@ class _States(Collector):
         return iter(())
 
 
-def _numbers(kind: type[EngineStats] | type[TierStats], found: Mapping[str, object]) -> Iterator[Metric]:
-    """``found`` are the stats of this kind by model, None for a model that has none."""
-    for (metric, name, text), field in metrics(kind):
-        family = (GaugeMetricFamily if metric == "gauge" else CounterMetricFamily)(name, text, labels=[MODEL])
-        for model, stats in found.items():
-            if (value := getattr(stats, field, None)) is not None:
-                family.add_metric([model], float(value))
-        yield family
-
-
 # Of decode workers: name, help text, field of `PrefillState`.
 PREFILLS = (
     ("nearfar:prefill_transfers", "Transfers of pages from prefill workers.", "transfers"),
@@ -265,6 +255,16 @@ def _prefills(states: Mapping[str, ExecutorState]) -> Iterator[Metric]:
         family = CounterMetricFamily(name, text, labels=[MODEL])
         for model, prefill in of.items():
             family.add_metric([model], getattr(prefill, field))
+        yield family
+
+
+def _numbers(kind: type[EngineStats] | type[TierStats], found: Mapping[str, object]) -> Iterator[Metric]:
+    """``found`` are the stats of this kind by model, None for a model that has none."""
+    for (metric, name, text), field in metrics(kind):
+        family = (GaugeMetricFamily if metric == "gauge" else CounterMetricFamily)(name, text, labels=[MODEL])
+        for model, stats in found.items():
+            if (value := getattr(stats, field, None)) is not None:
+                family.add_metric([model], float(value))
         yield family
 
 

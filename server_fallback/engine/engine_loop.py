@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TypeVar
@@ -32,9 +31,8 @@ from .mask_task import MaskTask
 from .masks import Masks
 from .min_tokens import both_masks, end_ids, mask_without
 from .model import TokenModel
-from .page_blocks import BlockWrite, PageBlock
+from .page_blocks import PageBlock
 from .page_exports import PageExports
-from .page_imports import write_block
 from .prefix_traffic import PrefixTraffic
 from .request import GeneratedToken, PromptLogprobs
 from .scheduler import Scheduler
@@ -168,6 +166,8 @@ class EngineLoop:
             drafted_tokens=scheduler.drafted,
             accepted_tokens=scheduler.accepted,
             overhead_seconds=self._counts.overhead_seconds + self._outbox.delivery_seconds,
+            imported_tokens=self.prefixes.imported_tokens,
+            imported_bytes=self.prefixes.imported_bytes,
             exported_tokens=self._exports.tokens,
             exported_bytes=self._exports.bytes,
             failure=self._failure,
@@ -249,8 +249,8 @@ class EngineLoop:
             # states.
             answer.mask_task = None
         self._images.cancel(answer)
-        self.prefixes.fetching.discard(answer)
         self._exports.forget(answer)
+        self.prefixes.fetching.discard(answer)
         sequence = answer.sequence
         if sequence is not None:
             if not isinstance(item, NearfarError):
@@ -412,23 +412,6 @@ class EngineLoop:
         except NearfarError as error:
             self._recover(self._exports.answers, error)
             return True
-
-    def cached_tokens(self, token_ids: Items[int], adapter: str | None) -> int:
-        """How many of the first tokens are in the prefix cache, in whole pages. Raises RequestError."""
-        key, prefixes = self._adapter_key(adapter), self.scheduler.kv.prefixes
-        return prefixes.find(token_ids, len(token_ids), key).length // self._model.page_size * self._model.page_size
-
-    def write_block(self, write: BlockWrite) -> bool:
-        """See `page_imports.write_block`. Raises RequestError, and DeviceError."""
-        key = self._adapter_key(write.adapter)
-        is_written = write_block(self.scheduler.kv, self.prefixes.write_pages, write, key)
-        if is_written:
-            self._counts.imported_tokens += write.block.end - write.block.start
-            self._counts.imported_bytes += len(write.block.data)
-        return is_written
-
-    def _adapter_key(self, name: str | None) -> str | None:
-        return None if name is None else self.adapters.named(name).key
 
     def _deliver(self, answer: Answer, block: PageBlock) -> None:
         self._outbox.add(answer, block)

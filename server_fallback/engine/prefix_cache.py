@@ -45,7 +45,7 @@ class PrefixCache:
         """The longest usable prefix of at most ``limit`` tokens with these keys. ``partial_page``: it may end within a
         page.
         """
-        path = self.nodes(keys, limit // self._page_size, adapter)
+        path = self.nodes(keys, limit, adapter)
         usable = 0
         # By kind, the number of nodes up to the last one without a snapshot.
         incomplete = [0] * len(self._kinds)
@@ -71,9 +71,10 @@ class PrefixCache:
         self._touch(path, length)
         return Prefix(length, path, known=known)
 
-    def nodes(self, keys: Items[int], count: int, adapter: str | None = None) -> list[Node]:
-        """The nodes of the first ``count`` pages of these keys, as far as there are any. They may lack snapshots."""
+    def nodes(self, keys: Items[int], limit: int, adapter: str | None = None) -> list[Node]:
+        """Those of the full pages of the first ``limit`` tokens, whatever they have of each kind."""
         path: list[Node] = []
+        count = limit // self._page_size
         while len(path) < count and (node := self._after(path, adapter).get(self._key(keys, len(path)))) is not None:
             path.append(node)
         return path

@@ -20,6 +20,8 @@ from .answer import Answer
 from .images import prompt_keys
 from .kv_cache import KvCache
 from .model import TokenModel
+from .page_blocks import BlockWrite
+from .page_imports import write_block
 from .retained_pages import RetainedPages, read_retained, write_retained
 from .step_runner import StepRunner
 from .tier_traffic import TierTraffic
@@ -54,6 +56,8 @@ class PrefixTraffic:
         self.tiers = TierTraffic(kv, tiers, self.read_pages, self.write_pages, resume)
         # Answers whose prompts are looked up in the tiers.
         self.fetching = set[Answer]()
+        # What other servers have computed.
+        self.imported_tokens = self.imported_bytes = 0
 
     def reset(self) -> Callable[[], None]:
         """Let no later request use what was computed before. Call the result on another thread, which clears the
@@ -72,6 +76,19 @@ class PrefixTraffic:
         """See `TokenEngine.write_prefix`."""
         adapter = self._adapters.with_digest(pages.adapter).key if pages.adapter else None
         return write_retained(self._kv, self.write_pages, pages, adapter)
+
+    def cached_tokens(self, token_ids: Items[int], adapter: str | None) -> int:
+        """See `TokenEngine.cached_tokens`."""
+        found = self._kv.prefixes.find(token_ids, len(token_ids), self._adapter_key(adapter))
+        return found.length // self._kv.page_size * self._kv.page_size
+
+    def write_block(self, write: BlockWrite) -> bool:
+        """See `page_imports.write_block`. Raises RequestError, and DeviceError."""
+        is_written = write_block(self._kv, self.write_pages, write, self._adapter_key(write.adapter))
+        if is_written:
+            self.imported_tokens += write.block.end - write.block.start
+            self.imported_bytes += len(write.block.data)
+        return is_written
 
     def fetch(self, answer: Answer, then: Callable[[], None]) -> None:
         """Write what the tiers have of an answer's prompt into the prefix cache, and call ``then``, at once if there is
@@ -112,6 +129,9 @@ class PrefixTraffic:
         """`StepRunner.write_pages`, on this thread, after what the pages held was stored."""
         self.tiers.flush_evicted(self._open_steps())
         self._call(self._runner.write_pages, units, data)
+
+    def _adapter_key(self, name: str | None) -> str | None:
+        return None if name is None else self._adapters.named(name).key
 
     def _require_readable_pages(self) -> None:
         try:

@@ -93,7 +93,7 @@ class TierTraffic:
         if self._tiers is None:
             return
         keys, known = sequence.keys, self._links.pop(sequence, [])
-        nodes = self._kv.prefixes.nodes(keys, length // self._kv.page_size, sequence.adapter)
+        nodes = self._kv.prefixes.nodes(keys, length, sequence.adapter)
         links = self._tiers.links(keys[: len(nodes) * self._kv.page_size], digest, known)
         # A context shift changes the tokens.
         if not ends and sequence.params.context_shift is None:

@@ -169,13 +169,13 @@ class TokenEngine(EngineThread[EngineLoop]):
         """How many of the first tokens need not be computed, in whole pages. Raises RequestError for an adapter that is
         not loaded.
         """
-        return await self._between_steps(lambda: self._loop.cached_tokens(token_ids, adapter))
+        return await self._between_steps(lambda: self._loop.prefixes.cached_tokens(token_ids, adapter))
 
     async def write_block(self, write: BlockWrite) -> bool:
         """Put pages into the prefix cache that another engine with the same model has exported. False if there is no
         room. Raises RequestError if the bytes have another size.
         """
-        return await self._between_steps(lambda: self._loop.write_block(write))
+        return await self._between_steps(lambda: self._loop.prefixes.write_block(write))
 
     async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
         """Load a LoRA adapter under a name that requests can use. ``states`` are what `nearfar.compiler.formats.peft`

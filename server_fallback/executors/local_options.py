@@ -58,6 +58,10 @@ class LocalOptions(ModelOptions):
     watermark_strength: WatermarkStrength = STRENGTH
     kv_tiers: KvTierOptions = field(default_factory=KvTierOptions)
     """prefixes of prompts that the device evicts"""
+    slot_save_path: File | None = None
+    """a folder for the files of slots, which clients save and restore as with llama.cpp's server"""
+    slot_save_size: SizeBytes = 16 << 30
+    """what these files may take together (default: 16 GiB)"""
     batching: Batching = field(default_factory=Batching)
     """models of embeddings and scores on this machine"""
     images: ImageOptions = field(default_factory=ImageOptions)

@@ -361,7 +361,7 @@ function choiceOf(value: unknown): ChatCompletionChunk["choices"][number] {
   )
     throw nonsense("a delta or a finish_reason is of another type");
   // vLLM and SGLang end an answer so if their server stops.
-  if (end === "abort") throw new Unavailable("The far side broke off its answer");
+  if ((end as string) === "abort") throw new Unavailable("The far side broke off its answer");
   return {
     index: index ?? 0,
     delta: {
