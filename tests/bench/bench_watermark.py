@@ -3,8 +3,8 @@
     PYTHONPATH=tests .venv/bin/python tests/bench/bench_watermark.py --human FOLDER
 
 Cost: the share of right answers to held-out prompts of the demo's tasks at temperature 0, the perplexity of sampled
-stories under the model without the watermark and temperature, and the time of a step. The demo model leaves little to
-chance at temperature 1; at 1.4, its stories have about the perplexity of a large model's free text.
+stories under the model without the watermark and temperature. The demo model leaves little to chance, so detection is
+also measured on simulated texts: each next token is drawn from normally distributed logits of a given perplexity.
 
 Detection: the share of stories of some lengths, as text that is tokenized again, whose p-value is at most LEVEL; also
 after a tenth of their words was replaced by words of other stories. A story goes on after its end, so that it has the
@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from bench_compile import machine
 from demo_model.traffic import demo_prompts
 from light_bundle import few_kernels
@@ -34,7 +36,7 @@ from rich.table import Table
 
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.ir.sampling import Sampling
-from nearfar.compiler.ir.watermark import Watermark
+from nearfar.compiler.ir.watermark import Watermark, mark_logits
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.server_fallback.engine.config import EngineConfig
@@ -42,7 +44,7 @@ from nearfar.server_fallback.engine.request import GeneratedToken, PromptLogprob
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.executors.local_recipe import LocalRecipe, Planned
 from nearfar.server_fallback.executors.memory import plan_memory
-from nearfar.server_fallback.text.watermark_detection import detect
+from nearfar.server_fallback.text.watermark_detection import binomial_tail, detect
 
 RESULTS = Path(__file__).parent / "results" / "watermark.json"
 MODEL = "demo-far"
@@ -55,6 +57,8 @@ LENGTHS = (25, 50, 100, 200)
 LEVEL, LEVELS = 1e-4, (0.01, 0.001, 1e-4)
 ANIMALS = ("fox", "cat", "small dragon", "owl", "bear", "whale", "robot", "queen", "sailor", "mouse")
 REPLACED = 0.1
+# Of simulated texts.
+VOCAB, PERPLEXITIES = 1024, (2.0, 4.0, 8.0)
 SEQUENCES = 8
 
 
@@ -98,16 +102,13 @@ async def measured(
     asked = [bench.prompt(f"tell me a story about a {ANIMALS[index % len(ANIMALS)]}") for index in range(bench.stories)]
     sampled = [Sampling(temperature=temperature, seed=index) for index in range(bench.stories)]
     whole = await asyncio.gather(*(answer(engine, *each, 80) for each in zip(asked, sampled, strict=True)))
-    began, before = time.perf_counter(), engine.stats().steps
     long = await asyncio.gather(
         *(answer(engine, *each, max(LENGTHS) + 40, ends=False) for each in zip(asked, sampled, strict=True))
     )
-    step_ms = 1000 * (time.perf_counter() - began) / (engine.stats().steps - before)
     means = await asyncio.gather(*(log_probability(judge, *each) for each in zip(asked, whole, strict=True)))
     row = {
         "right of the tasks": percent(right / len(prompts)),
         "perplexity of stories": round(float(np.exp(-np.mean(means))), 3),
-        "ms of a step": round(step_ms, 2),
     }
     return row, [bench.tokenizer.decode(story) for story in long]
 
@@ -133,16 +134,46 @@ def replaced(stories: list[str]) -> list[str]:
     ]
 
 
+def simulated(perplexity: float, watermark: Watermark, count: int) -> dict[str, str]:
+    """The share of simulated texts that are found, by length."""
+    drawn, row = np.random.default_rng(0), watermark.row()
+    plain = np.sort(drawn.normal(size=VOCAB))
+    factor = next(each for each in np.arange(0.1, 40, 0.1) if perplexity_of(softmax(plain * each)) <= perplexity)
+    values: dict[int, list[float]] = {length: [] for length in LENGTHS}
+    for _ in range(count):
+        text = [0]
+        while len(text) < max(LENGTHS):
+            logits = (drawn.permutation(plain) * factor).astype(np.float32)
+            text.append(int(drawn.choice(VOCAB, p=softmax(mark_logits(logits, row, text[-1])))))
+        for length, own in values.items():
+            own.append(detect(watermark, text[:length]).p_value)
+    return {f"found, {length} tokens": percent(np.mean(np.array(own) <= LEVEL)) for length, own in values.items()}
+
+
+def softmax(logits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    shares: npt.NDArray[np.float64] = weights / weights.sum()
+    return shares
+
+
+def perplexity_of(shares: npt.NDArray[np.float64]) -> float:
+    known = shares[shares > 0]
+    return float(np.exp(-(known * np.log(known)).sum()))
+
+
 def wrongly_found(texts: list[list[int]], share: float, keys: int) -> dict[str, str]:
     """The share of pairs of a text without a mark and a key that are taken for marked, by level."""
-    values = np.array(
-        [
-            detect(Watermark.of(f"key {number}".encode(), share), text).p_value
-            for text in texts
-            for number in range(keys)
-        ]
-    )
-    return {"pairs": f"{len(values):,}", **{f"at {level:g}": f"{np.mean(values <= level):.2e}" for level in LEVELS}}
+    pairs = [np.array(list(dict.fromkeys(itertools.pairwise(text)))) for text in texts]
+    before, after = np.concatenate(pairs).T
+    starts = np.cumsum([0, *map(len, pairs[:-1])])
+    tail = cache(lambda green, count: binomial_tail(green, count, share))
+    values = []
+    for number in range(keys):
+        green = Watermark.of(f"key {number}".encode(), share).are_green(before, after)
+        greens = np.add.reduceat(green.astype(int), starts)
+        values += [tail(int(green), len(own)) for green, own in zip(greens, pairs, strict=True)]
+    found = {f"at {level:g}": f"{np.mean(np.array(values) <= level):.2e}" for level in LEVELS}
+    return {"pairs": f"{len(values):,}", **found}
 
 
 def human_texts(bench: Bench, folder: Path, most: int) -> list[list[int]]:
@@ -211,8 +242,18 @@ def main() -> None:
         table.add_row(*(str(row.get(column, "")) for column in rows[-1]))
     Console(width=240).print(table)
     print(json.dumps(wrong, indent=2))
+    texts = {
+        f"perplexity {each:g}, strength {strength:g}": simulated(
+            each, Watermark.of(b"k", 0.25, strength), given.stories
+        )
+        for each in PERPLEXITIES
+        for strength in (2.0, 4.0)
+    }
+    print(json.dumps(texts, indent=2))
     about = {"machine": machine(), "model": MODEL, **{k: v for k, v in vars(given).items() if k != "human"}}
-    RESULTS.write_text(json.dumps({**about, "rows": rows, "taken for marked": wrong}, indent=2) + "\n")
+    RESULTS.write_text(
+        json.dumps({**about, "rows": rows, "simulated": texts, "taken for marked": wrong}, indent=2) + "\n"
+    )
 
 
 if __name__ == "__main__":
