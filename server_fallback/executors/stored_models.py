@@ -27,7 +27,7 @@ from .registry import Registry
 KEEP_SECONDS = 300.0
 # How long a request waits until running answers free the memory that its model needs.
 ROOM_SECONDS = 120.0
-# Meanwhile, requests for models that are loaded go first for this time. Then they wait behind it: otherwise, models that
+# Meanwhile, requests for models that are loaded go first for this time. Then they wait behind it, because models that
 # are always in use would never leave.
 FIRST_SECONDS = 10.0
 
