@@ -19,7 +19,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from ..engine.stats import BatchStats, EngineStats, Histogram, RequestStats, metrics
+from ..engine.stats import BatchStats, EngineStats, Histogram, RequestStats, TierStats, metrics
 from ..executors.executor import ExecutorState, Models
 from .exchange import Exchange
 from .latencies import Latencies, ManyHistogram
@@ -218,12 +218,8 @@ class _States(Collector):
                 if (value := getattr(state, field)) is not None:
                     gauge.add_metric([model], float(value))
             yield gauge
-        for (kind, name, text), field in metrics(EngineStats):
-            family = (GaugeMetricFamily if kind == "gauge" else CounterMetricFamily)(name, text, labels=[MODEL])
-            for model, state in states.items():
-                if (value := getattr(state.engine, field)) is not None:
-                    family.add_metric([model], float(value))
-            yield family
+        yield from _numbers(EngineStats, {model: state.engine for model, state in states.items()})
+        yield from _numbers(TierStats, {model: state.engine.tiers for model, state in states.items()})
         yield from _histograms(BatchStats, {model: state.engine.batches for model, state in states.items()})
         yield from _histograms(RequestStats, {model: state.engine.requests for model, state in states.items()})
         yield from _infos(states)
@@ -259,6 +255,16 @@ def _prefills(states: Mapping[str, ExecutorState]) -> Iterator[Metric]:
         family = CounterMetricFamily(name, text, labels=[MODEL])
         for model, prefill in of.items():
             family.add_metric([model], getattr(prefill, field))
+        yield family
+
+
+def _numbers(kind: type[EngineStats] | type[TierStats], found: Mapping[str, object]) -> Iterator[Metric]:
+    """``found`` are the stats of this kind by model, None for a model that has none."""
+    for (metric, name, text), field in metrics(kind):
+        family = (GaugeMetricFamily if metric == "gauge" else CounterMetricFamily)(name, text, labels=[MODEL])
+        for model, stats in found.items():
+            if (value := getattr(stats, field, None)) is not None:
+                family.add_metric([model], float(value))
         yield family
 
 

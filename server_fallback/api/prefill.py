@@ -66,4 +66,4 @@ async def counted(
         if counts.queue_seconds is not None:
             service.metrics.count(body.model, len(body.prompt), 0, exchange)
             service.metrics.success.labels(body.model, "stop" if is_whole else "abort").inc()
-            exchange.log["cached_tokens"] = counts.cached_tokens
+            exchange.log["computed_tokens"] = counts.computed_tokens

@@ -178,7 +178,8 @@ async def _listed(
     earlier = [] if stored.previous is None else await service.responses.chain(stored.client, stored.previous)
 
     def read() -> list[Any]:
-        return [item for each in earlier for item in items_of_stored(each)] + json.loads(stored.items)
+        own: list[Any] = json.loads(stored.items)
+        return [item for each in earlier for item in items_of_stored(each)] + own
 
     items = await service.read(read, sum(each.size for each in (*earlier, stored)), stored.client)
     items = items if order == "asc" else items[::-1]

@@ -34,6 +34,12 @@ def make_opener(options: Serve, environment: Mapping[str, str], progress: Progre
     api_key = key_of(environment, "--prefill-api-key-env", prefill.prefill_api_key_env)
     prefill = replace(prefill, api_key=api_key)
     local = replace(options.local, own_process=True, hang_seconds=hang_seconds, shared=shared, prefill=prefill)
+    local.kv_tiers.require_consistent()
+    if options.executor != "local" and local.kv_tiers.any:
+        raise RequestError(
+            f"--kv-host-memory, --kv-disk: the program of --executor {options.executor} keeps its pages to itself and "
+            "has options of its own for them; remove these"
+        )
     if options.executor == "upstream":
         return with_transcriber(options, UpstreamOpener(upstream_options(options, environment)), local, progress)
     if others.upstream:

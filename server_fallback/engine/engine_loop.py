@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TypeVar
@@ -32,11 +31,10 @@ from .mask_task import MaskTask
 from .masks import Masks
 from .min_tokens import both_masks, end_ids, mask_without
 from .model import TokenModel
-from .page_blocks import BlockWrite, PageBlock
+from .page_blocks import PageBlock
 from .page_exports import PageExports
-from .page_imports import write_block
+from .prefix_traffic import PrefixTraffic
 from .request import GeneratedToken, PromptLogprobs
-from .retained_pages import RetainedPages, read_retained, write_retained
 from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
 from .slot_sampling import SlotSampling
@@ -79,8 +77,19 @@ class EngineLoop:
         self._deadlines = Deadlines()
         self._masks = masks
         self._images = ImageEncoder(tower, config.image_cache_bytes)
-        self._exports = PageExports(self.scheduler, self._read_pages, self._deliver, self._exported)
         self._open: deque[tuple[Step, Future[Output]]] = deque()
+        self.prefixes = PrefixTraffic(
+            self.scheduler.kv,
+            self.adapters,
+            runner,
+            model,
+            config.kv_tiers,
+            self._call,
+            lambda: len(self._open),
+            inbox.resume,
+        )
+        self._tiers = self.prefixes.tiers
+        self._exports = PageExports(self.scheduler, self.prefixes.read_pages, self._deliver, self._exported)
         self._outbox = Outbox()
         self._failures = 0
         # Whether the runner computes a step before `submit` returns.
@@ -98,6 +107,7 @@ class EngineLoop:
         try:
             while True:
                 is_idle = not (self._answers or self._open or self._masks.pending or self._images.waiting)
+                is_idle = is_idle and not self._tiers.is_due
                 if is_idle:
                     self._send()
                 messages = self._inbox.receive(wait=is_idle)
@@ -121,11 +131,13 @@ class EngineLoop:
             wait([future for _, future in self._open])
             messages = self._inbox.receive(wait=False)
             waiting = [*(task.owner for task in self._masks.pending), *self._images.waiting, *messages.arrivals]
+            waiting += self.prefixes.fetching
             for answer in [*self._answers.values(), *waiting]:
                 self._end(answer, reason)
             for call in messages.calls:
                 call()
             self._send()
+            self._tiers.close(stores=self._failure is None)
             self._runner.close()
             self._drafting.close()
             self._masks.close()
@@ -140,7 +152,8 @@ class EngineLoop:
             waiting=len(scheduler.waiting)
             + self._inbox.num_arrivals
             + self._masks.num_first
-            + len(self._images.waiting),
+            + len(self._images.waiting)
+            + len(self.prefixes.fetching),
             kv_usage=max(count / pool.size for count, pool in zip(used, kv.pages, strict=True)),
             kv_waste=kv.unfilled(list(scheduler.running)) / (used[0] * kv.page_size) if used[0] > 0 else 0.0,
             state_snapshots=len(kv.states.nodes) if kv.states is not None else 0,
@@ -149,9 +162,12 @@ class EngineLoop:
             image_queries=self._images.queries,
             image_hits=self._images.hits,
             preemptions=scheduler.preemptions,
+            tiers=self._tiers.stats(),
             drafted_tokens=scheduler.drafted,
             accepted_tokens=scheduler.accepted,
             overhead_seconds=self._counts.overhead_seconds + self._outbox.delivery_seconds,
+            imported_tokens=self.prefixes.imported_tokens,
+            imported_bytes=self.prefixes.imported_bytes,
             exported_tokens=self._exports.tokens,
             exported_bytes=self._exports.bytes,
             failure=self._failure,
@@ -162,29 +178,6 @@ class EngineLoop:
             running_adapters=self.adapters.of(list(scheduler.running)),
             waiting_adapters=self.adapters.of(list(scheduler.waiting)),
         )
-
-    # --- calls between steps ---
-
-    def reset_prefix_cache(self) -> None:
-        self.scheduler.kv.prefixes.reset()
-
-    def read_prefix(self, token_ids: Items[int], adapter: str | None) -> tuple[RetainedPages, Future[bytes]]:
-        """See `TokenEngine.read_prefix`: the pages without their data, and the data."""
-        found = None if adapter is None else self.adapters.named(adapter)
-        key = None if found is None else found.key
-        pages, data = read_retained(self.scheduler.kv, self._read_pages, token_ids, key)
-        return replace(pages, adapter="" if found is None else found.digest), data
-
-    def write_prefix(self, pages: RetainedPages) -> int:
-        """See `TokenEngine.write_prefix`."""
-        adapter = self.adapters.with_digest(pages.adapter).key if pages.adapter else None
-        return write_retained(self.scheduler.kv, self._write_pages, pages, adapter)
-
-    def _read_pages(self, units: Items[Items[int]]) -> Future[bytes]:
-        return self._call(self._runner.read_pages, units)
-
-    def _write_pages(self, units: Items[Items[int]], data: bytes) -> None:
-        self._call(self._runner.write_pages, units, data)
 
     # --- requests ---
 
@@ -211,10 +204,13 @@ class EngineLoop:
             self._masks.post([answer.mask_task])
 
     def _queue(self, answer: Answer) -> None:
-        """Queue an answer's sequence."""
+        """Queue an answer's sequence, once what the tiers have of its prompt is in the prefix cache."""
         if answer.request.images:
             # From here on, features replace the pixels.
             answer.request = replace(answer.request, images=placed_images(answer))
+        self.prefixes.fetch(answer, lambda: self._begin_sequence(answer))
+
+    def _begin_sequence(self, answer: Answer) -> None:
         request = answer.request
         params = answer.sequence_params(self._model.end_token_ids, speculates=self._drafting.speculates(answer))
         sequence = answer.sequence = Sequence(
@@ -254,8 +250,12 @@ class EngineLoop:
             answer.mask_task = None
         self._images.cancel(answer)
         self._exports.forget(answer)
+        self.prefixes.fetching.discard(answer)
         sequence = answer.sequence
         if sequence is not None:
+            if not isinstance(item, NearfarError):
+                self.prefixes.store(answer, ends=True)
+            self._tiers.forget(sequence)
             del self._answers[sequence]
             self._drafting.forget(sequence)
             self.scheduler.finish(sequence, None)
@@ -284,6 +284,7 @@ class EngineLoop:
             self._collect_masks()
         while len(self._open) < self._depth() and (step := self._next()) is not None:
             self._open.append((step, self._submit(step)))
+        self._tiers.drain(len(self._open))
         self._send()
         if self._open:
             step, future = self._open.popleft()
@@ -294,6 +295,7 @@ class EngineLoop:
                 self._recover([answer for answer in answers if answer is not None], error)
             else:
                 self._failures = 0
+                self._tiers.step_succeeded()
                 self._publish(self.scheduler.commit(step, output.next_token_ids.tolist()), output)
         elif self._masks.pending:
             self._collect_masks(POLL_SECONDS)
@@ -340,6 +342,7 @@ class EngineLoop:
 
     def _submit(self, step: Step) -> Future[Output]:
         """Submit a step to the device. Errors go to the future."""
+        self._tiers.flush_evicted(len(self._open))
         try:
             for sequence in step.admitted:
                 answer = self._answers[sequence]
@@ -410,23 +413,6 @@ class EngineLoop:
             self._recover(self._exports.answers, error)
             return True
 
-    def cached_tokens(self, token_ids: Items[int], adapter: str | None) -> int:
-        """How many of the first tokens are in the prefix cache, in whole pages. Raises RequestError."""
-        key, prefixes = self._adapter_key(adapter), self.scheduler.kv.prefixes
-        return prefixes.find(token_ids, len(token_ids), key).length // self._model.page_size * self._model.page_size
-
-    def write_block(self, write: BlockWrite) -> bool:
-        """See `page_imports.write_block`. Raises RequestError, and DeviceError."""
-        key = self._adapter_key(write.adapter)
-        is_written = write_block(self.scheduler.kv, self._write_pages, write, key)
-        if is_written:
-            self._counts.imported_tokens += write.block.end - write.block.start
-            self._counts.imported_bytes += len(write.block.data)
-        return is_written
-
-    def _adapter_key(self, name: str | None) -> str | None:
-        return None if name is None else self.adapters.named(name).key
-
     def _deliver(self, answer: Answer, block: PageBlock) -> None:
         self._outbox.add(answer, block)
 
@@ -461,7 +447,10 @@ class EngineLoop:
                 self._counts.prefix_queries += len(answer.request.prompt_ids)
                 self._counts.prefix_hits += event.sequence.cached_tokens
             if event.kind == "token":
+                is_first = not answer.token_ids
                 answer.add(event.token_id)
+                if is_first:
+                    self.prefixes.store(answer, ends=False)
                 self._counts.generated_tokens += 1
                 self._outbox.add(answer, generated_token(event, output, answer.request.logprobs))
                 if answer.mask_task is not None:
@@ -535,6 +524,7 @@ class EngineLoop:
         # The steps that follow were computed on pages with unknown contents.
         self._call(wait, [future for _, future in self._open])
         self._open.clear()
+        self._tiers.drop()
         for answer in failed:
             self._end(answer, failure)
         self.scheduler.reset()

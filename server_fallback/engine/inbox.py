@@ -94,6 +94,12 @@ class Inbox:
             self._messages.calls.append(call)
             self._notify()
 
+    def resume(self, call: Callable[[], None]) -> None:
+        """As `call`, for what the engine has begun itself: never refused. After the end of its thread, it is lost."""
+        with self._changed:
+            self._messages.calls.append(call)
+            self._notify()
+
     def abandon(self, answer: Answer) -> None:
         with self._changed:
             self._messages.abandoned.append(answer)

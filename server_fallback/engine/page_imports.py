@@ -41,7 +41,7 @@ def write_block(kv: KvCache, write_pages: WritePages, write: BlockWrite, adapter
     off but pages that the cache may evict. Raises RequestError if the bytes are not those of these pages.
     """
     block, size, total = write.block, kv.page_size, len(write.token_ids)
-    path = kv.prefixes.nodes(write.token_ids, block.start // size, adapter)
+    path = kv.prefixes.nodes(write.token_ids, block.start, adapter)
     for pool in kv.pages:
         read = range(pool.unread(total), block.start // size)
         if any(index >= len(path) or path[index].snapshots[pool.index] is None for index in read):

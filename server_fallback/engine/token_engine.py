@@ -169,13 +169,13 @@ class TokenEngine(EngineThread[EngineLoop]):
         """How many of the first tokens need not be computed, in whole pages. Raises RequestError for an adapter that is
         not loaded.
         """
-        return await self._between_steps(lambda: self._loop.cached_tokens(token_ids, adapter))
+        return await self._between_steps(lambda: self._loop.prefixes.cached_tokens(token_ids, adapter))
 
     async def write_block(self, write: BlockWrite) -> bool:
         """Put pages into the prefix cache that another engine with the same model has exported. False if there is no
         room. Raises RequestError if the bytes have another size.
         """
-        return await self._between_steps(lambda: self._loop.write_block(write))
+        return await self._between_steps(lambda: self._loop.prefixes.write_block(write))
 
     async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
         """Load a LoRA adapter under a name that requests can use. ``states`` are what `nearfar.compiler.formats.peft`
@@ -196,8 +196,9 @@ class TokenEngine(EngineThread[EngineLoop]):
         await asyncio.wrap_future(unloaded)
 
     async def reset_prefix_cache(self) -> None:
-        """Let no later request use what was computed before."""
-        await self._between_steps(self._loop.reset_prefix_cache)
+        """Let no later request use what was computed before. A disk tier is cleared for all engines of the model."""
+        clear_tiers = await self._between_steps(self._loop.prefixes.reset)
+        await asyncio.to_thread(clear_tiers)
 
     async def read_prefix(self, token_ids: Sequence[int], adapter: str | None = None) -> RetainedPages:
         """The longest prefix of some tokens that is in the prefix cache, in whole pages; without any tokens if none is.
@@ -206,7 +207,7 @@ class TokenEngine(EngineThread[EngineLoop]):
         Raises RequestError for an adapter that is not loaded, and for a runner whose pages cannot be read; Unavailable
         once the engine is closed, or DeviceError.
         """
-        pages, data = await self._between_steps(lambda: self._loop.read_prefix(token_ids, adapter))
+        pages, data = await self._between_steps(lambda: self._loop.prefixes.read(token_ids, adapter))
         return replace(pages, data=await asyncio.wrap_future(data))
 
     async def write_prefix(self, pages: RetainedPages) -> int:
@@ -216,7 +217,7 @@ class TokenEngine(EngineThread[EngineLoop]):
         Raises RequestError for pages of another model and for those of an adapter that is not loaded, and otherwise as
         `read_prefix`.
         """
-        return await self._between_steps(lambda: self._loop.write_prefix(pages))
+        return await self._between_steps(lambda: self._loop.prefixes.write(pages))
 
     async def _between_steps(self, call: Callable[[], T]) -> T:
         """The result of a call on the engine's thread."""

@@ -19,6 +19,7 @@ from ..engine.page_blocks import BlockWrite, PageBlock
 from ..engine.request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from ..engine.retained_pages import RetainedPages
 from ..engine.stats import EngineStats
+from ..log_event import log_event
 from ..processes.connection import Connection
 from .mask_service import MaskService
 from .messages import (
@@ -30,6 +31,7 @@ from .messages import (
     Generate,
     Listen,
     LoadAdapter,
+    Logged,
     MaskTurns,
     Open,
     Opened,
@@ -220,6 +222,8 @@ class EngineClient:
                 self._masks.run(message)
             case Stats(stats):
                 self._stats = stats
+            case Logged(event, level, fields):
+                log_event(event, level, **fields)
             case _:
                 raise TypeError(f"a server does not know the message {message!r}")
 

@@ -205,3 +205,12 @@ class MaskTurns:
 @dataclass(frozen=True, slots=True)
 class Stats:
     stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """An event for the server's log; see `log_event`."""
+
+    event: str
+    level: int
+    fields: Mapping[str, object]

@@ -53,6 +53,12 @@ def generation_body(
                 "watermark: only nearfar serve marks answers, and another server is behind this model; leave it out",
                 param="watermark",
             )
+        if body.pop("id_slot", None) is not None or body.pop("cache_prompt", False):
+            raise RequestError(
+                "id_slot and cache_prompt: another server is behind this model, whose slots are not ours; leave them "
+                "out",
+                param="id_slot",
+            )
         # All servers support the older name; some ignore the newer one.
         limit = body.pop("max_completion_tokens", None)
         if limit is not None:

@@ -37,6 +37,7 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 from ..schema.transcription import TranscriptionRequest
 from ..schema.verify import VerifyOpen
 from ..text.output import Output
+from .slots import Slots
 
 # Of a request: the preview that its sender agrees to let leave this machine.
 CONFIRM_HEADER = "X-Nearfar-Confirm"
@@ -180,10 +181,10 @@ class Abilities:
     different tokenizers.
 
     ``tools``: the model writes tool calls. ``embeds``: it makes embeddings or scores, and no text.
-    ``verify``: it checks drafts of clients. ``prefill``: it computes prompts for them. ``vision``: it reads images. ``video``: it reads videos. ``sound``: it
-    reads sound, and nothing else. ``hears``: it answers about recordings in chats, of at most ``hears_seconds`` if that
-    is not None. ``model`` is its name in its manifest, None for models that are not one, and ``chat_template`` the
-    source of its template. ``thinks``: it reasons between markers.
+    ``verify``: it checks drafts of clients. ``prefill``: it computes prompts for them. ``vision``: it reads images.
+    ``video``: it reads videos. ``sound``: it reads sound, and nothing else. ``hears``: it answers about recordings in
+    chats, of at most ``hears_seconds`` if that is not None. ``model`` is its name in its manifest, None for models that
+    are not one, and ``chat_template`` the source of its template. ``thinks``: it reasons between markers.
     """
 
     tokenizer_sha256: str | None
@@ -233,6 +234,22 @@ class SendsPages(Protocol):
         """The parts of the answer of /v1/nearfar/pages. Raises RequestError for a model without pages, or another
         one than the client's; reading the parts raises the errors of the engine.
         """
+
+
+@runtime_checkable
+class HasSlots(Protocol):
+    """An executor of our own engine. ``slots`` is None on a server without a folder for them; ``adapter`` is the name
+    of the LoRA adapter that reads its prompts.
+    """
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def slots(self) -> Slots | None: ...
+
+    @property
+    def adapter(self) -> str | None: ...
 
 
 @runtime_checkable

@@ -54,6 +54,7 @@ from .local_share import LocalShare
 from .page_transfer import PageIdentity
 from .prefill_server import ExportingEngine, export_request, page_frames
 from .read_request import Asked, read_request
+from .slots import Slots
 from .text_model import TextModel
 
 
@@ -86,8 +87,9 @@ class LocalExecutor:
     The priority of the call counts, not that of the request. ``memory_bytes`` is the runner's memory on its device, if
     known; ``device`` is a description of that device. The executor also owns ``workers``; None compiles grammars in a
     separate process, and renders the chat template in this process. ``issuer`` signs receipts. ``share`` lets other
-    processes use the same engine, None if they cannot. Chats and completions inherit what ``stored`` has. ``pages``:
-    how other servers know the engine's pages, None if they cannot use them. ``only_prefills``: it answers no requests.
+    processes use the same engine, None if they cannot. Chats and completions inherit what ``stored`` has. ``slots`` are
+    the engine's, if it has any. ``pages``: how other servers know the engine's pages, None if they cannot use them.
+    ``only_prefills``: it answers no requests.
     """
 
     def __init__(
@@ -104,8 +106,10 @@ class LocalExecutor:
         stored: StoredModel | None = None,
         pages: PageIdentity | None = None,
         only_prefills: bool = False,
+        slots: Slots | None = None,
     ) -> None:
         self.share = share
+        self.slots = slots
         self.stored = stored
         self._pages, self._only_prefills = pages, only_prefills
         self._issuer = issuer
@@ -123,10 +127,15 @@ class LocalExecutor:
     def context(self) -> int:
         return self._engine.context
 
+    @property
+    def adapter(self) -> str | None:
+        return self._adapter
+
     def inheriting(self, name: str, stored: StoredModel) -> GuestExecutor:
         """The same model under a name of its own, with requests that inherit what ``stored`` has."""
         model = replace(self._model, name=name)
-        return GuestExecutor(self._engine, model, workers=self._workers, adapter=self._adapter, stored=stored)
+        of_engine: Any = {"workers": self._workers, "slots": self.slots}
+        return GuestExecutor(self._engine, model, adapter=self._adapter, stored=stored, **of_engine)
 
     async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
         request = inherited(request, self.stored)
@@ -165,6 +174,8 @@ class LocalExecutor:
             num_prompt_tokens += len(prompt.ids)
         if call.observe_prompt_tokens is not None:
             call.observe_prompt_tokens(num_prompt_tokens)
+        if self.slots is not None and source is self._engine:
+            source = self.slots.source(request.id_slot)
         answer = asked.answer(requests, output)
         answer.begin()
         await all_choices(

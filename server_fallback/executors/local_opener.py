@@ -55,6 +55,8 @@ from .memory import context_bytes, plan_memory, weight_bytes
 from .page_transfer import PageIdentity
 from .registry import default_name
 from .shared_opener import open_workers
+from .slot_files import FLAG, SlotFiles
+from .slots import Slots
 from .speech_executor import SpeechExecutor
 from .text_model import TextModel
 from .watermark_key import require_marks, watermark_of
@@ -92,6 +94,7 @@ class LocalOpener:
         self._trusted = read_trusted_keys(options.trust)
         self._ignored_keys = IgnoredKeys(options.ignore_keys)
         self._watermark = watermark_of(options)
+        self._slot_files = slot_files_of(options)
         self._receipt_key = None if options.receipt_key is None else ReceiptKey(options.receipt_key)
         self._catalog: CatalogModels | None = None
         self._store = Store.of_user()
@@ -194,6 +197,7 @@ class LocalOpener:
             image_cache_bytes=options.images.image_cache_bytes,
             watermark=self._watermark,
             marks_all=self._watermark is not None and options.watermark == "all",
+            kv_tiers=options.kv_tiers,
         )
         recipe = LocalRecipe(planned, draft, config)
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
@@ -223,6 +227,10 @@ class LocalOpener:
             )
         if pages is not None and options.prefill.role == "decode":
             answering = ApartEngine(engine, pages, options.prefill, text.name)
+        if self._slot_files is not None:
+            limits = planned.memory.limits
+            # A file has less than the device's memory.
+            kept["slots"] = Slots(engine, self._slot_files, min(limits.sequences, limits.rows), memory_bytes)
         if isinstance(manifest, Manifest) and manifest.lora is not None:
             executor = AdaptableExecutor(answering, text, manifest, **kept)
             adapter = None if stored is None else await asyncio.to_thread(self._store.adapter, stored)
@@ -339,3 +347,12 @@ class LocalOpener:
     def _stored(self, model: str) -> StoredModel | None:
         """The stored model of this name, unless it is also a path or a demo."""
         return None if model in DEMOS or exists(model) else self._store.find(model)
+
+
+def slot_files_of(options: LocalOptions) -> SlotFiles | None:
+    """The files of slots; None without a folder for them. Raises RequestError."""
+    if options.slot_save_path is None:
+        return None
+    if options.shared:
+        raise RequestError(f"{FLAG} excludes --front-ends: each process would have slots of its own; leave one out")
+    return SlotFiles(options.slot_save_path, options.slot_save_size)

@@ -12,6 +12,7 @@ from nearfar.compiler.pipeline.options import ModelOptions
 
 from ..engine.batching import Batching
 from ..images.options import ImageOptions
+from ..kv_tiers.options import KvTierOptions
 from ..option_types import HANG_SECONDS, WatermarkShare, WatermarkStrength
 from .prefill_options import PrefillOptions
 
@@ -55,6 +56,12 @@ class LocalOptions(ModelOptions):
     """which answers of our own engine are marked: those whose request has watermark: true, or all"""
     watermark_share: WatermarkShare = SHARE
     watermark_strength: WatermarkStrength = STRENGTH
+    kv_tiers: KvTierOptions = field(default_factory=KvTierOptions)
+    """prefixes of prompts that the device evicts"""
+    slot_save_path: File | None = None
+    """a folder for the files of slots, which clients save and restore as with llama.cpp's server"""
+    slot_save_size: SizeBytes = 16 << 30
+    """what these files may take together (default: 16 GiB)"""
     batching: Batching = field(default_factory=Batching)
     """models of embeddings and scores on this machine"""
     images: ImageOptions = field(default_factory=ImageOptions)

@@ -57,6 +57,8 @@ class StoredModels:
     # By the key of their engines.
     _loaded: dict[str, LoadedModel] = field(default_factory=dict)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # The name of the one that is being loaded on use.
+    _arriving: str | None = None
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def cards(self) -> Sequence[ModelCard]:
@@ -88,7 +90,8 @@ class StoredModels:
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Executor]:
         given: Executor | None = None
-        if self._loaded_name(name) is None:
+        # A request for a model that is being loaded for another one waits for it.
+        if name != self._arriving and self._loaded_name(name) is None:
             with suppress(UnknownModel):
                 given = await self.registry.executor(name)
         if given is not None:
@@ -97,7 +100,7 @@ class StoredModels:
         stored = await asyncio.to_thread(self._find, name)
         loading = asyncio.ensure_future(self._load(stored))
         try:
-            # A load goes on if its request ends meanwhile: others may wait for it, and the model must be unloaded again.
+            # A load goes on if its request ends meanwhile: others may wait for it, and the model must be unloaded.
             loaded = await asyncio.shield(loading)
         except asyncio.CancelledError:
             loading.add_done_callback(self._left)
@@ -179,7 +182,11 @@ class StoredModels:
                 if former is not None:
                     # Its answers may take long. If its memory is needed, `_make_room` waits for them.
                     self._unload(former, "changed")
-                await self._load_with_room(stored)
+                self._arriving = stored.name
+                try:
+                    await self._load_with_room(stored)
+                finally:
+                    self._arriving = None
                 loaded = self._loaded[stored.engine_key] = LoadedModel(stored, self.keep_seconds)
             loaded.users += 1
             loaded.last_used = time.monotonic()

@@ -1,4 +1,4 @@
-"""The blocks of a computed prompt: the keys and values of its pages, and states, in the order in which they are computed.
+"""The blocks of a computed prompt: the keys and values of its pages, and states, in the order of their computation.
 
 A prompt has whole pages only. It is computed in parts; each part leaves its pages in the engine's prefix cache, from
 where they are read, so that a client that comes back finds them there. A client computes the last page itself, from
@@ -44,11 +44,11 @@ class ReadableSource(TokenSource, Protocol):
 
 @dataclass(slots=True)
 class Counts:
-    """``cached_tokens`` of the prompt were computed before. ``queue_seconds``: until the device received the first
-    part.
+    """``computed_tokens``: the others of the prompt were in the cache. ``queue_seconds``: until the device received the
+    first part.
     """
 
-    cached_tokens: int = 0
+    computed_tokens: int = 0
     queue_seconds: float | None = None
     sent_bytes: int = 0
 
@@ -81,7 +81,7 @@ async def blocks(
             content, dtype = await asyncio.to_thread(pack_state, states)
             yield counted(block({"type": "states", "tokens": end, "dtype": dtype}, content), counts)
         done = end
-    yield block({"type": "end", "tokens": len(prompt), "cached_tokens": counts.cached_tokens})
+    yield block({"type": "end", "tokens": len(prompt), "cached_tokens": max(0, len(prompt) - counts.computed_tokens)})
 
 
 def part_ends(start: int, last: int, page_size: int) -> Iterator[int]:
@@ -121,13 +121,12 @@ async def computed(source: ReadableSource, request: TokenRequest, end: int, coun
     # One token more: only what precedes the last token of a prompt is sure to be in the cache, and so is its state.
     ids = [*prompt[:end], prompt[min(end, len(prompt) - 1)]]
     held = 0
-    for attempt in range(ATTEMPTS):
+    for _ in range(ATTEMPTS):
         async with aclosing(source.generate(replace(request, prompt_ids=ids, max_tokens=1))) as items:
             async for item in items:
-                if isinstance(item, AnswerEnd) and attempt == 0:
+                if isinstance(item, AnswerEnd):
+                    counts.computed_tokens += end - min(end, item.cached_tokens)
                     counts.queue_seconds = item.queue_seconds if counts.queue_seconds is None else counts.queue_seconds
-                    if counts.cached_tokens == 0 and counts.sent_bytes == 0:
-                        counts.cached_tokens = min(end, item.cached_tokens)
         read = await source.read_prefix(prompt[:end], request.adapter)
         held = len(read.token_ids)
         if held == end:

@@ -80,7 +80,10 @@ class KvLayout:
             raise unavailable("it does not keep keys and values in pages of this server's own engine")
         states = manifest.plans[GENERATE].states
         groups = [
-            Group(window, tuple(layer_of(name, state, manifest.kv) for name, state in states.items() if state.shape[0] == dim))
+            Group(
+                window,
+                tuple(layer_of(name, state, manifest.kv) for name, state in states.items() if state.shape[0] == dim),
+            )
             for dim, window in zip(PAGE_DIMS, group_windows(manifest), strict=False)
         ]
         if any(state.shape[0] == "PS" for state in states.values()):
@@ -219,5 +222,3 @@ def unavailable(why: str) -> RequestError:
         param="model",
         code="prefill_unavailable",
     )
-
-

@@ -91,8 +91,8 @@ class Cluster:
         return sum(backend.worker.queue for backend in self.backends)
 
     def send(self, request: SimulatedRequest) -> None:
-        """A request arrives now. As the server does, it refuses a prompt that fills the context, and ends an answer that
-        does.
+        """A request arrives now. As the server does, it refuses a prompt that fills the context, and ends an answer
+        that does.
         """
         layout = self.layout
         room = (layout.decode_device or layout.device).context - request.prompt_tokens + 1

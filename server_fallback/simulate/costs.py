@@ -48,9 +48,9 @@ def shape_of(rows: Iterable[Row]) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """``knots``: positions and the seconds of ``linear`` for them. Before the first knot ``linear`` is constant, because
-    the weights are read anyway; after the last one it keeps the last slope. ``row``, ``read`` and ``pair`` are seconds
-    for each. Raises RequestError for impossible costs.
+    """``knots``: positions and the seconds of ``linear`` for them. Before the first knot ``linear`` is constant,
+    because the weights are read anyway; after the last one it keeps the last slope. ``row``, ``read`` and ``pair`` are
+    seconds for each. Raises RequestError for impossible costs.
     """
 
     knots: tuple[tuple[float, float], ...]

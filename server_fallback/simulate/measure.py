@@ -77,8 +77,8 @@ class TimedRunner:
     def read_pages(self, units: Sequence[Sequence[int]]) -> Future[bytes]:
         return self._runner.read_pages(units)
 
-    def write_pages(self, units: Sequence[Sequence[int]], data: bytes) -> Future[None]:
-        return self._runner.write_pages(units, data)
+    def write_pages(self, units: Sequence[Sequence[int]], data: bytes) -> None:
+        self._runner.write_pages(units, data)
 
     def close(self) -> None:
         self._runner.close()

@@ -68,10 +68,32 @@ def splitwise(name: str, prompts: Mapping[int, float], tokens: Mapping[int, floa
     )  # fmt: skip
 
 
+def h200(name: str, costs: StepCosts, token_bytes: int) -> Device:
+    """In ``q4f16``. Of the GPU's 150 GB, 100 are for keys and values."""
+    tokens = 100_000_000_000 // token_bytes
+    return Device(f"{name} on an H200", "tests/bench/h200_costs.py", costs, tokens, token_bytes, context=8192)
+
+
 OPT_13B_TOKEN, OPT_66B_TOKEN = 40 * 5120 * 4, 64 * 9216 * 4
 
 DEVICES: Mapping[str, Device] = MappingProxyType(
     {
+        "qwen3-0.6b-h200": h200(
+            "Qwen3-0.6B",
+            StepCosts(
+                ((1.0, 0.000753545), (64.0, 0.00182560), (256.0, 0.00264460), (4096.0, 0.0215557)),
+                row=2.61448e-6, read=3.95696e-8, pair=1.72030e-10,
+            ),
+            28 * 8 * 128 * 4,
+        ),
+        "llama-3.1-8b-h200": h200(
+            "Llama-3.1-8B",
+            StepCosts(
+                ((1.0, 0.00237026), (64.0, 0.00533456), (256.0, 0.0152685), (4096.0, 0.185152)),
+                read=9.05834e-8, pair=8.08050e-10,
+            ),
+            32 * 8 * 128 * 4,
+        ),
         "opt-13b-a100": opt(
             "OPT-13B (DistServe)", 1, 66_144, OPT_13B_TOKEN,
             distserve_costs((16.456860, 0.0926475, 6.474786e-6), (19.934703, 6.269357e-4, 0.0385070)),

@@ -14,6 +14,8 @@ from .chart import Line, chart
 from .studies import Split, break_even
 from .summary import SimulatedSummary
 
+LATENCIES = "latencies in milliseconds: p50 / p90 / p99; in time: within the bounds"
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -96,44 +98,45 @@ def report_splits(found: Sequence[Split], title: str) -> Report:
 
 
 def report_caches(found: Sequence[tuple[str, SimulatedSummary]]) -> Report:
-    made = _table("prefixes", "from a cache", "computed", "saved", "first token, ms", "within the bounds")
+    made = _table("prefixes", "from a cache", "saved", "first token", "in time")
     base = found[0][1].prompt_tokens - found[0][1].cached_tokens
     for name, summary in found:
         computed = summary.prompt_tokens - summary.cached_tokens
         made.add_row(
             name,
             f"{summary.cached_tokens / max(1, summary.prompt_tokens):.1%}",
-            f"{computed:,}",
             f"{1 - computed / max(1, base):.1%}",
             milliseconds(summary.time_to_first_token_seconds),
             "-" if summary.in_time is None else f"{summary.in_time:.1%}",
         )
-    notes = ["from a cache: the share of all prompt tokens; saved: of those that are computed without a store"]
+    notes = [LATENCIES, "from a cache: of all prompt tokens; saved: of those that are computed without a store"]
     return Report(made, {"study": "cache", "result": {name: each.to_json() for name, each in found}}, notes=notes)
 
 
 def report_near(found: Sequence[SimulatedSummary], title: str) -> Report:
-    made = _table("GPUs", "near", "first token, ms", "further tokens, ms", "refused", "within the bounds")
+    made = _table("GPUs", "near", "first token", "further tokens", "in time")
     for summary in found:
         made.add_row(
             str(summary.gpus),
             f"{summary.near_share:.1%}",
             milliseconds(summary.time_to_first_token_seconds),
             milliseconds(summary.token_seconds),
-            str(sum(summary.refused.values())),
             "-" if summary.in_time is None else f"{summary.in_time:.1%}",
         )
     lines = [Line("answered near, %", [(each.gpus, 100 * each.near_share) for each in found])]
     if all(each.in_time is not None for each in found):
         lines.append(Line("within the bounds, %", [(each.gpus, 100 * (each.in_time or 0.0)) for each in found]))
     svg = chart(title, "GPUs", "share of requests, %", lines)
-    return Report(made, {"study": "near", "result": [each.to_json() for each in found]}, svg)
+    notes = [LATENCIES]
+    if any(each.refused for each in found):
+        notes.append(f"requests in all, {found[0].requests}{_refused(found[0])}")
+    return Report(made, {"study": "near", "result": [each.to_json() for each in found]}, svg, notes)
 
 
 def _table(*columns: str) -> Table:
     made = Table(box=HORIZONTALS, show_edge=False, pad_edge=False, show_header=any(columns))
     for index, column in enumerate(columns):
-        made.add_column(column, justify="left" if index == 0 else "right")
+        made.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
     return made
 
 

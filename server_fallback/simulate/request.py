@@ -13,7 +13,7 @@ NEVER = -1.0
 
 
 class Segment(NamedTuple):
-    """``tokens`` tokens of a prompt. Two segments of one ``text`` have the same tokens, those of another text others."""
+    """``tokens`` tokens of a prompt. Segments of one ``text`` have the same tokens, those of another text others."""
 
     text: int
     tokens: int
@@ -21,9 +21,9 @@ class Segment(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class SimulatedRequest:
-    """``number`` rises in the order of arrival. ``output_tokens``: the answer ends after so many, at least 1. ``device``
-    is that of the user, if there are devices. ``turn``: the next request of the conversation, and how many seconds
-    after this answer it comes.
+    """``number`` rises in the order of arrival. The answer ends after ``output_tokens``, at least 1. ``device`` is that
+    of the user, if there are devices. ``turn``: how many seconds after this answer the conversation goes on, and the
+    next request.
 
     The rest is what a simulation records, in seconds of its clock: ``first`` and ``finish`` are the times of the first
     and the last token as the client sees them, NEVER before that. ``started``: when a device began with it. ``side`` is

@@ -71,8 +71,8 @@ class Conversations(Request):
 
 
 class Workload(Request):
-    """``requests`` are sent in all, counting each turn. ``lengths`` is a name of `presets.py`, instead of ``prompt`` and
-    ``output``; a trace has lengths of its own. ``shared_tokens`` at the start of each prompt are the same for all
+    """``requests`` are sent in all, counting each turn. ``lengths`` is a name of `presets.py`, instead of ``prompt``
+    and ``output``; a trace has lengths of its own. ``shared_tokens`` at the start of each prompt are the same for all
     prompts of one of ``apps``. In a conversation, the lengths of prompts are those of the new messages.
     """
 

@@ -1,8 +1,8 @@
-"""Prompts that a server computes for a page, in headless Chromium: a slow device computes short prompts itself and has long
-ones from the server, with the tokens of an answer that it computes alone, and never those of another model.
+"""Prompts that a server computes for a page, in headless Chromium: a slow device computes short prompts itself and has
+long ones from the server, with the tokens of an answer that it computes alone, and never those of another model.
 
-The page's clock is the test's: the device reads 15 tokens a second, a request takes three seconds on its way, and the link
-has 16 kB a second, however busy this machine is. Both sides have pages of 4 bits, so both round alike.
+The page's clock is the test's: the device reads 15 tokens a second, a request takes three seconds on its way, and the
+link has 16 kB a second, however busy this machine is. Both sides have pages of 4 bits, so both round alike.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncGenerator, Iterator
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,7 +81,8 @@ window.ask = async (content, params = {}) => {
     const { last, ...counts } = window.nf.prefill ?? {};
     const told = last && { ...last, error: last.error?.details?.code ?? null };
     return { text: answer.choices[0].message.content, side: answer.route.side, last: told, counts,
-        cached: answer.usage.prompt_tokens_details.cached_tokens, asked: window.sent.map(([path]) => path) };
+        cached: answer.usage.prompt_tokens_details.cached_tokens,
+        queueMs: answer.usage.queue_ms ?? 0, asked: window.sent.map(([path]) => path) };
 };
 // The answer of the device alone, whose cache is empty.
 window.alone = async (content) => {
@@ -149,8 +149,8 @@ def far(site: str) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         # Each part takes it a hundredth of a second.
         patch.setattr(blocks, "time", SimpleNamespace(monotonic=lambda: next(clock) / 100))
-        models: Any = FakeModels(executor_of(LocalExecutor, "fake"), {"other": executor_of(Other, "other")})
-        with live_server(models, ApiConfig(cors_origins=(site.removesuffix("/index.html"),))) as server:
+        executors: Any = (executor_of(LocalExecutor, "fake"), {"other": executor_of(Other, "other")})
+        with live_server(FakeModels(*executors), ApiConfig(cors_origins=(site.removesuffix("/index.html"),))) as server:
             yield f"http://127.0.0.1:{server.port}/v1"
 
 
@@ -181,6 +181,8 @@ def test_a_slow_device_has_long_prompts_from_the_server_and_computes_short_ones(
     assert max(long["last"]["differences"]) < 0.02
     assert long["counts"] == {"asked": 1, "used": 1, "tokens": 176, "bytes": long["last"]["bytes"], "differed": 0}
     assert long["last"]["bytes"] == 12 * 640
+    # The time on the way is not that of the device: 3 s, and 7,680 bytes.
+    assert long["queueMs"] == pytest.approx(3480, abs=200)
     # Its pages are the device's now.
     assert ask(page, LONG)["asked"] == []
 
@@ -207,10 +209,12 @@ def test_a_prompt_that_must_stay_is_not_sent(page: Page, far: str, params: dict[
     assert answer["counts"]["asked"] == 0
 
 
-def test_text_that_a_pattern_keeps_or_masks_is_not_sent(page: Page, far: str) -> None:
+def test_what_a_pattern_keeps_or_masks_and_no_budget_allows_is_not_sent(page: Page, far: str) -> None:
     prompt = f"my number is 5551234. {LONG[22:]}"
     opened(page, far, private={"patterns": ["[0-9]{7}"]})
     assert ask(page, prompt)["asked"] == []
+    opened(page, far, budget={"far_requests_per_day": 0})
+    assert ask(page, f"b{prompt[1:]}")["asked"] == []
     masks = {"patterns": [{"kind": "PHONE", "pattern": "[0-9]{7}"}]}
     opened(page, far, private={"masks": masks})
     assert ask(page, f"a{prompt[1:]}")["asked"] == []

@@ -154,7 +154,9 @@ class Faults:
 
     async def _write_wrong_file(self, server: Server, rng: random.Random) -> None:
         """A server that reads a file with a mistake stays as it is."""
-        server.write(rng.choice(("max_bodies = 1", "port = 1", 'tls_cert = "nothing.pem"', "=", 'models = ["nothing"]')))
+        server.write(
+            rng.choice(("max_bodies = 1", "port = 1", 'tls_cert = "nothing.pem"', "=", 'models = ["nothing"]'))
+        )
         line = await asyncio.to_thread(server.hang_up)
         assert line["event"] == "reload_refused", line
         server.write()

@@ -32,7 +32,7 @@ class NotAnAnswer(Exception):
         self.code = code
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Question:
     """``server`` is the one that answers. ``read`` returns the text of a whole body, and raises NotAnAnswer. ``keeps``:
     the request may have a ``keep_alive``.

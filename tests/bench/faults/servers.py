@@ -127,24 +127,24 @@ class Server:
 
 @contextmanager
 def servers(folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, Server]]:
-    """Both, ready, by their names. ``environment`` is added to this process's."""
-    # Also for the store that this process fills.
-    os.environ["NEARFAR_CACHE"] = str(folder / "cache")
+    """Both, ready, by their names. ``environment`` is added to that of this process."""
+    # Also for the store that this process fills, and the models that it compiles.
+    os.environ.update(environment, NEARFAR_CACHE=str(folder / "cache"))
     named = (
         f'models = ["{MODEL}", "{EMBEDDING}"]\nfront_ends = {FRONT_ENDS}\n{COMMON}\n[aliases]\n{ALIAS} = "{MODEL}"\n'
     )
-    on_use = f"memory = {_make_store(folder)}\nkeep_alive = 2\n{COMMON}"
+    on_use = f"memory = {_make_store()}\nkeep_alive = 2\n{COMMON}"
     with ExitStack() as stack:
         started = {}
         for name, options in (("models", named), ("store", on_use)):
-            started[name] = stack.enter_context(_server(name, folder / name, options, environment))
+            started[name] = stack.enter_context(_server(name, folder / name, options))
         for server in started.values():
             _wait_until_serves(server)
         yield started
 
 
-def _make_store(folder: Path) -> int:
-    """Fill the store, and return the memory with which a server holds two of its models."""
+def _make_store() -> int:
+    """Fill the store, and compile all models. Returns the memory with which a server holds two of the store's."""
     store, sizes = Store.of_user(), list[int]()
     opener = LocalOpener(LocalOptions(target="cpu", kv_memory_bytes=KV_BYTES))
 
@@ -154,6 +154,8 @@ def _make_store(folder: Path) -> int:
         assert opening.memory_bytes is not None
         return opening.memory_bytes
 
+    for name in (MODEL, EMBEDDING):
+        asyncio.run(size(name))
     for name, context in CONTEXTS.items():
         if store.find(name) is None:
             store.create(name, MODEL, Changes(parameters=Parameters(num_ctx=context)))
@@ -162,7 +164,7 @@ def _make_store(folder: Path) -> int:
 
 
 @contextmanager
-def _server(name: str, folder: Path, options: str, environment: Mapping[str, str]) -> Iterator[Server]:
+def _server(name: str, folder: Path, options: str) -> Iterator[Server]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     command = [*NEARFAR, "serve", "--config", str(folder / "nearfar.toml"), "--port", "0"]
@@ -170,7 +172,7 @@ def _server(name: str, folder: Path, options: str, environment: Mapping[str, str
         server = Server(name, folder, options, None)  # type: ignore[arg-type]
         server.renew_certificate()
         server.write()
-        server.process = subprocess.Popen(command, stdout=printed, stderr=log, env={**os.environ, **environment})
+        server.process = subprocess.Popen(command, stdout=printed, stderr=log)
     try:
         yield server
     finally:
@@ -192,4 +194,3 @@ def _wait_until_serves(server: Server) -> None:
 
 def _key(name: str, key: str, *, admin: bool = False) -> str:
     return f'[[keys]]\nname = "{name}"\nkey = "{key}"\nadmin = {str(admin).lower()}\n'
-

@@ -77,9 +77,7 @@ class Verdict:
         ]
         for name, growth in self.growth.items():
             if growth is not None:
-                rows.append(
-                    Criterion(f"growth of memory, {name}", f"{100 * growth:+.1f} %", growth <= MOST_GROWTH)
-                )
+                rows.append(Criterion(f"growth of memory, {name}", f"{100 * growth:+.1f} %", growth <= MOST_GROWTH))
         return rows
 
     def to_json(self) -> dict[str, Any]:

@@ -80,7 +80,9 @@ def left_over(server: Server) -> list[str]:
         wait_until(lambda: not [each for each in held() if "num_requests" in each])
     with server.client() as client:
         # Of the store's models, some may not be loaded.
-        for name in (MODEL,) if server.name == "models" else [each["id"] for each in client.get("/v1/models").json()["data"]]:
+        for name in (
+            (MODEL,) if server.name == "models" else [each["id"] for each in client.get("/v1/models").json()["data"]]
+        ):
             client.post(f"/reset_prefix_cache?model={name}")
     with suppress(AssertionError):
         wait_until(lambda: not held())
@@ -98,5 +100,3 @@ def end(server: Server) -> list[str]:
     wrong = [] if status == 0 else [f"{server.name}: ended with status {status}"]
     _, alive = psutil.wait_procs(processes, 10)
     return wrong + [f"{server.name}: left the process {each}" for each in alive]
-
-

@@ -66,7 +66,7 @@ def _tensor(*required: str) -> dict[str, Any]:
 
 def _operation(body: dict[str, Any] | None = None, *names: str, empty: bool = False) -> dict[str, Any]:
     """``empty``: answers have no body, unless they are errors."""
-    anything = {"application/json": {"schema": {}}, "text/event-stream": {"schema": {}}}
+    anything: dict[str, Any] = {"application/json": {"schema": {}}, "text/event-stream": {"schema": {}}}
     error = {"description": "an error", "content": {"application/json": {"schema": ERROR}}}
     given = {} if body is None else {"requestBody": {"content": {"application/json": {"schema": body}}}}
     schema = {"type": "string", "minLength": 1}
@@ -76,7 +76,7 @@ def _operation(body: dict[str, Any] | None = None, *names: str, empty: bool = Fa
             "200": {"description": "an answer", **({} if empty else {"content": anything})},
             # A model that is not ready is a 400 without a body.
             **{status: {"description": "an error"} if empty else error for status in ("400", "404", "405")},
-            **{status: error for status in ("408", "413", "415", "429", "503")},
+            **dict.fromkeys(("408", "413", "415", "429", "503"), error),
         },
         **given,
     }

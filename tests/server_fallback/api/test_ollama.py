@@ -23,7 +23,6 @@ from waiting import until
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.compiler.runtime.errors import QueueFull
 from nearfar.compiler.store.store import Store
-from nearfar.server_fallback.api import ollama_uploads
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
@@ -337,7 +336,7 @@ def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path, monkeypatch: pytes
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(ollama_uploads.os, "fsync", full)
+            patch.setattr("nearfar.server_fallback.api.ollama_uploads.os.fsync", full)
             answer = await served.ask("POST", f"/api/blobs/sha256:{digest}", b"right")
         assert (answer.status_code, "the disk is full" in answer.json()["error"]) == (507, True)
         assert list((served.store.folder / "downloads").iterdir()) == []

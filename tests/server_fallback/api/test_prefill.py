@@ -35,7 +35,7 @@ class Prefilling(FakeExecutor):
         if self.failure is not None and self.error_at == 0:
             raise self.failure
         counts.queue_seconds = 0.0
-        counts.cached_tokens = request.start
+        counts.computed_tokens = len(request.prompt)
         self.open += 1
         try:
             for index, piece in enumerate(self.pieces):
@@ -98,12 +98,14 @@ def test_a_failure_before_the_first_block_is_an_ordinary_error() -> None:
 
 def test_a_failure_after_it_closes_the_connection_before_the_end() -> None:
     executor = Prefilling(failure=DeviceError("lost"), error_at=2)
-    with live_server(FakeModels(executor), ApiConfig()) as server:
-        with (
-            pytest.raises(httpx.RemoteProtocolError, match="incomplete"),
-            httpx.stream("POST", f"http://127.0.0.1:{server.port}{PATH}", json=BODY) as answer,
-        ):
+
+    def read(url: str) -> None:
+        with httpx.stream("POST", url, json=BODY) as answer:
             assert answer.status_code == 200
             for _ in answer.iter_bytes():
                 pass
+
+    with live_server(FakeModels(executor), ApiConfig()) as server:
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+            read(f"http://127.0.0.1:{server.port}{PATH}")
         wait_until(lambda: executor.open == 0)

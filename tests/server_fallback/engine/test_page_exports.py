@@ -165,7 +165,7 @@ def test_preempted_exports_go_on_where_they_were() -> None:
         ):
             exports = [export(first, [index, *LONG]) for index in range(1, 4)]
             answers = [ids(first, [index, 3, 5], max_tokens=40, ignore_eos=True, priority=1) for index in range(3)]
-            *found, _, _, _ = await asyncio.gather(*exports, *answers)
+            found, _ = await asyncio.gather(asyncio.gather(*exports), asyncio.gather(*answers))
             assert first.stats().preemptions > 0
             require_no_page_held(first)
             for index, (blocks, _) in enumerate(found, 1):

@@ -49,21 +49,23 @@ def read(content: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 def sent(
-    bundle: Path, prompt: Sequence[int], start: int = 0, pages: int = 64, changed: Mapping[str, Any] | None = None
+    bundle: Path, prompt: Sequence[int], start: int = 0, *, times: int = 1, changed: Mapping[str, Any] | None = None
 ) -> tuple[list[tuple[dict[str, Any], bytes]], Counts, bytes]:
-    """The blocks of a prompt, and the pages that the engine holds after it."""
+    """The blocks of a prompt that is asked for some ``times``, and the pages that the engine holds after it."""
     opened = open_bundle(bundle)
 
     async def work() -> tuple[list[bytes], Counts, bytes]:
-        runner = ReferenceRunner(opened, limits=Limits(tokens=64, sequences=2, rows=2, pages=pages))
+        runner = ReferenceRunner(opened, limits=Limits(tokens=64, sequences=2, rows=2, pages=64))
         engine = TokenEngine(runner, TokenModel.of(opened.manifest))
         text = TextModel.of(opened, "tiny")
-        local, counts = LocalExecutor(engine, text), Counts()
+        local, counts, found = LocalExecutor(engine, text), Counts(), list[bytes]()
         try:
             asked = {"model": "tiny", "tokenizer_sha256": text.tokenizer_sha256, "prompt": prompt, "start": start}
             request = PrefillRequest(**{**asked, **(changed or {})})
-            async with aclosing(local.prefill(request, Call("1"), counts)) as parts:
-                found = [part async for part in parts]
+            for _ in range(times):
+                counts = Counts()
+                async with aclosing(local.prefill(request, Call("1"), counts)) as parts:
+                    found = [part async for part in parts]
             held = await engine.read_prefix(prompt)
             return found, counts, held.data
         finally:
@@ -86,7 +88,7 @@ def test_every_page_comes_once_and_is_what_the_engine_holds(monkeypatch: pytest.
     }  # fmt: skip
     assert [(each["start"], each["tokens"]) for each, _ in pages] == [(0, 16), (16, 48), (64, 48), (112, 16)]
     assert (end["type"], end["tokens"], end["cached_tokens"]) == ("end", len(PROMPT), 0)
-    assert counts.sent_bytes > 0
+    assert (counts.computed_tokens, counts.sent_bytes > 0) == (len(PROMPT), True)
     # The bundle's own 4-bit format, as its kernels would have stored the same numbers.
     numbers = np.frombuffer(held, "<f4").reshape(-1, 2, 1, PAGE, 32)
     stored = np.zeros((len(numbers), 2, 1, PAGE, 5), np.uint32)
@@ -97,7 +99,8 @@ def test_every_page_comes_once_and_is_what_the_engine_holds(monkeypatch: pytest.
 
 
 def test_a_client_that_comes_back_gets_the_rest_from_the_cache() -> None:
-    whole, _, _ = sent(page_bundle(), PROMPT)
+    whole, counts, _ = sent(page_bundle(), PROMPT, times=2)
+    assert (counts.computed_tokens, whole[-1][0]["cached_tokens"]) == (0, len(PROMPT))
     rest, _, _ = sent(page_bundle(), PROMPT, start=4 * PAGE)
     pages = [b"".join(data for fields, data in found if fields["type"] == "pages") for found in (whole, rest)]
     assert pages[0].endswith(pages[1])
@@ -151,9 +154,7 @@ def test_pages_of_every_format_travel_as_4_bits(kv: Any, activation: str) -> Non
     stored = [as_stored(each, kv, activation) for each in computed]
     data = b"".join(each[page].tobytes() for page in range(3) for each in stored)
     wire = np.frombuffer(layout.wire_pages(layout.groups[0], data, activation), "<u4").reshape(3, -1)
-    expected = [
-        each if kv == "q4" else to_wire(numbers_in(each, kv, activation)) for each in stored
-    ]
+    expected = [each if kv == "q4" else to_wire(numbers_in(each, kv, activation)) for each in stored]
     assert wire.tolist() == np.concatenate([each.reshape(3, -1) for each in expected], axis=1).tolist()
     # Its steps are an eighth of the largest number of a row.
     form = KV_FORMATS["q4"]

@@ -166,6 +166,20 @@ def test_a_model_that_never_fits_is_refused_without_unloading_for_ever(store: St
     run(store, test, budget=MODEL_BYTES - 1)
 
 
+def test_a_request_waits_for_a_model_that_is_loaded_for_another_one(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        opener.may_open = asyncio.Event()
+        first = asyncio.ensure_future(_used(models, "base"))
+        await until(lambda: opener.preparing == ["base"])
+        others = [asyncio.ensure_future(_used(models, name)) for name in ("base", "Base:latest", "chef")]
+        await asyncio.sleep(0.02)
+        opener.may_open.set()
+        await asyncio.gather(first, *others)
+        assert opener.opened == ["base"]
+
+    run(store, test)
+
+
 def test_a_request_that_ends_while_its_model_loads_leaves_no_model_behind(store: Store) -> None:
     async def test(models: StoredModels, opener: Opener) -> None:
         models.keep_seconds, opener.may_open = 0.0, asyncio.Event()

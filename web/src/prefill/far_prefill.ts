@@ -26,7 +26,11 @@ export interface CacheHost {
 }
 
 /** Sends a request to the far side. Throws NearfarError, or the signal's reason. */
-export type OpenFar = (route: string, body: Readonly<Record<string, unknown>>, signal: AbortSignal) => Promise<Response>;
+export type OpenFar = (
+  route: string,
+  body: Readonly<Record<string, unknown>>,
+  signal: AbortSignal,
+) => Promise<Response>;
 
 /** "differs": what far sent is not what this device computes. "failed": far did not send it. "no_room": the cache is too small. */
 export type PrefillEnd = PrefillReason | "differs" | "failed" | "no_room" | "unfit";
@@ -60,11 +64,11 @@ type Counted = "near_tokens" | "checked_tokens" | "far_tokens" | "bytes";
 
 const ROUTE = "/v1/nearfar/prefill";
 /**
- * The largest mean difference of a page that both sides have computed from the same tokens: without any context that was
- * rounded, and with one.
+ * The largest mean difference of a page that both sides have computed, without any context that was rounded to 4 bits, and
+ * with one. tests/bench/bench_far_prefill.py measures them: equal weights are below a quarter of these.
  */
-const ROUNDED_ALIKE = 0.15;
-const ROUNDED_CONTEXT = 0.75;
+const ROUNDED_ALIKE = 0.1;
+const ROUNDED_CONTEXT = 0.4;
 
 /** More prompts than a cache holds. */
 const MOST_FOREIGN = 256;
@@ -129,7 +133,10 @@ export class FarPrefill {
     });
     // The page that both compute first, and the last one, are not the same, and something lies between them.
     if (tokens < base + 2 * pageSize || !this.#fits(request))
-      return ended({ side: "near", near_seconds: null, far_seconds: null }, tokens < base + 2 * pageSize ? "few_tokens" : "unfit");
+      return ended(
+        { side: "near", near_seconds: null, far_seconds: null },
+        tokens < base + 2 * pageSize ? "few_tokens" : "unfit",
+      );
     const bytes = wireBytes(this.#layout, asked);
     const decision = decide({ ...facts, far_tokens: tokens - asked.start, bytes });
     if (decision.side === "near") return ended(decision, decision.reason);
@@ -150,7 +157,11 @@ export class FarPrefill {
         measured(block);
         if (block.start === asked.start) {
           await first;
-          const difference = await this.#difference(ids, asked.start / pageSize, block.pages.map(([page]) => page));
+          const difference = await this.#difference(
+            ids,
+            asked.start / pageSize,
+            block.pages.map(([page]) => page),
+          );
           state.differences.push(difference);
           if (difference > ROUNDED_ALIKE) return ended(decision, "differs", this.#differs(difference, ROUNDED_ALIKE));
         }
@@ -190,11 +201,7 @@ export class FarPrefill {
   }
 
   /** Of a page that this device has computed and one that came. Groups that have no such page are left out. */
-  async #difference(
-    ids: readonly number[],
-    page: number,
-    wire: readonly (Bytes | undefined)[],
-  ): Promise<number> {
+  async #difference(ids: readonly number[], page: number, wire: readonly (Bytes | undefined)[]): Promise<number> {
     const own = await this.#ownPage(ids, page);
     return wire.reduce((most, theirs, group) => {
       const ours = own[group];

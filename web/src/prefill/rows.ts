@@ -88,13 +88,7 @@ export function packRows(values: Float32Array, form: KvForm, headDim: number, wo
 }
 
 /** The codes and scales of a block of rows. */
-export function unpackRows(
-  words: Uint32Array,
-  start: number,
-  form: KvForm,
-  headDim: number,
-  rows: number,
-): Rows {
+export function unpackRows(words: Uint32Array, start: number, form: KvForm, headDim: number, rows: number): Rows {
   const codes = new Int8Array(rows * headDim);
   const vectors = 8 / form.bits;
   const perWord = 4 * vectors;
@@ -135,7 +129,7 @@ export function toHalves(values: Float32Array, halves: Uint16Array): void {
       half = (magnitude - 0x38000000 + 0xfff + odd) >>> 13;
     } else {
       // Multiples of 2^-24; this addition rounds to them.
-      const scaled = (Math.abs(values[index] ?? 0) * 2 ** 24);
+      const scaled = Math.abs(values[index] ?? 0) * 2 ** 24;
       half = roundedToEven(scaled);
     }
     halves[index] = sign | half;

@@ -35,7 +35,10 @@ export interface PrefixOptions {
 
 /** What prefixes need of an engine. */
 export interface PrefixHost extends PrefixOptions {
-  readonly tokens: Pick<TokenEngine, "runner" | "prefixCache" | "generateTokens" | "readRetained" | "writeRetained" | "foreign">;
+  readonly tokens: Pick<
+    TokenEngine,
+    "runner" | "prefixCache" | "generateTokens" | "readRetained" | "writeRetained" | "foreign"
+  >;
   readonly manifest: AnyManifest;
   /** The result of `bundleId`. */
   readonly id: string;

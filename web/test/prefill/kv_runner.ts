@@ -31,10 +31,7 @@ export class KvRunner extends FakeRunner {
   override async readPages(pages: PagesByGroup): Promise<Bytes> {
     const cells = new Int32Array((await super.readPages(pages)).buffer);
     const rows = 2 * PAGE * this.#pagesOf(pages);
-    return joined([
-      ...chunks(cells.slice(0, rows), 2 * PAGE).map(pageOf),
-      new Uint8Array(cells.slice(rows).buffer),
-    ]);
+    return joined([...chunks(cells.slice(0, rows), 2 * PAGE).map(pageOf), new Uint8Array(cells.slice(rows).buffer)]);
   }
 
   override writePages(pages: PagesByGroup, bytes: Bytes): void {
@@ -53,11 +50,11 @@ export class KvRunner extends FakeRunner {
 
 /** A manifest with one layer in each group, and states if the limits have slots. */
 export function manifestOf({ groups, states = 0 }: RunnerLimits): AnyManifest {
-  const layers = groups.map((_, group) => [
+  const layers = groups.map((_, group): [string, unknown] => [
     `layers.${group}.kv`,
     { shape: [["P", "PW"][group], 2, 1, PAGE, HEAD_DIM], dtype: "activation" },
   ]);
-  const slots = states === 0 ? [] : [["layers.9.state", { shape: ["Z", 2], dtype: "float32" }]];
+  const slots: [string, unknown][] = states === 0 ? [] : [["layers.9.state", { shape: ["Z", 2], dtype: "float32" }]];
   return {
     target: "webgpu",
     page_size: PAGE,
@@ -66,7 +63,7 @@ export function manifestOf({ groups, states = 0 }: RunnerLimits): AnyManifest {
     host_weights: {},
     embedding: null,
     classifier: null,
-    plans: { generate: { states: Object.fromEntries([...layers, ...slots]) } },
+    plans: { generate: { states: Object.fromEntries<unknown>([...layers, ...slots]) } },
   } as unknown as AnyManifest;
 }
 

@@ -37,8 +37,20 @@ test.each<[string, PrefillFacts, "near" | "far" | null, "near" | "far", string]>
   ["a long queue", facts(1000, { queue_seconds: 100 }), null, "near", "later"],
   ["an unknown device", facts(4000, { near_tokens_per_second: null }), null, "near", "unmeasured"],
   ["an unknown link", facts(4000, { bytes_per_second: null }), null, "far", "explores"],
-  ["an unknown link behind a slow one", facts(300, { bytes_per_second: null, round_trip_seconds: 30 }), null, "near", "later"],
-  ["an unknown link, and little to gain", facts(300, { bytes_per_second: null, near_tokens_per_second: 200 }), null, "near", "unmeasured"],
+  [
+    "an unknown link behind a slow one",
+    facts(300, { bytes_per_second: null, round_trip_seconds: 30 }),
+    null,
+    "near",
+    "later",
+  ],
+  [
+    "an unknown link, and little to gain",
+    facts(300, { bytes_per_second: null, near_tokens_per_second: 200 }),
+    null,
+    "near",
+    "unmeasured",
+  ],
 ])("%s", (_, given, before, side, reason) => {
   expect(decidePrefill(given, RULES, before)).toMatchObject({ side, reason });
 });

@@ -6,7 +6,18 @@ import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
 
 import type { KvForm } from "../../src/prefill/rows.js";
-import { Q4, Q8, blockWords, codesOf, fromHalves, numbersOf, packRows, rotate, toHalves, unpackRows } from "../../src/prefill/rows.js";
+import {
+  Q4,
+  Q8,
+  blockWords,
+  codesOf,
+  fromHalves,
+  numbersOf,
+  packRows,
+  rotate,
+  toHalves,
+  unpackRows,
+} from "../../src/prefill/rows.js";
 
 interface Case {
   readonly head_dim: number;
@@ -39,7 +50,9 @@ test.each(cases)("rows of $head_dim numbers", ({ head_dim: size, values, rotated
     const largest = (row: number): number => Math.max(...values.slice(row * size, (row + 1) * size).map(Math.abs));
     numbersOf(block, size).forEach((value, index) => {
       // The largest code of the other sign is one step short.
-      expect(Math.abs(value - (values[index] ?? NaN))).toBeLessThanOrEqual((largest(Math.floor(index / size)) / form.steps) * 1.01);
+      expect(Math.abs(value - (values[index] ?? NaN))).toBeLessThanOrEqual(
+        (largest(Math.floor(index / size)) / form.steps) * 1.01,
+      );
     });
   }
 });

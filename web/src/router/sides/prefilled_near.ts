@@ -66,7 +66,10 @@ export class PrefilledNear {
     if (far.dialect !== "nearfar")
       throw badPolicy("prefill", `a server of dialect ${far.dialect} computes no prompts for others; remove it`);
     if (routing.wiring.policy.private.masks?.strict === true)
-      throw badPolicy("prefill", "the tokens of a prompt are not the fields that private.masks.strict lets leave; remove it");
+      throw badPolicy(
+        "prefill",
+        "the tokens of a prompt are not the fields that private.masks.strict lets leave; remove it",
+      );
   }
 
   get counts(): PrefillCounts {
@@ -100,7 +103,9 @@ export class PrefilledNear {
     for await (const chunk of this.near.answer(request, observed, completions)) {
       const { usage } = chunk;
       // What near waits for is not how fast it is.
-      yield waitedMs > 0 && usage ? { ...chunk, usage: { ...usage, queue_ms: (usage.queue_ms ?? 0) + waitedMs } } : chunk;
+      yield waitedMs > 0 && usage
+        ? { ...chunk, usage: { ...usage, queue_ms: (usage.queue_ms ?? 0) + waitedMs } }
+        : chunk;
     }
   }
 
@@ -157,7 +162,12 @@ export class PrefilledNear {
         return null;
       }
       const { clock } = this.routing.wiring;
-      this.#prefill = new FarPrefill(cacheHost, sha256, (...args) => this.#open(...args), () => clock.now());
+      this.#prefill = new FarPrefill(
+        cacheHost,
+        sha256,
+        (...args) => this.#open(...args),
+        () => clock.now(),
+      );
       this.#engine = engine;
       return this.#prefill;
     } catch (error) {
@@ -173,7 +183,9 @@ export class PrefilledNear {
     const late = new AbortController();
     const { far_first_token_ms: mostMs } = policy.timeouts;
     const cancel = clock.after(mostMs, () => {
-      late.abort(new Unavailable(`The far side did not begin to send a prompt within ${mostMs} ms`, { retryable: true }));
+      late.abort(
+        new Unavailable(`The far side did not begin to send a prompt within ${mostMs} ms`, { retryable: true }),
+      );
     });
     this.#counts.asked += 1;
     ledger.add({ requests: 1 });
@@ -202,7 +214,11 @@ export class PrefilledNear {
             bytes_per_second: rate(this.#secondsPerByte),
             queue_seconds: this.far.queueSeconds,
             round_trip_seconds: far.speed.round_trip_seconds ?? this.far.roundTripSeconds,
-            usd: paidUsd(policy, { usage: { prompt_tokens: counted.far_tokens, completion_tokens: 0 }, tokens: 0, refused: false }, 0),
+            usd: paidUsd(
+              policy,
+              { usage: { prompt_tokens: counted.far_tokens, completion_tokens: 0 }, tokens: 0, refused: false },
+              0,
+            ),
           },
           { min_tokens, usd_per_second: policy.costs.usd_per_second },
           this.#before,
