@@ -145,7 +145,7 @@ def test_pages_that_others_evict_are_computed_again_and_at_last_given_up(
             sent(page_bundle(), prompt, start=PAGE)
 
 
-@pytest.mark.parametrize("kv", ["activation", "q8", "q4"])
+@pytest.mark.parametrize("kv", ["activation", "q8", "q4", "fp8"])
 @pytest.mark.parametrize("activation", ["float32", "float16", "bfloat16"])
 def test_pages_of_every_format_travel_as_4_bits(kv: Any, activation: str) -> None:
     layout = KvLayout(4, kv, "f32", (Group(None, (Layer("a", 2, 16), Layer("b", 1, 24))),), ())
@@ -176,9 +176,8 @@ def as_stored(rows: Any, kv: str, activation: str) -> Any:
 
 
 def numbers_in(stored: Any, kv: str, activation: str) -> Any:
-    if kv == "q8":
-        rows = stored.reshape(*stored.shape[:3], 4, -1)
-        return read_pages(rows, {"kv": "q8"})
+    if kv != "activation":
+        return read_pages(stored.reshape(*stored.shape[:3], 4, -1), {"kv": kv})
     if activation == "bfloat16":
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.float32)
