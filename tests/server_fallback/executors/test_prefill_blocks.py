@@ -202,7 +202,7 @@ def test_the_vectors_of_rows_are_those_of_the_reference() -> None:
     for case in VECTORS["cases"]:
         rows = np.array(case["values"], np.float32).reshape(-1, case["head_dim"])
         assert rotated(rows).astype(float).ravel().tolist() == case["rotated"]
-        for name, form in KV_FORMATS.items():
+        for name, form in ((name, KV_FORMATS[name]) for name in ("q8", "q4")):
             if case["head_dim"] % form.multiple == 0:
                 words = quantize_rows(rows, form)
                 assert np.concatenate([words[:, :-1].ravel(), words[:, -1]]).tolist() == case[name]
