@@ -47,7 +47,8 @@ def read_option_file(owner: type, file: Path) -> dict[str, Any]:
         table = tomllib.loads(text)
     except OSError as error:
         raise RequestError(f"--config {file}: cannot be read: {reason_of(error)}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    # Too many brackets, and an integer of too many digits, are other errors than TOMLDecodeError.
+    except (ValueError, RecursionError) as error:
         # The parser's own message may quote the line, and with it a key of the API.
         at = re.search(r"\(at .*\)", str(error))
         raise RequestError(f"{file}: is not TOML {at.group() if at else ''}".rstrip()) from None
@@ -102,15 +103,30 @@ def _one(option: Option, value: Any, folder: Path) -> Any:
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"must be {TYPES[kind]}, not {_shown(value)}")
     if kind is Path:
-        return folder / Path(value).expanduser()
-    beside = option.flag.metavar in ("FILE", "MODEL")
-    return beside_file(value, folder) if beside else float(value) if kind is float else value
+        return _beside(value, folder)
+    if option.flag.metavar in ("FILE", "MODEL"):
+        return beside_file(value, folder)
+    try:
+        return float(value) if kind is float else value
+    except OverflowError:
+        raise ValueError("is too large for a number") from None
 
 
 def beside_file(name: str, folder: Path) -> str:
-    """A file or a model: what exists relative to the folder, or the name as it is."""
-    path = folder / Path(name).expanduser()
+    """A file or a model: what exists relative to the folder, or the name as it is. Raises ValueError."""
+    path = _beside(name, folder)
     return str(path) if path.exists() else name
+
+
+def _beside(name: str, folder: Path) -> Path:
+    """Raises ValueError for what no path can be."""
+    try:
+        path = folder / Path(name).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"is no path: {error}") from None
+    if "\0" in name:
+        raise ValueError("is no path: it has a NUL character")
+    return path
 
 
 def _shown(value: Any) -> str:

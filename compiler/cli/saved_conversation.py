@@ -53,12 +53,13 @@ class SavedConversation(BaseModel):
         """Raises OutputError for a file that cannot be written, or that exists and is no saved conversation."""
         if file.exists() and not _is_saved(file):
             raise OutputError(f"{file}: exists and is no saved conversation; choose another name")
-        text = json.dumps(self.model_dump(mode="json"), ensure_ascii=False, indent=1) + "\n"
-        partial = file.with_name(f".{file.name}.partial")
         try:
-            partial.write_text(text, encoding="utf-8")
+            data = json.dumps(self.model_dump(mode="json"), ensure_ascii=False, indent=1).encode() + b"\n"
+            partial = file.with_name(f".{file.name}.partial")
+            partial.write_bytes(data)
             partial.replace(file)
-        except OSError as error:
+        # A ValueError: half of a surrogate pair in a text, or a name that no file can have.
+        except (OSError, ValueError) as error:
             raise OutputError(f"{file}: cannot be written: {reason_of(error)}") from error
 
 
@@ -81,7 +82,8 @@ def read_saved(file: Path) -> SavedConversation:
         raise RequestError(f"{file}: {place}: {first['msg'][:200]}") from error
     for index, message in enumerate(saved.messages):
         for part in message["content"] if isinstance(message.get("content"), list) else []:
-            named = part.get(part.get("type")) if isinstance(part, dict) else None
+            kind = part.get("type") if isinstance(part, dict) else None
+            named = part.get(kind) if isinstance(part, dict) and isinstance(kind, str) else None
             url = named.get("url") if isinstance(named, dict) else None
             if isinstance(url, str) and not is_data_url(url):
                 raise RequestError(f"{file}: messages[{index}] has the picture {url[:80]!r}; it needs a data: URL")

@@ -67,9 +67,13 @@ def note_source(bundle: Path, checkpoint: Path) -> None:
 def compiled_from(checkpoint: Path) -> list[Path]:
     """The bundles that were compiled from a checkpoint."""
     wanted = str(checkpoint.resolve())
-    notes = bundles_folder().glob("*.from")
-    found = [note for note in notes if note.read_text(encoding="utf-8", errors="surrogateescape") == wanted]
-    return [bundle for note in found if (bundle := note.with_suffix("")).is_dir()]
+    found = list[Path]()
+    for note in bundles_folder().glob("*.from"):
+        # Another process may remove a bundle at any time.
+        with suppress(OSError):
+            if note.read_text(encoding="utf-8", errors="surrogateescape") == wanted:
+                found.append(note.with_suffix(""))
+    return [bundle for bundle in found if bundle.is_dir()]
 
 
 def is_bundle(path: Path) -> bool:
@@ -104,12 +108,17 @@ def evict_bundles(max_bytes: int) -> list[Path]:
     that is held, is being written or was used within the last minute stays. Returns the removed ones.
     """
     folder = bundles_folder()
-    kept = [path for path in folder.glob("[!.]*") if path.is_dir()]
-    removed = list[Path]()
-    for oldest in sorted(kept, key=lambda path: path.stat().st_mtime):
+    times = dict[Path, float]()
+    for path in folder.glob("[!.]*"):
+        # Another process may remove a bundle at any time.
+        with suppress(OSError):
+            if path.is_dir():
+                times[path] = path.stat().st_mtime
+    kept, removed = list(times), list[Path]()
+    for oldest in sorted(times, key=lambda path: times[path]):
         if disk_bytes(kept) <= max_bytes:
             break
-        if time() - oldest.stat().st_mtime > RECENT_SECONDS and remove_bundle(oldest):
+        if time() - times[oldest] > RECENT_SECONDS and remove_bundle(oldest):
             kept.remove(oldest)
             removed.append(oldest)
     return removed

@@ -21,6 +21,7 @@ from .model import Files, StoredFile
 # Digits of a hash in the name of a folder.
 DIGEST_DIGITS = 24
 CHUNK_BYTES = 4 << 20
+_INCOMING = ".incoming-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,7 @@ class FileStore:
                 found[each] = StoredFile(sha256=digest, size=target.stat().st_size)
                 self.blobs.add(target, digest)
             files = Files(folder=f"{_digest_of(found)}/{name}", files=found, file=file)
-            final = self.folder / files.folder
-            final.parent.mkdir(exist_ok=True)
-            if final.exists():
-                shutil.rmtree(final)  # Equal files, unless they are damaged.
-            rename_durably(incoming, final)
+            self._publish(incoming, files)
         return files
 
     def listed(self, folder: str, file: str | None = None) -> Files:
@@ -90,7 +87,11 @@ class FileStore:
         return Files(folder=folder, files=found, file=file)
 
     def remove_others(self, used: Collection[str]) -> None:
-        """Remove the folders that no model uses, and what broken downloads left, unless another process writes it."""
+        """Remove the folders that no model uses, and what broken downloads and killed processes left, unless another
+        process writes it.
+        """
+        for path in self.folder.glob(f"{_INCOMING}*"):
+            shutil.rmtree(path, ignore_errors=True)
         for path in self.folder.glob("[!.]*/*"):
             if path.name.startswith(".") and path.name.endswith(".partial"):
                 discard_partial(path.with_name(path.name[1:].removesuffix(".partial")))
@@ -99,11 +100,33 @@ class FileStore:
             with suppress(OSError):
                 path.parent.rmdir()  # Unless others are in it.
 
+    def _publish(self, incoming: Path, files: Files) -> None:
+        """Move files to their folder. If it has them already, that folder stays: another process may read it."""
+        final = self.folder / files.folder
+        final.parent.mkdir(exist_ok=True)
+        if self._has(files):
+            return
+        shutil.rmtree(final, ignore_errors=True)
+        try:
+            rename_durably(incoming, final)
+        except OSError:
+            # Another process may have stored the same files meanwhile.
+            if not self._has(files):
+                raise
+
+    def _has(self, files: Files) -> bool:
+        """Whether all files are stored and undamaged."""
+        try:
+            self.verify(files)
+        except CheckpointError:
+            return False
+        return True
+
     @contextmanager
     def _incoming(self) -> Iterator[Path]:
         with reported(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            incoming = Path(mkdtemp(prefix=".incoming-", dir=self.folder))
+            incoming = Path(mkdtemp(prefix=_INCOMING, dir=self.folder))
             try:
                 yield incoming
             finally:

@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints, ValidationError, field_serializer
 from ..bundle.entries import Entry, FileName, Sha256
 from ..bundle.manifest import MANIFEST_FILE
 from ..ir.expr import Natural
-from ..runtime.errors import CheckpointError
+from ..runtime.errors import CheckpointError, RequestError
 from .details import Details
 from .names import StoreName
 from .parameters import Parameters
@@ -153,9 +153,6 @@ class StoredModel(Entry):
         data = self.model_dump(mode="json", exclude={"name", "created"})
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
-    def to_bytes(self) -> bytes:
-        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False).encode() + b"\n"
-
 
 @dataclass(frozen=True, slots=True)
 class Changes:
@@ -176,8 +173,27 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
+def written_record(model: StoredModel) -> bytes:
+    """The bytes of its record. Raises RequestError for one that `read_record` would refuse."""
+    try:
+        data = json.dumps(model.model_dump(mode="json"), indent=1, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{model.name}: a text of its files or its changes has half of a surrogate pair; correct it", param="model"
+        ) from error
+    if len(data) > MAX_RECORD_BYTES:
+        raise RequestError(
+            f"{model.name}: its templates, messages and licenses take {len(data):,} bytes; at most "
+            f"{MAX_RECORD_BYTES:,} are supported",
+            param="model",
+        )
+    return data
+
+
 def read_record(path: Path) -> StoredModel:
-    """The record in a file. Raises CheckpointError for one that is damaged, or whose name is not that of the file."""
+    """The record in a file. Raises CheckpointError for one that is damaged, or whose name is not that of the file, and
+    FileNotFoundError.
+    """
     advice = "remove the file, or restore it"
     try:
         if path.is_symlink() or path.stat().st_size > MAX_RECORD_BYTES:

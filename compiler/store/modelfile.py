@@ -12,6 +12,7 @@ import codecs
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +23,7 @@ from ..runtime.text.chat_template import ChatTemplate
 from .go_template import chat_template
 from .model import Changes, Demo, HubFiles, StoredMessage, StoredModel
 from .parameters import Parameters
+from .sources import GGUF, parts_of
 
 # Licenses and conversations are long; a Modelfile has no weights.
 MAX_BYTES = 1 << 20
@@ -215,8 +217,9 @@ class _Reader:
         if not command.value.strip():
             self.refuse(command.line, "TEMPLATE is empty; remove it, and the model's own chat template is used")
         try:
-            ChatTemplate(chat_template(command.value, command.line), {}).check()
-        except (RequestError, CheckpointError) as error:
+            # Compiling it could run what it computes, for as long as it wants.
+            ChatTemplate(chat_template(command.value, command.line), {}).check_syntax()
+        except RequestError as error:
             details = {**error.details, "code": "invalid_modelfile"}
             raise RequestError(f"{self.where}: {error.message}", **details) from error
 
@@ -270,8 +273,13 @@ class _Reader:
 
 
 def _with_files(path: Path) -> Iterator[Path]:
-    """A path, and what is in the folder that it names, without the files of folders behind links."""
+    """A path, and what is in the folder that it names, without the files of folders behind links; or the other parts of
+    a GGUF file.
+    """
     yield path
+    if path.suffix.lower() == GGUF and os.path.isfile(path):
+        with suppress(CheckpointError):
+            yield from parts_of(path)
     if os.path.isdir(path):
         for count, (folder, folders, files) in enumerate(os.walk(path)):
             if count + len(files) > MAX_FILES:

@@ -108,8 +108,10 @@ class Parameters(BaseModel):
         return self.model_dump(exclude_none=True)
 
     def over(self, base: Parameters) -> Parameters:
-        """These parameters, and those of ``base`` that are not given here."""
-        return base.model_copy(update=self.given())
+        """These parameters, and those of ``base`` that are not given here. Raises RequestError if they contradict each
+        other.
+        """
+        return self.read({**base.given(), **self.given()})
 
     def fields(self) -> dict[str, Any]:
         """The given parameters by the names of OpenAI's API and its extensions, which `nearfar run` uses too."""

@@ -46,20 +46,21 @@ class Acquired:
     quantization: str | None = None
 
 
-def acquire(model: str, files: FileStore, progress: Progress, trust: Sequence[TrustedKey] = ()) -> Acquired:
+def acquire(
+    model: str, files: FileStore, progress: Progress, trust: Sequence[TrustedKey] = (), *, local: bool = True
+) -> Acquired:
     """``model`` is an existing path, the name of a demo, the address of a GGUF file, or a name on the hub; the last two
-    and folders may have a colon and the quantization to compile with.
+    and folders may have a colon and the quantization to compile with. Without ``local``, paths mean nothing, also those
+    that look like names on the hub.
 
     Raises CheckpointError, BundleError, RequestError, OutputError and Unavailable.
     """
     from ..demo import DEMOS, MODELS
 
     place, quantization = with_quantization(model)
-    path = Path(place).expanduser()
-    if _exists(path):
-        return Acquired(
-            _name_of(path.resolve().name, quantization), _copy(path.resolve(), files, progress, trust), quantization
-        )
+    path = _existing(place) if local else None
+    if path is not None:
+        return Acquired(_name_of(path.name, quantization), _copy(path, files, progress, trust), quantization)
     if place in DEMOS:
         (demo,) = (each for each in MODELS if each.name == place)
         return Acquired(_name_of(place, quantization), Demo(name=place, size_bytes=demo.size_bytes()), quantization)
@@ -104,7 +105,7 @@ def _copy(path: Path, files: FileStore, progress: Progress, trust: Sequence[Trus
             raise CheckpointError(
                 f"{path}: is a file, but not a GGUF file; pass the folder of the model", model=str(path)
             )
-        parts = _parts_of(path)
+        parts = parts_of(path)
         return files.copy({each.name: each for each in parts}, plain_name(path.stem), file=path.name)
     if (path / MANIFEST_FILE).is_file():
         bundle = open_any(path, trust)
@@ -167,7 +168,8 @@ def _of_address(address: str, files: FileStore, progress: Progress, quantization
     return Acquired(_name_of(name, quantization), source, quantization)
 
 
-def _parts_of(path: Path) -> list[Path]:
+def parts_of(path: Path) -> list[Path]:
+    """The GGUF files that belong together with one of them. Raises CheckpointError if some are missing."""
     from ..formats.gguf.names import choose_files
 
     beside = [each.name for each in path.parent.glob("*") if each.suffix.lower() == GGUF]
@@ -186,11 +188,12 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name).lstrip("-.")[:MAX_NAME] or "model"
 
 
-def _exists(path: Path) -> bool:
+def _existing(place: str) -> Path | None:
+    """The path, if there is something; a text may also be no path, or name the home of an unknown user."""
     try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
+        return Path(place).expanduser().resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):
+        return None
 
 
 def size_of(source: Source, files: FileStore) -> int:

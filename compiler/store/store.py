@@ -4,7 +4,7 @@ models/     a record for each name (model.py)
 files/      the files of models, a folder for each set of them (files.py)
 blobs/      a name for each content, which files and bundles share (blobs.py)
 bundles/    compiled and downloaded bundles, of which the last used ones are kept (bundles.py)
-downloads/  what was not downloaded to its end
+downloads/  what was not downloaded to its end, and uploads of which no model was made yet
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tempfile import NamedTemporaryFile
 from time import time
 from typing import Any
 
-from ..bundle.new_folder import rename_durably
+from ..bundle.new_folder import rename_durably, reported
 from ..bundle.signature import TrustedKey
 from ..formats.hub import download, hub_model, remove_from_cache
 from ..nearest import did_you_mean
@@ -31,12 +31,12 @@ from .bundles import compiled_from, evict_bundles, remove_bundle
 from .details import describe
 from .files import FileStore
 from .go_template import chat_template
-from .model import Changes, Demo, Files, HubFiles, Source, StoredModel, now, read_record
+from .model import Changes, Demo, Files, HubFiles, Source, StoredModel, now, read_record, written_record
 from .names import StoreName, UnknownModel
 from .place import VARIABLE, cache_folder
 from .sources import COPY, GGUF, Acquired, Progress, acquire, acquire_bundle, plain_name
 
-# A download that was broken off is continued within this time.
+# A download that was broken off is continued, and an upload is used, within this time.
 STALE_SECONDS = 7 * 24 * 3600.0
 
 
@@ -65,8 +65,10 @@ class Store:
         damaged record.
         """
         parsed = StoreName.parse_or_none(name)
-        path = None if parsed is None else self._record(parsed)
-        return read_record(path) if path is not None and os.path.lexists(path) else None
+        # Another process may remove it at any time.
+        with suppress(FileNotFoundError):
+            return None if parsed is None else read_record(self._record(parsed))
+        return None
 
     def has(self, name: str) -> bool:
         """Whether the store has a record of this name, also a damaged one."""
@@ -126,13 +128,16 @@ class Store:
         progress: Progress = lambda *_: None,
         trust: Sequence[TrustedKey] = (),
         ignore_keys: Collection[str] = (),
+        *,
+        local: bool = True,
     ) -> StoredModel:
         """Get a model's files and give them a name, by default that of `acquire`, whose errors it raises. A model of
-        that name is replaced.
+        that name is replaced. ``local`` is that of `acquire`.
         """
         wanted = None if name is None else StoreName.parse(name)
         with self._adding():
-            return self._put(self._record_of(acquire(model, self.files, progress, trust), wanted, ignore_keys))
+            acquired = acquire(model, self.files, progress, trust, local=local)
+            return self._put(self._record_of(acquired, wanted, ignore_keys))
 
     def pull_bundle(
         self,
@@ -148,14 +153,16 @@ class Store:
             source = acquire_bundle(entry, address, self.files, trust, progress)
             return self._put(self._record_of(Acquired(wanted, source)))
 
-    def create(self, name: str, base: str, changes: Changes, progress: Progress = lambda *_: None) -> StoredModel:
+    def create(
+        self, name: str, base: str, changes: Changes, progress: Progress = lambda *_: None, *, local: bool = True
+    ) -> StoredModel:
         """A model that has everything of its base but the changes. ``base`` is a stored model, or one that `pull`
         accepts. The result does not depend on the base any more. Raises as `pull`.
         """
         wanted = StoreName.parse(name)
         check_template(changes.template)
         with self._adding():
-            parent = self.find(base) or self._record_of(acquire(base, self.files, progress))
+            parent = self.find(base) or self._record_of(acquire(base, self.files, progress, local=local))
             return self._derived(wanted, parent, changes, parent=parent.name)
 
     def create_of_files(
@@ -247,11 +254,13 @@ class Store:
         return path if path.exists() else download(repository)
 
     def _put(self, model: StoredModel) -> StoredModel:
-        path = self._record(model.store_name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as unfinished:
-            unfinished.write(model.to_bytes())
-        rename_durably(Path(unfinished.name), path)
+        """Raises RequestError for a record that could not be read back, and OutputError."""
+        path, data = self._record(model.store_name), written_record(model)
+        with reported(self.folder):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as unfinished:
+                unfinished.write(data)
+            rename_durably(Path(unfinished.name), path)
         return model
 
     def _adapter_files(self, folder: Path) -> Files:
@@ -302,9 +311,12 @@ class Store:
             models = self.models()
             parts = [part for model in models for part in (model.source, model.adapter)]
             self.files.remove_others({part.folder for part in parts if isinstance(part, Files)})
-            for path in (self.folder / "downloads").glob("*/"):
-                if time() - path.stat().st_mtime > STALE_SECONDS:
-                    shutil.rmtree(path, ignore_errors=True)
+            for path in (self.folder / "models").glob(".*"):
+                path.unlink(missing_ok=True)  # A killed process was writing a record.
+            for path in (self.folder / "downloads").glob("*"):
+                with suppress(OSError):
+                    if time() - path.lstat().st_mtime > STALE_SECONDS:
+                        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             self.blobs.collect()
 
     @contextmanager

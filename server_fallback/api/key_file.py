@@ -46,7 +46,7 @@ def read_key_file(file: Path) -> tuple[ApiKey, ...]:
         raise RequestError(
             f"--api-keys {file}: cannot be read: {reason_of(error)}; give a TOML file with [[keys]]"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         # The parser's own message may quote the line, and with it the key.
         where = re.search(r"\(at .*\)", str(error))
         raise RequestError(f"{file}: not TOML {where.group() if where else ''}".rstrip()) from None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -104,7 +103,7 @@ def ollama_store_router(service: Service) -> APIRouter:
         _require_public(name)
 
         async def work(report: Report) -> None:
-            stored = await asyncio.to_thread(models.store.pull, name, None, report)
+            stored = await asyncio.to_thread(partial(models.store.pull, name, None, report, local=False))
             report("compiling", 0, 0)
             await models.registry.prepare(stored.name)
 
@@ -210,11 +209,8 @@ def _loaded(service: Service) -> list[OllamaModel]:
         state = states.get(each.name)
         if state is not None and state.ready:
             now = datetime.now(UTC)
-            expires = now + FOREVER
-            if each.expires is not None:
-                expires = datetime.fromtimestamp(each.expires, UTC)
-            elif math.isfinite(each.keep_seconds):
-                expires = now + timedelta(seconds=each.keep_seconds)
+            left = each.keep_seconds if each.expires is None else each.expires - now.timestamp()
+            expires = now + timedelta(seconds=min(left, FOREVER.total_seconds()))
             card = _card(service, each.name)
             found.append(_running(_of_store(each.stored), state, card.max_model_len, expires))
     others = [card for card in models.cards() if card.id == card.root and card.id not in {each.name for each in on_use}]

@@ -6,18 +6,20 @@ import asyncio
 import hashlib
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
 from nearfar.compiler.bundle.file_name import is_plain_name
+from nearfar.compiler.bundle.new_folder import reported
 from nearfar.compiler.formats.peft import CONFIG, WEIGHTS
-from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.store.model import Changes
 from nearfar.compiler.store.store import Store
 
@@ -28,7 +30,7 @@ from .route import OLLAMA, StoreRoute, keyed_router
 from .service import Service
 
 DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
-# An upload may pause for this time, and must have begun this recently to be kept.
+# An upload may pause for this time.
 PAUSE_SECONDS = 60.0
 # What a disk must have left after an upload.
 SPARE_BYTES = 1 << 30
@@ -39,14 +41,13 @@ def uploads_router(service: Service) -> APIRouter:
 
     @router.head("/api/blobs/{digest}", responses=OLLAMA)
     async def has(digest: str) -> Response:
-        path = upload_path(_store(service), digest)
-        return Response(status_code=200 if path.is_file() else 404)
+        return Response(status_code=200 if _is_here(_store(service), digest) else 404)
 
     @router.post("/api/blobs/{digest}", responses=OLLAMA)
     async def upload(digest: str, request: Request) -> Response:
-        path = upload_path(_store(service), digest)
-        if not path.is_file():
-            await _receive(request, path, sha256_in(digest))
+        store = _store(service)
+        if not _is_here(store, digest):
+            await _receive(request, upload_path(store, digest), sha256_in(digest))
         return Response(status_code=201)
 
     return router
@@ -62,22 +63,32 @@ def sha256_in(digest: str) -> str:
 
 def upload_path(store: Store, digest: str) -> Path:
     """Where an upload is until a model is created of it. Raises RequestError."""
-    return store.folder / "downloads" / f"upload-{sha256_in(digest)}"
+    return _downloads(store) / f"upload-{sha256_in(digest)}"
 
 
 def created_from(
     store: Store, name: str, body: OllamaCreate, changes: Changes, progress: Callable[[str, int, int], None]
 ) -> None:
-    """Create the model of a request. Raises RequestError for a request without a base, or with two."""
+    """Create the model of a request, which then has its own files: the uploads are removed. Raises RequestError for a
+    request without a base, or with two.
+    """
     if (body.from_ is None) == (not body.files):
         raise RequestError("create needs either 'from', a model, or 'files', uploaded files by name", param="from")
-    if body.adapters:
-        changes = replace(changes, adapter=_adapter_folder(store, body.adapters))
-    if body.from_ is not None:
-        store.create(name, body.from_, changes, progress)
-        return
-    files = {each: _uploaded(store, digest) for each, digest in _named(body.files or {}, "files").items()}
-    store.create_of_files(name, files, changes, progress)
+    adapters, files = body.adapters or {}, _named(body.files or {}, "files")
+    if adapters and set(adapters) != {CONFIG, WEIGHTS}:
+        raise RequestError(f"adapters: upload {CONFIG} and {WEIGHTS}, as PEFT writes them", param="adapters")
+    uploads = {digest: _uploaded(store, digest) for digest in (*adapters.values(), *files.values())}
+    with TemporaryDirectory(prefix=".adapter-", dir=_downloads(store)) as folder:
+        if adapters:
+            for each, digest in adapters.items():
+                shutil.copyfile(uploads[digest], Path(folder, each))
+            changes = replace(changes, adapter=Path(folder))
+        if body.from_ is not None:
+            store.create(name, body.from_, changes, progress, local=False)
+        else:
+            store.create_of_files(name, {each: uploads[digest] for each, digest in files.items()}, changes, progress)
+    for path in uploads.values():
+        path.unlink(missing_ok=True)
 
 
 def _named(files: Mapping[str, str], param: str) -> Mapping[str, str]:
@@ -89,30 +100,22 @@ def _named(files: Mapping[str, str], param: str) -> Mapping[str, str]:
     return files
 
 
+def _is_here(store: Store, digest: str) -> bool:
+    """Whether a file need not be sent: it was uploaded, or a model of the store has it. Raises RequestError."""
+    return upload_path(store, digest).is_file() or store.blobs.path(sha256_in(digest)).is_file()
+
+
 def _uploaded(store: Store, digest: str) -> Path:
+    """The path of a file that is here. Raises RequestError."""
     path = upload_path(store, digest)
-    if not path.is_file():
+    if not path.is_file() and not store.blobs.place(sha256_in(digest), path):
         raise RequestError(f"{digest}: was not uploaded; send it to POST /api/blobs/{digest} first", param="files")
     return path
 
 
-def _adapter_folder(store: Store, files: Mapping[str, str]) -> Path:
-    """A folder with an uploaded adapter in PEFT's format: the names of its files lead to the uploads."""
-    if set(files) != {CONFIG, WEIGHTS}:
-        raise RequestError(f"adapters: upload {CONFIG} and {WEIGHTS}, as PEFT writes them", param="adapters")
-    named = hashlib.sha256("".join(f"{name} {digest}\n" for name, digest in sorted(files.items())).encode()).hexdigest()
-    folder = store.folder / "downloads" / f"adapter-{named}"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, digest in files.items():
-        (folder / name).unlink(missing_ok=True)
-        os.link(_uploaded(store, digest), folder / name)
-    return folder
-
-
 async def _receive(request: Request, path: Path, sha256: str) -> None:
     """Write a body to a file that appears when all bytes have come and have this hash. Raises ApiError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    digest, last = hashlib.sha256(), time.monotonic()
+    digest, last = hashlib.sha256(), 0.0
     with NamedTemporaryFile(dir=path.parent, prefix=".upload-", delete=False) as file:
         try:
             stream = aiter(request.stream())
@@ -137,6 +140,10 @@ async def _receive(request: Request, path: Path, sha256: str) -> None:
             raise ApiError(408, f"no bytes came for {PAUSE_SECONDS:g} s; send it again", "body_timeout") from None
         except ClientDisconnect:
             raise ApiError(499, "the client disconnected during the upload", "client_disconnected") from None
+        except OSError as error:
+            # Between two looks at the free space, another program may have used it up.
+            message = f"the upload cannot be written: {reason_of(error)}; free space on the disk of the store"
+            raise ApiError(507, message, "disk_full", kind="server_error") from error
         finally:
             Path(file.name).unlink(missing_ok=True)
 
@@ -147,6 +154,14 @@ def _require_space(folder: Path) -> None:
     status = os.statvfs(folder)
     if status.f_bavail * status.f_frsize < SPARE_BYTES:
         raise ApiError(507, "the disk of the store is nearly full; free space", "disk_full", kind="server_error")
+
+
+def _downloads(store: Store) -> Path:
+    """Raises OutputError."""
+    folder = store.folder / "downloads"
+    with reported(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _store(service: Service) -> Store:

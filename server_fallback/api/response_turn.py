@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -102,9 +103,8 @@ async def read_prompt(
     """The chat, and the request's own items. From now on, errors of the exchange name the request's parameters. Raises
     ApiError and RequestError.
     """
-    responses, client = service.responses, exchange.client
-    earlier = await _earlier(responses, client, body.previous_response_id)
-    own = await _resolved(responses, client, items_of(body.input))
+    earlier = await _earlier(service, exchange.client, body.previous_response_id)
+    own = await _resolved(service, exchange.client, items_of(body.input))
     chat = translated(body, earlier, own)
     exchange.write_error = _renaming(chat)
     check_calls(chat.chat.messages)
@@ -163,19 +163,24 @@ def _stores(body: ResponseRequest, memory_bytes: int) -> bool:
     return stores
 
 
-async def _earlier(responses: StoredResponses, client: str, previous: str | None) -> list[Item]:
+async def _earlier(service: Service, client: str, previous: str | None) -> list[Item]:
     if previous is None:
         return []
-    chain = await responses.chain(client, previous)
+    chain = await service.responses.chain(client, previous)
     if chain[-1].running:
         message = "the response that this one continues is still running; wait until it has ended"
         raise ApiError(400, message, "response_running", "previous_response_id")
-    items = [item for stored in chain for item in ITEMS.validate_python(items_of_stored(stored))]
-    # The arguments of a call that a limit cut off are not JSON.
-    return [item for item in items if not (isinstance(item, CallItem) and item.status == "incomplete")]
+
+    def read() -> list[Item]:
+        items = [item for stored in chain for item in ITEMS.validate_python(items_of_stored(stored))]
+        # The arguments of a call that a limit cut off are not JSON.
+        return [item for item in items if not (isinstance(item, CallItem) and item.status == "incomplete")]
+
+    # A conversation may be as long as the memory for all responses.
+    return await service.read(read, sum(stored.size for stored in chain), client)
 
 
-async def _resolved(responses: StoredResponses, client: str, items: Sequence[Item]) -> list[Item]:
+async def _resolved(service: Service, client: str, items: Sequence[Item]) -> list[Item]:
     """The items with stored ones in place of references. Raises ApiError (404)."""
     found = dict[str, dict[str, Any]]()
     resolved = list[Item]()
@@ -186,8 +191,9 @@ async def _resolved(responses: StoredResponses, client: str, items: Sequence[Ite
         match = ITEM_ID.fullmatch(item.id)
         response_id = "" if match is None else f"resp_{match[1]}"
         if match is not None and response_id not in found:
-            stored = await responses.find(client, response_id)
-            found[response_id] = {each["id"]: each for each in (items_of_stored(stored) if stored is not None else ())}
+            stored = await service.responses.find(client, response_id)
+            listed = [] if stored is None else await service.read(partial(items_of_stored, stored), stored.size, client)
+            found[response_id] = {each["id"]: each for each in listed}
         known = found.get(response_id, {}).get(item.id)
         if known is None:
             message = (

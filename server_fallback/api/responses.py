@@ -176,7 +176,12 @@ async def _listed(
     service: Service, stored: StoredResponse, limit: int, order: Literal["asc", "desc"], after: str | None
 ) -> InputItemList:
     earlier = [] if stored.previous is None else await service.responses.chain(stored.client, stored.previous)
-    items = [item for each in earlier for item in items_of_stored(each)] + json.loads(stored.items)
+
+    def read() -> list[Any]:
+        own: list[Any] = json.loads(stored.items)
+        return [item for each in earlier for item in items_of_stored(each)] + own
+
+    items = await service.read(read, sum(each.size for each in (*earlier, stored)), stored.client)
     items = items if order == "asc" else items[::-1]
     if after is not None:
         place = next((place for place, item in enumerate(items) if item["id"] == after), None)

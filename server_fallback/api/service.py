@@ -76,13 +76,17 @@ class Service:
         return None
 
     async def parsed(self, parse: Callable[[bytes], Parsed], body: bytes, client: str) -> Parsed:
-        """The value of a body. Long ones are parsed one at a time, and clients take turns: a parser holds the
-        interpreter's lock, so several threads of them would keep all other requests waiting.
+        """The value of a body."""
+        return await self.read(lambda: parse(body), len(body), client)
+
+    async def read(self, work: Callable[[], Parsed], size: int, client: str) -> Parsed:
+        """The result of work that parses ``size`` bytes. Long ones are parsed one at a time, and clients take turns: a
+        parser holds the interpreter's lock, so several threads of them would keep all other requests waiting.
         """
-        if len(body) <= INLINE_BYTES:
-            return parse(body)
+        if size <= INLINE_BYTES:
+            return work()
         async with self.parsing.turn(client):
-            return await asyncio.to_thread(parse, body)
+            return await asyncio.to_thread(work)
 
     def root_of(self, name: str) -> str:
         """The name of the model that an alias or an adapter belongs to. Raises UnknownModel."""

@@ -60,6 +60,10 @@ class Reload:
                 differs = await self._apply(configure)
             except NearfarError as error:
                 log_event("reload_refused", logging.ERROR, error=error.code, message=error.message)
+            except Exception as error:
+                # Who sent the signal waits for a line. The error's own text may quote a key.
+                log_event("reload_refused", logging.ERROR, error="internal_error", message=type(error).__name__)
+                raise
             else:
                 log_event("reloaded", changed=differs)
 

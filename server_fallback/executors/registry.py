@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.ir.tasks import Task
@@ -49,7 +48,7 @@ class Registry:
         self._unnamed: set[ModelEntry] = set()
         self.closed = False
         self.publish: Callable[[], Awaitable[None]] | None = None
-        # The tasks that end the running answers of models without a name.
+        # The tasks that close models without a name when their running answers have ended.
         self._leaves: set[asyncio.Task[None]] = set()
         self._sleeping = asyncio.Lock()
 
@@ -188,9 +187,7 @@ class Registry:
         if self.publish is not None:
             await self.publish()
         for entry in old:
-            task = asyncio.ensure_future(self._drained(entry, UNLOAD_DRAIN_SECONDS))
-            self._leaves.add(task)
-            task.add_done_callback(self._leaves.discard)
+            self._leave(entry)
 
     async def prepare(self, model: str) -> None:
         """Compile a model if necessary, without loading it. Raises what loading raises."""
@@ -205,17 +202,23 @@ class Registry:
         if name in entry.adapters:
             await self.unload_adapter(UnloadAdapterRequest(lora_name=name))
             return
-        await self.withdraw(name)
+        # The answers that run do not end with a caller who gives up waiting for them.
+        await asyncio.shield(self.withdraw(name))
 
-    def withdraw(self, name: str) -> Coroutine[Any, Any, None]:
-        """Remove the names of a model at once. Returns what closes it when its requests have ended. Raises
-        UnknownModel, and RequestError while it loads.
+    def withdraw(self, name: str) -> asyncio.Task[None]:
+        """Remove the names of a model at once. The task closes it when its requests have ended. Raises UnknownModel,
+        and RequestError while it loads.
         """
         entry = self._table.find(name)
         if entry.executor is None and entry.asleep is None:
             raise RequestError(f"{name}: the model is still loading; unload it when the load is done", param="model")
         self._withdraw(entry)
-        return self._drained(entry, UNLOAD_DRAIN_SECONDS)
+        return self._leave(entry)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether models that have no names any more still hold memory."""
+        return bool(self._leaves)
 
     async def sleep(self, name: str) -> None:
         """Free the memory of a model once its running answers have ended. Its names stay."""
@@ -362,6 +365,12 @@ class Registry:
     def _withdraw(self, entry: ModelEntry) -> None:
         self._table.remove(entry)
         self._unnamed.add(entry)
+
+    def _leave(self, entry: ModelEntry) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(self._drained(entry, UNLOAD_DRAIN_SECONDS))
+        self._leaves.add(task)
+        task.add_done_callback(self._leaves.discard)
+        return task
 
     async def _drained(self, entry: ModelEntry, drain_seconds: float) -> None:
         """Close the executor when its requests have ended or the time is over. A model that sleeps has none."""

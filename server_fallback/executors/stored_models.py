@@ -7,10 +7,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.nearest import did_you_mean
@@ -58,8 +57,9 @@ class StoredModels:
     # By the key of their engines.
     _loaded: dict[str, LoadedModel] = field(default_factory=dict)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # The name of the one that is being loaded on use.
+    _arriving: str | None = None
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
-    _unloads: set[asyncio.Task[None]] = field(default_factory=set)
 
     def cards(self) -> Sequence[ModelCard]:
         loaded = list(self.registry.cards())
@@ -90,19 +90,25 @@ class StoredModels:
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Executor]:
         given: Executor | None = None
-        if self._loaded_name(name) is None:
+        # A request for a model that is being loaded for another one waits for it.
+        if name != self._arriving and self._loaded_name(name) is None:
             with suppress(UnknownModel):
                 given = await self.registry.executor(name)
         if given is not None:
             yield given
             return
         stored = await asyncio.to_thread(self._find, name)
-        loaded = await self._load(stored)
+        loading = asyncio.ensure_future(self._load(stored))
+        try:
+            # A load goes on if its request ends meanwhile: others may wait for it, and the model must be unloaded.
+            loaded = await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            loading.add_done_callback(self._left)
+            raise
         try:
             yield await self._executor(loaded, stored)
         finally:
-            loaded.users -= 1
-            self._rest(loaded)
+            self._leave(loaded)
 
     def keep(self, name: str, seconds: float) -> None:
         loaded = self._loaded_model(name)
@@ -113,7 +119,7 @@ class StoredModels:
     async def change(self, change: ModelChange) -> ModelCard | None:
         loaded = self._loaded_model(change.model) if isinstance(change, UnloadRequest) else None
         if loaded is not None:
-            await self._unload(loaded, "requested")
+            await asyncio.shield(self._unload(loaded, "requested"))
             return None
         if isinstance(change, SleepRequest | WakeRequest):
             change = replace(change, model=self._loaded_name(change.model) or change.model)
@@ -123,12 +129,14 @@ class StoredModels:
         """Unload a model whose record is removed. Others that share its engine load it again."""
         loaded = self._named(name)
         if loaded is not None:
-            await self._unload(loaded, "removed")
+            await asyncio.shield(self._unload(loaded, "removed"))
 
     async def close(self, drain_seconds: float) -> None:
         for loaded in self._loaded.values():
             if loaded.timer is not None:
                 loaded.timer.cancel()
+        # The registry closes them. A request that ends later unloads nothing.
+        self._loaded.clear()
         await self.registry.close(drain_seconds)
 
     def _find(self, name: str) -> StoredModel:
@@ -172,8 +180,13 @@ class StoredModels:
             if loaded is None:
                 former = self._named(stored.name)
                 if former is not None:
-                    await self._unload(former, "changed")
-                await self._load_with_room(stored)
+                    # Its answers may take long. If its memory is needed, `_make_room` waits for them.
+                    self._unload(former, "changed")
+                self._arriving = stored.name
+                try:
+                    await self._load_with_room(stored)
+                finally:
+                    self._arriving = None
                 loaded = self._loaded[stored.engine_key] = LoadedModel(stored, self.keep_seconds)
             loaded.users += 1
             loaded.last_used = time.monotonic()
@@ -198,12 +211,14 @@ class StoredModels:
                 return
 
     async def _make_room(self, give_up: float) -> bool:
-        """Unload the idle model whose last use is oldest, or wait for a model to become idle. False if none does."""
+        """Unload the idle model whose last use is oldest, or wait for a model to become idle or to leave. False if none
+        does.
+        """
         idle = [each for each in self._loaded.values() if each.users == 0]
         if idle:
-            await self._unload(min(idle, key=lambda each: each.last_used), "memory")
+            await asyncio.shield(self._unload(min(idle, key=lambda each: each.last_used), "memory"))
             return True
-        if not self._loaded:
+        if not self._loaded and not self.registry.leaving:
             return False
         try:
             await asyncio.wait_for(self._freed.wait(), max(0.0, give_up - time.monotonic()))
@@ -211,12 +226,21 @@ class StoredModels:
             return False
         return True
 
+    def _left(self, loading: asyncio.Task[LoadedModel]) -> None:
+        """The request that a model was loaded for has ended before it."""
+        if not loading.cancelled() and loading.exception() is None:
+            self._leave(loading.result())
+
+    def _leave(self, loaded: LoadedModel) -> None:
+        loaded.users -= 1
+        self._rest(loaded)
+
     def _rest(self, loaded: LoadedModel) -> None:
         """Start the time after which a model without users is unloaded."""
         if loaded.timer is not None:
             loaded.timer.cancel()
         loaded.expires = loaded.timer = None
-        if loaded.users > 0 or self._loaded.get(loaded.stored.engine_key) is not loaded:
+        if loaded.users > 0 or not self._has(loaded):
             return
         self._freed.set()
         if math.isinf(loaded.keep_seconds):
@@ -228,25 +252,24 @@ class StoredModels:
         loaded.timer = asyncio.get_running_loop().call_later(loaded.keep_seconds, self._expire, loaded)
 
     def _expire(self, loaded: LoadedModel) -> None:
-        if loaded.users == 0 and (closing := self._drop(loaded)) is not None:
-            task = asyncio.ensure_future(self._close(loaded, "keep_alive", closing))
-            self._unloads.add(task)
-            task.add_done_callback(self._unloads.discard)
+        if loaded.users == 0 and self._has(loaded):
+            self._unload(loaded, "keep_alive")
 
-    async def _unload(self, loaded: LoadedModel, reason: str) -> None:
-        if (closing := self._drop(loaded)) is not None:
-            await self._close(loaded, reason, closing)
+    def _has(self, loaded: LoadedModel) -> bool:
+        """Whether it was neither unloaded nor replaced."""
+        return self._loaded.get(loaded.stored.engine_key) is loaded
 
-    def _drop(self, loaded: LoadedModel) -> Coroutine[Any, Any, None] | None:
-        """No request finds it from now on. Returns what closes it; None if that is done already."""
-        if self._loaded.get(loaded.stored.engine_key) is not loaded:
-            return None
+    def _unload(self, loaded: LoadedModel, reason: str) -> asyncio.Task[None]:
+        """No request finds it from now on. The task ends when it is closed, after its running answers."""
         del self._loaded[loaded.stored.engine_key]
         if loaded.timer is not None:
             loaded.timer.cancel()
-        return self.registry.withdraw(loaded.name)
 
-    async def _close(self, loaded: LoadedModel, reason: str, closing: Coroutine[Any, Any, None]) -> None:
-        await closing
-        log_event("model_unloaded", name=loaded.name, by=reason)
-        self._freed.set()
+        def closed(task: asyncio.Task[None]) -> None:
+            if not task.cancelled():
+                log_event("model_unloaded", name=loaded.name, by=reason)
+            self._freed.set()
+
+        task = self.registry.withdraw(loaded.name)
+        task.add_done_callback(closed)
+        return task

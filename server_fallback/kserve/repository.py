@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from pydantic import ValidationError
+
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..api.exchange import Exchange
@@ -40,7 +42,7 @@ async def load(service: Service, exchange: Exchange, name: str, parameters: Coll
     _refuse(parameters)
     changes, state = _changes(service, exchange), service.models.states().get(name)
     if state is None:
-        await to_its_end(changes.load(LoadRequest(model=name)))
+        await to_its_end(changes.load(_load_request(name)))
     elif state == ASLEEP:
         await to_its_end(changes.wake(name))
 
@@ -49,6 +51,14 @@ async def unload(service: Service, exchange: Exchange, name: str, parameters: Co
     """Raises RequestError, and the errors of `Models.change`."""
     _refuse([parameter for parameter in parameters if parameter not in IGNORED])
     await to_its_end(_changes(service, exchange).sleep(name))
+
+
+def _load_request(name: str) -> LoadRequest:
+    """Raises RequestError for a text that cannot be a name. It comes from an address, which may have any characters."""
+    try:
+        return LoadRequest(model=name)
+    except ValidationError as error:
+        raise RequestError(f"{name[:100]!r} is not a model: {error.errors()[0]['msg']}", param="model") from error
 
 
 def _changes(service: Service, exchange: Exchange) -> ModelChanges:

@@ -29,7 +29,8 @@ _WORD = re.compile(
 )
 _COMMENT = re.compile(r"[ \t\r\n]*/\*")
 _END_OF_COMMENT = re.compile(r"(?P<trim>[ \t\r\n]-)?\}\}")
-_INTEGER = re.compile(r"[-+]?(0|[1-9]\d*)")
+# Go's integers have 64 bits.
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _ESCAPE = re.compile(r"\\(?:x[0-7][0-9a-fA-F]|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
 _NAMED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", '"': '"'}
 
@@ -132,7 +133,7 @@ def _words(source: Source, start: int, inner: int) -> tuple[list[Token], int, bo
             tokens.append(Token("text", word[1:-1], at))
         elif kind == "number":
             if _INTEGER.fullmatch(word) is None:
-                source.refuse(at, f"{word} is not supported; write an integer in decimal")
+                source.refuse(at, f"{word[:40]} is not supported; write an integer in decimal, of at most 18 digits")
             tokens.append(Token("number", int(word), at))
         elif kind in ("field", "variable"):
             tokens.append(Token("field" if kind == "field" else "variable", word[1:], at))

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from .lexer import Action, Source, Text, Token, cut
 
-# A template's actions inside each other, and a word's parentheses.
+# A template's actions inside each other, a word's parentheses, its fields, and functions that pass on its value.
 MAX_DEPTH = 60
 _UNSUPPORTED = ("define", "template", "block")
 _CONSTANTS = {"true": True, "false": False, "nil": None}
@@ -212,8 +212,11 @@ class _Words:
         return []
 
     def _piped(self) -> Expression:
-        value = self._command(None)
+        value, count = self._command(None), 0
         while self._take("|"):
+            count += 1
+            if count > MAX_DEPTH:
+                self._source.refuse(self._token.at, f"more than {MAX_DEPTH} functions behind each other")
             value = self._command(value)
         return value
 
@@ -254,7 +257,10 @@ class _Words:
             value = Dot(token.at)
         else:
             value = self._parenthesis(token)
+        first = self._next
         while self._token.kind == "field":
+            if self._next - first > MAX_DEPTH:
+                self._source.refuse(self._token.at, f"more than {MAX_DEPTH} fields of each other")
             value = Field(value, str(self._token.value), self._token.at)
             self._next += 1
         return value

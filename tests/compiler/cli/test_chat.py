@@ -361,6 +361,8 @@ def test_a_saved_conversation_continues(
         ({"format": "other"}, "is no saved conversation"),
         ({"more": 1}, "more: Extra inputs are not permitted"),
         ({"parameters": {"top_k": "x"}}, "parameters.top_k"),
+        ({"messages": [{"role": "user", "content": [{"type": []}]}]}, r"messages\[0\].content\[0\] must be"),
+        ({"messages": [[]]}, "messages.0"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\].content must be a string"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "/etc/x.png"}}]}]},
@@ -391,6 +393,9 @@ def test_files_that_are_something_else_are_not_replaced(
     assert (tmp_path / "notes.txt").read_text() == "mine"
     assert "cannot be read" in said(chat, capsys, f"/load {tmp_path}/missing.json")
     assert "cannot be written" in said(chat, capsys, f"/save {tmp_path}/missing/chat.json")
+    chat.conversation.system = "\ud800"
+    assert "cannot be written" in said(chat, capsys, f"/save {tmp_path}/chat.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_completions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

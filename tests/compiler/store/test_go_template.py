@@ -109,6 +109,10 @@ def test_jinja_stays_as_it_is() -> None:
         ('{{ printf "%d" .Prompt }}', "printf: %d does not write a text"),
         ("{{ if .Prompt }}" * 100, "more than 60 actions inside each other"),
         ("{{ " + "(" * 100 + " }}", "more than 60 parentheses inside each other"),
+        ("{{ .Prompt" + " | print" * 9_000 + " }}", "more than 60 functions behind each other"),
+        ("{{ " + ".a" * 9_000 + " }}", "more than 60 fields of each other"),
+        ("{{ " + "1" * 5_000 + " }}", "1111 is not supported; write an integer in decimal, of at most 18 digits"),
+        ("{{ if .System }}a{{ else if .System }}" + "b{{ else if .System }}" * 100, "more than 60 actions"),
     ],
 )
 def test_what_is_not_supported_is_refused_with_its_place(template: str, message: str) -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,9 +16,12 @@ from typing import Any
 import pytest
 
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.runtime.errors import CheckpointError
+from nearfar.compiler.runtime.errors import CheckpointError, RequestError
+from nearfar.compiler.store import sources
 from nearfar.compiler.store.blobs import Blobs
 from nearfar.compiler.store.model import Changes, Files, StoredModel
+from nearfar.compiler.store.names import UnknownModel
+from nearfar.compiler.store.parameters import Parameters
 from nearfar.compiler.store.store import Store
 
 Record = dict[str, Any]
@@ -163,12 +171,92 @@ def test_what_a_killed_process_left_is_removed_but_not_what_another_one_writes(s
     files = store.folder / "files"
     (files / ("0" * 24) / "half").mkdir(parents=True)
     (files / ("1" * 24) / ".half.partial").mkdir(parents=True)
+    (files / ".incoming-x").mkdir()
+    (files / ".incoming-x" / "weights").write_bytes(b"half")
+    (store.folder / "models" / ".x").write_bytes(b"half a record")
+    uploads = store.folder / "downloads"
+    (uploads / "old-folder").mkdir(parents=True)
+    (uploads / "upload-new").write_bytes(b"x")
+    for path in (uploads / ".upload-old", uploads / "upload-old", uploads / "old-folder"):
+        path.touch()
+        os.utime(path, (0, 0))
     with store._adding():
         store.prune(10**12)
         assert (files / ("0" * 24) / "half").exists()
+        assert (files / ".incoming-x" / "weights").exists()
     store.prune(10**12)
     assert sorted(path.name for path in files.iterdir()) == [Path(folder_of(store.get("own"))).parts[0]]
+    assert [path.name for path in (store.folder / "models").iterdir()] == ["own%3Alatest.json"]
+    assert [path.name for path in uploads.iterdir()] == ["upload-new"]
     store.create("still", "own", Changes())
+
+
+def test_many_processes_add_and_remove_the_same_model_at_once(store: Store) -> None:
+    """Each opens the store's lock by itself, as a process does."""
+
+    def work(number: int) -> None:
+        for turn in range(4):
+            name = f"own-{number % 2}"
+            pulled = store.pull(str(CHECKPOINT), name)
+            # Another one may have removed it, but never a part of its files.
+            found = store.find(name)
+            assert found is None or found.source == pulled.source
+            with suppress(UnknownModel):
+                store.copy(name, f"copy-{number}")
+            with suppress(UnknownModel):
+                store.remove(name) if turn % 2 else store.prune(0)
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(work, number) for number in range(4)]:
+            done.result()
+    for model in store.models():
+        store.verify(model)
+    assert store.has("own")
+
+
+def test_files_that_are_stored_already_stay_where_others_read_them(store: Store) -> None:
+    path = store.path(store.get("own")) / "config.json"
+    before = path.stat().st_ino
+    store.pull(str(CHECKPOINT), "again")
+    assert path.stat().st_ino == before
+    # Damaged ones are replaced.
+    path.unlink()
+    path.write_bytes(b"0" * len((CHECKPOINT / "config.json").read_bytes()))
+    store.pull(str(CHECKPOINT), "again")
+    store.verify(store.get("own"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (Changes(system="\ud800"), "half of a surrogate pair"),
+        (Changes(license=("x" * (17 << 20),)), "at most 16,777,216 are supported"),
+        (Changes(parameters=Parameters(repeat_penalty=1.5)), "the last 64 tokens is not supported"),
+    ],
+)
+def test_a_record_that_could_not_be_read_back_is_not_written(store: Store, changes: Changes, message: str) -> None:
+    store.create("base", "own", Changes(parameters=Parameters(repeat_last_n=64)))
+    with pytest.raises(RequestError, match=message):
+        store.create("own", "base", changes)
+    assert store.get("own").parent is None
+    assert not list((store.folder / "models").glob(".*"))
+
+
+def test_a_path_is_not_read_for_others_although_it_looks_like_a_name_of_the_hub(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(CHECKPOINT, tmp_path / "owner" / "model")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "_of_hub", lambda repository, *_: pytest.fail(f"{repository.repository} was asked"))
+    store.pull("owner/model", "mine")
+    for work in (partial(store.pull, "owner/model"), partial(store.create, "made", "owner/model", Changes())):
+        with pytest.raises(pytest.fail.Exception, match="owner/model was asked"):
+            work(local=False)
+
+
+def test_the_home_of_an_unknown_user_is_no_path(store: Store) -> None:
+    with pytest.raises(CheckpointError, match="is neither a path"):
+        store.pull("~nobody-has-this-name/model")
 
 
 def folder_of(model: StoredModel) -> str:

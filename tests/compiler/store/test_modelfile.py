@@ -130,7 +130,8 @@ def test_other_names_are_not_changed(name: str, tmp_path: Path) -> None:
         ("FROM demo\nPARSER qwen3", "line 2: PARSER is not supported"),
         ("FROM demo\nREQUIRES 0.14.0", "line 2: REQUIRES is not supported"),
         ('FROM demo\nTEMPLATE """\n{{ .Nothing }}"""', "TEMPLATE: line 3, column 4: .Nothing is not a field"),
-        ("FROM demo\nTEMPLATE {% if %}", "chat template: line 1"),
+        ("FROM demo\nTEMPLATE {% if %}", "template: line 1"),
+        ("FROM demo\nTEMPLATE {% if x %}" + "{{ (" * 9_000, "template: "),
         ('FROM demo\nTEMPLATE ""', "line 2: TEMPLATE is empty"),
         ("FROM demo\nSYSTEM a\x00b", "line 2: has the control character '\\\\x00'"),
         (b"FROM demo\nSYSTEM \xff", "is not UTF-8"),
@@ -155,7 +156,10 @@ def test_paths_do_not_leave_the_folder_of_the_modelfile(tmp_path: Path) -> None:
     (folder / "link.gguf").symlink_to(other / "secret.gguf")
     (folder / "weights/model.safetensors").symlink_to(other / "secret.gguf")
     (folder / "inside.gguf").symlink_to(folder / "weights")
-    for path in ("../other/secret.gguf", "link.gguf", "weights", "./weights/../../other/secret.gguf"):
+    (folder / "part-00001-of-00002.gguf").write_bytes(b"GGUF")
+    (folder / "part-00002-of-00002.gguf").symlink_to(other / "secret.gguf")
+    wrong = ("../other/secret.gguf", "link.gguf", "weights", "./weights/../../other/secret.gguf")
+    for path in (*wrong, "part-00001-of-00002.gguf"):
         with pytest.raises(RequestError, match="leads out of the Modelfile's folder"):
             read_modelfile(f"FROM {path}", folder)
     with pytest.raises(RequestError, match=r"ADAPTER: .* leads out of the Modelfile's folder"):
@@ -168,6 +172,12 @@ def test_paths_do_not_leave_the_folder_of_the_modelfile(tmp_path: Path) -> None:
 def test_a_text_from_elsewhere_names_no_paths(line: str) -> None:
     with pytest.raises(RequestError, match="a path, which only a Modelfile on this machine may"):
         read_modelfile(f"{line}\nFROM demo", None)
+
+
+def test_a_template_is_read_without_running_what_it_computes() -> None:
+    """Jinja's compiler computes constants: here one of 100 GB, and one that takes for ever."""
+    bomb = "{% if true %}{{ 'x' * 10**11 }}{{ 9**9**9 }}{% endif %}"
+    assert read(f"FROM demo\nTEMPLATE {bomb}").template == bomb
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:

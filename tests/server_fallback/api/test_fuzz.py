@@ -1,27 +1,80 @@
 """Valid and invalid requests that schemathesis generates from the app's own OpenAPI document: the document declares
-each response, and none is a server error. NEARFAR_FUZZ_EXAMPLES=1000 searches longer than a test should take.
+each response, and none is a server error. So the errors of each API have the form of that API.
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import pytest
 import schemathesis
 from fake_models import FakeExecutor, FakeModels
 from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from open_inference import document as open_inference
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import positive_data_acceptance
-from starlette.types import Receive, Scope, Send
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from nearfar.compiler.runtime.errors import CheckpointError
+from nearfar.compiler.store import sources
+from nearfar.compiler.store.store import Store
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
+from nearfar.server_fallback.executors.executor import Executor, Opening
+from nearfar.server_fallback.executors.registry import Registry
+from nearfar.server_fallback.executors.stored_models import StoredModels
 
-EXAMPLES = int(os.environ.get("NEARFAR_FUZZ_EXAMPLES", "5"))
+EXAMPLES, MANY_EXAMPLES = 2, 200
 KEY = "sk-admin-12345678"
+# What these do with a body that is right would not end: it downloads a model, or serves a client that reads no more.
+LEFT_OUT = ("/v1/nearfar/verify",)
+KSERVE = "/kserve.json"
+OPERATIONS = (
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/embeddings"),
+    ("POST", "/v1/responses"),
+    ("POST", "/v1/responses/input_tokens"),
+    ("GET", "/v1/responses/{response_id}"),
+    ("DELETE", "/v1/responses/{response_id}"),
+    ("POST", "/v1/responses/{response_id}/cancel"),
+    ("GET", "/v1/responses/{response_id}/input_items"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/api/chat"),
+    ("POST", "/api/generate"),
+    ("POST", "/api/embed"),
+    ("POST", "/api/embeddings"),
+    ("POST", "/infill"),
+    ("POST", "/apply-template"),
+    ("POST", "/generate"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/v1/models/load"),
+    ("POST", "/v1/models/unload"),
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model}"),
+)
+STORE_OPERATIONS = (
+    ("POST", "/api/show"),
+    ("POST", "/api/create"),
+    ("POST", "/api/copy"),
+    ("DELETE", "/api/delete"),
+    ("POST", "/api/pull"),
+    ("POST", "/api/push"),
+    ("POST", "/api/blobs/{digest}"),
+    ("GET", "/api/tags"),
+    ("GET", "/api/ps"),
+)
+MODES = list(schemathesis.GenerationMode)
 load_all_checks()
 
 
@@ -33,54 +86,71 @@ class AnyModels(FakeModels):
         return self.fake
 
 
-@pytest.fixture(scope="module")
-def document() -> Any:
-    config = ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": f"admin={KEY}"}))
-    app = create_app(AnyModels(), config)
+@dataclass
+class Opener:
+    fake: Executor = field(default_factory=FakeExecutor)
 
-    async def immortal(scope: Scope, receive: Receive, send: Send) -> None:
-        """The app without the end of its lifespan, which schemathesis would trigger after each request."""
+    async def prepare(self, model: str, name: str | None) -> Opening:
+        async def open_it() -> Executor:
+            return self.fake
+
+        return Opening(name or model, 1000, open_it)
+
+
+def document_of(models: Any, path: str = "/openapi.json") -> Any:
+    app = create_app(models, ApiConfig(keys=read_keys(None, {"NEARFAR_API_KEYS": f"admin={KEY}"})))
+    return schemathesis.openapi.from_asgi(path, immortal(app))
+
+
+def immortal(app: ASGIApp) -> ASGIApp:
+    """The app without the end of its lifespan, which schemathesis would trigger after each request, and with the
+    document of KServe's API.
+    """
+
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             for phase in ("startup", "shutdown"):
                 await receive()
                 await send({"type": f"lifespan.{phase}.complete"})
+        elif scope["path"] == KSERVE:
+            await JSONResponse(open_inference())(scope, receive, send)
         else:
             await app(scope, receive, send)
 
-    return schemathesis.openapi.from_asgi("/openapi.json", immortal)
+    return called
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "/v1/chat/completions"),
-        ("POST", "/v1/completions"),
-        ("POST", "/v1/embeddings"),
-        ("POST", "/v1/responses"),
-        ("POST", "/v1/responses/input_tokens"),
-        ("GET", "/v1/responses/{response_id}"),
-        ("DELETE", "/v1/responses/{response_id}"),
-        ("POST", "/v1/responses/{response_id}/cancel"),
-        ("GET", "/v1/responses/{response_id}/input_items"),
-        ("POST", "/tokenize"),
-        ("POST", "/detokenize"),
-        ("POST", "/v1/models/load"),
-        ("POST", "/v1/models/unload"),
-        ("POST", "/v1/load_lora_adapter"),
-        ("POST", "/v1/unload_lora_adapter"),
-        ("GET", "/v1/models"),
-        ("GET", "/v1/models/{model}"),
-    ],
-)
-@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode))
-def test_every_answer_is_one_that_the_document_names(
-    document: Any, method: str, path: str, mode: schemathesis.GenerationMode
-) -> None:
-    @given(document[path][method].as_strategy(generation_mode=mode))
+@pytest.fixture(scope="module")
+def document() -> Any:
+    return document_of(AnyModels())
+
+
+@pytest.fixture(scope="module")
+def kserve_document() -> Any:
+    return document_of(AnyModels(), KSERVE)
+
+
+@pytest.fixture(scope="module")
+def store_document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Of a server whose store has a model. Its hub has none."""
+
+    def no_hub(*_: object) -> NoReturn:
+        raise CheckpointError("the hub has no such model")
+
+    store = Store(tmp_path_factory.mktemp("store"))
+    store.pull("demo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "_of_hub", no_hub)
+        yield document_of(StoredModels(Registry(Opener()), store))
+
+
+def check(operation: Any, mode: schemathesis.GenerationMode, examples: int) -> None:
+    @given(operation.as_strategy(generation_mode=mode))
     @settings(
-        max_examples=EXAMPLES,
-        derandomize=EXAMPLES < 100,
+        max_examples=examples,
+        derandomize=examples == EXAMPLES,
         database=None,
+        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     def every_answer(case: schemathesis.Case[Any]) -> None:
@@ -88,3 +158,44 @@ def test_every_answer_is_one_that_the_document_names(
         case.call_and_validate(headers={"Authorization": f"Bearer {KEY}"}, excluded_checks=[positive_data_acceptance])
 
     every_answer()
+
+
+def check_all(document: Any, mode: schemathesis.GenerationMode, examples: int) -> None:
+    for found in document.get_all_operations():
+        operation = found.ok()
+        # Nothing is wrong with any request of an operation without parameters.
+        with suppress(Unsatisfiable):
+            if operation.path not in LEFT_OUT:
+                check(operation, mode, examples)
+
+
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_answer_is_one_that_the_document_names(
+    document: Any, method: str, path: str, mode: schemathesis.GenerationMode
+) -> None:
+    check(document[path][method], mode, EXAMPLES)
+
+
+@pytest.mark.parametrize(("method", "path"), STORE_OPERATIONS)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_answer_about_the_store_is_one_that_the_document_names(
+    store_document: Any, method: str, path: str, mode: schemathesis.GenerationMode
+) -> None:
+    check(store_document[path][method], mode, EXAMPLES)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_answer_of_kserves_api_is_one_that_its_document_names(
+    kserve_document: Any, mode: schemathesis.GenerationMode
+) -> None:
+    check_all(kserve_document, mode, EXAMPLES)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("of", ["document", "store_document", "kserve_document"])
+def test_every_operation_gives_many_requests_an_answer_that_it_names(
+    request: pytest.FixtureRequest, of: str, mode: schemathesis.GenerationMode
+) -> None:
+    check_all(request.getfixturevalue(of), mode, MANY_EXAMPLES)

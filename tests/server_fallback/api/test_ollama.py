@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import math
 from collections.abc import Callable, Coroutine
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
@@ -290,6 +291,16 @@ def test_the_client_uploads_files(tmp_path: Path) -> None:
         own = served.store.get("own")
         served.store.verify(own)
         assert own.parameters.given() == {"temperature": 0.0}
+        # The model has the bytes now: nothing is sent or stored twice.
+        assert list((served.store.folder / "downloads").iterdir()) == []
+        head = await served.ask("HEAD", f"/api/blobs/{files['config.json']}")
+        again = await served.ask("POST", f"/api/blobs/{files['config.json']}")
+        assert (head.status_code, again.status_code) == (200, 201)
+        await client.create("twin", files=files)
+        twin = served.store.get("twin")
+        served.store.verify(twin)
+        assert twin.size_bytes == own.size_bytes
+        assert list((served.store.folder / "downloads").iterdir()) == []
 
     run(test())
 
@@ -312,6 +323,35 @@ def test_uploads_with_other_bytes_and_names_out_of_the_folder_are_refused(tmp_pa
         )
         body["files"] = {"config.json": f"sha256:{'1' * 64}"}
         assert "was not uploaded" in (await served.ask("POST", "/api/create", body)).json()["error"]
+
+    run(test())
+
+
+def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        served = Served(tmp_path)
+        digest = sha256(b"right").hexdigest()
+
+        def full(_: int) -> NoReturn:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("nearfar.server_fallback.api.ollama_uploads.os.fsync", full)
+            answer = await served.ask("POST", f"/api/blobs/sha256:{digest}", b"right")
+        assert (answer.status_code, "the disk is full" in answer.json()["error"]) == (507, True)
+        assert list((served.store.folder / "downloads").iterdir()) == []
+
+    run(test())
+
+
+def test_a_model_that_stays_for_ever_has_a_time_at_which_it_leaves(tmp_path: Path) -> None:
+    async def test() -> None:
+        served = Served(tmp_path)
+        for keep_alive in (1e300, "99999999999h", -1, 10**15):
+            await served.ask("POST", "/api/generate", {"model": "base", "keep_alive": keep_alive})
+            (running,) = (await served.ask("GET", "/api/ps")).json()["models"]
+            assert int(running["expires_at"][:4]) > 2100
+        await served.models.close(0.0)
 
     run(test())
 

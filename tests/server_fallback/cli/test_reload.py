@@ -120,6 +120,12 @@ def test_keys_and_limits_change(running: Running) -> None:
     [
         (FILE.replace("1MB", "none"), "nearfar.toml:2: max_body: 'none' is not a size"),
         ("models = [", "is not TOML"),
+        ("models = " + "[" * 100_000, "is not TOML"),
+        (f"max_waiting = {'1' * 5000}\n{FILE}", "is not TOML"),
+        (f"drain_seconds = {10**400}\n{FILE}", "drain_seconds: is too large for a number"),
+        ('tls_cert = "a\\u0000b"\n' + FILE, "tls_cert: is no path: it has a NUL character"),
+        ('tls_cert = "~no-such-user/x"\n' + FILE, "tls_cert: is no path: Could not determine home"),
+        (FILE + "\n[[keys]]\nname = " + "[" * 100_000, "is not TOML"),
         ("port = 1\nmax_waiting = 7\n" + FILE.replace("1MB", "2MB"), "port, max_waiting: cannot change while"),
         ("tls_cert = 'none.pem'\n" + FILE, "none.pem: cannot be read"),
         (FILE.replace('"b"', '"b", "torn"').replace("1MB", "2MB") + KEY, "torn: shard 0 is missing"),

@@ -79,7 +79,7 @@ class BusyUntilReleased(EvenTokens):
 
 
 async def reached(constraint: Blocking) -> None:
-    assert await asyncio.to_thread(constraint.reached.wait, 10)
+    assert await asyncio.to_thread(constraint.reached.wait, WAIT_SECONDS)
 
 
 @pytest.mark.parametrize("blocked_mask", [1, 2])

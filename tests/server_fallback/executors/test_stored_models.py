@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +42,19 @@ def store(tmp_path: Path) -> Store:
 
 @dataclass
 class Opener:
-    """Opens what ``make`` makes, of ``MODEL_BYTES``."""
+    """Opens what ``make`` makes, of ``MODEL_BYTES``, once ``may_open`` is set."""
 
     make: Callable[[], Executor] = FakeExecutor
     opened: list[str] = field(default_factory=list)
     executors: list[Any] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    preparing: list[str] = field(default_factory=list)
+    may_open: asyncio.Event | None = None
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         async def open_it() -> Executor:
-            await asyncio.sleep(0)
+            self.preparing.append(model)
+            await (asyncio.sleep(0) if self.may_open is None else self.may_open.wait())
             self.opened.append(model)
             self.executors.append(self.make())
             opened: Executor = self.executors[-1]
@@ -161,6 +164,104 @@ def test_a_model_that_never_fits_is_refused_without_unloading_for_ever(store: St
         assert opener.opened == []
 
     run(store, test, budget=MODEL_BYTES - 1)
+
+
+def test_a_request_waits_for_a_model_that_is_loaded_for_another_one(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        opener.may_open = asyncio.Event()
+        first = asyncio.ensure_future(_used(models, "base"))
+        await until(lambda: opener.preparing == ["base"])
+        others = [asyncio.ensure_future(_used(models, name)) for name in ("base", "Base:latest", "chef")]
+        await asyncio.sleep(0.02)
+        opener.may_open.set()
+        await asyncio.gather(first, *others)
+        assert opener.opened == ["base"]
+
+    run(store, test)
+
+
+def test_a_request_that_ends_while_its_model_loads_leaves_no_model_behind(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        models.keep_seconds, opener.may_open = 0.0, asyncio.Event()
+
+        async def use() -> None:
+            async with models.using("base"):
+                raise AssertionError("it was cancelled before")
+
+        waiting = asyncio.ensure_future(use())
+        await until(lambda: opener.preparing == ["base"])
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        opener.may_open.set()
+        await until(lambda: opener.released == ["base"])
+        assert (models.loaded(), models.states()) == ([], {})
+
+    run(store, test)
+
+
+def test_an_answer_goes_on_if_who_asked_for_its_models_end_leaves(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        async with models.using("base"):
+            opener.executors[0].now = replace(opener.executors[0].now, running=1)
+            leaving = asyncio.ensure_future(models.change(UnloadRequest(model="base")))
+            await until(lambda: models.loaded() == [])
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            await asyncio.sleep(0.05)
+            assert not opener.executors[0].closed
+            opener.executors[0].now = replace(opener.executors[0].now, running=0)
+        await until(lambda: opener.executors[0].closed)
+
+    run(store, test)
+
+
+def test_a_request_waits_for_the_memory_of_a_model_that_leaves(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        async with models.using("base"):
+            opener.executors[0].now = replace(opener.executors[0].now, running=1)
+            leaving = asyncio.ensure_future(models.change(UnloadRequest(model="base")))
+            await until(lambda: models.loaded() == [])
+            second = asyncio.ensure_future(_used(models, "wide"))
+            await asyncio.sleep(0.05)
+            assert not second.done()
+            opener.executors[0].now = replace(opener.executors[0].now, running=0)
+            await second
+            await leaving
+        assert opener.opened == ["base", "wide"]
+
+    run(store, test, budget=MODEL_BYTES)
+
+
+def test_other_models_load_while_answers_of_a_replaced_one_run(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        async with models.using("wide"):
+            opener.executors[0].now = replace(opener.executors[0].now, running=1)
+            models.store.create("wide", "base", Changes(parameters=Parameters(num_ctx=200)))
+            for name in ("wide", "wider"):
+                await _used(models, name)
+            assert (opener.opened, opener.executors[0].closed) == (["wide", "wide", "wider"], False)
+            opener.executors[0].now = replace(opener.executors[0].now, running=0)
+        await until(lambda: opener.executors[0].closed)
+
+    run(store, test)
+
+
+def test_a_request_that_ends_after_the_server_unloads_nothing(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        async with models.using("base"):
+            models.keep("base", 0.0)
+            await models.close(0.0)
+            assert opener.executors[0].closed
+        assert models.loaded() == []
+
+    run(store, test)
+
+
+async def _used(models: StoredModels, name: str) -> None:
+    async with models.using(name):
+        pass
 
 
 def test_a_model_that_was_loaded_by_hand_stays_and_a_removed_one_leaves(store: Store) -> None:
