@@ -295,6 +295,20 @@ def light_demo() -> Path:
 
 
 @pytest.fixture(scope="session")
+def plain_demo() -> Path:
+    """The demo model, f32, without kernels, for tests of the engine on the reference runner. Tests must not change
+    it.
+    """
+    from plain_target import compile_plain
+
+    from nearfar.compiler.demo import CHECKPOINT
+
+    return made_once(
+        kept_folder("bundles") / "plain-demo", lambda folder: compile_plain(CHECKPOINT, folder, "f32", 512)
+    )
+
+
+@pytest.fixture(scope="session")
 def prompt_token_ids() -> list[int]:
     """75 ids: four complete pages of 16 and part of a fifth, two tiles of 32 and part of a third."""
     import numpy as np

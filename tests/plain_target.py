@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ class PlainTarget:
         return LoweredPlan(None, {}, (float32,), {}, dict.fromkeys(lists, ()), {}, lists)
 
 
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Bundles that are compiled inside, for whatever target, have no kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())
+        yield
+
+
 def compile_plain(
     model: Path,
     output: Path,
@@ -62,6 +71,5 @@ def compile_plain(
         assistant=None if assistant is None else str(assistant),
         prefix=prefix,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())
+    with without_kernels():
         return compile_model(str(model), output, options)

@@ -36,7 +36,7 @@ checkpoints, whose weights are random. Two computations with 8-bit keys and valu
 prefill also holds weights in float16. Then more keys and values are rounded to an adjacent code, and KV_Q8_F16 is the
 bound: at most 5.8e-3 was measured. KV_Q4 and KV_Q4_F32 are for 4 bits: at most 2.2e-1 on a tiny checkpoint, and at most
 1.2e-2 between two computations with float32 activations, because a neighbouring code is an eighth of the largest value
-away.
+away. KV_FP8 is for 8-bit floats, whose largest neighbours are a fourteenth away.
 
 The tolerances of ONNX are relative root mean squares, except that ONNX_F32 also bounds differences from `ir/ops/` and
 transformers relative to the largest logit. ONNX_F32 is for whole models: at most 7e-7 on the tiny checkpoints, 1e-6 of

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from chat_pages import new_chat, send
+from chat_pages import NOT_KEPT, new_chat, send
 from page_looks import DESK, fact
 from playwright.sync_api import Browser, BrowserContext, Page
 from recording_proxy import RecordingProxy, recording_proxy
@@ -125,6 +125,7 @@ def page_of(browser: Browser, script: str) -> Iterator[Page]:
     """Open a page in a context of its own. The script runs before those of the page."""
     context = browser.new_context(viewport={"width": DESK[0], "height": DESK[1]})
     context.add_init_script(script)
+    context.add_init_script(NOT_KEPT)
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))

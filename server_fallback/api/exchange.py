@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
+from ..executors.executor import Executor
 from ..schema.pipeline import StepTime
 from .addresses import client_of
 from .errors import ApiError, WriteError, openai_error
@@ -28,8 +29,9 @@ class Exchange:
     ``log`` holds the extra fields of the request's line in the log; it must not contain text of a prompt or an answer.
     ``steps`` are those of a pipeline with their starts. ``answer_headers`` are added to the answer. ``held`` is
     released when the exchange is over. ``address`` is the sender's IP address. ``admission`` is None until the request
-    is admitted, and for routes that need no slot. ``confirmed`` and
-    ``prefill_from`` are those of `Call`. ``write_error`` has the form of the API that the address belongs to.
+    is admitted, and for routes that need no slot. ``using`` are the models that stay loaded for it, by name.
+    ``confirmed`` and ``prefill_from`` are those of `Call`. ``write_error`` has the form of the API that the address
+    belongs to.
     """
 
     request_id: str
@@ -46,6 +48,7 @@ class Exchange:
     steps: list[tuple[StepTime, float]] = field(default_factory=list)
     answer_headers: dict[str, str] = field(default_factory=dict)
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
+    using: dict[str, Executor] = field(default_factory=dict)
 
     @property
     def client(self) -> str:

@@ -112,9 +112,12 @@ class Service:
         """The executor for a name, which stays loaded until the exchange is over. Raises UnknownModel, and what loading
         raises.
         """
-        if isinstance(self.models, LoadsOnUse):
-            return await exchange.held.enter_async_context(self.models.using(name))
-        return await self.models.executor(name)
+        if not isinstance(self.models, LoadsOnUse):
+            return await self.models.executor(name)
+        # Once for each exchange: one that holds a model must not wait behind another that waits for its memory.
+        if name not in exchange.using:
+            exchange.using[name] = await exchange.held.enter_async_context(self.models.using(name))
+        return exchange.using[name]
 
     def error_form(self, path: str) -> WriteError:
         return next((form for begin, form in self.error_forms if f"{path}/".startswith(f"{begin}/")), openai_error)

@@ -45,20 +45,18 @@ class PrefixCache:
         """The longest usable prefix of at most ``limit`` tokens with these keys. ``partial_page``: it may end within a
         page.
         """
-        path: list[Node] = []
-        level = self._roots.get(adapter, {})
+        path = self.nodes(keys, limit, adapter)
         usable = 0
         # By kind, the number of nodes up to the last one without a snapshot.
         incomplete = [0] * len(self._kinds)
-        while (len(path) + 1) * self._page_size <= limit and (node := level.get(self._key(keys, len(path)))):
-            path.append(node)
-            level = node.children
-            if self._is_usable(path, len(path) * self._page_size, incomplete):
-                usable = len(path)
+        for count, node in enumerate(path, 1):
+            if self._is_usable(node, count, count * self._page_size, incomplete):
+                usable = count
         length, known = usable * self._page_size, len(path) * self._page_size
         if self.partial_pages or partial_page:
             rest = keys[known:limit]
             # A page that a sequence fills in the same step cannot be copied before it.
+            level = self._after(path, adapter)
             settled = (node for node in level.values() if len(node.key) < self._page_size or self._is_idle(node))
             ends = ((common_length(node.key, rest), node) for node in settled)
             common, last = max(
@@ -66,7 +64,7 @@ class PrefixCache:
                 key=itemgetter(0),
                 default=(0, None),
             )
-            if last is not None and common > 0 and self._is_usable([*path, last], known + common, incomplete):
+            if last is not None and common > 0 and self._is_usable(last, len(path) + 1, known + common, incomplete):
                 path.append(last)
                 usable, length = len(path), known + common
         del path[usable:]
@@ -76,10 +74,9 @@ class PrefixCache:
     def nodes(self, keys: Items[int], limit: int, adapter: str | None = None) -> list[Node]:
         """Those of the full pages of the first ``limit`` tokens, whatever they have of each kind."""
         path: list[Node] = []
-        level = self._roots.get(adapter, {})
-        while (len(path) + 1) * self._page_size <= limit and (node := level.get(self._key(keys, len(path)))):
+        count = limit // self._page_size
+        while len(path) < count and (node := self._after(path, adapter).get(self._key(keys, len(path)))) is not None:
             path.append(node)
-            level = node.children
         return path
 
     def insert(self, sequence: Cached, count: int) -> None:
@@ -159,12 +156,18 @@ class PrefixCache:
                 self.evict(kind)
         self._roots.clear()
 
-    def _is_usable(self, path: Items[Node], length: int, incomplete: list[int]) -> bool:
-        """Whether no snapshot is missing that is read after a prefix. Updates ``incomplete`` for its last node."""
+    def _after(self, path: Items[Node], adapter: str | None) -> dict[Key, Node]:
+        """The nodes that follow a path."""
+        return path[-1].children if path else self._roots.get(adapter, {})
+
+    def _is_usable(self, last: Node, count: int, length: int, incomplete: list[int]) -> bool:
+        """Whether no snapshot is missing that is read after a prefix of ``count`` nodes. Updates ``incomplete`` for its
+        last one.
+        """
         usable = True
         for index, kind in enumerate(self._kinds):
-            if path[-1].snapshots[index] is None:
-                incomplete[index] = len(path)
+            if last.snapshots[index] is None:
+                incomplete[index] = count
             usable = usable and incomplete[index] <= kind.unread(length)
         return usable
 

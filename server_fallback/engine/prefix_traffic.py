@@ -114,17 +114,19 @@ class PrefixTraffic:
         """Let the tiers store the pages of an answer's known tokens, once a token was sampled from them. The last one
         is known to be computed only if a stop token was sampled after it. ``ends``: it has ended.
         """
-        sequence = answer.sequence
-        if sequence is not None and (sequence.generated > 0 or answer.end_token is not None):
+        sequence, exported = answer.sequence, ends and answer.request.export is not None
+        if sequence is not None and (sequence.generated > 0 or answer.end_token is not None or exported):
             digest = "" if answer.adapter is None else answer.adapter.digest
             length = len(sequence.tokens) - (answer.end_token is None)
             self.tiers.save(sequence, length, digest, ends=ends)
 
     def read_pages(self, units: Items[Items[int]]) -> Future[bytes]:
+        """`StepRunner.read_pages`, on this thread."""
         data: Future[bytes] = self._call(self._runner.read_pages, units)
         return data
 
     def write_pages(self, units: Items[Items[int]], data: bytes) -> None:
+        """`StepRunner.write_pages`, on this thread, after what the pages held was stored."""
         self.tiers.flush_evicted(self._open_steps())
         self._call(self._runner.write_pages, units, data)
 

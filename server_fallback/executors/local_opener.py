@@ -106,8 +106,8 @@ class LocalOpener:
         self._ignored_keys.require_found()
 
     async def plan(self, model: str) -> Planned:
-        """The bundle of a model, compiled if it is a checkpoint, and the limits with which it would be served. Raises as
-        `prepare`.
+        """The bundle of a model, compiled if it is a checkpoint, and the limits with which it would be served. Raises
+        as `prepare`.
         """
         return await self._planned(model)
 

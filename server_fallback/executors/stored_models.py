@@ -27,6 +27,9 @@ from .registry import Registry
 KEEP_SECONDS = 300.0
 # How long a request waits until running answers free the memory that its model needs.
 ROOM_SECONDS = 120.0
+# Meanwhile, requests for models that are loaded go first for this time. Then they wait behind it, because models that
+# are always in use would never leave.
+FIRST_SECONDS = 10.0
 
 
 @dataclass(eq=False, slots=True)
@@ -57,8 +60,9 @@ class StoredModels:
     # By the key of their engines.
     _loaded: dict[str, LoadedModel] = field(default_factory=dict)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    # The name of the one that is being loaded on use.
+    # The name of the one that is being loaded on use, and until when requests for others go first.
     _arriving: str | None = None
+    _first_until: float = math.inf
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def cards(self) -> Sequence[ModelCard]:
@@ -174,6 +178,9 @@ class StoredModels:
 
     async def _load(self, stored: StoredModel) -> LoadedModel:
         """The loaded model with this engine, which now has one user more."""
+        loaded = self._loaded.get(stored.engine_key)
+        if loaded is not None and time.monotonic() < self._first_until:
+            return self._use(loaded)
         # One model at a time, so that each sees what memory the others leave.
         async with self._loading:
             loaded = self._loaded.get(stored.engine_key)
@@ -186,17 +193,21 @@ class StoredModels:
                 try:
                     await self._load_with_room(stored)
                 finally:
-                    self._arriving = None
+                    self._arriving, self._first_until = None, math.inf
                 loaded = self._loaded[stored.engine_key] = LoadedModel(stored, self.keep_seconds)
-            loaded.users += 1
-            loaded.last_used = time.monotonic()
-            if loaded.timer is not None:
-                loaded.timer.cancel()
-            loaded.expires = loaded.timer = None
-            return loaded
+            return self._use(loaded)
+
+    def _use(self, loaded: LoadedModel) -> LoadedModel:
+        loaded.users += 1
+        loaded.last_used = time.monotonic()
+        if loaded.timer is not None:
+            loaded.timer.cancel()
+        loaded.expires = loaded.timer = None
+        return loaded
 
     async def _load_with_room(self, stored: StoredModel) -> None:
         give_up = time.monotonic() + ROOM_SECONDS
+        self._first_until = time.monotonic() + FIRST_SECONDS
         while True:
             self._freed.clear()
             started = time.monotonic()

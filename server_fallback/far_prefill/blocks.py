@@ -68,7 +68,7 @@ async def blocks(
     done = start
     for end in part_ends(start, last, page_size):
         began = time.monotonic()
-        read = await computed(source, request, end, counts)
+        read = await computed(source, request, done, end, counts)
         seconds = time.monotonic() - began
         if done == start:
             opened = {"type": "opened", "version": VERSION, "start": start, "tokens": len(prompt)}
@@ -115,8 +115,8 @@ def wire_pages(
     return b"".join(parts), states
 
 
-async def computed(source: ReadableSource, request: TokenRequest, end: int, counts: Counts) -> RetainedPages:
-    """What the cache has of the first ``end`` tokens of a prompt, which are computed first."""
+async def computed(source: ReadableSource, request: TokenRequest, done: int, end: int, counts: Counts) -> RetainedPages:
+    """What the cache has of the first ``end`` tokens of a prompt, which are computed first; ``done`` were before."""
     prompt = request.prompt_ids
     # One token more: only what precedes the last token of a prompt is sure to be in the cache, and so is its state.
     ids = [*prompt[:end], prompt[min(end, len(prompt) - 1)]]
@@ -125,7 +125,9 @@ async def computed(source: ReadableSource, request: TokenRequest, end: int, coun
         async with aclosing(source.generate(replace(request, prompt_ids=ids, max_tokens=1))) as items:
             async for item in items:
                 if isinstance(item, AnswerEnd):
-                    counts.computed_tokens += end - min(end, item.cached_tokens)
+                    # One token more of the last part may be cached.
+                    known = done if item.cached_tokens == done + 1 else item.cached_tokens
+                    counts.computed_tokens += end - min(end, known)
                     counts.queue_seconds = item.queue_seconds if counts.queue_seconds is None else counts.queue_seconds
         read = await source.read_prefix(prompt[:end], request.adapter)
         held = len(read.token_ids)

@@ -175,7 +175,7 @@ SHORT = ("llama_dynamic", "phi3_short")
         {
             ("falcon_h1", "cpu"),
             ("qwen3_5_text", "webgpu"),
-            ("gemma4_text", "webgpu"),
+            ("gemma4_text", "cpu"),
             ("gpt_oss", "cpu"),
             ("qwen3_moe", "webgpu"),
         },

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from light_bundle import kernels_of_models
+from plain_target import without_kernels
 from test_runners import emulation_for, open_on
 from tiny_parakeet import MELS, make_parakeet
 from tolerances import F32, relative_error
@@ -37,8 +38,10 @@ def parakeet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 def compiled(folder: Path, output: Path, target: str, **options: Any) -> Bundle:
-    asked = {"target": target, "quantization": "f32", "context": CONTEXT, **options}
-    with kernels_of_models():
+    """Without kernels for numpy."""
+    on_device = target != "numpy"
+    asked = {"target": target if on_device else "webgpu", "quantization": "f32", "context": CONTEXT, **options}
+    with kernels_of_models() if on_device else without_kernels():
         compile_model(str(folder), output, CompileOptions(**asked))
     return open_bundle(output)
 
@@ -66,7 +69,7 @@ def test_scores_are_those_of_transformers(
 ) -> None:
     folder, model = parakeet
     emulated = emulation_for(target, request)
-    bundle = compiled(folder, tmp_path / "bundle", "webgpu" if target == "numpy" else target)
+    bundle = compiled(folder, tmp_path / "bundle", target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)
     assert isinstance(runner, PlanRunner)
     conformer = bundle.manifest.spec.conformer

@@ -33,7 +33,7 @@ def test_heads_see_the_pictures_as_transformers_layer_does(
     emulated = emulation_for(target, request)
     heads = SeeingHeads(tmp_path / "checkpoint")
     expected, tokens = heads.expected, heads.expected.token_ids
-    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", "cpu" if target == "numpy" else target)
+    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)
     assert isinstance(runner, PlanRunner)
     try:

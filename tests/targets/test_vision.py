@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from light_bundle import kernels_of_models
+from plain_target import without_kernels
 from test_runners import emulation_for, open_on
 from tolerances import F32, INT8, relative_error
 from video_families import make_video
@@ -43,9 +44,12 @@ Floats = npt.NDArray[np.float32]
 
 
 def compiled(folder: Path, output: Path, target: str = "cpu", **options: object) -> Bundle:
+    """Without kernels for numpy."""
+    on_device = target != "numpy"
     given = {"quantization": "f32", "context": 256, "activations": ("float32",), **options}
-    with kernels_of_models(LIMITS):
-        compile_model(str(folder), output, CompileOptions(target=target, **given))  # type: ignore[arg-type]
+    given["target"] = target if on_device else "webgpu"
+    with kernels_of_models(LIMITS) if on_device else without_kernels():
+        compile_model(str(folder), output, CompileOptions(**given))  # type: ignore[arg-type]
     return open_bundle(output)
 
 
@@ -135,7 +139,7 @@ def test_videos_have_the_features_and_logits_of_transformers(
     """In one piece, in chunks, and tile after tile."""
     emulated = emulation_for(target, request)
     expected = make_video(family, tmp_path / "checkpoint")
-    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", "cpu" if target == "numpy" else target)
+    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)
     assert isinstance(runner, PlanRunner)
     try:
@@ -171,7 +175,7 @@ def test_features_and_logits_are_those_of_transformers(
 ) -> None:
     emulated = emulation_for(target, request)
     expected = make_vision(family, tmp_path / "checkpoint")
-    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", "cpu" if target == "numpy" else target)
+    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", target)
     runner = open_on(target, bundle, LIMITS, "float32", emulated)
     assert isinstance(runner, PlanRunner)
     try:
@@ -216,7 +220,7 @@ def test_pictures_together_have_the_features_of_each(smolvlm: tuple[Bundle, Expe
 def test_a_tower_has_8_bits_beside_a_text_model_with_4(smolvlm: tuple[Bundle, Expected], tmp_path: Path) -> None:
     bundle, expected = smolvlm
     folder = bundle.path.parent / "checkpoint"
-    four = compiled(folder, tmp_path / "q4", quantization="q4f16", activations=None)
+    four = compiled(folder, tmp_path / "q4", "numpy", quantization="q4f16", activations=None)
     forms = {name: weight.quantization for name, weight in four.manifest.weights.items() if len(weight.shape) == 2}
     assert {form for name, form in forms.items() if name.startswith(("vision_model", "connector"))} == {"q8f16"}
     assert forms["model.embed_tokens.weight"] == "q4f16"
@@ -304,7 +308,7 @@ def test_a_batch_of_text_has_no_workgroups_for_pictures(smolvlm: tuple[Bundle, E
 
 def test_a_text_model_has_no_plan_for_pictures(smolvlm: tuple[Bundle, Expected], tmp_path: Path) -> None:
     bundle, expected = smolvlm
-    text = compiled(bundle.path.parent / "checkpoint", tmp_path / "text", text_only=True)
+    text = compiled(bundle.path.parent / "checkpoint", tmp_path / "text", "numpy", text_only=True)
     assert VISION not in text.manifest.plans
     assert (text.manifest.spec.vision, text.manifest.images) == (None, None)
     assert not any(name.startswith(("vision_model", "connector")) for name in text.manifest.weights)
@@ -324,7 +328,7 @@ def test_a_model_with_a_tower_is_not_exported(smolvlm: tuple[Bundle, Expected]) 
 
 def test_patches_beyond_the_largest_side_and_tokens_beyond_the_batch_are_refused(tmp_path: Path) -> None:
     expected = make_vision("qwen3_vl", tmp_path / "checkpoint")
-    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", self_test=False)
+    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", "numpy", self_test=False)
     runner = open_on("numpy", bundle, LIMITS, "float32", None)
     assert isinstance(runner, PlanRunner)
     batch = batch_of(expected.images[0])
@@ -360,7 +364,7 @@ def test_a_manifest_whose_tower_is_not_that_of_its_text_model_is_refused(
     name: str, change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     make_vision(name, tmp_path / "checkpoint")
-    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", self_test=False)
+    bundle = compiled(tmp_path / "checkpoint", tmp_path / "bundle", "numpy", self_test=False)
     values = json.loads((bundle.path / "manifest.json").read_text())
     parse_manifest(json.dumps(values).encode(), Path("manifest.json"))
     values["spec"]["vision"].update(change)

@@ -90,7 +90,7 @@ def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="module")
 def loaded(browser: Browser, server: PageServer) -> Iterator[Page]:
-    with scripted_page(browser, server) as page:
+    with scripted_page(browser, server, kept=True) as page:
         yield page
 
 

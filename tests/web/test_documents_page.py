@@ -158,7 +158,7 @@ def opened(browser: Browser, far: Far, tmp_path_factory: pytest.TempPathFactory)
     lighten(folder / "near")
     (folder / "policy.json").write_text(json.dumps(POLICY))
     problems: list[str] = []
-    page = open_page(browser, problems)
+    page = open_page(browser, problems, kept=True)
     with PageServer(folder / "near", policy=folder / "policy.json", encoder=folder / "encoder") as server:
         opened = Opened(page, far, server.url, problems)
         page.context.on("request", lambda one: opened.sent.append((one.method, one.url, one.post_data)))

@@ -17,6 +17,7 @@ from image_families import pattern
 from image_files import saved
 from light_bundle import few_kernels, one_compilation
 from PIL import Image
+from plain_target import compile_plain
 from tolerances import F32, relative_error
 from vision_arguments import masks_of, pixels_of
 from vision_families import FAMILIES, IMAGE, make_vision
@@ -100,9 +101,7 @@ def test_the_logits_of_a_conversation_with_sound_are_those_of_transformers(
 
     family = HEARING["gemma4_unified"]
     make_hearing("gemma4_unified", tmp_path / "checkpoint")
-    options: dict[str, Any] = {"quantization": "f32", "context": 256, "activations": ("float32",), "self_test": False}
-    with one_compilation(), few_kernels():
-        compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", CompileOptions(target="cpu", **options))
+    compile_plain(tmp_path / "checkpoint", tmp_path / "bundle", "f32", 256)
     samples = [sound(length, number) for number, length in enumerate(family.lengths)]
     parts = [
         {"type": "input_audio", "input_audio": {"data": base64.b64encode(wav(each)).decode(), "format": "wav"}}

@@ -91,17 +91,14 @@ def test_every_part_of_the_logits_is_checked(bundle: Bundle) -> None:
 
 
 def test_a_context_shorter_than_the_prompt_shortens_it(tiny_checkpoints: Mapping[str, Path], tmp_path: Path) -> None:
-    compiled = compile_model(
-        str(tiny_checkpoints["llama"]), tmp_path / "bundle", CompileOptions(context=3, activations=("float32",))
-    )
+    compiled = compile_plain(tiny_checkpoints["llama"], tmp_path / "bundle", None, 3, self_test=True)
     assert len(self_test_of(compiled).prompt_ids) == 3
 
 
 def test_the_manifest_states_that_a_bundle_has_no_self_test(
     tiny_checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    options = CompileOptions(context=64, activations=("float32",), self_test=False)
-    compiled = compile_model(str(tiny_checkpoints["llama"]), tmp_path / "bundle", options)
+    compiled = compile_plain(tiny_checkpoints["llama"], tmp_path / "bundle", None, 64)
     assert compiled.manifest.self_test is None
     assert open_bundle(tmp_path / "bundle").manifest.self_test is None
 

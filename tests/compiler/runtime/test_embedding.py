@@ -18,7 +18,6 @@ from tolerances import F32, OF_ACTIVATION, relative_error
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.cli import main
 from nearfar.compiler.ir.sampling import Sampler
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.encoder_batch import make_text_batch
 from nearfar.compiler.runtime.encoding import embed
 from nearfar.compiler.runtime.errors import RequestError, UnsupportedModel
@@ -137,7 +136,7 @@ def test_without_normalize_and_with_a_head_the_vector_is_the_last_hidden_state_i
     # A checkpoint with the names and the head of a model that generates.
     folder = shutil.copytree(tiny_checkpoints["qwen3"], tmp_path / "checkpoint")
     write_modules(folder, behind=())
-    bundle = compile_model(str(folder), tmp_path / "bundle", CompileOptions(quantization="f32", context=128))
+    bundle = compile_plain(folder, tmp_path / "bundle", "f32", 128)
     with torch.no_grad():
         expected = (
             transformers.AutoModel.from_pretrained(folder)

@@ -12,13 +12,9 @@ from typing import Any
 import pytest
 from fake_openai import Received, Reply, chunk
 from hybrid_sides import FakeFar, FakeNear, hybrid, run
-from light_bundle import few_kernels
-from made_once import kept_folder, made_once
 from scripted_engine import ANSWERED, LIGHT, ScriptedEngine, light
 
 from nearfar.compiler.bundle.folder import chat_tree_entry, open_bundle
-from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.chat_template import ChatTemplate
@@ -145,15 +141,10 @@ def test_the_client_of_a_gateway_sends_stakes_and_labels() -> None:
 
 
 @pytest.fixture(scope="module")
-def calling_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def calling_demo(plain_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model with a chat template that has calls in Hermes' form. It was not trained for tools."""
-
-    def make(folder: Path) -> None:
-        with few_kernels():
-            compile_model(str(CHECKPOINT), folder, CompileOptions(quantization="f32", activations=("float32",)))
-
     bundle = tmp_path_factory.mktemp("agent") / "demo"
-    shutil.copytree(made_once(kept_folder("bundles") / "f32-demo", make), bundle)
+    shutil.copytree(plain_demo, bundle)
     manifest = json.loads((bundle / "manifest.json").read_text())
     tokenizer = manifest["tokenizer"]
     template = "{# tools: <tool_call> #}" + tokenizer["chat_template"].replace(

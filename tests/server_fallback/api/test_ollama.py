@@ -398,6 +398,33 @@ def test_an_empty_prompt_loads_and_unloads(tmp_path: Path) -> None:
     run(test())
 
 
+def test_a_request_uses_its_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, it would wait behind another one that waits until this model is idle."""
+    used, using = list[str](), StoredModels.using
+
+    def counted(models: StoredModels, name: str) -> Any:
+        used.append(name)
+        return using(models, name)
+
+    monkeypatch.setattr(StoredModels, "using", counted)
+
+    async def test() -> None:
+        served = Served(tmp_path)
+        asked: dict[str, dict[str, Any]] = {
+            "/api/chat": {"messages": HI, "keep_alive": "1s", "stream": False},
+            "/api/generate": {"prompt": "hi"},
+            "/api/embed": {"input": "hi"},
+            "/v1/responses": {"input": "hi", "stream": True},
+        }
+        for path, body in asked.items():
+            answer = await served.ask("POST", path, {"model": "base", **body}, content_type="application/json")
+            assert (answer.status_code, used) == (200, ["base"]), answer.text
+            used.clear()
+        await served.models.close(0.0)
+
+    run(test())
+
+
 def test_only_admins_change_a_store_that_others_reach(tmp_path: Path) -> None:
     keys = read_keys(None, {"NEARFAR_API_KEYS": "web=sk-web-12345678"})
 

@@ -29,6 +29,7 @@ from nearfar.server_fallback.engine.stats import TierStats
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.kv_tiers import disk_tier
 from nearfar.server_fallback.kv_tiers.options import KvTierOptions
+from nearfar.server_fallback.kv_tiers.tiers import Tiers
 
 # The pool holds one context.
 SMALL = replace(LIMITS, pages=16)
@@ -65,6 +66,12 @@ async def answered(engine: TokenEngine, prompt: list[int], **request: Any) -> in
     found, end = await collect(engine, prompt, **request)
     assert [token.token_id for token in found] == answer_of(prompt, 6, 64)[0]
     return end.cached_tokens
+
+
+def tiers_of(engine: TokenEngine) -> Tiers:
+    tiers = engine._loop._tiers._tiers
+    assert tiers is not None
+    return tiers
 
 
 def files(folder: Path) -> list[Path]:
@@ -216,7 +223,7 @@ def test_a_missing_page_ends_the_prefix_before_it(tmp_path: Path) -> None:
         async with engine_with(disk(tmp_path)) as engine:
             await answered(engine, PROMPTS[0])
             await stored(engine)
-            links = engine._loop._tiers._tiers.links(PROMPTS[0], "")
+            links = tiers_of(engine).links(PROMPTS[0], "")
         (gone,) = tmp_path.rglob(f"{links[4].hex()}00.kv")
         gone.unlink()
         async with engine_with(disk(tmp_path)) as engine:
@@ -246,7 +253,9 @@ def test_a_full_disk_stops_writing_for_a_while_and_answers_go_on(
             await answered(engine, PROMPTS[1])
             assert (await stored(engine)).disk_bytes == 0
             # The pause is over.
-            engine._loop._tiers._tiers._disk._paused_until = 0.0
+            written = tiers_of(engine)._disk
+            assert written is not None
+            written._paused_until = 0.0
             await answered(engine, [*PROMPTS[1], 5])
             assert (await stored(engine)).disk_bytes > 0
         async with engine_with(disk(tmp_path)) as engine:

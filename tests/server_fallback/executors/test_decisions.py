@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 from asgi import ask_app
 from fake_models import FakeModels
-from light_bundle import few_kernels
-from made_once import kept_folder, made_once
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.demo import CHECKPOINT
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
@@ -45,12 +42,8 @@ QUESTIONS: Mapping[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def bundle() -> Path:
-    def make(folder: Path) -> None:
-        with few_kernels():
-            compile_model(str(CHECKPOINT), folder, CompileOptions(quantization="f32", activations=("float32",)))
-
-    return made_once(kept_folder("bundles") / "f32-demo", make)
+def bundle(plain_demo: Path) -> Path:
+    return plain_demo
 
 
 def decided(bundle: Path, *requests: Mapping[str, Any]) -> list[DecideResponse]:

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from hearing_families import AUDIO, PICTURE, Floats, make_hearing, sound, stored, wav
 from image_families import pattern
-from light_bundle import one_compilation
 from local_requests import chat, run
 from PIL import Image
+from plain_target import compile_plain
 
-from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.ir.sampling import Sampler
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.audio.prepared_sound import prepare_sound
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.generate import generate
@@ -63,10 +62,7 @@ def cached(answer: Any) -> int:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("hearing")
     make_hearing("gemma4_unified", folder / "checkpoint")
-    with one_compilation():
-        options = CompileOptions(target="cpu", quantization="f32", context=256, activations=("float32",))
-        compile_model(str(folder / "checkpoint"), folder / "bundle", options)
-    return open_bundle(folder / "bundle")
+    return compile_plain(folder / "checkpoint", folder / "bundle", "f32", 256)
 
 
 @contextmanager

@@ -180,6 +180,25 @@ def test_a_request_waits_for_a_model_that_is_loaded_for_another_one(store: Store
     run(store, test)
 
 
+def test_models_in_use_answer_while_another_one_waits_for_their_memory_but_not_for_ever(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        async with models.using("base"):
+            waiting = asyncio.ensure_future(_used(models, "wide"))
+            await until(lambda: opener.preparing == ["base"] and models._first_until < math.inf)
+            await _used(models, "base")
+            monkeypatch.setattr(models, "_first_until", 0.0)
+            late = asyncio.ensure_future(_used(models, "base"))
+            await asyncio.sleep(0.02)
+            assert not late.done()
+        await waiting
+        await late
+        assert opener.opened == ["base", "wide", "base"]
+
+    run(store, test, budget=MODEL_BYTES)
+
+
 def test_a_request_that_ends_while_its_model_loads_leaves_no_model_behind(store: Store) -> None:
     async def test(models: StoredModels, opener: Opener) -> None:
         models.keep_seconds, opener.may_open = 0.0, asyncio.Event()

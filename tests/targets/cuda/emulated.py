@@ -140,7 +140,8 @@ def compile_watched(source: Path, library: Path, optimization: str) -> None:
     """
     kernels = source.with_suffix(".o")
     run_compiler(source, kernels, optimization, "-fsanitize=thread", "-c")
-    run_compiler(RACES, library, "-O2", "-shared", str(kernels))
+    races = made_once(source.parent / "races.o", lambda watcher: run_compiler(RACES, watcher, "-O2", "-c"))
+    run_compiler(kernels, library, "-shared", str(races))
     kernels.unlink()
 
 

@@ -15,9 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated_driver import EmulatedDriver
+from light_bundle import one_compilation
+from tiny_models import make_checkpoint
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.ir.sampling import COUNTS, Settings
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Batch, Chunk, make_batch
 from nearfar.compiler.runtime.errors import DeviceError, RequestError, ToolError
 from nearfar.compiler.runtime.runner import Limits
@@ -43,9 +46,18 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def wide_bundle(compile_base: CompileTiny, nvrtc: None) -> Path:  # noqa: ARG001
-    """Its attention is on tensor cores, in one kernel whose workgroups count their arrivals."""
-    return compile_base("qwen3_wide", target="cuda", context=300, activations=("float16",), self_test=False)
+def wide_bundle(tmp_path_factory: pytest.TempPathFactory, nvrtc: None) -> Path:  # noqa: ARG001
+    """Its attention is on tensor cores, in one kernel whose workgroups count their arrivals. Two layers, because every
+    launch is emulated word by word.
+    """
+    folder = tmp_path_factory.mktemp("wide")
+    make_checkpoint("qwen3_wide", folder / "checkpoint", num_hidden_layers=2)
+    options = CompileOptions(
+        target="cuda", quantization="q4f16", context=300, activations=("float16",), self_test=False
+    )
+    with one_compilation():
+        compile_model(str(folder / "checkpoint"), folder / "bundle", options)
+    return folder / "bundle"
 
 
 @pytest.fixture

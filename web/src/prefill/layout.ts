@@ -30,6 +30,9 @@ interface Group {
   readonly wireBytes: number;
 }
 
+/** The formats of pages on devices; null as computed. */
+const FORMS: Readonly<Record<string, KvForm | null>> = { activation: null, q8: Q8, q4: Q4 };
+
 /** What a server says about its model; compared with `KvLayout.description`. */
 export interface Description {
   readonly page_size: number;
@@ -52,7 +55,8 @@ export class KvLayout {
     if (isExport(manifest)) throw notExchanged("ONNX Runtime holds its keys and values");
     const { page_size: pageSize, kv, weights } = manifest;
     this.pageSize = pageSize;
-    this.#form = kv === "activation" ? null : kv === "q8" ? Q8 : Q4;
+    if (!Object.hasOwn(FORMS, kv)) throw notExchanged(`its pages are ${kv}`);
+    this.#form = FORMS[kv] ?? null;
     this.#stored = activation === "float16" ? "float16" : "float32";
     const states = Object.entries(planOf(manifest).states);
     const form = this.#form;

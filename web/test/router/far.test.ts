@@ -54,7 +54,11 @@ test.each<[Dialect, Partial<PlainParams>, object]>([
     { response_format: { type: "grammar", grammar: 'root ::= "a"' }, include_stop_str_in_output: true },
     { ebnf: 'root ::= "a"', no_stop_trim: true },
   ],
-  ["sglang", { continue_final_message: true, return_token_ids: false }, { continue_final_message: true, return_token_ids: false }],
+  [
+    "sglang",
+    { continue_final_message: true, return_token_ids: false },
+    { continue_final_message: true, return_token_ids: false },
+  ],
   ["vllm", { continue_final_message: true }, { continue_final_message: true, add_generation_prompt: false }],
 ])("a server of dialect %s gets %j under its own names", async (dialect, params, rest) => {
   const { body, requests } = await exchange(dialect, params);

@@ -21,7 +21,7 @@ const FULL = 128;
 const REQUEST = { params: { messages: [] }, from: null, logprobs: null, signal: new AbortController().signal };
 
 interface Setup {
-  readonly policy?: object;
+  readonly policy?: object | undefined;
   readonly dialect?: string;
   readonly sha256?: string;
   readonly open?: (prompt: readonly number[], start: number) => Promise<Response>;

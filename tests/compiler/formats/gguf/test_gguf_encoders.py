@@ -15,7 +15,6 @@ from encoder_tokenizers import TEXTS as STRINGS
 from encoder_tokenizers import write_vectors_tokenizer
 from gguf import GGMLQuantizationType as Type
 from gguf_encoders import CASES, DENSE, make_gguf_encoder
-from light_bundle import few_kernels, one_compilation
 from plain_target import compile_plain
 from safetensors.numpy import load_file
 from tiny_encoders import CONTEXT, logits_of, rows_of, texts_of, write_json
@@ -29,7 +28,6 @@ from nearfar.compiler.formats.gguf.metadata import Metadata
 from nearfar.compiler.formats.gguf.tokenizer import of_word_pieces
 from nearfar.compiler.formats.tokenizer_json import CONTROL, NORMAL, Vocabulary
 from nearfar.compiler.ir.tasks import ClassifierSpec, EmbeddingSpec
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.graphs import graphs_of
 from nearfar.compiler.pipeline.weights import check_tensors
 from nearfar.compiler.runtime.encoding import Text, embed, encode
@@ -100,9 +98,7 @@ def test_vectors_of_embedding_gemma_are_those_of_llama_cpp(dense: bool, tmp_path
 def test_a_file_of_blocks_keeps_its_integers(tmp_path: Path) -> None:
     path, model = make_gguf_encoder("bert", "mean_tokens", tmp_path, Type.Q8_0)
     assert set(load(str(path)).stored_forms) == {"q8g32_f16"}
-    options = CompileOptions(target="cpu", context=CONTEXT, self_test=False)
-    with few_kernels(), one_compilation():
-        bundle = compile_model(str(path), tmp_path / "bundle", options)
+    bundle = compile_plain(path, tmp_path / "bundle", None, CONTEXT)
     assert {each.quantization for each in bundle.manifest.stored_weights.values()} >= {"q8g32_f16"}
     for text, vector in zip(TEXTS, vectors_of(bundle), strict=True):
         assert relative_error(vector, rows_of(model, text).mean(axis=0)) < 0.05, len(text)

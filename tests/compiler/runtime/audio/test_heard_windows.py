@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from hearing_families import AUDIO, make_hearing, sound, stored, wav
-from light_bundle import few_kernels, one_compilation
 from local_requests import run
+from plain_target import compile_plain
 from test_local_sounds import hearing
 
-from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.cli import main
 from nearfar.compiler.ir.sampling import Sampler
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.audio import hearing as module
 from nearfar.compiler.runtime.audio.hearing import HearingTranscriber, sound_windows
 from nearfar.compiler.runtime.audio.prepared_sound import prepare_sound
@@ -47,10 +46,7 @@ GERMAN = (
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("hearing")
     make_hearing("gemma4_unified", folder / "checkpoint", max_position_embeddings=1400)
-    options = CompileOptions(target="cpu", quantization="f32", context=1400, activations=("float32",), self_test=False)
-    with one_compilation(), few_kernels():
-        compile_model(str(folder / "checkpoint"), folder / "bundle", options)
-    return open_bundle(folder / "bundle")
+    return compile_plain(folder / "checkpoint", folder / "bundle", "f32", 1400)
 
 
 @pytest.fixture(autouse=True)
