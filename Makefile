@@ -22,6 +22,7 @@
 # make soak              24 clients during attacks for MINUTES=10 on this machine's CPU; ATTACKS=texts,grammar,... selects attacks
 # make faults            32 clients of five APIs for MINUTES=10 while processes are killed, files are read again, and models come and go
 # make bench-wire        speculation across the wire: the work that a near model's guesses save the server; FAR=folder for another far checkpoint
+# make bench-far-prefill  far prefill: what 4 bits cost, what the device's checks find, and from which length on it is sooner
 # make bench-cpu         tokens per second on this machine's CPU; also llama.cpp, if llama-cpp-python is installed; MODEL=gemma-3-1b-it selects a model of compiler/arch/published, TYPE=Q4_K_M a file that llama.cpp quantizes
 # make bench-activations the error of the activation dtypes of cpu and webgpu on the demo model
 # make check-gguf check-whisper        check that llama.cpp computes the same distributions from exported files
@@ -44,6 +45,7 @@
 # make bench-probe       what a probe predicts beside what the model then does, on Vulkan drivers for CPUs; PROBE="--write"
 # make bench-web-gpu     tokens per second and the share of the memory bandwidth, on a GPU through Dawn
 # make bench-decode-context  the time of a decoded token at 128, 2,048 and 8,192 tokens of context, on the device that wgpu finds; TARGET=cpu for this machine's CPU
+# make bench-kv-tiers    the time to the first token of a prompt whose pages come back from the host's memory and from the disk, on this machine's CPU
 # make bench-states  the ops with states on this machine's CPU: time of one row and of prompts; a decoded token after 128 and 32,768 tokens
 # make bench-cuda  load, decode and many sequences on this machine's NVIDIA GPU; BUNDLE=folder for one of your own
 # make bench-cuda-sass  the instructions of CUDA's kernels for one to four rows, without a GPU
@@ -94,7 +96,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears demo-finder recall demo test test-all unit-tests test-web test-webview test-phone test-capacitor test-expo check check-python check-web check-webview check-phone check-capacitor check-expo packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak faults bench-wire router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static check-hosts bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears demo-finder recall demo test test-all unit-tests test-web test-webview test-phone test-capacitor test-expo check check-python check-web check-webview check-phone check-capacitor check-expo packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-kv-tiers bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak faults bench-wire bench-far-prefill router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static check-hosts bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -240,6 +242,9 @@ faults: .venv/.dev
 bench-wire: .venv/.dev
 	PYTHONPATH=tests $(BIN)/python tests/bench/bench_wire.py $(if $(FAR),--far '$(FAR)' --tasks far)
 
+bench-far-prefill: .venv/.dev web/dist/.built
+	PYTHONPATH=tests:tests/bench $(BIN)/python tests/bench/bench_far_prefill.py
+
 bench-import: .venv/.dev
 	$(BIN)/python tests/bench/bench_import.py
 
@@ -321,6 +326,9 @@ bench-web-gpu: .venv/.dev web/dist/.built
 
 bench-decode-context: .venv/.dev | vulkan
 	$(BIN)/python tests/bench/bench_decode_context.py $(if $(TARGET),--target '$(TARGET)')
+
+bench-kv-tiers: .venv/.dev
+	PYTHONPATH=tests:tests/bench $(BIN)/python tests/bench/bench_kv_tiers.py
 
 bench-states: .venv/.dev
 	NEARFAR_THREADS=1 PYTHONPATH=$(STEP_FOLDERS) $(BIN)/python tests/bench/bench_states.py

@@ -60,6 +60,16 @@ def check_share(value: float) -> None:
         raise ValueError(f"{value} is not a share; write a number above 0, and at most 1")
 
 
+def check_between_0_and_1(value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{value} is not above 0 and below 1")
+
+
+def check_strength(value: float) -> None:
+    if not 0 < value <= 100:
+        raise ValueError(f"{value} is not above 0, and at most 100")
+
+
 def check_share_or_none(value: float) -> None:
     if not 0 <= value <= 1:
         raise ValueError(f"{value} is not between 0 and 1")
@@ -85,7 +95,7 @@ def origin(text: str) -> str:
 
 
 # The kinds of other servers; see `executors/dialect.py`.
-Dialect = Literal["openai", "vllm", "nearfar"]
+Dialect = Literal["openai", "vllm", "sglang", "nearfar"]
 Seconds = Annotated[float, Flag(metavar="S", check=check_seconds)]
 Milliseconds = Annotated[float, Flag(metavar="MS", parse=seconds_of_milliseconds, check=check_seconds)]
 Counts = Annotated[tuple[int, ...], Flag(metavar="N,N", parse=counts)]
@@ -95,6 +105,12 @@ Network = Annotated[str, Flag(metavar="ADDRESS", parse=network, check=network)]
 Origin = Annotated[str, Flag(metavar="ORIGIN", parse=origin, check=origin)]
 NodeAddress = Annotated[tuple[str, int], Flag(metavar="HOST[:PORT]", parse=node_address)]
 # Options of several commands.
+WatermarkShare = Annotated[
+    float, Flag(metavar="SHARE", check=check_between_0_and_1, text="the share of all tokens that a watermark raises")
+]
+WatermarkStrength = Annotated[
+    float, Flag(metavar="X", check=check_strength, text="how much a watermark adds to the logits of these tokens")
+]
 Port = Annotated[int, Flag(metavar="N", text="0 selects a free port")]
 
 

@@ -37,6 +37,7 @@ from nearfar.compiler.kernels.kept_rows import join_kept
 from nearfar.compiler.kernels.linear_subgroup import linear_subgroup
 from nearfar.compiler.kernels.linear_tile import TileShape, linear_tile
 from nearfar.compiler.kernels.linear_vector import VectorShape, linear_vector, power_of_two
+from nearfar.compiler.kernels.mark_logits import mark_logits
 from nearfar.compiler.kernels.matrix_state import MAX_OUTPUTS, gated_delta, ssm_scan
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.kernels.quantize_rows import quantize_rows
@@ -375,7 +376,7 @@ TEMPLATES: dict[str, Template] = dict.fromkeys(ELEMENTWISE, elementwise) | {
     template.__name__: template
     for template in (
         fold_rows, place_rows, rope_rows, near_rows, convolve, pool_rows, row_moments, clip_norm, rope,
-        take_rows, keep_rows, join_kept, slice_columns, rms_norm, add_lora, adjust_logits, route, combine,
+        take_rows, keep_rows, join_kept, slice_columns, rms_norm, add_lora, adjust_logits, mark_logits, route, combine,
         causal_conv,
     )
 }  # fmt: skip

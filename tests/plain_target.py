@@ -9,7 +9,7 @@ import pytest
 
 from nearfar.compiler.bundle.entries import ActivationEntry
 from nearfar.compiler.bundle.folder import Bundle
-from nearfar.compiler.ir.kv_format import KvName
+from nearfar.compiler.ir.kv_format import KV_FORMATS, KvName
 from nearfar.compiler.ir.plan import Plan
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.pipeline.target import LoweredPlan
@@ -24,6 +24,7 @@ class PlainTarget:
     HOST_TABLES = True
     UNIT_SCALES = False
     LAYOUT = "rows"
+    KV_FORMATS = tuple(KV_FORMATS)
 
     def lower_plan(
         self,

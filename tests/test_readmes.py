@@ -29,12 +29,13 @@ CALL = re.compile(r"^ *(?:[A-Z_]+=\S+ +)*(?:\.venv/bin/)?nearfar (.+?)(?: +[#>].
 GIVEN = re.compile(r"^```\w+ (\S+)$", flags=re.MULTILINE)
 MAKE = re.compile(r"\bmake ([a-z][a-z0-9-]+)")
 
-# The files of readers, the model store and other projects, and options of vLLM, mlx-lm, esbuild and this repository's
-# scripts.
+# The files of readers, the model store and other projects, and options of vLLM, smg, mlx-lm, esbuild and this
+# repository's scripts.
 OTHERS = {
     *("models/", "blobs/", "bundles/"),
     *("public/", "static/", "bundle/", "whisper/", "./transcriber/", "ort-wasm-simd-threaded.mjs", "ort.wasm.min.mjs"),
     *("--distributed-executor-backend", "--enable-auto-tool-choice", "--enable-prompt-tokens-details", "--nnodes"),
+    *("--reasoning-parser", "--routing-key-override"),
     *("--tool-call-parser", "--kv-bits", "--splitting", "--examples", "--resume", "--source-maps", "--llama-bench"),
 }
 

@@ -238,7 +238,6 @@ JOURNAL_PAGE = """<!doctype html><title>journal</title><script type="module">
     window.begin = async (id) => read(await hybrid.chat.completions.create(request, { id }));
     window.resume = async (id) => read((await hybrid.journals.resume(id)).answer);
     window.running = async (id) => (await hybrid.journals.find(id)).running;
-    window.stored = async (id) => (await hybrid.journals.find(id)) !== null;
     document.title = "ready";
 </script>""".replace("STORY", STORY)
 

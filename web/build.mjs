@@ -42,11 +42,12 @@ const laterFiles = (folder) => [
   outside("videos-outside", /\/videos\/index\.js$/, `${folder}/videos.js`),
   outside("runtime-outside", /\/runtime\/index\.js$/, `${folder}/runtime.js`),
 ];
-// A page that passes an engine to Hybrid does not need another one, and few use speculation, embeddings, descriptions,
-// files or pictures.
+// A page that passes an engine to Hybrid does not need another one, and few use speculation, prompts that far
+// computes, embeddings, descriptions, files or pictures.
 const hybridOutside = [
   outside("engine-outside", /^\.\.\/index\.js$/, "./nearfar.js"),
   outside("speculation-outside", /^\.\/speculation\.js$/, "./speculation.js"),
+  outside("prefill-outside", /^\.\/prefill\.js$/, "./prefill.js"),
   outside("encoding-outside", /^\.\/hybrid_encoding\.js$/, "./hybrid_encoding.js"),
   outside("decisions-outside", /^\.\/hybrid_decisions\.js$/, "./hybrid_decisions.js"),
   outside("masks-outside", /^\.\/masks\.js$/, "./masks.js"),
@@ -158,6 +159,7 @@ const built = await Promise.all([
     plugins: [...packages, ...hybridOutside],
   }),
   build({ ...browser, entryPoints: { speculation: "src/router/speculation.ts" }, outdir: "dist" }),
+  build({ ...browser, entryPoints: { prefill: "src/router/prefill.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { hybrid_encoding: "src/router/hybrid_encoding.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { hybrid_decisions: "src/router/hybrid_decisions.ts" }, outdir: "dist" }),
   build({ ...browser, entryPoints: { describer: "src/router/describer.ts" }, outdir: "dist" }),

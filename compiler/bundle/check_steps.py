@@ -85,10 +85,10 @@ def check_plan(where: str, name: str, plan: PlanEntry, manifest: Manifest) -> No
         check_gathered(f"{where}.gathered.{gathered[:80]}", gathered, plan, manifest)
     for state, buffer_entry in plan.states.items():
         first, *rest = buffer_entry.shape or [0]
-        fixed = first in (*PAGE_DIMS, DRAFT_PAGES, KEPT_PAGES, SOURCE_PAGES, STATES, "N", "M") and all(
+        fixed = first in (*PAGE_DIMS, DRAFT_PAGES, KEPT_PAGES, SOURCE_PAGES, STATES, "N", "M", 1) and all(
             isinstance(size, int) for size in rest
         )
-        require(fixed, f"{where}.states.{state}", "must have one row per page, slot or adapter")
+        require(fixed, f"{where}.states.{state}", "must have one row per page, slot or adapter, or one row for all")
     num_top = min(ALTERNATIVES, vocabulary)
     expected: dict[str, dict[str, tuple[Shape, str]]] = {
         GENERATE: {

@@ -68,10 +68,10 @@ class Description(Entry):
     tokens per page.
 
     ``quantization`` is that of the matrices that name no other. ``kv`` is the format of keys and values: "activation",
-    as computed, or "q8" or "q4", 8-bit or 4-bit integers. The model makes vectors if ``embedding`` is given, scores if
-    ``classifier`` is, transcripts of sound if ``speech`` or ``ctc`` is, and otherwise generates text. ``images`` is
-    None if it reads no pictures, ``sounds`` if it does not hear. ``prefixes`` are starts of prompts that need not be
-    computed. Bundles of earlier releases have none, and ``origin`` is None.
+    as computed, "q8" or "q4", 8-bit or 4-bit integers, or "fp8", 8-bit floats (E4M3). The model makes vectors if
+    ``embedding`` is given, scores if ``classifier`` is, transcripts of sound if ``speech`` or ``ctc`` is, and otherwise
+    generates text. ``images`` is None if it reads no pictures, ``sounds`` if it does not hear. ``prefixes`` are starts
+    of prompts that need not be computed. Bundles of earlier releases have none, and ``origin`` is None.
     """
 
     format_version: Natural
@@ -182,7 +182,7 @@ class Manifest(Description):
     "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per
     word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8,
     eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a
-    Hadamard matrix first, and so are queries.
+    Hadamard matrix first, and so are queries. "fp8": as "q8", with E4M3 floats instead of integers.
 
     Recurrent layers have states (Z, ..) float32, one row for each of Z slots. The input "state_slots" (B, 2) says from
     which slot each sequence's states are read, and into which they are written; see `ir/ops/states.py`.

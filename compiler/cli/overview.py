@@ -75,6 +75,11 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "ps": Command(NEAR, "list the models that a server has loaded"),
         "serve": Command(FAR, "answer OpenAI's and Ollama's requests for models here or elsewhere", SERVER),
         "verify": Command(FAR, "check an answer's signed receipt, and compute the answer again"),
+        "watermark": Command(
+            FAR,
+            "find out whether a text has a watermark",
+            kinds={"detect": Command(FAR, "count the tokens of a text that a watermark prefers")},
+        ),
         "index": Command(FAR, "embed the documents of a folder into a store"),
         "decide": Command(FAR, "answer typed questions about a text, with probabilities"),
         "node": Command(FAR, "run a part of a vLLM that nearfar serve starts on several machines", SERVER),
@@ -93,6 +98,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "measure a server",
             kinds={"serve": Command(FAR, "measure an OpenAI-compatible server under load", ("httpx",))},
         ),
+        "simulate": Command(FAR, "predict latencies and throughput of workers and devices under a load", ("httpx",)),
     }
 )
 

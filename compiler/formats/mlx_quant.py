@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..ir.e4m3 import VALUES as E4M3_VALUES
 from ..quant import Codes
 from ..quant.base import Array, require_finite
 from ..runtime.errors import CheckpointError
@@ -30,7 +31,7 @@ from .checkpoint import DequantizedMatrix, QuantizedTensors, StoredMatrix, Tenso
 from .config import ConfigReader
 from .packed_columns import part, require, unpack_stream
 from .safetensors_file import SafetensorsTensor
-from .small_floats import E4M3_VALUES, FP4_CODES, powers_of_two
+from .small_floats import FP4_CODES, powers_of_two
 
 # The key of config.json.
 SECTION = "quantization"

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..ir.e4m3 import VALUES as E4M3_VALUES
 from ..quant.base import FloatArray
 from ..runtime.errors import CheckpointError
 from .checkpoint import DequantizedMatrix
 from .safetensors_file import SafetensorsTensor
-from .small_floats import E4M3_VALUES, powers_of_two
+from .small_floats import powers_of_two
 
 # The number of rows or columns of a block that covers all of them.
 WHOLE = 0

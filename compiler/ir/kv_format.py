@@ -1,6 +1,6 @@
-"""The formats of KV pages: as computed, or rows of integers with a scale.
+"""The formats of KV pages: as computed, or rows of small integers or floats with a scale.
 
-A row is the key or the value of one token and kv head. A format of integers packs it into 32-bit words: its codes, then
+A row is the key or the value of one token and kv head. A format of codes packs it into 32-bit words: its codes, then
 the bits of one float32 scale. An element is code * scale.
 """
 
@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 # "activation": as computed. The others are the keys of `KV_FORMATS`.
-KvName = Literal["activation", "q8", "q4"]
-KV_NAMES: Final = ("activation", "q8", "q4")
+KvName = Literal["activation", "q8", "q4", "fp8"]
+KV_NAMES: Final = ("activation", "q8", "q4", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class KvFormat:
 
     A word has ``4 * vectors`` codes: the lowest bits of byte b hold element b, and the next ones element b + 4.
     ``zero`` is the stored value of code 0. ``rotates_keys``: keys are multiplied by an orthonormal Hadamard matrix
-    before they are rounded (`ops.kv_pages.rotated`), so that outliers spread over the head.
+    before they are rounded (`ops.kv_pages.rotated`), so that outliers spread over the head. ``floats``: codes are E4M3
+    floats (`ir/e4m3.py`), else integers.
     """
 
     name: KvName
@@ -31,6 +32,7 @@ class KvFormat:
     largest_code: int
     zero: int
     rotates_keys: bool
+    floats: bool = False
 
     @property
     def vectors(self) -> int:
@@ -56,6 +58,7 @@ KV_FORMATS: Mapping[str, KvFormat] = MappingProxyType(
     {
         "q8": KvFormat("q8", bits=8, steps=127, largest_code=127, zero=0, rotates_keys=False),
         "q4": KvFormat("q4", bits=4, steps=8, largest_code=7, zero=8, rotates_keys=True),
+        "fp8": KvFormat("fp8", bits=8, steps=448, largest_code=448, zero=0, rotates_keys=False, floats=True),
     }
 )
 

@@ -19,8 +19,8 @@ from typing_extensions import Doc
 
 from ..runtime.errors import RequestError
 
-# Flags of a sampled row: which states of its slot apply to it.
-COUNTS, BIAS, MASK = 1, 2, 4
+# Flags of a sampled row: which states of its slot apply to it, and whether its token is marked (`watermark.py`).
+COUNTS, BIAS, MASK, MARK = 1, 2, 4, 8
 # The low 16 bits of a token's count are its number of occurrences in the answer. The next bit is set if it occurs in
 # the prompt.
 IN_PROMPT = 1 << 16

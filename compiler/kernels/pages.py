@@ -2,7 +2,7 @@
 
 Pages are (P, 2, K, page, D). A page holds its keys, then its values; within each, the kv heads are consecutive, so that
 a workgroup reads one contiguous piece of a page. Kernels read and write vectors of 4 elements, or of 2 if D is not a
-multiple of 4. Pages of integers hold words of one or two vectors, and after the words of all rows of a page and kv head
+multiple of 4. Pages of codes hold words of one or two vectors, and after the words of all rows of a page and kv head
 their scales: see `ir.kv_format` and `ops.kv_pages`.
 """
 
@@ -183,6 +183,8 @@ def packed_word(form: KvFormat, vectors: list[Scalar], extreme: Scalar) -> Scala
 def packed_codes(form: KvFormat, value: Scalar, extreme: Scalar) -> Scalar:
     """The codes of a vector, each in the lowest bits of a byte of a word."""
     factor = select(extreme != 0, number(-form.steps, "float32") / extreme, number(0, "float32"))
+    if form.floats:
+        return extern("uint32", "pack4xe4m3", value * splat(factor))
     codes = extern("float32x4", "round", value * splat(factor))
     if form.largest_code < form.steps:
         codes = minimum(codes, number(form.largest_code, "float32x4"))
@@ -205,6 +207,8 @@ def extreme_lane(value: Scalar, lanes: int) -> Scalar:
 
 def float_codes(form: KvFormat, word: Scalar, vector: int) -> Scalar:
     """The codes of a word's vector as float32."""
+    if form.floats:
+        return extern("float32x4", "unpack4xe4m3", word)
     # `float_bits` adds a power of two. With its highest bit inverted, an int8 is an unsigned byte, 128 larger.
     start = vector * form.bits
     if form.bits == 8:

@@ -1,5 +1,5 @@
-"""The rewrites of the graph, in order. All but the last preserve what the graph computes; they determine the number of
-dispatches per token.
+"""The rewrites of the graph, in order. All but the last two preserve what the graph computes; they determine the number
+of dispatches per token.
 
 gather_on_host         lookups in large tables of embeddings     -> inputs that the host gathers, if its runtime can
 stack_gates            gate and up projections, then their gate  -> one projection, then a gate of its halves
@@ -13,6 +13,7 @@ split_large            a weight larger than a binding            -> parts by row
 keep                   a norm that several nodes read            -> a part of the first one, which stores it
 fuse_attention_output  attention without pages, then projection  -> one step
 quantize_kv            KV pages of activations                   -> of integers, if requested
+mark_logits            logits that are adjusted                  -> raised in a green list, if requested
 
 A plan that gives pages back goes through one more, `split_page_groups`: page tables of their own for window layers.
 Before all of them, `drop_pages` makes the graph of a decoder that computes vectors or scores read complete texts.
@@ -27,6 +28,7 @@ from .fuse import fuse, keep
 from .fuse_attention import fuse_attention, fuse_attention_output
 from .fuse_convolution import fuse_convolution
 from .gather_on_host import gather_on_host
+from .mark_logits import mark_logits
 from .quantize_kv import quantize_kv
 from .read_slices import read_slices
 from .split_large import split_large
@@ -43,11 +45,13 @@ def run_passes(
     lora_rank: int = 0,
     *,
     host_tables: bool = False,
+    marks: bool = False,
 ) -> Graph:
     """Run all fusions, then split the weights whose planes exceed ``max_binding_bytes``.
 
     ``kv`` is the format of the pages (`ir/kv_format.py`); ``lora_rank`` is the largest rank of adapters, 0 for none.
-    ``host_tables``: whether the target's runtimes gather rows of tables on the host.
+    ``host_tables``: whether the target's runtimes gather rows of tables on the host. ``marks``: whether answers can
+    have a watermark.
     """
     if host_tables:
         graph = gather_on_host(graph, quantization)
@@ -57,4 +61,5 @@ def run_passes(
     if lora_rank:
         graph = add_lora(graph, lora_rank)
     graph = keep(split_large(graph, quantization, max_binding_bytes), centered=not lora_rank)
-    return quantize_kv(graph if lora_rank else fuse_attention_output(graph), kv)
+    graph = quantize_kv(graph if lora_rank else fuse_attention_output(graph), kv)
+    return mark_logits(graph) if marks else graph

@@ -82,6 +82,7 @@ def require_export(options: CompileOptions) -> None:
         "--lora-rank": options.lora_rank,
         "--tuning": options.tuning,
         "--prefix": options.prefix,
+        "--watermark": options.watermark,
     }
     for flag, value in unsupported.items():
         if value:
@@ -204,6 +205,7 @@ def prepare_checkpoint(model: str, checkpoint: Checkpoint, options: CompileOptio
         check_unpaged(options, spec)
         context = unpaged_context(options.context, checkpoint, target.MAX_BINDING_BYTES)
     else:
+        check_kv(options.kv, options.target, target)
         check_head_sizes(spec, options.kv)
         context = paged_context(options.context, spec, activations, target.MAX_BINDING_BYTES, options.kv)
     for text in rotation_notes(spec, context):
@@ -328,6 +330,8 @@ def plan_of(job: Job, name: str, graph: Graph) -> Plan:
         # Adapters change the model. Guesses of the heads are those of the model without one, and so are features.
         0 if name in (DRAFT, *TOWERS) else job.options.lora_rank,
         host_tables=job.target.HOST_TABLES,
+        # Guesses are checked under the watermark, and need none.
+        marks=job.options.watermark and name == GENERATE,
     )
     # Nothing is given back while an embedding is computed.
     return make_plan(split_page_groups(fused) if name in (GENERATE, DRAFT) else fused, f"{name}_buffer")
@@ -375,6 +379,14 @@ def choose_activations(
     if len(set(requested)) < len(requested):
         raise RequestError(f"--activations {' '.join(requested)}: name each dtype once")
     return requested
+
+
+def check_kv(kv: str, name: str, target: Target) -> None:
+    """Raises RequestError for a format of keys and values that the target's kernels do not read."""
+    if kv != "activation" and kv not in target.KV_FORMATS:
+        raise RequestError(
+            f"--kv {kv}: {name} bundles do not support 8-bit floats for keys and values; use --kv q8, or --target cuda"
+        )
 
 
 def check_head_sizes(spec: ModelSpec, kv: str) -> None:

@@ -84,11 +84,11 @@ def prepare_export(model: str, options: CompileOptions, progress: Progress, note
         )
         raise RequestError(f"--device {device}: unknown device; {known}")
     device = device or (exporter.DEVICES[0] if exporter.DEVICES else None)
-    if kv == "q4":
-        raise RequestError(
-            f"--kv q4: {target} bundles do not support 4-bit keys and values; use --kv q8, or --target webgpu, cpu "
-            "or cuda"
-        )
+    if kv not in ("activation", "q8"):
+        what, able = ("8-bit floats for them", "cuda")
+        if kv == "q4":
+            what, able = "4-bit keys and values", "webgpu, cpu or cuda"
+        raise RequestError(f"--kv {kv}: {target} bundles do not support {what}; use --kv q8, or --target {able}")
     if options.quantization is not None:
         quant.by_name(options.quantization, options.group_size)
     progress("read", 0, 1)

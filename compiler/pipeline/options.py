@@ -40,8 +40,8 @@ class ModelOptions:
     context: int | None = None
     """the longest sequence in tokens (default: 4096, or the model's limit if that is less)"""
     kv: KvName = "activation"
-    """format of keys and values: activation, as computed; q8, 8-bit integers in half the memory of float16; or q4,
-    4-bit integers in a quarter"""
+    """format of keys and values: activation, as computed; q8, 8-bit integers in half the memory of float16; q4, 4-bit
+    integers in a quarter; or fp8, 8-bit floats (E4M3), on cuda"""
     lora_rank: Annotated[int, Flag(metavar="RANK")] = 0
     """accept LoRA adapters of up to this rank; each request can choose one (default: no adapters)"""
     text_only: bool = False
@@ -79,6 +79,9 @@ class CompileOptions(ModelOptions):
     (default: those of the quantization)"""
     group_size: Annotated[int | None, Flag(choices=GROUPS, metavar="N")] = None
     """for onnx and mlx: the number of weights that share a scale: 32, 64 or 128 (default: 32)"""
+    watermark: bool = False
+    """for answers that can have the watermark of a server's --watermark-key (webgpu, cpu, cuda); a model that generates
+    no text is compiled as without it"""
     device: Annotated[str | None, Flag(metavar="DEVICE")] = None
     """for onnx: the device that the graph is made for: cpu, webgpu, cuda, ... (default: cpu)"""
     tuning: Annotated[tuple[Path, ...], Flag(metavar="FILE", several=True)] = ()

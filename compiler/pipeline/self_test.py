@@ -98,7 +98,7 @@ def make_self_test(
     if rounds:
         distance = max(distance, INT8)
     form = kv_format(bundle.manifest.kv)
-    rounds_kv = form is not None and form.bits < 8
+    rounds_kv = form is not None and (form.bits < 8 or form.floats)
     if offered == {"float16"} and not np.isfinite(half).all():
         raise CheckpointError(
             f"{bundle.manifest.model}: its queries, keys or values exceed float16's largest number, 65504; use "

@@ -72,6 +72,8 @@ class Target(Protocol):
     MAX_BINDING_BYTES: int
     # The activation dtypes that it offers in addition to those of the quantization: "bfloat16" or "int8".
     EXTRA_ACTIVATIONS: tuple[str, ...]
+    # The formats of keys and values that its kernels read, besides those of activations; see `ir/kv_format.py`.
+    KV_FORMATS: tuple[str, ...]
     # Whether its runtimes gather the rows of tables that stay on the host. Otherwise a kernel looks them up.
     HOST_TABLES: bool
     # Whether its kernels read int8 scales with units; see `quant/codes.py`.

@@ -107,6 +107,21 @@ class BaseRunner(ABC, Generic[AnyManifest]):
                 raise RequestError(f"page {page} is not in the pool, which has pages 0 to {size - 1}")
         self._in_order(self._copy_pages, tuple(pairs), group)
 
+    def read_pages(self, units: Sequence[Sequence[int]]) -> Future[bytes]:  # noqa: ARG002
+        """See `Runner.read_pages`. A framework keeps its pages to itself."""
+        raise self._unreadable_pages()
+
+    def write_pages(self, units: Sequence[Sequence[int]], data: bytes) -> None:  # noqa: ARG002
+        """See `Runner.write_pages`."""
+        raise self._unreadable_pages()
+
+    def _unreadable_pages(self) -> RequestError:
+        target = self.manifest.target
+        return RequestError(
+            f"{self.manifest.model}: runners of the target {target} neither read nor write pages of keys and values; "
+            "use a bundle for cpu, cuda or webgpu"
+        )
+
     def close(self) -> None:
         """Wait for all submitted work, then free the memory. A second call does nothing."""
         if not self._closed:

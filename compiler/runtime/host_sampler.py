@@ -7,7 +7,8 @@ from math import isfinite
 import numpy as np
 
 from ..ir.ops.sampling import top_logprobs
-from ..ir.sampling import ALTERNATIVES, COUNTS, Settings, adjust_logits
+from ..ir.sampling import ALTERNATIVES, COUNTS, MARK, Settings, adjust_logits
+from ..ir.watermark import COLUMNS, WATERMARK, mark_logits
 from .base_runner import ArrayLayout
 from .batch import Array, Batch, FloatArray, IntArray
 from .quick_choice import log_probability, quick_choice
@@ -23,6 +24,7 @@ class HostSampler:
             "token_counts": np.zeros((num_slots, vocab_size), np.int32),
             "logit_bias": np.zeros((num_slots, vocab_size), np.float32),
             "token_mask": np.zeros((num_slots, -(-vocab_size // 32)), np.int32),
+            WATERMARK: np.zeros((1, COLUMNS), np.int32),
         }
 
     @property
@@ -44,12 +46,16 @@ class HostSampler:
         rows, width = len(logits), min(ALTERNATIVES, logits.shape[1])
         tokens, logprobs = np.full(rows, -1, np.int32), np.zeros(rows, np.float32)
         settings, slots = batch.sample_settings.tolist(), batch.sample_slots.tolist()
+        # Before this step's tokens replace those in the slots.
+        before = self.token_ids(batch)[batch.sample_rows].tolist()
         for row in range(rows):
             values = logits[row]
             largest = int(values.argmax())
             # argmax and argmin both return the index of a NaN if there is one.
             if isfinite(values[largest]) and isfinite(values[values.argmin()]):
-                tokens[row] = token = self._choose_row(values, largest, Settings(*settings[row]), *slots[row])
+                tokens[row] = token = self._choose_row(
+                    values, largest, Settings(*settings[row]), before[row], *slots[row]
+                )
                 if batch.logprobs:
                     logprobs[row] = log_probability(values, token)
         num_top_rows = rows if batch.alternatives else 0
@@ -60,12 +66,18 @@ class HostSampler:
         top_logprobs({"logits": logits, **top}, {})
         return Output(tokens, logprobs, top["ids"], top["logprobs"], logits.copy)
 
-    def _choose_row(self, logits: FloatArray, largest: int, settings: Settings, slot: int, flags: int) -> int:
-        """As `ops.adjust_logits` and `ops.sample`, for logits (V,) whose largest index is known."""
+    def _choose_row(
+        self, logits: FloatArray, largest: int, settings: Settings, before: int, slot: int, flags: int
+    ) -> int:
+        """As `ops.adjust_logits`, `ops.mark_logits` and `ops.sample`, for logits (V,) whose largest index is known.
+        ``before`` is the token that they follow.
+        """
         counts = self._states["token_counts"]
         if flags:
             bias, mask = self._states["logit_bias"], self._states["token_mask"]
             logits = adjust_logits(logits, settings, flags, counts[slot], bias[slot], mask[slot])
+        if flags & MARK:
+            logits = mark_logits(logits, self._states[WATERMARK][0], before)
         token = quick_choice(logits, settings) if flags or settings.temperature else largest
         if slot >= 0:
             self._sampled[slot] = token

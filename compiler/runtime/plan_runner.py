@@ -1,19 +1,19 @@
-"""Run the plans of a bundle on any device. Each device implements how to run steps, read a buffer, write a row and copy
-pages.
+"""Run the plans of a bundle on any device. Each device implements how to run steps, read a buffer, write a row, and
+copy, read and write pages.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property
 from typing import Any
 
 import numpy.typing as npt
 
-from ..bundle.entries import BufferEntry, InputEntry, KernelEntry, StepEntry
+from ..bundle.entries import ITEM_BYTES, BufferEntry, InputEntry, KernelEntry, StepEntry
 from ..bundle.folder import Bundle
 from ..bundle.manifest import AUDIO, HEARING, VISION, Manifest
 from ..ir.expr import evaluate
@@ -24,6 +24,7 @@ from .errors import DeviceError
 from .host_tables import HostTables, require_known_tokens
 from .inputs import batch_inputs, require_kept, require_sounds, require_sources, require_texts, require_windows
 from .limits import require_within
+from .page_bytes import UnitBlock, UnitKind, require_size, unit_blocks
 from .patches import AnyBatch, PatchBatch, require_patches
 from .runner import Limits, Output, Result, require_plan
 from .variant import stored_dtype
@@ -94,8 +95,36 @@ class PlanRunner(BaseRunner[Manifest]):
         return {
             name: self.layout(entry, self.largest)
             for name, entry in self.manifest.states.items()
-            if entry.shape[0] in ("N", "M")
+            if entry.shape[0] in ("N", "M", 1)
         }
+
+    def read_pages(self, units: Sequence[Sequence[int]]) -> Future[bytes]:
+        """See `Runner.read_pages`."""
+        self._require_open()
+        return self._read_units(unit_blocks(self.manifest.model, self._unit_kinds, units))
+
+    def write_pages(self, units: Sequence[Sequence[int]], data: bytes) -> None:
+        """See `Runner.write_pages`."""
+        self._require_open()
+        blocks = unit_blocks(self.manifest.model, self._unit_kinds, units)
+        require_size(self.manifest.model, blocks, data)
+        self._write_units(blocks, data)
+
+    @cached_property
+    def _unit_kinds(self) -> list[UnitKind]:
+        """The pages of each group, and last the slots of states if the model keeps any."""
+        pages = [
+            UnitKind("page", group.pages, self._row_bytes(self.manifest.page_states(index)))
+            for index, group in enumerate(self.groups)
+        ]
+        if not self.manifest.keeps_states:
+            return pages
+        return [*pages, UnitKind("slot", self.limits.states or 0, self._row_bytes(self.manifest.sequence_states))]
+
+    def _row_bytes(self, names: Iterable[str]) -> Mapping[str, int]:
+        """The bytes of one row of each state."""
+        layouts = {name: self.layout(self.manifest.states[name], self.largest) for name in names}
+        return {name: math.prod(layout.shape[1:]) * ITEM_BYTES[layout.dtype] for name, layout in layouts.items()}
 
     def _generate(self, batch: Batch, plan: str, dims: Mapping[str, int]) -> Future[Output]:
         def output(arrays: dict[str, Array]) -> Output:
@@ -150,6 +179,14 @@ class PlanRunner(BaseRunner[Manifest]):
     @abstractmethod
     def _run(self, plan: str, batch: AnyBatch, dims: Mapping[str, int]) -> None:
         """Write a batch's inputs and run the steps of a plan."""
+
+    @abstractmethod
+    def _read_units(self, blocks: Sequence[UnitBlock]) -> Future[bytes]:
+        """The bytes of units, after all earlier calls."""
+
+    @abstractmethod
+    def _write_units(self, blocks: Sequence[UnitBlock], data: bytes) -> None:
+        """Write the bytes of units, after all earlier calls."""
 
     @abstractmethod
     def _read(self, name: str, layout: ArrayLayout) -> npt.NDArray[Any]:

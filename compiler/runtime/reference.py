@@ -5,6 +5,7 @@ and correct by definition.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from ..quant.base import FloatArray
 from .base_runner import ArrayLayout
 from .batch import Array as BatchArray
 from .errors import DeviceError
+from .page_bytes import UnitBlock, gather, scatter
 from .patches import AnyBatch
 from .plan_runner import PlanRunner, constant_tables
-from .runner import Limits
+from .runner import Limits, done
 
 # Dims of memory that outlives a batch. All other dims may be of any size, because nothing is allocated for them.
 PERSISTENT_DIMS = (*PAGE_DIMS, DRAFT_PAGES, KEPT_PAGES, SOURCE_PAGES, STATES, "N", "M", "G")
@@ -90,6 +92,12 @@ class ReferenceRunner(PlanRunner):
         for name in self.page_states(group):
             for source, destination in pairs:
                 self._states[name][destination] = self._states[name][source]
+
+    def _read_units(self, blocks: Sequence[UnitBlock]) -> Future[bytes]:
+        return done(gather(blocks, self._states))
+
+    def _write_units(self, blocks: Sequence[UnitBlock], data: bytes) -> None:
+        scatter(blocks, self._states, data)
 
     def _release(self) -> None:
         for table in (self._weights, self._states, self._outputs):

@@ -158,5 +158,16 @@ class Runner(Protocol):
     def copy_pages(self, pairs: Sequence[tuple[int, int]], group: int = 0) -> None:
         """Copy the keys and values of whole pages of a group, from the first of each pair to the second."""
 
+    def read_pages(self, units: Sequence[Sequence[int]]) -> Future[bytes]:
+        """The bytes of whole pages, in the order of `page_bytes`. ``units``: the pages of each group, and last the
+        slots if the model keeps states. Raises RequestError for units that are not in the pools, and for a runner whose
+        pages cannot be read.
+        """
+
+    def write_pages(self, units: Sequence[Sequence[int]], data: bytes) -> None:
+        """Write what `read_pages` has read of as many units, of a runner of the same bundle with the same activations.
+        Raises RequestError as `read_pages`, and for data of another size.
+        """
+
     def close(self) -> None:
         """Free the device's memory."""

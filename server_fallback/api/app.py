@@ -34,17 +34,20 @@ from .health import health_router
 from .kept_answers import KeptAnswers, KeptElsewhere
 from .lenient import IGNORED_HEADER
 from .limiter import Limiter, Limits, OwnLimits
-from .llama_cpp import INFILL, llama_cpp_router
+from .llama_cpp import CONTINUE, INFILL, llama_cpp_router
 from .log import log_failure
 from .messages import MESSAGES, messages_router
 from .metrics import Metrics
 from .model_routes import about_router, admin_router, models_router
 from .ollama import ollama_error, ollama_router
 from .ollama_models import ollama_models_router, ollama_store_router
+from .pages import pages_router
+from .prefill import prefill_router
 from .queue_waits import QueueWaits
 from .responses import responses_router
 from .service import Service, limits_of
 from .sleep import sleep_router
+from .slots import slot_files_router, slots_router
 from .speech import speech_router
 from .stored_responses import OwnResponses, StoredResponses
 from .texts import decide_router, embeddings_router, ranking_router, tokenize_router
@@ -54,7 +57,7 @@ from .transcriptions import transcriptions_router
 from .verify import verify_router
 
 # The forms in which models write answers. Each is a file.
-KINDS: tuple[Kind[Any, Any, Any], ...] = (CHAT, COMPLETION, MESSAGES, INFILL, *TGI)
+KINDS: tuple[Kind[Any, Any, Any], ...] = (CHAT, COMPLETION, MESSAGES, CONTINUE, INFILL, *TGI)
 ERROR_FORMS = (
     *((kind.path, kind.write_error) for kind in KINDS),
     # Cohere's addresses among those of the Open Inference Protocol.
@@ -153,8 +156,12 @@ def create_app(
         info_router,
         about_router,
         verify_router,
+        pages_router,
+        prefill_router,
         admin_router,
         sleep_router,
+        slots_router,
+        slot_files_router,
         models_router,
         health_router,
         # A pair of sides can begin an answer again, which lines cannot say.

@@ -30,7 +30,8 @@ class Exchange:
     ``steps`` are those of a pipeline with their starts. ``answer_headers`` are added to the answer. ``held`` is
     released when the exchange is over. ``address`` is the sender's IP address. ``admission`` is None until the request
     is admitted, and for routes that need no slot. ``using`` are the models that stay loaded for it, by name.
-    ``confirmed`` is that of `Call`. ``write_error`` has the form of the API that the address belongs to.
+    ``confirmed`` and ``prefill_from`` are those of `Call`. ``write_error`` has the form of the API that the address
+    belongs to.
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class Exchange:
     arrived: float = field(default_factory=time.monotonic)
     deadline: float = float("inf")
     confirmed: str | None = None
+    prefill_from: str | None = None
     key: ApiKey | None = None
     admission: Admitted | None = None
     log: dict[str, object] = field(default_factory=dict)

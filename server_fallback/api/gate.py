@@ -17,7 +17,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..executors.executor import CONFIRM_HEADER
+from ..executors.sglang import ROUTING_KEY
 from ..log_event import log_event
+from ..schema.pages import PREFILL_HEADER
 from .addresses import Addresses
 from .drain import ClientGone
 from .errors import ApiError, api_error, is_panic
@@ -55,10 +57,13 @@ class Gate:
         write_error = self._service.error_form(scope["path"])
         exchange = Exchange(request_id, context_headers(headers), address, write_error)
         exchange.confirmed = headers.get(CONFIRM_HEADER)
+        exchange.prefill_from = headers.get(PREFILL_HEADER)
         traces = self._service.traces
         span = None
         if traces is not None:
             span, exchange.passed_on = traces.begin(method, headers)
+        if (routing_key := headers.get(ROUTING_KEY)) is not None:
+            exchange.passed_on[ROUTING_KEY] = routing_key
         scope.setdefault("state", {})["exchange"] = exchange
         status = CLIENT_CLOSED
 

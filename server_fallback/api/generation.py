@@ -254,6 +254,7 @@ def _call(
         ignore_param=ignore_param if service.config.lenient else None,
         received=received,
         confirmed=exchange.confirmed,
+        prefill_from=exchange.prefill_from,
     )
 
 

@@ -37,18 +37,20 @@ def health_router(service: Service) -> APIRouter:
     @router.get("/health/ready", responses=NOT_READY)
     async def ready() -> JSONResponse:
         """At least one model can answer, the transcriber has been loaded, and the server is not shutting down.
-        ``not_ready`` states why the others cannot.
+        ``not_ready`` states why the others cannot, and ``degraded`` what of those that are ready does not work.
         """
         states, is_ready, loading = service.models.states(), _is_ready(service), service.loading
         not_ready = {name: state.detail for name, state in states.items() if not state.ready}
         if loading is not None:
             not_ready.setdefault(loading, "loading")
+        degraded = {name: state.degraded for name, state in states.items() if state.degraded is not None}
         status = "shutting down" if service.drain.started else "ready" if is_ready else "not ready"
         return JSONResponse(
             {
                 "status": status,
                 "models": {name: state.ready for name, state in states.items()} | dict.fromkeys(not_ready, False),
                 "not_ready": not_ready,
+                **({"degraded": degraded} if degraded else {}),
             },
             200 if is_ready else 503,
         )

@@ -1,4 +1,4 @@
-"""/infill, /apply-template and /props, as in llama.cpp's server, which editors ask to fill gaps in code."""
+"""/completion, /infill, /apply-template and /props, as in llama.cpp's server; editors ask /infill to fill gaps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from nearfar.compiler.runtime.errors import RequestError
 
-from ..executors.executor import TellsAbilities
+from ..executors.executor import HasSlots, TellsAbilities
 from ..schema.common import Usage
 from ..schema.completions import CompletionChunk, CompletionChunkChoice, CompletionRequest
 from ..schema.fold import cut_off
@@ -24,6 +24,8 @@ from ..schema.llama_cpp import (
     InfillPart,
     InfillRequest,
     InfillTimings,
+    LlamaCompletionRequest,
+    LlamaRequest,
     Modalities,
     Props,
     PropsSettings,
@@ -50,18 +52,34 @@ NAMES = {
     "repetition_penalty": "repeat_penalty",
     "suffix": "input_suffix",
 }
+OWN_NAMES = {
+    "guided_grammar": "grammar",
+    "guided_json": "json_schema",
+    "max_tokens": "n_predict",
+    "repetition_penalty": "repeat_penalty",
+    "return_token_ids": "return_tokens",
+}
 # Clients read every line with data as a part of the answer.
 EVENTS = EventForm(done=b": done\n\n")
 
 
-def _completion(body: InfillRequest) -> CompletionRequest:
+def _infilling(body: InfillRequest) -> CompletionRequest:
+    gap = {"suffix": body.input_suffix, "middle": body.prompt, "input_extra": body.input_extra or None}
+    return _completion(body, prompt=body.input_prefix, **gap)
+
+
+def _continued(body: LlamaCompletionRequest) -> CompletionRequest:
+    form = {"guided_grammar": body.grammar or None, "guided_json": body.json_schema}
+    ends = {"ignore_eos": body.ignore_eos or None, "return_token_ids": body.return_tokens or None}
+    return _completion(body, prompt=body.prompt, **form, **ends)
+
+
+def _completion(body: LlamaRequest, **own: Any) -> CompletionRequest:
     values: dict[str, Any] = {
+        **own,
         "model": body.model or "",
-        "prompt": body.input_prefix,
-        "suffix": body.input_suffix,
-        "middle": body.prompt,
-        "input_extra": body.input_extra or None,
         "stream": body.stream,
+        "id_slot": body.id_slot,
         "max_tokens": None if body.n_predict < 0 else body.n_predict,
         "seed": None if body.seed < 0 else body.seed,
         "stop": body.stop or None,
@@ -77,8 +95,9 @@ def _completion(body: InfillRequest) -> CompletionRequest:
 class Infilled:
     """Adds up one answer; a `Fold` of completions. Times count from its creation, and to the first text."""
 
-    def __init__(self, body: InfillRequest) -> None:
+    def __init__(self, body: LlamaRequest) -> None:
         self._body = body
+        self._ids: list[int] | None = [] if isinstance(body, LlamaCompletionRequest) and body.return_tokens else None
         self._began = self._ended = time.monotonic()
         self._first: float | None = None
         self._texts: list[str] = []
@@ -93,8 +112,14 @@ class Infilled:
             if choice.text:
                 self._first = self._first or self._ended
                 self._texts.append(choice.text)
+            if self._ids is not None:
+                self._ids += choice.token_ids or ()
             if choice.finish_reason is not None:
                 self._end = choice
+
+    @property
+    def lists_tokens(self) -> bool:
+        return self._ids is not None
 
     @property
     def is_complete(self) -> bool:
@@ -104,13 +129,17 @@ class Infilled:
         usage, end, text = self._usage, self._end, "".join(self._texts)
         if usage is None or end.finish_reason is None:
             raise cut_off()
-        details = usage.prompt_tokens_details
+        cached = self._cached(usage)
+        # A token that ended the answer is not part of it.
+        ids = None if self._ids is None else self._ids[: usage.completion_tokens]
         return InfillAnswer(
             content=text,
+            tokens=ids,
+            id_slot=self._body.id_slot if self._body.id_slot != -1 else None,
             model=self._model,
             tokens_predicted=usage.completion_tokens,
             tokens_evaluated=usage.prompt_tokens,
-            tokens_cached=0 if details is None else details.cached_tokens,
+            tokens_cached=cached,
             has_new_line="\n" in text,
             truncated=False,
             stop_type="word" if end.stop_reason else "limit" if end.finish_reason == "length" else "eos",
@@ -119,14 +148,21 @@ class Infilled:
             response_fields=self._body.response_fields,
         )
 
+    @staticmethod
+    def _cached(usage: Usage) -> int:
+        details = usage.prompt_tokens_details
+        return 0 if details is None else details.cached_tokens
+
     def _timings(self, usage: Usage) -> InfillTimings:
+        computed = usage.prompt_tokens - self._cached(usage)
         first = self._first or self._ended
         prompt_ms, predicted_ms = 1000 * (first - self._began), 1000 * (self._ended - first)
         return InfillTimings(
-            prompt_n=usage.prompt_tokens,
+            cache_n=self._cached(usage),
+            prompt_n=computed,
             prompt_ms=prompt_ms,
-            prompt_per_token_ms=prompt_ms / max(1, usage.prompt_tokens),
-            prompt_per_second=1000 * usage.prompt_tokens / max(prompt_ms, 0.001),
+            prompt_per_token_ms=prompt_ms / max(1, computed),
+            prompt_per_second=1000 * computed / max(prompt_ms, 0.001),
             predicted_n=usage.completion_tokens,
             predicted_ms=predicted_ms,
             predicted_per_token_ms=predicted_ms / max(1, usage.completion_tokens),
@@ -134,15 +170,19 @@ class Infilled:
         )
 
 
-def _encode(body: InfillRequest) -> Encode[CompletionChunk]:
+def _encode(body: LlamaRequest) -> Encode[CompletionChunk]:
     infilled = Infilled(body)
 
     def encode(chunk: CompletionChunk) -> bytes | None:
         infilled.add(chunk)
-        parts = [InfillPart(content=choice.text) for choice in chunk.choices if choice.text]
+        parts = [
+            InfillPart(content=choice.text, tokens=choice.token_ids if infilled.lists_tokens else None)
+            for choice in chunk.choices
+            if choice.text
+        ]
         written = [part.model_dump_json().encode() for part in parts]
         if infilled.is_complete:
-            written.append(_written(infilled.answer().model_copy(update={"content": ""})))
+            written.append(_written(infilled.answer().model_copy(update={"content": "", "tokens": None})))
         return b"".join(map(data_event, written)) or None
 
     return encode
@@ -156,19 +196,33 @@ def _written(answer: InfillAnswer) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
 
 
-def _renamed(_: InfillRequest, error: RequestError) -> RequestError:
-    param = error.details.get("param")
-    if not isinstance(param, str) or param not in NAMES:
+def _renamed(body: LlamaRequest, error: RequestError) -> RequestError:
+    param, names = error.details.get("param"), NAMES if isinstance(body, InfillRequest) else OWN_NAMES
+    if not isinstance(param, str) or param not in names:
         return error
-    return with_name(error, param, NAMES[param])
+    return with_name(error, param, names[param])
 
 
+CONTINUE: Kind[LlamaCompletionRequest, CompletionChunk, InfillAnswer] = Kind(
+    "/completion",
+    LlamaCompletionRequest,
+    LlamaCompletionRequest,
+    InfillAnswer,
+    _continued,
+    _encode,
+    Infilled,
+    _written,
+    EVENTS,
+    alike=False,
+    renamed=_renamed,
+    names_model=False,
+)
 INFILL: Kind[InfillRequest, CompletionChunk, InfillAnswer] = Kind(
     "/infill",
     InfillRequest,
     InfillRequest,
     InfillAnswer,
-    _completion,
+    _infilling,
     _encode,
     Infilled,
     _written,
@@ -203,12 +257,14 @@ def llama_cpp_router(service: Service) -> APIRouter:
         name = model or await only_model(service)
         executor = await service.executor(name, exchange_of(request))
         told = executor.abilities() if isinstance(executor, TellsAbilities) else None
+        slots = executor.slots if isinstance(executor, HasSlots) else None
+        answers = service.models.answers_at_once(name) or service.config.max_concurrent_requests
         params = {
             "temperature": DEFAULT_TEMPERATURE, "top_k": DEFAULT_TOP_K, "top_p": DEFAULT_TOP_P, "min_p": DEFAULT_MIN_P,
         }  # fmt: skip
         return Props(
             default_generation_settings=PropsSettings(n_ctx=executor.context, params=params),
-            total_slots=service.models.answers_at_once(name) or service.config.max_concurrent_requests,
+            total_slots=answers if slots is None else len(slots),
             model_alias=name,
             model_path=name,
             chat_template="" if told is None else told.chat_template or "",

@@ -19,7 +19,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from ..engine.stats import BatchStats, EngineStats, Histogram, RequestStats, metrics
+from ..engine.stats import BatchStats, EngineStats, Histogram, RequestStats, TierStats, metrics
 from ..executors.executor import ExecutorState, Models
 from .exchange import Exchange
 from .latencies import Latencies, ManyHistogram
@@ -218,19 +218,54 @@ class _States(Collector):
                 if (value := getattr(state, field)) is not None:
                     gauge.add_metric([model], float(value))
             yield gauge
-        for (kind, name, text), field in metrics(EngineStats):
-            family = (GaugeMetricFamily if kind == "gauge" else CounterMetricFamily)(name, text, labels=[MODEL])
-            for model, state in states.items():
-                if (value := getattr(state.engine, field)) is not None:
-                    family.add_metric([model], float(value))
-            yield family
+        yield from _numbers(EngineStats, {model: state.engine for model, state in states.items()})
+        yield from _numbers(TierStats, {model: state.engine.tiers for model, state in states.items()})
         yield from _histograms(BatchStats, {model: state.engine.batches for model, state in states.items()})
         yield from _histograms(RequestStats, {model: state.engine.requests for model, state in states.items()})
         yield from _infos(states)
+        yield from _prefills(states)
 
     def describe(self) -> Iterator[Metric]:
         """Describe nothing, so that no state is read before the models exist."""
         return iter(())
+
+
+# Of decode workers: name, help text, field of `PrefillState`.
+PREFILLS = (
+    ("nearfar:prefill_transfers", "Transfers of pages from prefill workers.", "transfers"),
+    ("nearfar:prefill_transfer_tokens", "Prompt tokens whose pages they brought.", "tokens"),
+    ("nearfar:prefill_transfer_bytes", "Bytes received in them.", "bytes"),
+    ("nearfar:prefill_transfer_seconds", "Time that prompts waited for them.", "seconds"),
+)
+
+
+def _prefills(states: Mapping[str, ExecutorState]) -> Iterator[Metric]:
+    of = {model: state.prefill for model, state in states.items() if state.prefill is not None}
+    answering = GaugeMetricFamily("nearfar:prefill_workers_answering", "Prefill workers that answer.", labels=[MODEL])
+    fallbacks = CounterMetricFamily(
+        "nearfar:prefill_fallbacks", "Prompts that prefill workers did not complete.", labels=[MODEL, "reason"]
+    )
+    for model, prefill in of.items():
+        answering.add_metric([model], prefill.answering)
+        for reason, count in prefill.fallbacks.items():
+            fallbacks.add_metric([model, reason], count)
+    yield answering
+    yield fallbacks
+    for name, text, field in PREFILLS:
+        family = CounterMetricFamily(name, text, labels=[MODEL])
+        for model, prefill in of.items():
+            family.add_metric([model], getattr(prefill, field))
+        yield family
+
+
+def _numbers(kind: type[EngineStats] | type[TierStats], found: Mapping[str, object]) -> Iterator[Metric]:
+    """``found`` are the stats of this kind by model, None for a model that has none."""
+    for (metric, name, text), field in metrics(kind):
+        family = (GaugeMetricFamily if metric == "gauge" else CounterMetricFamily)(name, text, labels=[MODEL])
+        for model, stats in found.items():
+            if (value := getattr(stats, field, None)) is not None:
+                family.add_metric([model], float(value))
+        yield family
 
 
 def _histograms(kind: type[BatchStats] | type[RequestStats], found: Mapping[str, object]) -> Iterator[Metric]:

@@ -111,6 +111,7 @@ def _model_about(card: ModelCard, executor: Executor, hears: bool) -> ModelAbout
         vocab_size=can.vocab_size,
         tools=can.tools,
         verify=can.verify,
+        prefill=can.prefill,
         vision=can.vision,
         video=can.video,
         transcribes=can.sound,

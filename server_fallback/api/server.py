@@ -13,10 +13,12 @@ import logging
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -67,20 +69,52 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return listener
 
 
+def bind_unix(path: Path) -> socket.socket:
+    """Return a socket that listens at a path, which only this user may connect to. Raises RequestError."""
+    if not hasattr(socket, "AF_UNIX"):
+        raise RequestError(f"--socket {path}: this system has no Unix sockets; leave it out")
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        # That of a server that was killed. Another file stays, and is an error.
+        if stat.S_ISSOCK(path.stat(follow_symlinks=False).st_mode) and not is_served(path):
+            path.unlink()
+    except FileNotFoundError:
+        pass
+    try:
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen(BACKLOG)
+    except (OSError, ValueError) as error:
+        listener.close()
+        reason = reason_of(error) if isinstance(error, OSError) else str(error)
+        raise RequestError(f"--socket {path}: {reason}; choose another path") from error
+    return listener
+
+
+def is_served(path: Path) -> bool:
+    """Whether a server listens at a Unix socket."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
 def run_server(
     app: FastAPI,
     listener: socket.socket,
     started: Callable[[], Awaitable[None]] | None = None,
     reload: Callable[[Server], Coroutine[Any, Any, None]] | None = None,
+    also: Sequence[socket.socket] = (),
 ) -> None:
-    """Serve until a signal. ``started`` runs beside the server once the socket answers; an error that it raises ends
-    the server and is raised again. ``reload`` runs on SIGHUP; None: the signal ends the server. Raises RequestError for
-    a wrong certificate.
+    """Serve until a signal, on the listener and ``also`` on others. ``started`` runs beside the server once they
+    answer; an error that it raises ends the server and is raised again. ``reload`` runs on SIGHUP; None: the signal
+    ends the server. Raises RequestError for a wrong certificate.
     """
     prepare_process()
     server = Server(app, started, ends_process=True)
     _handle_hangup(server, reload)
-    server.run(sockets=[listener])
+    server.run(sockets=[listener, *also])
     if server.failure is not None:
         raise server.failure
 

@@ -51,6 +51,7 @@ NAMES = {
     "prompt": "inputs",
     "response_format": "parameters.grammar",
     "return_token_ids": "parameters.details",
+    "watermark": "parameters.watermark",
 }
 ERROR_TYPES = {400: "validation", 429: "overloaded", 503: "overloaded"}
 
@@ -81,7 +82,7 @@ def _completion(body: TgiRequest, *, streams: bool | None = None) -> CompletionR
         **_grammar(given.grammar),
         **{
             name: value
-            for name in ("top_k", "top_p", "seed", "repetition_penalty", "frequency_penalty")
+            for name in ("top_k", "top_p", "seed", "repetition_penalty", "frequency_penalty", "watermark")
             if (value := getattr(given, name)) is not None
         },
     }

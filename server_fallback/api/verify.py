@@ -56,7 +56,7 @@ async def begin(service: Service, opened: VerifyOpen, socket: Socket) -> tuple[V
             "update the older one"
         )
         raise ApiError(400, message, "verify_version", "version")
-    executor = await service.models.executor(opened.model)
+    executor = await service.executor(opened.model, exchange)
     if not isinstance(executor, Verifies) or executor.max_drafts == 0:
         raise ApiError(
             400,

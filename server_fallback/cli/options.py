@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from nearfar.compiler.cli.option_file import beside_file
+from nearfar.compiler.ir.watermark import SHARE
 from nearfar.compiler.names import RUNNERS
 from nearfar.compiler.options import (
     ConfigFile,
@@ -27,7 +28,15 @@ from nearfar.compiler.options import (
 from ..api.config import ApiConfig
 from ..api.keys import ApiKey
 from ..executors.local_options import LocalOptions
-from ..option_types import Dialect, NodeAddress, Port, ShareOrNone, read_duration
+from ..option_types import (
+    Dialect,
+    NodeAddress,
+    Port,
+    ShareOrNone,
+    WatermarkShare,
+    check_between_0_and_1,
+    read_duration,
+)
 
 Output = Flag(("-o", "--output"))
 # An environment variable that holds a key.
@@ -44,6 +53,12 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(made, dict):
         raise ValueError(f"{text!r} must be a JSON object")
     return made
+
+
+def above_zero(value: float) -> None:
+    """Raises ValueError."""
+    if not value > 0:
+        raise ValueError(f"must be above 0, not {value:g}")
 
 
 def read_api_keys(tables: Any, folder: Path) -> tuple[ApiKey, ...]:  # noqa: ARG001
@@ -82,13 +97,15 @@ class Upstreams:
     upstream: tuple[Url, ...] = ()
     """an OpenAI-compatible server; repeat the option for replicas"""
     dialect: Dialect = "openai"
-    """parameters that the upstream accepts beside OpenAI's: openai (none), vllm, nearfar"""
+    """parameters that the upstream accepts beside OpenAI's: openai (none), vllm, sglang, nearfar"""
     upstream_api_key_env: Variable | None = None
     """the environment variable that holds the upstream's API key"""
     tensor_parallel_size: Count = 1
     """vllm: GPUs that share each layer"""
     pipeline_parallel_size: Count = 1
     """vllm: groups of GPUs that share the layers"""
+    data_parallel_size: Count = 1
+    """vllm: copies of the model, of which each has tensor times pipeline parallel size GPUs"""
     nodes: Count = 1
     """vllm: machines that share the model, with this one; the others run 'nearfar node'"""
     node_address: NodeAddress | None = None
@@ -111,6 +128,8 @@ class Serve(Listening):
     """how long a model of the store stays loaded after its last request, such as 10m; -1 for ever (default: 5m)"""
     pipeline: Annotated[tuple[str, ...], Flag(metavar="FILE")] = ()
     """a JSON file that chains models and stores, served as a model; may be given several times"""
+    socket: File | None = None
+    """also listen at this Unix socket, to which only this user may connect"""
     grpc_port: Annotated[int | None, Flag(metavar="N")] = None
     """also serve the Open Inference Protocol (KServe v2, Triton) over gRPC; 0 selects a free port"""
     alias: Annotated[tuple[str, ...], Flag(metavar="NAME=MODEL", key="aliases", read=read_aliases, reloads=True)] = ()
@@ -201,6 +220,28 @@ class Verify:
     """the runner that computes the answer again (default: the bundle's target)"""
     exact: bool = False
     """accept no difference within rounding"""
+    json: Json = False
+
+
+@options
+class WatermarkDetect:
+    """example: nearfar watermark detect letter.txt --model ./Qwen3-0.6B --key watermark.key"""
+
+    text: Annotated[Path, Flag(metavar="TEXT", place=True)]
+    """a UTF-8 text; - reads standard input"""
+    model: ModelName
+    """the model that may have written it, or another one with the same tokenizer: a bundle, a checkpoint, a model of
+    the store or one that comes with nearfar, or a tokenizer.json"""
+    key: File
+    """the secret file of the server's --watermark-key"""
+    watermark_share: WatermarkShare = SHARE
+    level: Annotated[float, Flag(metavar="P", check=check_between_0_and_1)] = 0.0001
+    """the share of other texts that may be taken for marked"""
+    min_tokens: Count = 25
+    """scored tokens without which nothing is decided"""
+    window: Annotated[Count | None, Flag(metavar="N")] = None
+    """also look for marked parts of N tokens; the text is marked if one of them is, after a correction for their
+    number"""
     json: Json = False
 
 
@@ -340,3 +381,34 @@ class BenchServe:
     """write the figures to this file"""
     plot: File | None = None
     """draw the figures into this file, a PNG or SVG"""
+
+
+@options
+class Simulate:
+    """example: nearfar simulate split.toml --plot split.svg"""
+
+    scenario: Annotated[File | None, Flag(metavar="SCENARIO", place=True)] = None
+    """TOML: the device, the load, the workers, and what to find out; see server_fallback/README.md"""
+    measure: ModelName | None = None
+    """instead of SCENARIO: measure the steps of this model on this machine, and write their costs to -o"""
+    output: Annotated[File | None, Output] = None
+    """the file of --measure"""
+    target: Annotated[str | None, Flag(choices=("cpu", "cuda"))] = None
+    """for --measure of a checkpoint: the target to compile for (default: cuda if there is a GPU, else cpu)"""
+    rate: Annotated[float | None, Flag(metavar="X", check=above_zero)] = None
+    """arrivals a second, instead of the scenario's"""
+    requests: Count | None = None
+    """requests in all, instead of the scenario's"""
+    whole: Count | None = None
+    """workers that compute prompts and answers, instead of the scenario's workers"""
+    prefill: Count | None = None
+    """workers that compute prompts only, with --decode"""
+    decode: Count | None = None
+    """workers that compute the rest of answers, with --prefill"""
+    seed: CountOrNone | None = None
+    """the seed of all that is random, instead of the scenario's"""
+    plot: File | None = None
+    """draw the study into this SVG"""
+    force: bool = False
+    """replace existing files"""
+    json: Json = False

@@ -18,7 +18,7 @@ from ..api.config import ApiConfig
 from ..api.keys import read_keys
 from ..api.log import configure_logs, errors_in_log, set_level
 from ..api.model_changes import ModelChanges
-from ..api.server import bind, run_server
+from ..api.server import bind, bind_unix, run_server
 from ..api.tls import tls_context
 from ..api.traces import open_traces
 from ..executors.devices import default_target, models_memory_bytes
@@ -47,12 +47,16 @@ def run(options: Serve) -> None:
         os.environ["NEARFAR_THREADS"] = str(options.threads)
     if options.front_ends > 1:
         require_front_ends(options.executor)
+        if options.socket is not None:
+            raise RequestError("--socket: one process listens at it; leave --front-ends at 1")
         if options.grpc_port is not None:
             raise RequestError("--grpc-port: gRPC is served by one process; leave --front-ends at 1")
         if options.pipeline:
             raise RequestError("--pipeline: pipelines are served by one process; leave --front-ends at 1")
         if serves_store(options):
             raise RequestError("--front-ends: the store is served by one process; name the models, or leave it at 1")
+    if options.socket is not None and options.access.tls_cert is not None:
+        raise RequestError("--socket: a Unix socket has no TLS; leave --tls-cert out, or start another server for it")
     announcement = Announcement(sys.stderr)
     inner = make_opener(options, os.environ, announcement.progress)
     config = serve_config(options)
@@ -66,6 +70,7 @@ def run(options: Serve) -> None:
     listeners = [bind(options.host, options.port, shared=several)]
     address = listeners[0].getsockname()
     listeners += [bind(options.host, address[1], shared=True) for _ in range(options.front_ends - 1)]
+    also = [] if options.socket is None else [bind_unix(options.socket)]
     opener = PipelineOpener(inner)
     registry = Registry(opener, options.memory or models_memory_bytes(options.local.target or default_target()))
     opener.models = registry
@@ -119,7 +124,11 @@ def run(options: Serve) -> None:
         app = create_app(served, config, traces, on_close=close_grpc)
         if options.grpc_port is not None:
             grpc_server = open_grpc(app, options)
-        run_server(app, listeners[0], lambda: started(served), None if reload is None else reload.of_server)
+        try:
+            run_server(app, listeners[0], lambda: started(served), None if reload is None else reload.of_server, also)
+        finally:
+            if options.socket is not None:
+                options.socket.unlink(missing_ok=True)
 
 
 def requests_again(options: Serve, changed: Serve) -> list[LoadRequest]:

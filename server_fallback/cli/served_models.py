@@ -25,8 +25,21 @@ from .options import Serve, Upstreams
 def make_opener(options: Serve, environment: Mapping[str, str], progress: Progress) -> Opener:
     """Raises RequestError."""
     others, hang_seconds = options.others, options.access.hang_seconds
-    shared = options.front_ends > 1
-    local = replace(options.local, own_process=True, hang_seconds=hang_seconds, shared=shared)
+    shared, prefill = options.front_ends > 1, options.local.prefill
+    if options.executor != "local" and options.local.watermark_key is not None:
+        raise RequestError(
+            f"--watermark-key marks answers of our own engine, and --executor is {options.executor}; leave it out"
+        )
+    prefill.require_consistent(options.executor, options.front_ends)
+    api_key = key_of(environment, "--prefill-api-key-env", prefill.prefill_api_key_env)
+    prefill = replace(prefill, api_key=api_key)
+    local = replace(options.local, own_process=True, hang_seconds=hang_seconds, shared=shared, prefill=prefill)
+    local.kv_tiers.require_consistent()
+    if options.executor != "local" and local.kv_tiers.any:
+        raise RequestError(
+            f"--kv-host-memory, --kv-disk: the program of --executor {options.executor} keeps its pages to itself and "
+            "has options of its own for them; remove these"
+        )
     if options.executor == "upstream":
         return with_transcriber(options, UpstreamOpener(upstream_options(options, environment)), local, progress)
     if others.upstream:
@@ -37,6 +50,7 @@ def make_opener(options: Serve, environment: Mapping[str, str], progress: Progre
             "",
             others.tensor_parallel_size,
             others.pipeline_parallel_size,
+            others.data_parallel_size,
             arguments=tuple(shlex.split(others.vllm_arguments)),
             nodes=node_options(others, environment),
             hang_seconds=hang_seconds,
@@ -79,7 +93,21 @@ def upstream_options(options: Serve, environment: Mapping[str, str]) -> Upstream
     if not others.upstream:
         raise RequestError("--executor upstream needs the server's address: --upstream http://host:port")
     api_key = key_of(environment, "--upstream-api-key-env", others.upstream_api_key_env)
-    return UpstreamOptions(others.upstream, "", dialect=others.dialect, api_key=api_key, context=options.local.context)
+    prefill = options.local.prefill
+    if prefill.prefill_from and others.dialect != "nearfar":
+        raise RequestError(
+            "--prefill-from: only upstream servers of nearfar have prefill workers; add --dialect nearfar"
+        )
+    return UpstreamOptions(
+        others.upstream,
+        "",
+        dialect=others.dialect,
+        api_key=api_key,
+        context=options.local.context,
+        prefill_urls=prefill.prefill_from,
+        prefill_api_key=key_of(environment, "--prefill-api-key-env", prefill.prefill_api_key_env),
+        prefill_tokens=prefill.prefill_tokens,
+    )
 
 
 def key_of(environment: Mapping[str, str], flag: str, variable: str | None) -> str | None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from hashlib import sha256
+
+import numpy as np
 
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
@@ -18,6 +21,7 @@ from .step_runner import WriteState
 @dataclass(eq=False, slots=True)
 class Adapter:
     """Unlike a name, ``key`` is never used twice, so that cached results of one adapter are never used for another.
+    ``digest`` is that of its matrices, which is the same in every process.
 
     ``users`` are unfinished answers. ``unloaded`` is set when unloading is requested, and is done when the last of them
     has ended.
@@ -26,6 +30,7 @@ class Adapter:
     name: str
     key: str
     slot: int
+    digest: str = ""
     users: int = 0
     unloaded: Future[None] | None = None
 
@@ -57,6 +62,7 @@ class Adapters:
         adapter: Adapter | None = None
         try:
             adapter = self.allocate(name)
+            adapter.digest = content_digest(states)
             for state, values in states.items():
                 write_state(state, adapter.slot, values)
         except NearfarError as error:
@@ -99,11 +105,28 @@ class Adapters:
         """From now on, its slot can be allocated again."""
         self._free.append(adapter.slot)
 
-    def use(self, name: str) -> Adapter:
-        """Count one more answer that uses it. Raises RequestError if it is not loaded, or is being unloaded."""
+    def named(self, name: str) -> Adapter:
+        """Raises RequestError if it is not loaded, or is being unloaded."""
         adapter = self._loaded.get(name)
         if adapter is None or adapter.unloaded is not None:
             raise not_loaded(name)
+        return adapter
+
+    def with_digest(self, digest: str) -> Adapter:
+        """Raises RequestError if no loaded adapter has these matrices."""
+        adapter = next(
+            (each for each in self._loaded.values() if each.digest == digest and each.unloaded is None), None
+        )
+        if adapter is None:
+            raise RequestError(
+                f"the adapter {digest[:12]}..., which computed these pages, is not loaded; load it first",
+                param="adapter",
+            )
+        return adapter
+
+    def use(self, name: str) -> Adapter:
+        """Count one more answer that uses it. Raises RequestError if it is not loaded, or is being unloaded."""
+        adapter = self.named(name)
         adapter.users += 1
         return adapter
 
@@ -129,6 +152,15 @@ class Adapters:
             del self._loaded[adapter.name]
             self.free(adapter)
             adapter.unloaded.set_result(None)
+
+
+def content_digest(states: Mapping[str, FloatArray]) -> str:
+    """The SHA-256 of an adapter's matrices, in hexadecimal digits."""
+    digest = sha256()
+    for name, values in sorted(states.items()):
+        digest.update(f"{name} {values.dtype} {values.shape}\n".encode())
+        digest.update(np.ascontiguousarray(values).data)
+    return digest.hexdigest()
 
 
 def not_loaded(name: str) -> RequestError:

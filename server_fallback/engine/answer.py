@@ -76,6 +76,7 @@ class Answer:
             prompt_logprobs=request.prompt_logprobs,
             adapter=self.adapter.key if self.adapter else None,
             adapter_slot=self.adapter.slot if self.adapter else -1,
+            prefill_end=None if request.export is None else request.export.stop,
         )
 
     def start(self) -> None:

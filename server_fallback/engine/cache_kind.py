@@ -9,6 +9,7 @@ and the prefix cache.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 Key = tuple[int, ...]
@@ -56,12 +57,15 @@ class CacheKind(Protocol):
     a prefix ends only where a snapshot was made, not within a page.
 
     ``nodes``: by unit, those of the prefix cache; ``idle``: those of them whose unit nobody else uses, the one not used
-    for longest first. ``copies``: pages to copy on the device before the next step.
+    for longest first. ``copies``: pages to copy on the device before the next step. ``forgotten`` is called with a unit
+    that the prefix cache gives up; it keeps its contents until the next step.
     """
 
     is_chain: bool
     is_exact: bool
     copies: Copies
+    forgotten: Callable[[int], None] | None
+    index: int
     idle: OrderedDict[int, Node]
 
     @property
@@ -127,12 +131,15 @@ class Units:
         self.idle: OrderedDict[int, Node] = OrderedDict()
         self.nodes: dict[int, Node] = {}
         self.copies: Copies = []
+        self.forgotten: Callable[[int], None] | None = None
         # A stack: the unit freed last is allocated first.
         self._free = list(range(size - 1, -1, -1))
 
     def forget(self, node: Node) -> None:
         unit, node.snapshots[self.index] = node.snapshots[self.index], None
         if unit is not None:
+            if self.forgotten is not None:
+                self.forgotten(unit)
             del self.nodes[unit]
             self.idle.pop(unit, None)
             self._release(unit)

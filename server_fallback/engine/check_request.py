@@ -67,6 +67,7 @@ def check_request(
     check_images(request, model, most_tokens)
     check_drafts(request, model)
     check_prompt_logprobs(request)
+    check_export(request, model)
     sampling = request.sampling
     check_sampling(sampling)
     if not (are_ids(sampling.logit_bias, model.vocab_size) and are_finite(sampling.logit_bias.values())):
@@ -191,6 +192,24 @@ def check_drafts(request: TokenRequest, model: TokenModel) -> None:
             "for when_full; "
             "leave these out",
             param="drafts",
+        )
+
+
+def check_export(request: TokenRequest, model: TokenModel) -> None:
+    wanted, size = request.export, model.page_size
+    if wanted is None:
+        return
+    last = (len(request.prompt_ids) - 1) // size * size
+    if wanted.start % size or wanted.stop % size or not 0 <= wanted.start < wanted.stop <= last:
+        raise RequestError(
+            f"export is the range from {wanted.start} to {wanted.stop}; both must be multiples of the page size "
+            f"{size}, and of this prompt the pages of at most {last} tokens can be exported",
+            param="export",
+        )
+    if request.images or request.constraint is not None or request.drafts is not None or request.prompt_logprobs > 0:
+        raise RequestError(
+            "export cannot be combined with images, a constraint, drafts or prompt_logprobs; leave them out",
+            param="export",
         )
 
 

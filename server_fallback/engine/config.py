@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from nearfar.compiler.ir.watermark import Watermark
 from nearfar.compiler.runtime.page_groups import PageGroup
 from nearfar.compiler.runtime.runner import Limits
 
 from ..images.options import IMAGE_CACHE_BYTES
+from ..kv_tiers.options import KvTierOptions
 from .batching import Batching
 from .model import TokenModel
 from .speculation import Speculation
@@ -47,7 +49,8 @@ class EngineConfig:
     `SchedulerConfig`. ``speculation``: how tokens are drafted, None for no drafts. ``max_mask_wait_seconds`` limits the
     wait of one step for the masks of constrained answers; answers without a mask miss the step.
     ``image_cache_bytes`` of features of images are retained, and the images of unfinished requests may take
-    ``max_image_bytes``. ``batching`` is for engines of embeddings and scores.
+    ``max_image_bytes``. ``batching`` is for engines of embeddings and scores. ``watermark`` marks the answers to
+    requests that ask for it, and with ``marks_all`` every answer. ``kv_tiers``: where pages go that the device evicts.
     """
 
     max_waiting: int = 256
@@ -58,6 +61,9 @@ class EngineConfig:
     image_cache_bytes: int = IMAGE_CACHE_BYTES
     max_image_bytes: int = 1 << 30
     batching: Batching = field(default_factory=Batching)
+    watermark: Watermark | None = None
+    marks_all: bool = False
+    kv_tiers: KvTierOptions = field(default_factory=KvTierOptions)
 
 
 def scheduler_config(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
 
+from nearfar.compiler.ir.sampling import MARK
 from nearfar.compiler.runtime.errors import NearfarError
 
 from .answer import Answer
@@ -35,7 +36,7 @@ class Drafting:
             and request.drafts is None
             and request.when_full == "stop"
             and (drafter.reads_images or not request.images)
-            and answer.sampling.flags == 0
+            and answer.sampling.flags & ~MARK == 0
         )
 
     def guesses(self, running: Iterable[Sequence], answers: Mapping[Sequence, Answer]) -> list[Guess]:

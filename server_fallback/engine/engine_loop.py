@@ -31,6 +31,9 @@ from .mask_task import MaskTask
 from .masks import Masks
 from .min_tokens import both_masks, end_ids, mask_without
 from .model import TokenModel
+from .page_blocks import PageBlock
+from .page_exports import PageExports
+from .prefix_traffic import PrefixTraffic
 from .request import GeneratedToken, PromptLogprobs
 from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
@@ -75,6 +78,18 @@ class EngineLoop:
         self._masks = masks
         self._images = ImageEncoder(tower, config.image_cache_bytes)
         self._open: deque[tuple[Step, Future[Output]]] = deque()
+        self.prefixes = PrefixTraffic(
+            self.scheduler.kv,
+            self.adapters,
+            runner,
+            model,
+            config.kv_tiers,
+            self._call,
+            lambda: len(self._open),
+            inbox.resume,
+        )
+        self._tiers = self.prefixes.tiers
+        self._exports = PageExports(self.scheduler, self.prefixes.read_pages, self._deliver, self._exported)
         self._outbox = Outbox()
         self._failures = 0
         # Whether the runner computes a step before `submit` returns.
@@ -92,6 +107,7 @@ class EngineLoop:
         try:
             while True:
                 is_idle = not (self._answers or self._open or self._masks.pending or self._images.waiting)
+                is_idle = is_idle and not self._tiers.is_due
                 if is_idle:
                     self._send()
                 messages = self._inbox.receive(wait=is_idle)
@@ -115,11 +131,13 @@ class EngineLoop:
             wait([future for _, future in self._open])
             messages = self._inbox.receive(wait=False)
             waiting = [*(task.owner for task in self._masks.pending), *self._images.waiting, *messages.arrivals]
+            waiting += self.prefixes.fetching
             for answer in [*self._answers.values(), *waiting]:
                 self._end(answer, reason)
             for call in messages.calls:
                 call()
             self._send()
+            self._tiers.close(stores=self._failure is None)
             self._runner.close()
             self._drafting.close()
             self._masks.close()
@@ -134,7 +152,8 @@ class EngineLoop:
             waiting=len(scheduler.waiting)
             + self._inbox.num_arrivals
             + self._masks.num_first
-            + len(self._images.waiting),
+            + len(self._images.waiting)
+            + len(self.prefixes.fetching),
             kv_usage=max(count / pool.size for count, pool in zip(used, kv.pages, strict=True)),
             kv_waste=kv.unfilled(list(scheduler.running)) / (used[0] * kv.page_size) if used[0] > 0 else 0.0,
             state_snapshots=len(kv.states.nodes) if kv.states is not None else 0,
@@ -143,9 +162,14 @@ class EngineLoop:
             image_queries=self._images.queries,
             image_hits=self._images.hits,
             preemptions=scheduler.preemptions,
+            tiers=self._tiers.stats(),
             drafted_tokens=scheduler.drafted,
             accepted_tokens=scheduler.accepted,
             overhead_seconds=self._counts.overhead_seconds + self._outbox.delivery_seconds,
+            imported_tokens=self.prefixes.imported_tokens,
+            imported_bytes=self.prefixes.imported_bytes,
+            exported_tokens=self._exports.tokens,
+            exported_bytes=self._exports.bytes,
             failure=self._failure,
             requests=self._requests.snapshot(),
             page_size=kv.page_size,
@@ -180,10 +204,13 @@ class EngineLoop:
             self._masks.post([answer.mask_task])
 
     def _queue(self, answer: Answer) -> None:
-        """Queue an answer's sequence."""
+        """Queue an answer's sequence, once what the tiers have of its prompt is in the prefix cache."""
         if answer.request.images:
             # From here on, features replace the pixels.
             answer.request = replace(answer.request, images=placed_images(answer))
+        self.prefixes.fetch(answer, lambda: self._begin_sequence(answer))
+
+    def _begin_sequence(self, answer: Answer) -> None:
         request = answer.request
         params = answer.sequence_params(self._model.end_token_ids, speculates=self._drafting.speculates(answer))
         sequence = answer.sequence = Sequence(
@@ -197,11 +224,13 @@ class EngineLoop:
         )
         sequence.drafts = list(request.drafts or ())
         self._answers[sequence] = answer
-        if params.context_shift is None and len(sequence.prompt) > 1:
+        if params.context_shift is None and params.prefill_end is None and len(sequence.prompt) > 1:
             leader = self._leaders.setdefault((params.adapter, *sequence.prompt_keys), sequence)
             if leader is not sequence and leader.priority >= sequence.priority:
                 sequence.leader = leader
         self.scheduler.add(sequence)
+        if request.export is not None:
+            self._exports.begin(answer, sequence)
 
     def _end(self, answer: Answer, item: Item | None) -> None:
         """End an answer with a last item, and its sequence if that is not finished; ``item`` None if nobody reads the
@@ -220,8 +249,13 @@ class EngineLoop:
             # states.
             answer.mask_task = None
         self._images.cancel(answer)
+        self._exports.forget(answer)
+        self.prefixes.fetching.discard(answer)
         sequence = answer.sequence
         if sequence is not None:
+            if not isinstance(item, NearfarError):
+                self.prefixes.store(answer, ends=True)
+            self._tiers.forget(sequence)
             del self._answers[sequence]
             self._drafting.forget(sequence)
             self.scheduler.finish(sequence, None)
@@ -250,6 +284,7 @@ class EngineLoop:
             self._collect_masks()
         while len(self._open) < self._depth() and (step := self._next()) is not None:
             self._open.append((step, self._submit(step)))
+        self._tiers.drain(len(self._open))
         self._send()
         if self._open:
             step, future = self._open.popleft()
@@ -260,11 +295,16 @@ class EngineLoop:
                 self._recover([answer for answer in answers if answer is not None], error)
             else:
                 self._failures = 0
+                self._tiers.step_succeeded()
                 self._publish(self.scheduler.commit(step, output.next_token_ids.tolist()), output)
         elif self._masks.pending:
             self._collect_masks(POLL_SECONDS)
         else:
-            assert not self._answers, "sequences wait and none can run"
+            assert self._exports or not self._answers, "sequences wait and none can run"
+        if self._exports and not self._export() and not self._open:
+            # All of them wait until their blocks are taken.
+            self._send()
+            self._inbox.wait(POLL_SECONDS)
         if self._images.is_due(others_run=bool(self.scheduler.running)):
             self._encode_images()
         self._counts.overhead_seconds += time.perf_counter() - started - self._other_seconds
@@ -302,6 +342,7 @@ class EngineLoop:
 
     def _submit(self, step: Step) -> Future[Output]:
         """Submit a step to the device. Errors go to the future."""
+        self._tiers.flush_evicted(len(self._open))
         try:
             for sequence in step.admitted:
                 answer = self._answers[sequence]
@@ -333,6 +374,7 @@ class EngineLoop:
                 self._send()
             future: Future[Output] = self._call(self._runner.submit, batch)
             self._submit_waits = future.done()
+            self._exports.submitted(step)
             return future
         except NearfarError as error:
             failed: Future[Output] = Future()
@@ -352,6 +394,33 @@ class EngineLoop:
     def write_state(self, name: str, slot: int, values: Array) -> None:
         """`StepRunner.write_state`, on this thread."""
         self._call(self._runner.write_state, name, slot, values)
+
+    # --- pages for other servers ---
+
+    def taken(self, answer: Answer) -> None:
+        """The reader of an export has taken a block."""
+        self._exports.taken(answer)
+
+    def _export(self) -> bool:
+        """Read pages of the prompts that are exported, and deliver those of steps that are done. False if there are
+        none.
+        """
+        steps = [step for step, _ in self._open]
+        try:
+            self._exports.submitted(steps[-1] if steps else None)
+            return self._exports.committed(steps)
+        except NearfarError as error:
+            self._recover(self._exports.answers, error)
+            return True
+
+    def _deliver(self, answer: Answer, block: PageBlock) -> None:
+        self._outbox.add(answer, block)
+
+    def _exported(self, answer: Answer) -> None:
+        end = answer.completion()
+        self._counts.prefix_queries += end.prompt_tokens
+        self._counts.prefix_hits += end.cached_tokens
+        self._end(answer, end)
 
     # --- reading a step ---
 
@@ -378,7 +447,10 @@ class EngineLoop:
                 self._counts.prefix_queries += len(answer.request.prompt_ids)
                 self._counts.prefix_hits += event.sequence.cached_tokens
             if event.kind == "token":
+                is_first = not answer.token_ids
                 answer.add(event.token_id)
+                if is_first:
+                    self.prefixes.store(answer, ends=False)
                 self._counts.generated_tokens += 1
                 self._outbox.add(answer, generated_token(event, output, answer.request.logprobs))
                 if answer.mask_task is not None:
@@ -452,9 +524,11 @@ class EngineLoop:
         # The steps that follow were computed on pages with unknown contents.
         self._call(wait, [future for _, future in self._open])
         self._open.clear()
+        self._tiers.drop()
         for answer in failed:
             self._end(answer, failure)
         self.scheduler.reset()
+        self._exports.reset()
         self._count_failure(failure)
 
     def _count_failure(self, failure: NearfarError) -> None:

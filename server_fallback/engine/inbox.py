@@ -94,6 +94,12 @@ class Inbox:
             self._messages.calls.append(call)
             self._notify()
 
+    def resume(self, call: Callable[[], None]) -> None:
+        """As `call`, for what the engine has begun itself: never refused. After the end of its thread, it is lost."""
+        with self._changed:
+            self._messages.calls.append(call)
+            self._notify()
+
     def abandon(self, answer: Answer) -> None:
         with self._changed:
             self._messages.abandoned.append(answer)
@@ -109,6 +115,11 @@ class Inbox:
             messages, self._messages = self._messages, Messages(stop=self._messages.stop)
             self._has_messages = messages.stop
             return messages
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Wait until there is something to receive, but no longer than this."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_messages, timeout_seconds)
 
     def finished(self, answer: Answer | None = None) -> None:
         """Record that one request has been answered or cannot be; that of ``answer``, which may have images."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from .page_blocks import PageBlock
 from .request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler
 
 # The items of an answer: log-probabilities of the prompt if requested, the tokens, then the completion or the error
-# that ended it.
-Item = PromptLogprobs | GeneratedToken | AnswerEnd | BaseException
+# that ended it. An export has blocks of pages instead of tokens.
+Item = PromptLogprobs | GeneratedToken | AnswerEnd | PageBlock | BaseException
 
 
 class ItemQueue:
@@ -49,6 +50,7 @@ class ItemQueue:
         while self._items:
             item = self._items.popleft()
             if not isinstance(item, BaseException):
+                assert not isinstance(item, PageBlock), "only an export has blocks"
                 items.append(item)
             elif items:
                 self._items.appendleft(item)
@@ -56,3 +58,21 @@ class ItemQueue:
             else:
                 raise item
         return items
+
+
+class BlockQueue:
+    """The items of one export on their way to its reader."""
+
+    def __init__(self) -> None:
+        self._items = asyncio.Queue[Item]()
+
+    def put(self, item: Item) -> None:
+        self._items.put_nowait(item)
+
+    async def next(self) -> PageBlock | AnswerEnd:
+        """The next block, and last the end. Raises the error that ended the export."""
+        item = await self._items.get()
+        if isinstance(item, BaseException):
+            raise item
+        assert isinstance(item, PageBlock | AnswerEnd), "an export has no tokens"
+        return item

@@ -117,6 +117,14 @@ class KvCache:
             self._share_state(sequence, start)
         return True
 
+    def make_snapshot_room(self) -> bool:
+        """Let the prefix cache keep one more snapshot of states, if the model has any. False without room."""
+        if self.states is None:
+            return True
+        while self.states.free <= 0 and self.states.idle:
+            self.prefixes.evict(self.states)
+        return self.states.free > 0
+
     def row_end(self, sequence: Sequence, end: int) -> int:
         """Where a row of several tokens that starts in the prompt ends instead of at ``end``, so that its state can be
         kept: where the tokens leave those of other sequences in the cache, at the last page border of its pictures,

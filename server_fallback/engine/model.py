@@ -16,7 +16,8 @@ class TokenModel:
     ``is_recurrent``: layers have states of all tokens so far, from which no token can be taken away.
     ``image_token_id``: the placeholder of a picture's features, of ``feature_size`` numbers each, and
     ``sound_token_id`` that of a sound's; None if the model does not see or hear. ``whole_images``: each token of a
-    picture sees all of it. ``rotates_by_columns``: tokens of a picture have positions by row and column.
+    picture sees all of it. ``rotates_by_columns``: tokens of a picture have positions by row and column. ``bundle``:
+    the bundle's id, "" without one.
     """
 
     vocab_size: int
@@ -30,6 +31,7 @@ class TokenModel:
     feature_size: int = 0
     whole_images: bool = False
     rotates_by_columns: bool = False
+    bundle: str = ""
 
     @staticmethod
     def of(manifest: Description) -> TokenModel:

@@ -86,6 +86,13 @@ class Pages(Units):
             self._release(table.pages[index])
             table.pages[index], table.dead = 0, index + 1
 
+    def skip(self, holder: Holder, length: int) -> None:
+        """Let a holder of fewer tokens continue after ``length``, without the pages that nothing reads from then on."""
+        table, dead = self._table(holder), self.unread(length)
+        self.trim(holder, length)
+        table.pages.extend([0] * (dead - len(table.pages)))
+        table.dead = max(dead, table.dead)
+
     def can_fork(self, holder: Holder, length: int) -> bool:
         return self._table(holder).dead <= self.unread(length)
 

@@ -73,6 +73,15 @@ class PrefixCache:
         self._touch(path, length)
         return Prefix(length, path, known=known)
 
+    def nodes(self, keys: Items[int], limit: int, adapter: str | None = None) -> list[Node]:
+        """Those of the full pages of the first ``limit`` tokens, whatever they have of each kind."""
+        path: list[Node] = []
+        level = self._roots.get(adapter, {})
+        while (len(path) + 1) * self._page_size <= limit and (node := level.get(self._key(keys, len(path)))):
+            path.append(node)
+            level = node.children
+        return path
+
     def insert(self, sequence: Cached, count: int) -> None:
         """Cache the first ``count`` pages of a sequence, all full.
 

@@ -64,7 +64,15 @@ class TokenRequest:
 
     ``client`` identifies the sender: requests of equal priority are admitted fairly between clients.
 
+    ``watermark``: mark the answer, with the watermark of the engine.
+
     ``images`` are those of the prompt, in the order of their places; not together with a number for ``when_full``.
+
+    ``export``: instead of an answer, the stored pages of the prompt's positions in this range, both ends of which are
+    page borders; see `TokenEngine.export`.
+
+    ``prefill_from`` names the server that computes the beginning of the prompt, "" for none; see `executors/apart.py`.
+    None leaves the choice to this server.
     """
 
     prompt_ids: Sequence[int]
@@ -86,7 +94,10 @@ class TokenRequest:
     prompt_logprobs: int = 0
     prompt_alternatives: int = 0
     client: str = ""
+    watermark: bool = False
     images: Sequence[PromptImage] = ()
+    export: range | None = None
+    prefill_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearfar.compiler.ir.sampling import BIAS, COUNTS, DEFAULTS, DRAW, STRIDE, WORD, Sampling, Settings, draw_at
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, DEFAULTS, DRAW, MARK, STRIDE, WORD, Sampling, Settings, draw_at
 from nearfar.compiler.runtime.batch import FloatArray
 
 
@@ -32,10 +32,12 @@ class ResolvedSampling:
         return (*self.row[:DRAW], draw, *self.row[DRAW + 1 :])
 
 
-def resolve_sampling(sampling: Sampling, answered: int = 0) -> ResolvedSampling:
-    """A request without a seed gets a random one. ``answered`` tokens of the answer are part of the prompt already."""
+def resolve_sampling(sampling: Sampling, answered: int = 0, *, marks: bool = False) -> ResolvedSampling:
+    """A request without a seed gets a random one. ``answered`` tokens of the answer are part of the prompt already.
+    ``marks``: the answer gets the engine's watermark.
+    """
     seed = secrets.randbits(32) if sampling.seed is None else seed_after(sampling.seed, answered)
-    flags = (COUNTS if sampling.penalizes else 0) | (BIAS if sampling.logit_bias else 0)
+    flags = (COUNTS if sampling.penalizes else 0) | (BIAS if sampling.logit_bias else 0) | (MARK if marks else 0)
     row = Settings(**{name: getattr(sampling, name) for name in DEFAULTS})
     return ResolvedSampling(sampling, seed, flags, row)
 

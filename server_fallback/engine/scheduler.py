@@ -179,7 +179,8 @@ class Scheduler:
         start, missing, prompt_logprobs = sequence.computed, sequence.missing, sequence.prompt_logprobs
         # Positions before the first one that is sampled: for log-probabilities of the prompt, or for the next token.
         unsampled = missing - 1 - prompt_logprobs.pending
-        count = min(missing, step.budget, self.config.context - start)
+        end = sequence.params.prefill_end
+        count = min(missing, step.budget, (self.config.context if end is None else end) - start)
         if prompt_logprobs.pending > 0:
             count = min(count, unsampled + 1 + self._free_rows(step))
         if count > 1 and self.kv.keeps_states:

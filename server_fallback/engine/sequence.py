@@ -41,7 +41,8 @@ class SequenceParams:
     it ends with its first sampled row. ``partial_page``: one of several requests
     for one answer; each starts from the last, partly filled page of the one before. ``prompt_logprobs`` is the number
     of tokens at the end of the prompt that get a log-probability; it excludes ``context_shift``. ``adapter`` is the key
-    of a LoRA adapter, ``adapter_slot`` its slot on the device.
+    of a LoRA adapter, ``adapter_slot`` its slot on the device. ``prefill_end``: no position from here on is computed,
+    because only the pages before it are wanted.
     """
 
     max_tokens: int | None = None
@@ -54,6 +55,7 @@ class SequenceParams:
     prompt_logprobs: int = 0
     adapter: str | None = None
     adapter_slot: int = -1
+    prefill_end: int | None = None
 
 
 PLAIN = SequenceParams()
@@ -185,6 +187,8 @@ class Sequence:
         """Whether more positions can be computed now."""
         params = self.params
         if params.max_tokens is not None and self.generated + self.in_flight >= params.max_tokens:
+            return False
+        if params.prefill_end is not None and self.computed >= params.prefill_end:
             return False
         return self.computed < context and not self.is_held and not (params.lockstep and self.in_flight > 0)
 

@@ -113,6 +113,10 @@ class States(Units):
         """The number of tokens whose state is the holder's snapshot; -1 for none."""
         return self._table(holder).length
 
+    def own(self, holder: Holder) -> int:
+        """The slot that the holder writes; -1 for none."""
+        return self._table(holder).slot
+
     def settle(self, holder: Holder, length: int) -> bool:
         """Make the last state of a holder, which stops after ``length`` tokens, its snapshot. False if one must be
         evicted first.

@@ -47,7 +47,9 @@ class Metric(NamedTuple):
     text: str
 
 
-def metrics(stats: type[EngineStats] | type[BatchStats] | type[RequestStats]) -> list[tuple[Metric, str]]:
+def metrics(
+    stats: type[EngineStats] | type[BatchStats] | type[RequestStats] | type[TierStats],
+) -> list[tuple[Metric, str]]:
     """The metrics of a class, and the field of each."""
     hints = get_type_hints(stats, include_extras=True)
     return [(metric, name) for name, hint in hints.items() for metric in getattr(hint, "__metadata__", ())]
@@ -96,6 +98,46 @@ class RequestStats:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """What the tiers below the prefix cache have held and found. ``queries`` are tokens of prompts that the device's
+    cache did not hold, ``restored`` those of them that came back. A unit is a page of a group of layers, or a state.
+    """
+
+    queries: Annotated[
+        int,
+        Metric(
+            "counter",
+            "vllm:external_prefix_cache_queries",
+            "Prompt tokens looked up in the tiers below the cache.",
+        ),
+    ]
+    restored: Annotated[
+        int,
+        Metric("counter", "vllm:external_prefix_cache_hits", "Those that were written into the device's cache again."),
+    ]
+    host_bytes: Annotated[int, Metric("gauge", "nearfar:kv_host_bytes", "Evicted pages in the host's memory.")]
+    disk_bytes: Annotated[
+        int, Metric("gauge", "nearfar:kv_disk_bytes", "Pages on the disk, of all models that share the folder.")
+    ]
+    host_hits: Annotated[
+        int, Metric("counter", "nearfar:kv_host_hits", "Pages and states read from the host's memory.")
+    ]
+    disk_hits: Annotated[int, Metric("counter", "nearfar:kv_disk_hits", "Pages and states read from the disk.")]
+    host_evictions: Annotated[
+        int, Metric("counter", "nearfar:kv_host_evictions", "Pages and states that the host's memory had no room for.")
+    ]
+    disk_evictions: Annotated[
+        int,
+        Metric("counter", "nearfar:kv_disk_evictions", "Files that were removed as the disk's budget was full."),
+    ]
+    damaged: Annotated[int, Metric("counter", "nearfar:kv_disk_damaged", "Files that were damaged, and were removed.")]
+    failures: Annotated[int, Metric("counter", "nearfar:kv_disk_failures", "Failures to write a file.")]
+    dropped: Annotated[
+        int, Metric("counter", "nearfar:kv_dropped", "Pages and states that were evicted faster than they were stored.")
+    ]
+
+
 @dataclass(slots=True)
 class EngineStats:
     """A snapshot. ``running`` and ``waiting`` are requests; ``kv_usage`` is the share of pages that running ones use, 0
@@ -107,7 +149,8 @@ class EngineStats:
 
     All others count from the start. ``prefix_queries`` are the prompts' tokens, ``prefix_hits`` those that were in a
     cache. ``computed_tokens`` are positions that the device computed, ``generated_tokens`` those of answers.
-    ``drafted_tokens`` are guesses that were checked, ``accepted_tokens`` those that were right. ``recoveries``: device
+    ``drafted_tokens`` are guesses that were checked, ``accepted_tokens`` those that were right. Pages of
+    ``exported_tokens`` went to other servers, and those of ``imported_tokens`` came from them. ``recoveries``: device
     failures that the engine survived; ``failure``: the one that ended it, after which every request fails.
     ``restarts`` are those of the engine's process, and ``silent_seconds`` is the time since its last heartbeat, None if
     there is no engine of ours.
@@ -116,7 +159,7 @@ class EngineStats:
     the masks of constrained answers, without drafting, the runner's calls and waits for the device; and for delivery,
     on that thread and on the event loops, processor time, because it runs while the device works. What the callers do
     with their tokens is not included. ``batches`` are those of an encoder engine, which has no pages, and ``requests``
-    those of an engine that generates.
+    those of an engine that generates. ``tiers`` is None without any.
 
     ``num_pages`` pages have ``page_size`` positions each, those of the first of several groups of layers.
     ``max_adapters`` can be loaded at once; ``running_adapters`` and ``waiting_adapters`` are those of requests.
@@ -156,6 +199,14 @@ class EngineStats:
     ] = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
+    exported_tokens: Annotated[
+        int, Metric("counter", "nearfar:exported_tokens", "Prompt tokens whose pages were read for other servers.")
+    ] = 0
+    exported_bytes: Annotated[int, Metric("counter", "nearfar:exported_bytes", "Bytes of these pages.")] = 0
+    imported_tokens: Annotated[
+        int, Metric("counter", "nearfar:imported_tokens", "Prompt tokens whose pages another server computed.")
+    ] = 0
+    imported_bytes: Annotated[int, Metric("counter", "nearfar:imported_bytes", "Bytes of these pages.")] = 0
     steps: Annotated[int, Metric("counter", "nearfar:engine_steps", "Steps of the device.")] = 0
     overhead_seconds: Annotated[
         float, Metric("counter", "nearfar:engine_overhead_seconds", "Time spent in the engine itself, over all steps.")
@@ -174,6 +225,7 @@ class EngineStats:
         Metric("gauge", "nearfar:engine_heartbeat_age_seconds", "Time since the engine's process last responded."),
     ] = 0
     batches: BatchStats | None = None
+    tiers: TierStats | None = None
     requests: RequestStats | None = None
     page_size: int = 0
     num_pages: int = 0

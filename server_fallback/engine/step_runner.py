@@ -40,6 +40,10 @@ class StepRunner(DeviceRunner, Protocol):
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]], group: int = 0) -> None: ...
 
+    def read_pages(self, units: Sequence[Sequence[int]]) -> Future[bytes]: ...
+
+    def write_pages(self, units: Sequence[Sequence[int]], data: bytes) -> None: ...
+
 
 class EncoderRunner(DeviceRunner, Protocol):
     def embed(self, batch: Batch) -> FloatArray:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import TypeVar
 
+from nearfar.compiler.ir.watermark import WATERMARK
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.page_groups import longest_sequence
@@ -20,19 +22,24 @@ from .answer import Answer
 from .check_request import check_request
 from .config import EngineConfig, max_sequences
 from .draft_model import DraftModel
+from .encoded_prefix import PrefixKey
 from .engine_loop import EngineLoop
 from .engine_thread import EngineThread
 from .image_encoder import Tower
 from .inbox import Inbox
-from .item_queue import Item, ItemQueue
+from .item_queue import BlockQueue, Item, ItemQueue
 from .mask_pool import MaskPool
 from .masks import Masks
 from .model import TokenModel
 from .ngram_drafter import NgramDrafter
+from .page_blocks import BlockWrite, PageBlock
 from .request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from .resolved_sampling import resolve_sampling
+from .retained_pages import RetainedPages
 from .speculation import Drafter, Speculation
 from .step_runner import StepRunner
+
+T = TypeVar("T")
 
 
 class TokenEngine(EngineThread[EngineLoop]):
@@ -42,7 +49,7 @@ class TokenEngine(EngineThread[EngineLoop]):
     model, for a config with one, ``masks`` computes the masks of constrained answers, on threads by default, and
     ``tower`` the features of images, if the model reads any. ``device`` describes the runner's device. ``max_drafts``:
     how many drafts a step checks, of all callers together.
-    Raises RequestError if the config's speculation cannot work.
+    Raises RequestError if the config's speculation cannot work, or for a watermark if the plan cannot mark.
     """
 
     def __init__(
@@ -61,6 +68,9 @@ class TokenEngine(EngineThread[EngineLoop]):
         limits = runner.limits
         context = longest_sequence(runner.groups, model.context, model.page_size, limits.tokens)
         self.model = replace(model, context=context)
+        self._watermark, self._marks_all = config.watermark, config.marks_all
+        if config.watermark is not None:
+            runner.write_state(WATERMARK, 0, config.watermark.row())
         self._arrivals = itertools.count()
         self.device = runner.device
         # Runners of frameworks have no dtype of their own.
@@ -74,6 +84,11 @@ class TokenEngine(EngineThread[EngineLoop]):
     def context(self) -> int:
         """The longest sequence in tokens."""
         return self.model.context
+
+    @property
+    def prefix_key(self) -> PrefixKey:
+        """What prefixes must have been computed with to be written here."""
+        return PrefixKey(self.model.bundle, self.activation or "", self.device)
 
     def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | AnswerEnd, None]:
         """Yield each new token, without a stop token, and last the AnswerEnd. If ``prompt_logprobs`` are requested,
@@ -107,7 +122,13 @@ class TokenEngine(EngineThread[EngineLoop]):
     def begin(self, request: TokenRequest, put: Callable[[Item], None]) -> Answer:
         """Begin an answer; the running event loop calls ``put`` with its items. Raises what `batches` raises first."""
         check_request(request, self.model, self._loop.adapters.names, self._loop.scheduler.config.max_tokens)
-        sampling = resolve_sampling(request.sampling, request.answered)
+        if request.watermark and self._watermark is None:
+            raise RequestError(
+                "watermark: this model marks no answers; start the server with --watermark-key FILE, or leave it out",
+                param="watermark",
+            )
+        marks = request.watermark or self._marks_all
+        sampling = resolve_sampling(request.sampling, request.answered, marks=marks)
         arrival = self.arrive() if request.arrival is None else request.arrival
         image_bytes = {image.name: image.size_bytes(self.model.feature_size) for image in request.images}
         answer = Answer(arrival, request, sampling, put, image_bytes=image_bytes)
@@ -124,6 +145,37 @@ class TokenEngine(EngineThread[EngineLoop]):
     def arrive(self) -> int:
         """A position in the order of arrival, for requests that together make one answer."""
         return next(self._arrivals)
+
+    async def export(self, request: TokenRequest) -> AsyncGenerator[PageBlock | AnswerEnd, None]:
+        """Yield the stored pages of a range of the prompt, `TokenRequest.export`, as they are computed, and last an
+        AnswerEnd. A prompt whose blocks are not taken is not computed any further. Raises the errors of `batches`.
+        """
+        queue = BlockQueue()
+        answer = self.begin(request, queue.put)
+        try:
+            while isinstance(item := await queue.next(), PageBlock):
+                yield item
+                self.take_block(answer)
+            yield item
+        finally:
+            self.abandon(answer)
+
+    def take_block(self, answer: Answer) -> None:
+        """The reader of an export has taken a block."""
+        if not answer.ended:
+            self._inbox.call(lambda: self._loop.taken(answer))
+
+    async def cached_tokens(self, token_ids: Sequence[int], adapter: str | None = None) -> int:
+        """How many of the first tokens need not be computed, in whole pages. Raises RequestError for an adapter that is
+        not loaded.
+        """
+        return await self._between_steps(lambda: self._loop.prefixes.cached_tokens(token_ids, adapter))
+
+    async def write_block(self, write: BlockWrite) -> bool:
+        """Put pages into the prefix cache that another engine with the same model has exported. False if there is no
+        room. Raises RequestError if the bytes have another size.
+        """
+        return await self._between_steps(lambda: self._loop.prefixes.write_block(write))
 
     async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
         """Load a LoRA adapter under a name that requests can use. ``states`` are what `nearfar.compiler.formats.peft`
@@ -144,15 +196,44 @@ class TokenEngine(EngineThread[EngineLoop]):
         await asyncio.wrap_future(unloaded)
 
     async def reset_prefix_cache(self) -> None:
-        """Let no later request use what was computed before."""
-        done: Future[None] = Future()
+        """Let no later request use what was computed before. A disk tier is cleared for all engines of the model."""
+        clear_tiers = await self._between_steps(self._loop.prefixes.reset)
+        await asyncio.to_thread(clear_tiers)
 
-        def reset() -> None:
-            self._loop.scheduler.kv.prefixes.reset()
-            done.set_result(None)
+    async def read_prefix(self, token_ids: Sequence[int], adapter: str | None = None) -> RetainedPages:
+        """The longest prefix of some tokens that is in the prefix cache, in whole pages; without any tokens if none is.
+        ``token_ids`` are those of a prompt as the cache compares them; see `images.prompt_keys`.
 
-        self._inbox.call(reset)
-        await asyncio.wrap_future(done)
+        Raises RequestError for an adapter that is not loaded, and for a runner whose pages cannot be read; Unavailable
+        once the engine is closed, or DeviceError.
+        """
+        pages, data = await self._between_steps(lambda: self._loop.prefixes.read(token_ids, adapter))
+        return replace(pages, data=await asyncio.wrap_future(data))
+
+    async def write_prefix(self, pages: RetainedPages) -> int:
+        """Write pages into the prefix cache, from which later requests use them. Returns how many of their tokens are
+        in the cache now: 0 if running requests leave no room.
+
+        Raises RequestError for pages of another model and for those of an adapter that is not loaded, and otherwise as
+        `read_prefix`.
+        """
+        return await self._between_steps(lambda: self._loop.prefixes.write(pages))
+
+    async def _between_steps(self, call: Callable[[], T]) -> T:
+        """The result of a call on the engine's thread."""
+        done: Future[T] = Future()
+
+        def work() -> None:
+            # Nobody may wait any more.
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                done.set_result(call())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._inbox.call(work)
+        return await asyncio.wrap_future(done)
 
 
 def make_drafter(

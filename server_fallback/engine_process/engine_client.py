@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,26 +13,36 @@ from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailable
 
 from ..engine.encode_job import EncodeRequest
-from ..engine.item_queue import ItemQueue
+from ..engine.encoded_prefix import PrefixKey
+from ..engine.item_queue import BlockQueue, ItemQueue
+from ..engine.page_blocks import BlockWrite, PageBlock
 from ..engine.request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
+from ..engine.retained_pages import RetainedPages
 from ..engine.stats import EngineStats
+from ..log_event import log_event
 from ..processes.connection import Connection
 from .mask_service import MaskService
 from .messages import (
     Abandon,
     Attach,
+    CachedTokens,
     Encode,
     ForgetImages,
     Generate,
     Listen,
     LoadAdapter,
+    Logged,
     MaskTurns,
     Open,
     Opened,
+    ReadPrefix,
     ResetPrefixCache,
     Stats,
     Step,
+    TakeBlock,
     UnloadAdapter,
+    WriteBlock,
+    WritePrefix,
 )
 from .sent_images import SentImages
 
@@ -56,7 +66,7 @@ class EngineClient:
         self._fault = FAILED
         self._supervision: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
-        self._queues: dict[int, ItemQueue] = {}
+        self._queues: dict[int, ItemQueue | BlockQueue] = {}
         self._masks = MaskService(self._send)
         self._images = SentImages()
         self._stats = EngineStats()
@@ -81,6 +91,12 @@ class EngineClient:
     def activation(self) -> str | None:
         assert self._opened is not None
         return self._opened.activation
+
+    @property
+    def prefix_key(self) -> PrefixKey:
+        """See `TokenEngine.prefix_key`."""
+        assert self._opened is not None
+        return PrefixKey(self._opened.bundle, self.activation or "", self.device)
 
     def generate(self, request: TokenRequest) -> AsyncGenerator[PromptLogprobs | GeneratedToken | AnswerEnd, None]:
         """See `TokenEngine.generate`."""
@@ -115,6 +131,33 @@ class EngineClient:
             if unused and sent is self._images:
                 self._send(ForgetImages(unused))
 
+    async def export(self, request: TokenRequest) -> AsyncGenerator[PageBlock | AnswerEnd, None]:
+        """See `TokenEngine.export`."""
+        self._require_open()
+        number, queue = next(self._numbers), BlockQueue()
+        self._queues[number] = queue
+        try:
+            self._send(Generate(number, replace(request, arrival=self.arrive()), is_constrained=False))
+            while isinstance(item := await queue.next(), PageBlock):
+                yield item
+                self._send(TakeBlock(number))
+            yield item
+        finally:
+            if self._queues.pop(number, None) is not None:
+                self._send(Abandon(number))
+
+    async def cached_tokens(self, token_ids: Sequence[int], adapter: str | None = None) -> int:
+        """See `TokenEngine.cached_tokens`."""
+        self._require_open()
+        count: int = await self._call(CachedTokens(token_ids, adapter))
+        return count
+
+    async def write_block(self, write: BlockWrite) -> bool:
+        """See `TokenEngine.write_block`."""
+        self._require_open()
+        is_written: bool = await self._call(WriteBlock(write))
+        return is_written
+
     def arrive(self) -> int:
         """See `TokenEngine.arrive`."""
         return time.monotonic_ns()
@@ -123,6 +166,18 @@ class EngineClient:
         """See `TokenEngine.reset_prefix_cache`."""
         self._require_open()
         await self._call(ResetPrefixCache())
+
+    async def read_prefix(self, token_ids: Sequence[int], adapter: str | None = None) -> RetainedPages:
+        """See `TokenEngine.read_prefix`."""
+        self._require_open()
+        pages: RetainedPages = await self._call(ReadPrefix(token_ids, adapter))
+        return pages
+
+    async def write_prefix(self, pages: RetainedPages) -> int:
+        """See `TokenEngine.write_prefix`."""
+        self._require_open()
+        tokens: int = await self._call(WritePrefix(pages))
+        return tokens
 
     async def encode(self, request: EncodeRequest) -> FloatArray:
         """See `EncoderEngine.encode`."""
@@ -167,6 +222,8 @@ class EngineClient:
                 self._masks.run(message)
             case Stats(stats):
                 self._stats = stats
+            case Logged(event, level, fields):
+                log_event(event, level, **fields)
             case _:
                 raise TypeError(f"a server does not know the message {message!r}")
 
@@ -198,7 +255,18 @@ class EngineClient:
         if self._refusal is not None:
             raise self._refusal
 
-    async def _call(self, message: Encode | Listen | LoadAdapter | ResetPrefixCache | UnloadAdapter) -> Any:
+    async def _call(
+        self,
+        message: CachedTokens
+        | Encode
+        | Listen
+        | LoadAdapter
+        | ReadPrefix
+        | ResetPrefixCache
+        | UnloadAdapter
+        | WriteBlock
+        | WritePrefix,
+    ) -> Any:
         if self._connection is None:
             raise process_failed()
         return await self._connection.call(message, cancels=True)

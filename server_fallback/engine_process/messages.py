@@ -19,7 +19,9 @@ from ..engine.encoder_engine import EncoderEngine
 from ..engine.images import ImageName
 from ..engine.item_queue import Item
 from ..engine.masks import Masks
+from ..engine.page_blocks import BlockWrite
 from ..engine.request import TokenRequest
+from ..engine.retained_pages import RetainedPages
 from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
 from ..option_types import HANG_SECONDS
@@ -83,6 +85,13 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeBlock:
+    """The reader of an export, which is an answer, has taken a block."""
+
+    answer: int
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetImages:
     """No unfinished answer of this server has these images any more."""
 
@@ -103,7 +112,37 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class ResetPrefixCache:
-    """A call, as are the next three."""
+    """A call, as are the next seven."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPrefix:
+    """See `TokenEngine.read_prefix`."""
+
+    token_ids: Sequence[int]
+    adapter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTokens:
+    """See `TokenEngine.cached_tokens`."""
+
+    token_ids: Sequence[int]
+    adapter: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WritePrefix:
+    """See `TokenEngine.write_prefix`."""
+
+    pages: RetainedPages
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBlock:
+    """See `TokenEngine.write_block`."""
+
+    write: BlockWrite
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +178,7 @@ class Opened:
     max_drafts: int
     device: str
     activation: str | None
+    bundle: str
     hang_seconds: float
 
 
@@ -165,3 +205,12 @@ class MaskTurns:
 @dataclass(frozen=True, slots=True)
 class Stats:
     stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """An event for the server's log; see `log_event`."""
+
+    event: str
+    level: int
+    fields: Mapping[str, object]

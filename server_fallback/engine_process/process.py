@@ -5,12 +5,14 @@ attach, until its connection to that server ends.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
@@ -18,9 +20,10 @@ from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 from ..engine.encoder_engine import EncoderEngine
 from ..engine.token_engine import TokenEngine
 from ..garbage import collect_garbage_rarely
+from ..log_event import LOGGER
 from ..option_types import HANG_SECONDS
 from ..processes.connection import Connection
-from .messages import Attach, Close, Listen, Open, Opened
+from .messages import Attach, Close, Listen, Logged, Open, Opened
 from .remote_masks import RemoteMasks
 from .session import Session
 
@@ -54,6 +57,8 @@ class EngineServer:
     async def serve(self, connected: socket.socket) -> None:
         """Return when the owner's connection has ended, after `Close`, or when the engine has failed."""
         loop = asyncio.get_running_loop()
+        LOGGER.addHandler(SendingHandler(loop, self._owner.connection.send))
+        LOGGER.propagate = False
         await loop.create_unix_connection(lambda: self._owner.connection, sock=connected)
         await self._ended.wait()
         timer = threading.Timer(STUCK_SECONDS, os._exit, (1,))
@@ -124,3 +129,17 @@ class EngineServer:
             # The engine has given up its device. Another process may be able to use it.
             self._ended.set()
         asyncio.get_running_loop().call_later(STATS_SECONDS, self._send_stats)
+
+
+class SendingHandler(logging.Handler):
+    """Sends the events of this process to the server, in whose log they belong. They come from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[object], None]) -> None:
+        super().__init__()
+        self._loop, self._send = loop, send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = getattr(record, "fields", {})
+        # The last ones may come when the loop has ended.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._send, Logged(record.getMessage(), record.levelno, fields))

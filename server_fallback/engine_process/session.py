@@ -19,16 +19,21 @@ from ..engine.token_engine import TokenEngine
 from ..processes.connection import Connection
 from .messages import (
     Abandon,
+    CachedTokens,
     Encode,
     ForgetImages,
     Generate,
     LoadAdapter,
     Mask,
     Opened,
+    ReadPrefix,
     ResetPrefixCache,
     Stats,
     Step,
+    TakeBlock,
     UnloadAdapter,
+    WriteBlock,
+    WritePrefix,
 )
 from .remote_masks import RemoteConstraint, RemoteMasks
 from .sent_images import ReceivedImages
@@ -57,7 +62,8 @@ class Session:
         self._engine, self._masks = engine, masks
         self.send_stats(engine.stats())
         self.connection.beat(hang_seconds, lambda: engine.step_seconds)
-        return Opened(engine.context, engine.max_drafts, engine.device, engine.activation, hang_seconds)
+        bundle = engine.model.bundle if isinstance(engine, TokenEngine) else ""
+        return Opened(engine.context, engine.max_drafts, engine.device, engine.activation, bundle, hang_seconds)
 
     def send_stats(self, stats: EngineStats) -> None:
         """Send the engine's statistics if they have changed."""
@@ -86,6 +92,14 @@ class Session:
                     self._masks.returned(constraint, message)
             case Abandon(answer):
                 self._abandon(answer)
+            case TakeBlock(number):
+                self._take_block(number)
+            case CachedTokens(token_ids, adapter):
+                assert isinstance(engine, TokenEngine)
+                return engine.cached_tokens(token_ids, adapter)
+            case WriteBlock(write):
+                assert isinstance(engine, TokenEngine)
+                return engine.write_block(write)
             case ForgetImages(names):
                 self._images.forget(names)
             case Encode(request):
@@ -94,6 +108,12 @@ class Session:
             case ResetPrefixCache():
                 assert isinstance(engine, TokenEngine)
                 return engine.reset_prefix_cache()
+            case ReadPrefix(token_ids, adapter):
+                assert isinstance(engine, TokenEngine)
+                return engine.read_prefix(token_ids, adapter)
+            case WritePrefix(pages):
+                assert isinstance(engine, TokenEngine)
+                return engine.write_prefix(pages)
             case LoadAdapter(name, states):
                 assert isinstance(engine, TokenEngine)
                 return engine.load_adapter(name, states)
@@ -116,6 +136,12 @@ class Session:
             self._answers[number] = self._engine.begin(request, partial(self._put, number))
         except NearfarError as error:
             self._put(number, error)
+
+    def _take_block(self, number: int) -> None:
+        answer = self._answers.get(number)
+        if answer is not None:
+            assert isinstance(self._engine, TokenEngine)
+            self._engine.take_block(answer)
 
     def _abandon(self, number: int) -> None:
         answer = self._answers.pop(number, None)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.formats.peft import adapter_id, read_adapter
@@ -19,6 +19,8 @@ from ..text.text_workers import TextWorkers
 from .executor import Executor
 from .local import Engine, GuestExecutor, LocalExecutor
 from .local_share import LocalShare
+from .page_transfer import PageIdentity
+from .slots import Slots
 from .text_model import TextModel
 
 
@@ -36,7 +38,8 @@ class ExecutorWithAdapters(LocalExecutor):
     def with_adapter(self, name: str, identity: str) -> Executor:
         issuer = None if self._issuer is None else replace(self._issuer, model=name, adapter=identity)
         model = replace(self._model, name=name, model=name)
-        return GuestExecutor(self._engine, model, workers=self._workers, adapter=name, issuer=issuer)
+        of_engine: Any = {"workers": self._workers, "slots": self.slots}
+        return GuestExecutor(self._engine, model, adapter=name, issuer=issuer, **of_engine)
 
 
 class AdaptableExecutor(ExecutorWithAdapters):
@@ -54,6 +57,9 @@ class AdaptableExecutor(ExecutorWithAdapters):
         share: LocalShare | None = None,
         issuer: Issuer | None = None,
         stored: StoredModel | None = None,
+        pages: PageIdentity | None = None,
+        only_prefills: bool = False,
+        slots: Slots | None = None,
     ) -> None:
         super().__init__(
             engine,
@@ -64,6 +70,9 @@ class AdaptableExecutor(ExecutorWithAdapters):
             share=share,
             issuer=issuer,
             stored=stored,
+            pages=pages,
+            only_prefills=only_prefills,
+            slots=slots,
         )
         self._adaptable_engine, self._manifest = engine, manifest
 

@@ -9,26 +9,32 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+from pydantic import BaseModel
+
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..option_types import Dialect as Dialect
 from ..schema.chat import ChatCompletionRequest, GrammarFormat, RegexFormat
 from ..schema.common import EXTENSION, EXTENSION_IF_SET, OF_ACCOUNTS, GenerationRequest, marked
 from ..schema.completions import CompletionRequest
+from ..schema.tokenize import TokenizeRequest
 from ..text.response_format import requested_grammar, structured_outputs
+from .sglang import other_sglang_body, to_sglang
 
-# "openai": nothing beyond OpenAI's parameters (llama.cpp, Ollama, TGI, SGLang, TensorRT-LLM, LMDeploy, Triton). "vllm":
-# vLLM 0.12 or newer.
+# "openai": nothing beyond OpenAI's parameters (llama.cpp, Ollama, TGI, TensorRT-LLM, LMDeploy, Triton). "vllm": vLLM
+# 0.12 or newer. "sglang": SGLang 0.5 or its router.
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 
+# A route that every such server has.
+MODELS = "/v1/models"
 REASONING_KEYS = ("reasoning_content", "reasoning")
 
 
 def generation_body(
     request: GenerationRequest, model: str, dialect: Dialect, *, priority: int | None
 ) -> dict[str, Any]:
-    """The body to post for a chat or completion: streamed, with usage. ``priority`` is None if the server accepts none;
-    a higher one is served first.
+    """The body to post for a chat or completion: streamed, with usage. ``priority`` is None if the server accepts none,
+    and as the server orders requests.
 
     Raises RequestError for an extension that the dialect lacks.
     """
@@ -42,6 +48,17 @@ def generation_body(
                 "receipt: only nearfar serve signs receipts, and another server is behind this model; leave it out",
                 param="receipt",
             )
+        if body.pop("watermark", False):
+            raise RequestError(
+                "watermark: only nearfar serve marks answers, and another server is behind this model; leave it out",
+                param="watermark",
+            )
+        if body.pop("id_slot", None) is not None or body.pop("cache_prompt", False):
+            raise RequestError(
+                "id_slot and cache_prompt: another server is behind this model, whose slots are not ours; leave them "
+                "out",
+                param="id_slot",
+            )
         # All servers support the older name; some ignore the newer one.
         limit = body.pop("max_completion_tokens", None)
         if limit is not None:
@@ -54,12 +71,35 @@ def generation_body(
             # OpenAI's messages have no reasoning, and DeepSeek rejects the reasoning that it wrote itself.
             for key in REASONING_KEYS:
                 message.pop(key, None)
-    if dialect == "vllm":
-        to_vllm(request, body)
+    if dialect in ("vllm", "sglang"):
+        # They have no search among more answers than n.
+        body.pop("best_of", None)
+        (to_vllm if dialect == "vllm" else to_sglang)(request, body)
     if priority:
-        # vLLM serves the lowest priority first.
-        body["priority"] = -priority if dialect == "vllm" else priority
+        body["priority"] = priority
     return body
+
+
+def other_body(request: BaseModel, model: str, dialect: Dialect) -> dict[str, Any]:
+    """The body to post for a request that generates nothing. Raises RequestError for what the server would ignore."""
+    body = request.model_dump(mode="json", by_alias=True, exclude_none=True) | {"model": model}
+    if isinstance(request, TokenizeRequest) and dialect != "nearfar":
+        split = body.pop("split_special_tokens")
+        if split and "split_special_tokens" in request.model_fields_set:
+            raise RequestError(
+                "split_special_tokens: the server behind this model never splits the control tokens of a prompt; leave "
+                "it out",
+                param="split_special_tokens",
+            )
+        if request.messages is not None and "add_special_tokens" not in request.model_fields_set:
+            # They would be added to those that the template has written.
+            del body["add_special_tokens"]
+    return other_sglang_body(request, body) if dialect == "sglang" else body
+
+
+def health_path(dialect: Dialect) -> str:
+    """The route that shows whether a server works. vLLM's and SGLang's also notice a dead engine behind it."""
+    return "/health" if dialect in ("vllm", "sglang") else MODELS
 
 
 def refuse_extensions(request: GenerationRequest) -> None:

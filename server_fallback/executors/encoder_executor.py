@@ -104,17 +104,11 @@ class EncoderExecutor:
         )
         best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: request.top_n or None]
 
-        def document(index: int) -> dict[str, object] | None:
-            given = request.documents[index]
-            if not request.return_documents:
-                return None
-            return {"text": given} if isinstance(given, str) else given.as_given()
-
         return RerankResponse(
             id=f"rerank-{uuid.uuid4()}",
             model=self.model.name,
             results=[
-                RerankResult(index=index, relevance_score=float(scores[index]), document=document(index))
+                RerankResult(index=index, relevance_score=float(scores[index]), document=request.returned(index))
                 for index in best
             ],
             usage=usage,

@@ -8,7 +8,7 @@ for them with `isinstance`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -21,12 +21,15 @@ from nearfar.compiler.store.names import UnknownModel as UnknownModel
 from ..engine.request import TokenSource
 from ..engine.stats import EngineStats
 from ..engine.verification import Verification, VerifyingSource
+from ..far_prefill.blocks import Counts
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import AnswerRequest
 from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
+from ..schema.pages import PagesRequest
 from ..schema.pipeline import StepTime
+from ..schema.prefill import PrefillRequest
 from ..schema.receipt import SignedReceipt
 from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
@@ -34,6 +37,7 @@ from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeReq
 from ..schema.transcription import TranscriptionRequest
 from ..schema.verify import VerifyOpen
 from ..text.output import Output
+from .slots import Slots
 
 # Of a request: the preview that its sender agrees to let leave this machine.
 CONFIRM_HEADER = "X-Nearfar-Confirm"
@@ -54,7 +58,8 @@ class Call:
     ``received`` is the body of a request that wants a receipt; our own executors call ``observe_receipt`` with that of
     an answer that was broken off. Far sides call ``observe_request`` with the body that they send. Pipelines call
     ``observe_step`` with each step that has ended, and its start (`time.monotonic`).
-    ``confirmed``: what the sender has agreed to let leave this machine, if a policy asks.
+    ``confirmed``: what the sender has agreed to let leave this machine, if a policy asks. ``prefill_from``: the server
+    that computes the beginning of the prompt, as in `TokenRequest`.
     """
 
     request_id: str
@@ -72,12 +77,31 @@ class Call:
     observe_receipt: Callable[[SignedReceipt], None] | None = None
     observe_request: Callable[[dict[str, Any]], None] | None = None
     confirmed: str | None = None
+    prefill_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillState:
+    """What the prefill workers of a decode worker do: of ``workers``, so many are ``answering``; if they are
+    ``required``, long prompts fail without them. All others count from the start: ``transfers`` were begun, which
+    brought the pages of ``tokens`` in ``bytes`` within ``seconds``; ``fallbacks`` are prompts that they did not
+    complete, by reason.
+    """
+
+    workers: int
+    answering: int
+    required: bool
+    transfers: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    fallbacks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorState:
     """The current state of an executor. ``memory_bytes`` is the device memory that it uses, None if unknown.
-    ``engine``: the figures of our own engine.
+    ``engine``: the figures of our own engine. ``prefill``: those of a decode worker, None for others.
     """
 
     ready: bool
@@ -86,11 +110,29 @@ class ExecutorState:
     waiting: int = 0
     memory_bytes: int | None = None
     engine: EngineStats = field(default_factory=lambda: EngineStats(silent_seconds=None))
+    prefill: PrefillState | None = None
+
+    @property
+    def degraded(self) -> str | None:
+        """What does not work although the model is ready; None if all does."""
+        prefill = self.prefill
+        if not self.ready or prefill is None or prefill.answering > 0:
+            return None
+        return f"none of {prefill.workers} prefill workers answers; decode workers compute long prompts themselves"
 
     @staticmethod
-    def of(engine: EngineStats, device: str, memory_bytes: int | None, *, closed: bool) -> ExecutorState:
+    def of(
+        engine: EngineStats,
+        device: str,
+        memory_bytes: int | None,
+        *,
+        closed: bool,
+        prefill: PrefillState | None = None,
+    ) -> ExecutorState:
         """The state of an executor with an engine of ours."""
         failure = engine.failure.message if engine.failure is not None else None
+        if failure is None and prefill is not None and prefill.required and prefill.answering == 0:
+            failure = f"none of {prefill.workers} prefill workers answers"
         return ExecutorState(
             ready=not closed and failure is None,
             detail="closed" if closed else failure or device or "serving",
@@ -98,6 +140,7 @@ class ExecutorState:
             waiting=engine.waiting,
             memory_bytes=memory_bytes,
             engine=engine,
+            prefill=prefill,
         )
 
 
@@ -138,10 +181,10 @@ class Abilities:
     different tokenizers.
 
     ``tools``: the model writes tool calls. ``embeds``: it makes embeddings or scores, and no text.
-    ``verify``: it checks drafts of clients. ``vision``: it reads images. ``video``: it reads videos. ``sound``: it
-    reads sound, and nothing else. ``hears``: it answers about recordings in chats, of at most ``hears_seconds`` if that
-    is not None. ``model`` is its name in its manifest, None for models that are not one, and ``chat_template`` the
-    source of its template. ``thinks``: it reasons between markers.
+    ``verify``: it checks drafts of clients. ``prefill``: it computes prompts for them. ``vision``: it reads images.
+    ``video``: it reads videos. ``sound``: it reads sound, and nothing else. ``hears``: it answers about recordings in
+    chats, of at most ``hears_seconds`` if that is not None. ``model`` is its name in its manifest, None for models that
+    are not one, and ``chat_template`` the source of its template. ``thinks``: it reasons between markers.
     """
 
     tokenizer_sha256: str | None
@@ -149,6 +192,7 @@ class Abilities:
     tools: bool
     embeds: bool
     verify: bool = False
+    prefill: bool = False
     vision: bool = False
     video: bool = False
     sound: bool = False
@@ -183,6 +227,32 @@ class CachesPrefixes(Protocol):
 
 
 @runtime_checkable
+class SendsPages(Protocol):
+    """An executor that computes prompts for other servers: our own engine."""
+
+    def pages(self, request: PagesRequest, call: Call) -> AsyncGenerator[bytes, None]:
+        """The parts of the answer of /v1/nearfar/pages. Raises RequestError for a model without pages, or another
+        one than the client's; reading the parts raises the errors of the engine.
+        """
+
+
+@runtime_checkable
+class HasSlots(Protocol):
+    """An executor of our own engine. ``slots`` is None on a server without a folder for them; ``adapter`` is the name
+    of the LoRA adapter that reads its prompts.
+    """
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def slots(self) -> Slots | None: ...
+
+    @property
+    def adapter(self) -> str | None: ...
+
+
+@runtime_checkable
 class HasAdapters(Protocol):
     """An executor of a model that may have LoRA adapters."""
 
@@ -214,6 +284,17 @@ class Verifies(Executor, Protocol):
     def verification(self, request: VerifyOpen, call: Call) -> Verification:
         """Raises RequestError for another tokenizer ("tokenizer_differs"), a prompt that does not fit, or a model that
         does not check drafts.
+        """
+
+
+@runtime_checkable
+class Prefills(Executor, Protocol):
+    """An executor that computes prompts for clients with the same model: our own engine."""
+
+    def prefill(self, request: PrefillRequest, call: Call, counts: Counts) -> AsyncGenerator[bytes, None]:
+        """The blocks that `schema/prefill.py` describes; ``counts`` are kept while they are made. Raises RequestError
+        for another tokenizer ("tokenizer_differs"), a prompt that does not fit or has no whole pages, or a model whose
+        pages cannot be sent ("prefill_unavailable"), here or with the first block.
         """
 
 

@@ -33,10 +33,12 @@ def transport_for(*, trust_env: bool) -> Transport | None:
 
 
 class Transport(httpx.AsyncBaseTransport):
-    """``trust_env``: the environment may name the file of trusted certificates (SSL_CERT_FILE)."""
+    """``trust_env``: the environment may name the file of trusted certificates (SSL_CERT_FILE). ``socket_path``: all
+    connections are to this Unix socket.
+    """
 
-    def __init__(self, *, trust_env: bool) -> None:
-        self._trust_env = trust_env
+    def __init__(self, *, trust_env: bool, socket_path: str | None = None) -> None:
+        self._trust_env, self._socket_path = trust_env, socket_path
         self._tls: ssl.SSLContext | None = None
         self._idle: dict[Origin, list[Connection]] = {}
         self._all: set[Connection] = set()
@@ -72,9 +74,14 @@ class Transport(httpx.AsyncBaseTransport):
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self, origin), host, port, ssl=self._tls if scheme == "https" else None
-                )
+                if self._socket_path is not None:
+                    _, connection = await loop.create_unix_connection(
+                        lambda: Connection(self, origin), self._socket_path
+                    )
+                else:
+                    _, connection = await loop.create_connection(
+                        lambda: Connection(self, origin), host, port, ssl=self._tls if scheme == "https" else None
+                    )
         except TimeoutError as error:
             raise httpx.ConnectTimeout("no connection was made in time") from error
         except OSError as error:

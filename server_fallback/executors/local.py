@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from nearfar.compiler.runtime.audio.hearing import longest_sound
 from nearfar.compiler.runtime.audio.prepared_sound import HeardSound
@@ -22,11 +22,15 @@ from nearfar.compiler.store.model import StoredModel
 from ..engine.request import TokenRequest, TokenSource
 from ..engine.stats import EngineStats
 from ..engine.verification import Verification
+from ..far_prefill.blocks import Counts, ReadableSource, blocks
+from ..far_prefill.layout import KvLayout, unavailable
 from ..images.reader import decodes_video_files
 from ..receipts.issuer import Issuer, Receipted, body_of, request_hash, with_receipt
 from ..schema.completions import AnswerRequest
 from ..schema.decide import DecideRequest, DecideResponse
 from ..schema.embeddings import EmbeddingRequest, EmbeddingResponse
+from ..schema.pages import NOBODY, PREFILL_HEADER, PagesRequest
+from ..schema.prefill import PrefillRequest
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import all_choices
@@ -44,10 +48,13 @@ from ..text.reasoning_constraint import ReasoningConstraint
 from ..text.requests import check_prompt
 from ..text.text_workers import TextWorkers
 from .decide import Decider
-from .executor import Abilities, CachesPrefixes, Call, ExecutorState
+from .executor import Abilities, CachesPrefixes, Call, ExecutorState, PrefillState
 from .inherited import inherited
 from .local_share import LocalShare
+from .page_transfer import PageIdentity
+from .prefill_server import ExportingEngine, export_request, page_frames
 from .read_request import Asked, read_request
+from .slots import Slots
 from .text_model import TextModel
 
 
@@ -67,13 +74,22 @@ class Engine(TokenSource, Protocol):
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None: ...
 
 
+@runtime_checkable
+class HasPrefills(Protocol):
+    """An engine whose prompts other servers compute: `apart.ApartEngine`."""
+
+    def prefills(self) -> PrefillState: ...
+
+
 class LocalExecutor:
     """An `Executor` that owns its engine and closes it in the end; ``adapter`` names one of the engine's LoRA adapters.
 
     The priority of the call counts, not that of the request. ``memory_bytes`` is the runner's memory on its device, if
     known; ``device`` is a description of that device. The executor also owns ``workers``; None compiles grammars in a
     separate process, and renders the chat template in this process. ``issuer`` signs receipts. ``share`` lets other
-    processes use the same engine, None if they cannot. Chats and completions inherit what ``stored`` has.
+    processes use the same engine, None if they cannot. Chats and completions inherit what ``stored`` has. ``slots`` are
+    the engine's, if it has any. ``pages``: how other servers know the engine's pages, None if they cannot use them.
+    ``only_prefills``: it answers no requests.
     """
 
     def __init__(
@@ -88,9 +104,14 @@ class LocalExecutor:
         share: LocalShare | None = None,
         issuer: Issuer | None = None,
         stored: StoredModel | None = None,
+        pages: PageIdentity | None = None,
+        only_prefills: bool = False,
+        slots: Slots | None = None,
     ) -> None:
         self.share = share
+        self.slots = slots
         self.stored = stored
+        self._pages, self._only_prefills = pages, only_prefills
         self._issuer = issuer
         self._engine = engine
         self._model = model
@@ -106,10 +127,15 @@ class LocalExecutor:
     def context(self) -> int:
         return self._engine.context
 
+    @property
+    def adapter(self) -> str | None:
+        return self._adapter
+
     def inheriting(self, name: str, stored: StoredModel) -> GuestExecutor:
         """The same model under a name of its own, with requests that inherit what ``stored`` has."""
         model = replace(self._model, name=name)
-        return GuestExecutor(self._engine, model, workers=self._workers, adapter=self._adapter, stored=stored)
+        of_engine: Any = {"workers": self._workers, "slots": self.slots}
+        return GuestExecutor(self._engine, model, adapter=self._adapter, stored=stored, **of_engine)
 
     async def answer(self, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
         request = inherited(request, self.stored)
@@ -130,6 +156,13 @@ class LocalExecutor:
 
     async def answer_from(self, source: TokenSource, request: AnswerRequest, call: Call, output: Output[Any]) -> None:
         """Like `answer`, with the tokens of another source."""
+        self._require_answers()
+        if call.prefill_from not in (None, NOBODY) and not isinstance(self._engine, HasPrefills):
+            raise RequestError(
+                f"{PREFILL_HEADER}: this server has no prefill workers; start it with --role decode, or leave the "
+                "header out",
+                code="unknown_prefill_worker",
+            )
         model, context, ignore = self._model, self.context, call.ignore_param
         asked = await model.long_texts.run(request, call.client, lambda: read_request(request, model, context, ignore))
         if asked.needs_vocabulary:
@@ -141,6 +174,8 @@ class LocalExecutor:
             num_prompt_tokens += len(prompt.ids)
         if call.observe_prompt_tokens is not None:
             call.observe_prompt_tokens(num_prompt_tokens)
+        if self.slots is not None and source is self._engine:
+            source = self.slots.source(request.id_slot)
         answer = asked.answer(requests, output)
         answer.begin()
         await all_choices(
@@ -155,6 +190,8 @@ class LocalExecutor:
         raise RequestError("this model generates text and makes no embeddings; use an embedding model", param="model")
 
     async def decide(self, request: DecideRequest, call: Call) -> DecideResponse:
+        self._require_answers()
+
         async def read(chat: Chat) -> ChatPrompt:
             return await self._chat_prompt(chat, call.client)
 
@@ -198,6 +235,7 @@ class LocalExecutor:
             tools=model.tools is not None,
             embeds=False,
             verify=self.max_drafts > 0,
+            prefill=self._can_prefill,
             vision=model.images is not None,
             video=model.images is not None and model.images.video is not None and decodes_video_files(),
             hears=model.sounds is not None,
@@ -216,15 +254,8 @@ class LocalExecutor:
         return min(self._engine.max_drafts, MAX_DRAFTS)
 
     def verification(self, request: VerifyOpen, call: Call) -> Verification:
-        model = self._model
-        if request.tokenizer_sha256 != model.tokenizer_sha256:
-            raise RequestError(
-                f"the client's tokenizer.json differs from that of {model.name}; draft with a model that has the same "
-                "tokenizer",
-                param="tokenizer_sha256",
-                code="tokenizer_differs",
-            )
-        check_prompt(request.prompt, model.vocab_size, self.context, "prompt")
+        self._require_answers()
+        self._require_tokens(request)
         token_request = TokenRequest(
             request.prompt,
             request.max_tokens,
@@ -236,13 +267,90 @@ class LocalExecutor:
         )
         return Verification(self._engine, token_request)
 
+    def pages(self, request: PagesRequest, call: Call) -> AsyncGenerator[bytes, None]:
+        """See `executor.SendsPages`."""
+        engine, pages = self._engine, self._pages
+        if pages is None or not isinstance(engine, ExportingEngine):
+            raise RequestError(
+                f"{request.model}: this server does not compute prompts for others; use one with --role prefill",
+                param="model",
+                code="prefill_unavailable",
+            )
+        asked = export_request(request, pages, call)
+        check_prompt(asked.prompt_ids, self._model.vocab_size, self.context, "prompt")
+        return page_frames(engine, asked, pages)
+
+    def prefill(self, request: PrefillRequest, call: Call, counts: Counts) -> AsyncGenerator[bytes, None]:
+        source, layout = self._readable
+        self._require_tokens(request)
+        page_size, length = layout.page_size, len(request.prompt)
+        if length % page_size > 0 or request.start % page_size > 0 or request.start > length - 2 * page_size:
+            raise RequestError(
+                f"prompt has {length} tokens and start is {request.start}; both must be multiples of {page_size}, the "
+                "tokens of a page, and at least two pages apart",
+                param="prompt" if length % page_size > 0 else "start",
+            )
+        if length >= self.context:
+            raise RequestError(
+                f"prompt has {length} tokens, and an answer would not fit behind it; the model has {self.context}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        wanted = TokenRequest(
+            request.prompt, 1, priority=call.priority, deadline=call.deadline, client=call.client,
+            arrival=self._engine.arrive(),
+        )  # fmt: skip
+        return blocks(source, layout, wanted, request.start, counts)
+
+    @property
+    def _readable(self) -> tuple[ReadableSource, KvLayout]:
+        """The engine, whose pages can be sent. Raises RequestError ("prefill_unavailable")."""
+        engine = self._engine
+        if self._adapter is not None:
+            raise unavailable("an adapter applies to it, which the client may not have")
+        if not isinstance(engine, ReadableSource):
+            raise unavailable("its engine does not read pages")
+        return engine, self._model.kv_layout
+
+    @property
+    def _can_prefill(self) -> bool:
+        try:
+            return self._readable is not None
+        except RequestError:
+            return False
+
+    def _require_tokens(self, request: VerifyOpen | PrefillRequest) -> None:
+        """Raises RequestError for another tokenizer, and for token ids that the model cannot read."""
+        model = self._model
+        if request.tokenizer_sha256 != model.tokenizer_sha256:
+            raise RequestError(
+                f"the client's tokenizer.json differs from that of {model.name}; use a model that has the same "
+                "tokenizer",
+                param="tokenizer_sha256",
+                code="tokenizer_differs",
+            )
+        check_prompt(request.prompt, model.vocab_size, self.context, "prompt")
+
     def state(self) -> ExecutorState:
-        return ExecutorState.of(self._engine.stats(), self._device, self._memory_bytes, closed=self._closed)
+        prefill = self._engine.prefills() if isinstance(self._engine, HasPrefills) else None
+        return ExecutorState.of(
+            self._engine.stats(), self._device, self._memory_bytes, closed=self._closed, prefill=prefill
+        )
 
     async def close(self) -> None:
         self._closed = True
         self._workers.close()
         await self._engine.close()
+
+    def _require_answers(self) -> None:
+        """Raises RequestError on a prefill worker."""
+        if self._only_prefills:
+            raise RequestError(
+                f"{self._model.name}: this server only computes prompts for decode workers (--role prefill); send "
+                "requests to one of these, or to a gateway before them",
+                param="model",
+                code="prefill_worker",
+            )
 
     async def _chat_prompt(self, chat: Chat, client: str) -> ChatPrompt:
         """Raises RequestError. A prompt that is many times too long is refused before it is rendered or encoded."""

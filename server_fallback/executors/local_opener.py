@@ -18,6 +18,7 @@ from nearfar.compiler.bundle.manifest import DRAFT, MANIFEST_FILE, Manifest
 from nearfar.compiler.bundle.signature import read_trusted_keys
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.formats.ignored_keys import IgnoredKeys
+from nearfar.compiler.names import EXPORTS
 from nearfar.compiler.pipeline.options import CompileOptions, ModelOptions
 from nearfar.compiler.runtime.audio.transcribe import LIMITS
 from nearfar.compiler.runtime.errors import RequestError, reason_of
@@ -40,6 +41,7 @@ from ..schema.route import Side
 from ..text.grammar.grammar_compiler import GrammarCompiler
 from ..text.text_workers import TextWorkers
 from .adaptable import AdaptableExecutor
+from .apart import ApartEngine
 from .catalog_models import CatalogModels
 from .compile_process import compiled
 from .devices import default_arch, default_target, kv_memory_bytes
@@ -50,10 +52,14 @@ from .local_options import LocalOptions
 from .local_recipe import LocalRecipe, Planned
 from .local_share import LocalShare, SpeechShare
 from .memory import context_bytes, plan_memory, weight_bytes
+from .page_transfer import PageIdentity
 from .registry import default_name
 from .shared_opener import open_workers
+from .slot_files import FLAG, SlotFiles
+from .slots import Slots
 from .speech_executor import SpeechExecutor
 from .text_model import TextModel
+from .watermark_key import require_marks, watermark_of
 
 NGRAM, HEADS = "ngram", "heads"
 # Prompt tokens and decoded tokens of a step together. A larger number makes prefill faster and decoding sequences wait
@@ -80,13 +86,15 @@ async def open_executor(model: str | Path, options: LocalOptions | None = None) 
 class LocalOpener:
     """Implements `Opener`. ``progress`` is called while a model is compiled. ``side`` is what receipts say.
 
-    Raises RequestError and ToolError for keys to trust, or a key of receipts, that cannot be read.
+    Raises RequestError and ToolError for keys to trust, a key of receipts or one of a watermark, that cannot be read.
     """
 
     def __init__(self, options: LocalOptions, progress: Progress = lambda *_: None, *, side: Side = "far") -> None:
         self._options, self._progress, self._side = options, progress, side
         self._trusted = read_trusted_keys(options.trust)
         self._ignored_keys = IgnoredKeys(options.ignore_keys)
+        self._watermark = watermark_of(options)
+        self._slot_files = slot_files_of(options)
         self._receipt_key = None if options.receipt_key is None else ReceiptKey(options.receipt_key)
         self._catalog: CatalogModels | None = None
         self._store = Store.of_user()
@@ -96,6 +104,12 @@ class LocalOpener:
     def require_ignored_keys(self) -> None:
         """Raises RequestError for a key to ignore that no model had so far."""
         self._ignored_keys.require_found()
+
+    async def plan(self, model: str) -> Planned:
+        """The bundle of a model, compiled if it is a checkpoint, and the limits with which it would be served. Raises as
+        `prepare`.
+        """
+        return await self._planned(model)
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         """Raises BundleError, CheckpointError, RequestError and the other errors of compiling."""
@@ -111,6 +125,11 @@ class LocalOpener:
         async def open_it() -> Executor:
             # Hashes, weights and libraries are read on a thread, so that running requests do not wait.
             text = await asyncio.to_thread(TextModel.of, planned.bundle, name)
+            if options.prefill.role == "prefill" and not text.generates:
+                raise RequestError(
+                    f"{name}: --role prefill is for models that generate text; serve this one without it",
+                    param="model",
+                )
             if text.transcribes:
                 return await self._open_speech(planned, text)
             if not text.generates:
@@ -176,6 +195,9 @@ class LocalOpener:
             max_waiting=options.max_waiting,
             speculation=speculation,
             image_cache_bytes=options.images.image_cache_bytes,
+            watermark=self._watermark,
+            marks_all=self._watermark is not None and options.watermark == "all",
+            kv_tiers=options.kv_tiers,
         )
         recipe = LocalRecipe(planned, draft, config)
         memory_bytes = planned.memory.total_bytes + (draft.memory.total_bytes if draft else 0)
@@ -193,21 +215,36 @@ class LocalOpener:
         if options.shared and isinstance(engine, RemoteEngine):
             share = LocalShare(planned.bundle, text.name, await engine.share(), memory_bytes, options.images, issuer)
         kept: Any = {"workers": workers, "memory_bytes": memory_bytes, "device": engine.device, "share": share}
-        kept |= {"issuer": issuer, "stored": stored}
+        kept |= {"issuer": issuer, "stored": stored, "only_prefills": options.prefill.role == "prefill"}
+        answering: RemoteEngine | TokenEngine | ApartEngine = engine
+        pages = kept["pages"] = PageIdentity.of(manifest, engine.prefix_key)
+        if pages is None and options.prefill.role != "both":
+            await engine.close()
+            raise RequestError(
+                f"{text.name}: --role {options.prefill.role}: the {manifest.target} target keeps no pages that servers "
+                "can exchange; compile it for cpu or cuda",
+                param="model",
+            )
+        if pages is not None and options.prefill.role == "decode":
+            answering = ApartEngine(engine, pages, options.prefill, text.name)
+        if self._slot_files is not None:
+            limits = planned.memory.limits
+            # A file has less than the device's memory.
+            kept["slots"] = Slots(engine, self._slot_files, min(limits.sequences, limits.rows), memory_bytes)
         if isinstance(manifest, Manifest) and manifest.lora is not None:
-            executor = AdaptableExecutor(engine, text, manifest, **kept)
+            executor = AdaptableExecutor(answering, text, manifest, **kept)
             adapter = None if stored is None else await asyncio.to_thread(self._store.adapter, stored)
             if stored is not None and adapter is not None:
                 await executor.adapt(stored.name, str(adapter))
             return executor
         if stored is not None and stored.adapter is not None:
-            await engine.close()
+            await answering.close()
             raise RequestError(
                 f"{stored.name}: its base is a bundle that accepts no LoRA adapters; create it from a checkpoint, or "
                 "from a bundle that was compiled with --lora-rank",
                 param="model",
             )
-        return LocalExecutor(engine, text, **kept)
+        return LocalExecutor(answering, text, **kept)
 
     async def _planned(self, model: str, *, is_draft: bool = False) -> Planned:
         """A step checks drafts of each sequence and in addition those of clients. A step of a draft checks none."""
@@ -216,6 +253,8 @@ class LocalOpener:
         if manifest.transcribes:
             return self._planned_speech(bundle)
         require_known_inputs(manifest)
+        if self._watermark is not None and manifest.generates and not is_draft:
+            require_marks(manifest)
         checks = manifest.generates and not is_draft
         guesses = options.draft_tokens if checks and options.draft is not None else 0
         by_heads = guesses > 0 and options.draft == HEADS
@@ -289,6 +328,8 @@ class LocalOpener:
         given = {each.name: getattr(options, each.name) for each in fields(ModelOptions)}
         given["ignore_keys"] = self._ignored_keys.keys
         given |= compile_fields(stored, self._store, given)
+        # The frameworks' runners mark answers of every bundle.
+        given["watermark"] = self._watermark is not None and target not in EXPORTS
         wanted = CompileOptions(target=target, arch=default_arch(target), **given)
         name = str(path) if is_folder or stored is not None else model
         while True:
@@ -306,3 +347,12 @@ class LocalOpener:
     def _stored(self, model: str) -> StoredModel | None:
         """The stored model of this name, unless it is also a path or a demo."""
         return None if model in DEMOS or exists(model) else self._store.find(model)
+
+
+def slot_files_of(options: LocalOptions) -> SlotFiles | None:
+    """The files of slots; None without a folder for them. Raises RequestError."""
+    if options.slot_save_path is None:
+        return None
+    if options.shared:
+        raise RequestError(f"{FLAG} excludes --front-ends: each process would have slots of its own; leave one out")
+    return SlotFiles(options.slot_save_path, options.slot_save_size)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Literal
 
+from nearfar.compiler.ir.watermark import SHARE, STRENGTH
 from nearfar.compiler.names import EXPORTS
 from nearfar.compiler.options import CatalogUrl, Count, CountOrNone, File, Flag, ModelName, SizeBytes, Trust, options
 from nearfar.compiler.pipeline.options import ModelOptions
 
 from ..engine.batching import Batching
 from ..images.options import ImageOptions
-from ..option_types import HANG_SECONDS
+from ..kv_tiers.options import KvTierOptions
+from ..option_types import HANG_SECONDS, WatermarkShare, WatermarkStrength
+from .prefill_options import PrefillOptions
 
 
 @options
@@ -46,10 +49,25 @@ class LocalOptions(ModelOptions):
     """tokens drafted at once"""
     remote_drafts: CountOrNone = 16
     """client drafts that a step checks, for all clients together"""
+    watermark_key: File | None = None
+    """a file with a secret of at least 16 bytes, by which answers are marked so that nearfar watermark detect finds
+    them; bundles need nearfar compile --watermark"""
+    watermark: Literal["requested", "all"] = "requested"
+    """which answers of our own engine are marked: those whose request has watermark: true, or all"""
+    watermark_share: WatermarkShare = SHARE
+    watermark_strength: WatermarkStrength = STRENGTH
+    kv_tiers: KvTierOptions = field(default_factory=KvTierOptions)
+    """prefixes of prompts that the device evicts"""
+    slot_save_path: File | None = None
+    """a folder for the files of slots, which clients save and restore as with llama.cpp's server"""
+    slot_save_size: SizeBytes = 16 << 30
+    """what these files may take together (default: 16 GiB)"""
     batching: Batching = field(default_factory=Batching)
     """models of embeddings and scores on this machine"""
     images: ImageOptions = field(default_factory=ImageOptions)
     """models that read images"""
+    prefill: PrefillOptions = field(default_factory=PrefillOptions)
+    """prefill and decode on different servers"""
     own_process: bool = False
     hang_seconds: float = HANG_SECONDS
     shared: bool = False

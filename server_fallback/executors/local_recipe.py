@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle
 from nearfar.compiler.bundle.manifest import Manifest
@@ -19,6 +19,7 @@ from ..engine.image_tower import ImageTower
 from ..engine.masks import Masks
 from ..engine.model import TokenModel
 from ..engine.token_engine import TokenEngine
+from ..receipts.issuer import bundle_id
 from .memory import MemoryPlan
 
 
@@ -62,7 +63,7 @@ class LocalRecipe:
             elif self.config.speculation is not None and self.config.speculation.kind == "heads":
                 assert isinstance(manifest, Manifest), "no framework has heads that draft tokens"
                 drafter = heads_of(runner, manifest)
-            model = TokenModel.of(manifest)
+            model = replace(TokenModel.of(manifest), bundle=bundle_id(self.planned.bundle))
             images, sounds = manifest.images if manifest.sees else None, manifest.sounds if manifest.hears else None
             tower = ImageTower(runner, images, sounds) if images is not None or sounds is not None else None
             engine = TokenEngine(runner, model, self.config, draft=drafter, masks=masks, tower=tower)

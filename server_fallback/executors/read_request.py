@@ -73,12 +73,14 @@ class Asked:
             last_token_ids=self.end_ids.union(request.stop_token_ids or ()),
             min_tokens=request.min_tokens or 0,
             ignore_eos=bool(request.ignore_eos),
+            watermark=bool(request.watermark),
             priority=call.priority,
             deadline=call.deadline,
             adapter=adapter,
             client=call.client,
             prompt_logprobs=0 if alternatives is None else len(prompt.ids),
             prompt_alternatives=alternatives or 0,
+            prefill_from=call.prefill_from,
         )
         # All answers to a chat have the same prompt, so only the first of them reports its log-probabilities.
         others = replace(first, prompt_logprobs=0) if isinstance(self.prompt, Chat) else first

@@ -18,8 +18,9 @@ SHOWN_CHARACTERS = 200
 MESSAGE_CHARACTERS = 2000
 # A code such as context_length_exceeded is passed on. Text of any other form is not a code.
 CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# vLLM's error, with the status 500, for each request after its engine has crashed; the server then ends.
-DEAD_ENGINE = "EngineCore encountered an issue"
+# vLLM's error, with the status 500, for each request after its engine has crashed; the server then ends. The first is
+# that of vLLM 0.32 and older, the second that of 0.33. It is OpenAI's text too, who advise to send the request again.
+DEAD_ENGINE = ("EngineCore encountered an issue", "The server had an error while processing your request")
 
 
 def refusal(url: str, response: httpx.Response, text: str) -> NearfarError:

@@ -27,7 +27,9 @@ ReadEvent = Callable[[str], dict[str, Any]]
 
 
 class Relay(Generic[ChunkT]):
-    """One attempt at one answer, whose chunks of class ``kind`` go to ``output``."""
+    """One attempt at one answer, whose chunks of class ``kind`` go to ``output``. ``on_begin`` is called before the
+    first.
+    """
 
     def __init__(self, kind: type[ChunkT], name: str, bounds: Bounds, output: Output[ChunkT], read: ReadEvent) -> None:
         self._kind: type[ChunkT] = kind
@@ -40,6 +42,7 @@ class Relay(Generic[ChunkT]):
         # Runs of events that are sent together, and the choices with a text in them.
         self._sent, self._texts = list[bytes](), set[int]()
         self.began = False
+        self.on_begin: Callable[[], None] = lambda: None
         self.failure: NearfarError | None = None
 
     @property
@@ -112,7 +115,9 @@ class Relay(Generic[ChunkT]):
     def _send(self, value: dict[str, Any]) -> None:
         chunk = checked(self._kind, value, self._name)
         self._flush()
-        self.began = True
+        if not self.began:
+            self.began = True
+            self.on_begin()
         self.output.chunk(chunk)
 
     def _flush(self) -> None:

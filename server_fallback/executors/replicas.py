@@ -17,11 +17,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
+from typing import Generic, Protocol
+
+from typing_extensions import TypeVar
 
 from nearfar.compiler.runtime.errors import Unavailable
 
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import CompletionRequest
+from .circuit import Circuit
 from .upstream import Upstream
 
 PREFIX_WORTH = 4.0
@@ -33,20 +37,39 @@ MOST_BLOCKS = 256
 REMEMBERED_BLOCKS = 65_536
 
 
+class Balanced(Protocol):
+    """What a choice depends on: an `Upstream`, or a worker of a simulation."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def circuit(self) -> Circuit: ...
+
+    @property
+    def outstanding(self) -> int: ...
+
+
+Server = TypeVar("Server", bound=Balanced, default=Upstream)
+
+
 @dataclass(eq=False)
-class Replica:
+class Replica(Generic[Server]):
     """``seen`` holds the prefixes that were sent to the replica, the least recent first; ``chosen`` is the number of
     its last choice. ``hears``: its server reads recordings, None if that is not known.
     """
 
-    upstream: Upstream
+    upstream: Server
     seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict, repr=False)
     chosen: int = 0
     hears: bool | None = None
 
     def score(self, prefixes: Sequence[bytes]) -> float:
-        matched = next((index for index, prefix in enumerate(prefixes) if prefix not in self.seen), len(prefixes))
-        return self.upstream.outstanding - PREFIX_WORTH * matched / max(len(prefixes), FULL_PROMPT)
+        return self.upstream.outstanding - PREFIX_WORTH * self.matched(prefixes) / max(len(prefixes), FULL_PROMPT)
+
+    def matched(self, prefixes: Sequence[bytes]) -> int:
+        """How many blocks of a prompt the replica has seen."""
+        return next((index for index, prefix in enumerate(prefixes) if prefix not in self.seen), len(prefixes))
 
     def remember(self, prefixes: Sequence[bytes]) -> None:
         # The longest first: then the prefix that many prompts share is the most recent, and the last to be forgotten.
@@ -57,14 +80,14 @@ class Replica:
             self.seen.popitem(last=False)
 
 
-class Replicas:
-    def __init__(self, upstreams: Iterable[Upstream]) -> None:
+class Replicas(Generic[Server]):
+    def __init__(self, upstreams: Iterable[Server]) -> None:
         self.all = [Replica(upstream) for upstream in upstreams]
         self._choices = count(1)
 
     def choose(
-        self, prefixes: Sequence[bytes], tried: Sequence[Upstream] = (), *, among: Sequence[Replica] | None = None
-    ) -> Upstream:
+        self, prefixes: Sequence[bytes], tried: Sequence[Server] = (), *, among: Sequence[Replica[Server]] | None = None
+    ) -> Server:
         """The upstream for a prompt, preferably one that is not in ``tried``; one of ``among``, or of all. Raises
         Unavailable if no upstream accepts requests now.
         """
@@ -94,8 +117,13 @@ class Replicas:
 
 def prefixes_of(request: ChatCompletionRequest | CompletionRequest) -> list[bytes]:
     """A hash of each prefix of the prompt that consists of full blocks."""
-    text = prompt_bytes(request)[: MOST_BLOCKS * BLOCK_BYTES]
-    prefixes, digest = [], b""
+    return hashes_of(prompt_bytes(request))
+
+
+def hashes_of(text: bytes) -> list[bytes]:
+    """A hash of each prefix that consists of full blocks."""
+    text = text[: MOST_BLOCKS * BLOCK_BYTES]
+    prefixes, digest = list[bytes](), b""
     for start in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
         digest = blake2b(digest + text[start : start + BLOCK_BYTES], digest_size=8).digest()
         prefixes.append(digest)

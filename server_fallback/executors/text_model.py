@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nearfar.compiler.bundle.entries import ToolFormatEntry
 from nearfar.compiler.bundle.folder import Folder
-from nearfar.compiler.bundle.manifest import Manifest
+from nearfar.compiler.bundle.manifest import Description, Manifest
 from nearfar.compiler.ir.images import ImageSpec
 from nearfar.compiler.ir.sounds import SoundSpec
 from nearfar.compiler.ir.tasks import ClassifierSpec, EmbeddingSpec
@@ -18,6 +18,7 @@ from nearfar.compiler.runtime.text.reasoning import Reasoning
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.runtime.text.tool_formats import tool_format
 
+from ..far_prefill.layout import KvLayout, unavailable
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..text.requests import check_length
 from ..text.vocabulary import Vocabulary, read_vocabulary
@@ -31,7 +32,7 @@ class TextModel:
 
     A model has an ``embedding`` with vectors of ``embedding_size`` numbers, a ``classifier``, ``transcribes`` sound, or
     generates text. ``images`` and ``sounds`` say how it reads pictures and sound in chats, None if it does not.
-    ``identity`` is equal for models whose vectors can be compared.
+    ``identity`` is equal for models whose vectors can be compared. ``manifest`` is None if there is no bundle.
     """
 
     name: str
@@ -49,6 +50,7 @@ class TextModel:
     transcribes: bool = False
     identity: str = ""
     model: str = ""
+    manifest: Description | None = field(default=None, compare=False)
     long_texts: LongTexts = field(default_factory=LongTexts, compare=False)
 
     @staticmethod
@@ -73,6 +75,7 @@ class TextModel:
             manifest.transcribes,
             identity_of(bundle),
             manifest.model,
+            manifest,
         )
 
     @property
@@ -125,6 +128,13 @@ class TextModel:
     def reasoning(self) -> Reasoning | None:
         """The model's form of reasoning; None if it does not reason."""
         return Reasoning.of(self.tokenizer)
+
+    @cached_property
+    def kv_layout(self) -> KvLayout:
+        """Raises RequestError ("prefill_unavailable") for a model whose pages cannot be sent to clients."""
+        if self.manifest is None:
+            raise unavailable("it has no bundle")
+        return KvLayout.of(self.manifest)
 
     @cached_property
     def tokenizer_sha256(self) -> str:

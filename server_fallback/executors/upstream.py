@@ -29,18 +29,23 @@ from nearfar.compiler.runtime.errors import (
     Unavailable,
 )
 
+from ..schema.pages import PREFILL_HEADER
 from .circuit import Circuit
+from .dialect import MODELS
 from .executor import Call
-from .http_transport import BODY, Body, transport_for
+from .http_transport import BODY, Body, Transport, transport_for
 from .refusal import SHOWN_CHARACTERS, refusal, streamed_error
 from .relay import Relay
+from .sglang import ROUTING_KEY
 from .upstream_answers import AFTER_END_SECONDS
 
-PASSED_ON = ("traceparent", "tracestate")
+PASSED_ON = ("traceparent", "tracestate", PREFILL_HEADER, ROUTING_KEY)
 CONNECT_TIMEOUT_SECONDS = 5.0
 CHECK_TIMEOUT_SECONDS = 5.0
 # A server that accepts a request and then sends nothing for this long has lost it.
 READ_TIMEOUT_SECONDS = 600.0
+# Before the path of a Unix socket.
+UNIX = "unix:"
 # 2,048 vectors of 4,096 numbers as text have 170 MB.
 MAX_ANSWER_BYTES = 256 << 20
 # Only the beginning of an error's message is shown.
@@ -53,14 +58,15 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Upstream:
-    """``url`` is the server's root, without /v1. ``any_request_id``: it accepts request ids that are not UUIDs.
-    ``outstanding`` counts our running requests on it. ``observe_headers`` is called with the headers of each answer,
-    also of errors; it must not raise.
+    """``url`` is the server's root, without /v1, or unix:PATH. ``any_request_id``: it accepts request ids that are not
+    UUIDs. ``outstanding`` counts our running requests on it. ``observe_headers`` is called with the headers of each
+    answer, also of errors; it must not raise. ``health`` is the path that shows whether it works.
     """
 
     url: str
     client: httpx.AsyncClient = field(repr=False)
     any_request_id: bool = False
+    health: str = MODELS
     circuit: Circuit = field(default_factory=Circuit)
     outstanding: int = 0
     observe_headers: Callable[[Mapping[str, str]], None] | None = field(default=None, repr=False)
@@ -106,28 +112,34 @@ class Upstream:
 
     def event_object(self, data: str) -> dict[str, Any]:
         """Raises the error that an event reports, and DeviceError for one that is not an object."""
-        value = self._object(data)
+        value = self._as_object(self._value(data))
         if isinstance(value.get("error"), dict):
             raise streamed_error(self.url, value["error"])
         return value
 
     async def request(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> dict[str, Any]:
-        """The object in the server's answer. Raises the errors of `stream`."""
+        """The object in the server's answer. Raises the errors of `sent`, and DeviceError for another value."""
+        return self._as_object(await self.value(method, path, body, call))
+
+    async def value(self, method: str, path: str, body: Mapping[str, Any] | None, call: Call) -> Any:
+        """The JSON value in the server's answer. Raises the errors of `sent`, and DeviceError for other data."""
         async with self.sent(method, path, body, call) as response:
             answer = await before(call.deadline, beginning_of(response, MAX_ANSWER_BYTES))
             if len(answer) > MAX_ANSWER_BYTES:
                 too_long = f"{self.url}: the answer has more than {MAX_ANSWER_BYTES >> 20} MB"
                 raise DeviceError(too_long, upstream=self.url)
-            return self._object(answer.decode(errors="replace"))
+            return self._value(answer.decode(errors="replace"))
 
     async def check(self) -> None:
-        """Request the list of models, a route that every such server has, and report the outcome to the circuit.
+        """Request ``health`` and report the outcome to the circuit.
 
         A timeout counts only while the server has none of our requests, because some servers answer one request at a
         time.
         """
         try:
-            async with self.client.stream("GET", f"{self.url}/v1/models", timeout=CHECK_TIMEOUT_SECONDS) as response:
+            async with self.client.stream(
+                "GET", f"{self._root}{self.health}", timeout=CHECK_TIMEOUT_SECONDS
+            ) as response:
                 await beginning_of(response, MAX_ERROR_BYTES)
         except httpx.TimeoutException:
             if self.outstanding == 0:
@@ -139,6 +151,11 @@ class Upstream:
 
     async def close(self) -> None:
         await self.client.aclose()
+
+    @property
+    def _root(self) -> str:
+        """Of requests. A server at a Unix socket has no host; it accepts this machine's."""
+        return "http://localhost" if self.url.startswith(UNIX) else self.url
 
     @asynccontextmanager
     async def sent(
@@ -154,7 +171,7 @@ class Upstream:
         if call.deadline is not None:
             # Our own server reads this header; for the others, the deadline closes the connection.
             headers["X-Request-Timeout-Ms"] = str(max(1, round((call.deadline - monotonic()) * 1000)))
-        request = self.client.build_request(method, f"{self.url}{path}", json=body, headers=headers)
+        request = self.client.build_request(method, f"{self._root}{path}", json=body, headers=headers)
         self.outstanding += 1
         self.circuit.begin()
         response: httpx.Response | None = None
@@ -186,20 +203,25 @@ class Upstream:
     def _stopped(self) -> Unavailable:
         return Unavailable(f"{self.url}: its answer stopped before the end; send the request again", upstream=self.url)
 
-    def _object(self, data: str) -> dict[str, Any]:
+    def _value(self, data: str) -> Any:
         try:
             value = json.loads(data)
             if HALF_PAIR.search(data):
                 # Raises UnicodeEncodeError if it really is only half of a pair, which our answers cannot contain.
                 json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise DeviceError(
-                f"{self.url}: expected a JSON object, it sent {data[:SHOWN_CHARACTERS]!r}",
-                upstream=self.url,
-            )
+            raise self._unexpected(data) from None
         return value
+
+    def _as_object(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self._unexpected(json.dumps(value))
+        return value
+
+    def _unexpected(self, data: str) -> DeviceError:
+        return DeviceError(
+            f"{self.url}: expected a JSON object, it sent {data[:SHOWN_CHARACTERS]!r}", upstream=self.url
+        )
 
 
 def reader_of(response: httpx.Response, handle: Callable[[bytes], bool]) -> Callable[[float | None], Awaitable[bytes]]:
@@ -247,8 +269,16 @@ def as_uuid(request_id: str) -> str:
     return request_id
 
 
-def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False) -> Upstream:
-    """``url`` with or without /v1 at its end, as in OpenAI's clients. Raises RequestError for an invalid URL."""
+def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False, health: str = MODELS) -> Upstream:
+    """``url`` with or without /v1 at its end, as in OpenAI's clients, or unix:PATH. Raises RequestError for an invalid
+    URL.
+    """
+    if url.startswith(UNIX):
+        path = url.removeprefix(UNIX)
+        if not path:
+            raise RequestError(f"upstream {url!r}: has no path; write unix:/run/nearfar/prefill.sock")
+        client = client_of(api_key, Transport(trust_env=False, socket_path=path), trust_env=False)
+        return Upstream(url, client, any_request_id, health)
     root = url.rstrip("/").removesuffix("/v1")
     try:
         parsed = httpx.URL(root)
@@ -258,14 +288,18 @@ def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False
         raise RequestError(f"upstream {url!r}: is not the URL of a server; write http://host:port")
     # A proxy from the environment cannot reach servers on this machine.
     trust_env = parsed.host not in ("localhost", "127.0.0.1", "::1")
-    client = httpx.AsyncClient(
+    client = client_of(api_key, transport_for(trust_env=trust_env), trust_env=trust_env)
+    return Upstream(root, client, any_request_id, health)
+
+
+def client_of(api_key: str | None, transport: Transport | None, *, trust_env: bool) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-        transport=transport_for(trust_env=trust_env),
+        transport=transport,
         timeout=httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS, pool=None),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         trust_env=trust_env,
     )
-    return Upstream(root, client, any_request_id)
 
 
 async def before(deadline: float | None, awaited: Awaitable[T]) -> T:

@@ -19,6 +19,8 @@ from .upstream_bounds import BoundedChoices, Bounds, says_text
 # Other servers' names for a finish reason -> OpenAI's. Further ones, such as content_filter, reach the client
 # unchanged.
 ENDS = {"eos_token": "stop", "stop_sequence": "stop", "max_tokens": "length"}
+# vLLM's and SGLang's end of an answer that their server broke off, because it stops or an operator ended it.
+BROKEN_OFF = "abort"
 MAX_END_CHARACTERS = 64
 # After the end, the usage follows immediately in one chunk.
 AFTER_END_CHUNKS = 16
@@ -149,12 +151,17 @@ def signed_of(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_choice(choice: dict[str, Any], name: str) -> dict[str, Any]:
-    """The choice with OpenAI's name for its finish reason, if there is one, and with the only role that an answer can
-    have.
+    """The choice with OpenAI's name for its finish reason, if there is one, vLLM's for the stop string, and with the
+    only role that an answer can have. Raises Unavailable for one that the server broke off.
     """
     index, end, delta = choice.get("index") or 0, choice.get("finish_reason") or None, choice.get("delta")
     if not isinstance(index, int) or not isinstance(end, str | None) or len(end or "") > MAX_END_CHARACTERS:
         raise nonsense(name, "choices: index is not an integer, or finish_reason is not a string")
+    if end == BROKEN_OFF:
+        raise Unavailable(f"{name}: the server behind this model broke off the answer; send the request again")
+    if "matched_stop" in choice:
+        # SGLang's name.
+        choice["stop_reason"] = choice["matched_stop"]
     choice = {**choice, "index": index, "finish_reason": None if end is None else ENDS.get(end, end)}
     if isinstance(delta, dict) and "role" in delta:
         choice["delta"] = {**delta, "role": "assistant"}

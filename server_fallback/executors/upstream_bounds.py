@@ -2,9 +2,9 @@
 
 The server may not stop at these limits. Choices that were not requested, text after a choice's end and tokens beyond
 ``max_tokens`` are removed. Tokens are counted exactly if they are listed with their log-probabilities. Otherwise a
-piece of text counts as one token, which is the least that it can be; servers of the dialect openai may split tokens, so
-their pieces are not counted. Whatever a server reports about its tokens, text with more words or characters than
-``max_tokens`` tokens can hold is cut too.
+piece of text counts as one token, which is the least that it can be; servers of the dialects openai and sglang may send
+a token in pieces, which are not counted. Whatever a server reports about its tokens, text with more words or characters
+than ``max_tokens`` tokens can hold is cut too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Bounds:
 
 
 def bounds_of(request: GenerationRequest, dialect: Dialect) -> Bounds:
-    choices, counts_pieces = request.n or 1, dialect != "openai"
+    # SGLang sends the reasoning and the content of a token apart.
+    choices, counts_pieces = request.n or 1, dialect in ("vllm", "nearfar")
     if isinstance(request, ChatCompletionRequest):
         limits = [limit for limit in (request.max_tokens, request.max_completion_tokens) if limit is not None]
         return Bounds(choices, min(limits, default=None), counts_pieces)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
 
 from ..schema.chat import ChatCompletionRequest
 from ..schema.completions import AnswerRequest
@@ -25,10 +25,13 @@ from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, Scor
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..text.attachments import recordings
 from ..text.output import Changed, Output
-from .dialect import Dialect, generation_body
+from .dialect import Dialect, generation_body, health_path, other_body
 from .executor import Call, Executor, ExecutorState, Opening
+from .prefill_placement import PrefillPlacement
+from .prefill_workers import PrefillWorkers
 from .relay import Relay
 from .replicas import Replica, Replicas, prefixes_of
+from .sglang import SERVER_INFO, priorities_of, reranked, routing_headers
 from .upstream import Upstream, make_upstream
 from .upstream_answers import CHAT, COMPLETIONS, answer_kind, checked
 from .upstream_bounds import bounds_of
@@ -40,14 +43,16 @@ EMBEDDINGS = "/v1/embeddings"
 RERANK, SCORE, CLASSIFY = "/v1/rerank", "/v1/score", "/v1/classify"
 DECIDE = "/v1/decide"
 GENERATES = (CHAT, COMPLETIONS)
+OtherRequest = EncodingRequest | DecideRequest | TokenizeRequest | DetokenizeRequest
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamOptions:
     """``model`` is the upstream's name for the model, None for the only one that it serves; ``name`` is our name.
-    ``priorities``: whether the upstream orders requests by priority (vLLM does with --scheduling-policy priority, and
-    without that option it rejects requests that have a priority). ``routes`` are the paths that it answers, None if
-    that is not known.
+    ``priorities``: 1 if the upstream serves the highest priority first, -1 for the lowest (vLLM with
+    --scheduling-policy priority), 0 if it accepts none: without that option, vLLM rejects requests that have one.
+    ``routes`` are the paths that it answers, None if that is not known. ``prefill_urls`` are the prefill workers of the
+    upstreams, for prompts of about ``prefill_tokens`` that an upstream has not seen.
     """
 
     urls: tuple[str, ...]
@@ -56,9 +61,12 @@ class UpstreamOptions:
     dialect: Dialect = "openai"
     api_key: str | None = None
     context: int | None = None
-    priorities: bool = False
+    priorities: int = 0
     check_seconds: float = 5.0
     routes: frozenset[str] | None = None
+    prefill_urls: tuple[str, ...] = ()
+    prefill_api_key: str | None = field(default=None, repr=False)
+    prefill_tokens: int = 256
 
     @property
     def any_request_id(self) -> bool:
@@ -88,9 +96,10 @@ async def open_upstream(options: UpstreamOptions) -> UpstreamExecutor:
     """
     if not options.urls:
         raise RequestError("an upstream model needs the URL of a server: --upstream http://host:port")
-    upstreams = [make_upstream(url, options.api_key, any_request_id=options.any_request_id) for url in options.urls]
+    upstreams = [upstream_of(url, options) for url in options.urls]
     try:
         model, context = await discover(upstreams, options)
+        options = replace(options, priorities=await accepted_priorities(upstreams, options))
     except BaseException:
         for upstream in upstreams:
             await upstream.close()
@@ -98,11 +107,17 @@ async def open_upstream(options: UpstreamOptions) -> UpstreamExecutor:
     return UpstreamExecutor(Replicas(upstreams), options, model, options.context or context)
 
 
+def upstream_of(url: str, options: UpstreamOptions) -> Upstream:
+    return make_upstream(
+        url, options.api_key, any_request_id=options.any_request_id, health=health_path(options.dialect)
+    )
+
+
 async def only_model(options: UpstreamOptions) -> str:
     """Return the name of the servers' only model. Raises RequestError if they have several, Unavailable if no server
     answers.
     """
-    upstreams = [make_upstream(url, options.api_key, any_request_id=options.any_request_id) for url in options.urls]
+    upstreams = [upstream_of(url, options) for url in options.urls]
     try:
         model, _ = await discover(upstreams, options)
     finally:
@@ -137,12 +152,29 @@ async def discover(upstreams: Sequence[Upstream], options: UpstreamOptions) -> t
     raise reason
 
 
+async def accepted_priorities(upstreams: Sequence[Upstream], options: UpstreamOptions) -> int:
+    """How the servers order requests; see `UpstreamOptions`. SGLang's report it, if all of them answer."""
+    if options.dialect == "nearfar":
+        return 1
+    if options.dialect != "sglang":
+        return options.priorities
+    asked = [upstream.request("GET", SERVER_INFO, None, Call("server_info")) for upstream in upstreams]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    # A router may have no such route.
+    orders = {0 if isinstance(each, BaseException) else priorities_of(each) for each in answers}
+    return orders.pop() if len(orders) == 1 else 0
+
+
 class UpstreamExecutor:
     """Needs a running event loop, on which it checks its servers periodically."""
 
     def __init__(self, replicas: Replicas, options: UpstreamOptions, model: str, context: int) -> None:
         self._replicas, self._options, self._model, self._context = replicas, options, model, context
         self._checks = asyncio.create_task(self._check(options.check_seconds))
+        self._placement: PrefillPlacement | None = None
+        if options.prefill_urls:
+            workers = PrefillWorkers(options.prefill_urls, options.prefill_api_key, options.check_seconds)
+            self._placement = PrefillPlacement(workers, options.prefill_tokens)
 
     @property
     def context(self) -> int:
@@ -153,17 +185,24 @@ class UpstreamExecutor:
         """The answer of the first replica that answers."""
         path, kind = answer_kind(request)
         self._require_route(path)
-        priority = call.priority if self._options.priorities or self._options.dialect == "nearfar" else None
-        body = generation_body(request, self._model, self._options.dialect, priority=priority)
+        body = generation_body(
+            request, self._model, self._options.dialect, priority=call.priority * self._options.priorities
+        )
+        if self._options.dialect == "sglang":
+            call = replace(call, headers=routing_headers(request, call.headers))
         output = stating(output, body) if request.receipt else output
         bounds, prefixes, tried = bounds_of(request, self._options.dialect), prefixes_of(request), list[Upstream]()
         among = await self._that_hear(request, call)
         while True:
+            seen = {replica.upstream: replica.matched(prefixes) for replica in self._replicas.all}
             upstream = self._replicas.choose(prefixes, tried, among=among)
             tried.append(upstream)
             relay = Relay(kind, self._options.name, bounds, output, upstream.event_object)
             try:
-                return await upstream.answer(path, body, call, relay)
+                if self._placement is None:
+                    return await upstream.answer(path, body, call, relay)
+                with self._placement.of(prefixes, seen[upstream], call, relay) as placed:
+                    return await upstream.answer(path, body, placed, relay)
             except Unavailable as error:
                 if relay.began:
                     raise
@@ -174,7 +213,10 @@ class UpstreamExecutor:
         return answer.model_copy(update={"model": self._options.name})
 
     async def rerank(self, request: RerankRequest, call: Call) -> RerankResponse:
-        answer = {"id": call.request_id, **await self._post(RERANK, request, call), "model": self._options.name}
+        value = await self._value(RERANK, request, call)
+        if self._options.dialect == "sglang":
+            value = reranked(value, request, self._options.name)
+        answer = {"id": call.request_id, **as_object(value, self._options.name), "model": self._options.name}
         usage = answer.setdefault("usage", {})
         usage.setdefault("prompt_tokens", usage.get("total_tokens", 0))
         # Only Cohere has it.
@@ -186,7 +228,8 @@ class UpstreamExecutor:
         return answer.model_copy(update={"model": self._options.name})
 
     async def classify(self, request: ClassifyRequest, call: Call) -> ClassifyResponse:
-        answer = checked(ClassifyResponse, await self._post(CLASSIFY, request, call), self._options.name)
+        path = "/classify" if self._options.dialect == "vllm" else CLASSIFY
+        answer = checked(ClassifyResponse, await self._post(path, request, call), self._options.name)
         if request.labels is not None and any(one.label not in request.labels for one in answer.data):
             raise RequestError(
                 f"{self._options.name}: the server behind this model ignores labels and answered with its own; use a "
@@ -210,32 +253,39 @@ class UpstreamExecutor:
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         self._require_tokenize()
-        return checked(
-            DetokenizeResponse, await self._post("/detokenize", request, Call("detokenize")), self._options.name
-        )
+        answer = await self._post("/detokenize", request, Call("detokenize"))
+        if self._options.dialect == "sglang":
+            answer = {"prompt": answer.get("text")}
+        return checked(DetokenizeResponse, answer, self._options.name)
 
     def state(self) -> ExecutorState:
         upstreams = [replica.upstream for replica in self._replicas.all]
         well = sum(upstream.circuit.state == "closed" for upstream in upstreams)
         running = sum(upstream.outstanding for upstream in upstreams)
-        return ExecutorState(ready=well > 0, detail=f"{well} of {len(upstreams)} servers answer", running=running)
+        prefill = None if self._placement is None else self._placement.state()
+        detail = f"{well} of {len(upstreams)} servers answer"
+        return ExecutorState(ready=well > 0, detail=detail, running=running, prefill=prefill)
 
     async def close(self) -> None:
         self._checks.cancel()
+        if self._placement is not None:
+            await self._placement.workers.close()
         for replica in self._replicas.all:
             await replica.upstream.close()
 
-    async def _post(
-        self, path: str, request: EncodingRequest | DecideRequest | TokenizeRequest | DetokenizeRequest, call: Call
-    ) -> dict[str, Any]:
+    async def _post(self, path: str, request: OtherRequest, call: Call) -> dict[str, Any]:
+        return as_object(await self._value(path, request, call), self._options.name)
+
+    async def _value(self, path: str, request: OtherRequest, call: Call) -> Any:
+        """The JSON value of the first replica that answers."""
         self._require_route(path)
-        body = request.model_dump(mode="json", by_alias=True, exclude_none=True) | {"model": self._model}
+        body = other_body(request, self._model, self._options.dialect)
         tried = list[Upstream]()
         while True:
             upstream = self._replicas.choose((), tried)
             tried.append(upstream)
             try:
-                return await upstream.request("POST", path, body, call)
+                return await upstream.value("POST", path, body, call)
             except Unavailable as error:
                 await self._before_retry(error, tried)
 
@@ -326,6 +376,12 @@ class UpstreamExecutor:
                 f"{self._options.name}: the server behind this model does not support /tokenize and /detokenize",
                 param="model",
             )
+
+
+def as_object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DeviceError(f"{name}: the upstream's answer is not a JSON object")
+    return value
 
 
 def stating(output: Output[Any], body: dict[str, Any]) -> Output[Any]:

@@ -20,17 +20,14 @@ from ..log_event import log_output
 from ..option_types import HANG_SECONDS
 from ..processes.supervisor import Restarts
 from ..schema.completions import AnswerRequest
-from ..schema.decide import DecideRequest
-from ..schema.encoding import EncodingRequest
-from ..schema.tokenize import DetokenizeRequest, TokenizeRequest
 from ..text.output import Output
 from .executor import Call, ExecutorState, Opening
 from .nodes import Nodes
 from .registry import default_name
 from .replicas import Replicas
 from .supervised import RESTARTS, ServerProgram, SupervisedServer
-from .upstream import Upstream, make_upstream
-from .upstream_executor import UpstreamExecutor, UpstreamOptions, discover
+from .upstream import Upstream
+from .upstream_executor import OtherRequest, UpstreamExecutor, UpstreamOptions, discover, upstream_of
 from .vllm_arguments import CheckpointFacts, checkpoint_facts, model_arguments
 
 WITHOUT_FILES = (
@@ -64,6 +61,7 @@ class VllmOptions:
     name: str
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
     arguments: tuple[str, ...] = ()
     facts: CheckpointFacts | None = None
     nodes: NodeOptions | None = None
@@ -105,7 +103,7 @@ async def open_vllm(options: VllmOptions) -> VllmExecutor:
         await nodes.open()
     program = ServerProgram(
         name="vllm",
-        command=command(options, port),
+        command=[find_vllm(), *serve_arguments(options, port)],
         health_url=f"{url}/health",
         # A key of its own, so that no program on this machine can bypass the keys of our server.
         environment={"VLLM_API_KEY": api_key},
@@ -117,9 +115,9 @@ async def open_vllm(options: VllmOptions) -> VllmExecutor:
     server = SupervisedServer(program)
     await server.open()
     upstream_options = UpstreamOptions(
-        urls=(url,), name=options.name, model=options.name, dialect="vllm", api_key=api_key, priorities=True
+        urls=(url,), name=options.name, model=options.name, dialect="vllm", api_key=api_key, priorities=-1
     )
-    upstream = make_upstream(url, api_key, any_request_id=True)
+    upstream = upstream_of(url, upstream_options)
     try:
         model, context = await discover([upstream], upstream_options)
         upstream_options = replace(upstream_options, routes=await routes_of(upstream))
@@ -161,11 +159,9 @@ class VllmExecutor(UpstreamExecutor):
         await self._explain(error)
         await super()._before_retry(error, tried)
 
-    async def _post(
-        self, path: str, request: EncodingRequest | DecideRequest | TokenizeRequest | DetokenizeRequest, call: Call
-    ) -> dict[str, Any]:
+    async def _value(self, path: str, request: OtherRequest, call: Call) -> Any:
         self._require_ready()
-        return await super()._post(path, request, call)
+        return await super()._value(path, request, call)
 
     async def _explain(self, error: Unavailable) -> None:
         """Raise the reason of a failure if vLLM has crashed, which breaks connections before its reason is known."""
@@ -179,10 +175,11 @@ class VllmExecutor(UpstreamExecutor):
             raise Unavailable(f"{self._options.name}: vllm {self.server.detail}; send the request again later")
 
 
-def command(options: VllmOptions, port: int) -> list[str]:
+def serve_arguments(options: VllmOptions, port: int) -> list[str]:
+    """The arguments of `vllm` on this machine."""
     return [
-        find_vllm(), "serve", options.model, "--host", "127.0.0.1", "--port", str(port), "--served-model-name",
-        options.name, *engine_arguments(options, rank=0),
+        "serve", options.model, "--host", "127.0.0.1", "--port", str(port), "--served-model-name", options.name,
+        *engine_arguments(options, rank=0),
     ]  # fmt: skip
 
 
@@ -195,9 +192,11 @@ def engine_arguments(options: VllmOptions, rank: int) -> list[str]:
     sizes = [
         "--tensor-parallel-size", str(options.tensor_parallel_size),
         "--pipeline-parallel-size", str(options.pipeline_parallel_size),
+        "--data-parallel-size", str(options.data_parallel_size),
     ]  # fmt: skip
     nodes = options.nodes
     if nodes is not None:
+        # From these, vLLM derives which copies of the model, or which part of one, run on this node.
         sizes += [
             "--nnodes", str(nodes.count), "--node-rank", str(rank), "--master-addr", nodes.address, "--master-port",
             str(nodes.master_port), "--distributed-executor-backend", "mp",

@@ -247,9 +247,9 @@ class GrpcServer:
     async def _metadata(self, request: Any, exchange: Exchange) -> Any:  # noqa: ARG002
         return message("ServerMetadataResponse")(name="nearfar", version=version("nearfar"), extensions=EXTENSIONS)
 
-    async def _model_metadata(self, request: Any, exchange: Exchange) -> Any:  # noqa: ARG002
+    async def _model_metadata(self, request: Any, exchange: Exchange) -> Any:
         check_version(request.name, request.version)
-        form = form_of(await self._service.models.executor(request.name))
+        form = form_of(await self._service.executor(request.name, exchange))
         answer = message("ModelMetadataResponse")(name=request.name, versions=[VERSION], platform=PLATFORM)
         for each in () if form is None else form.inputs:
             answer.inputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
@@ -258,9 +258,9 @@ class GrpcServer:
             answer.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
         return answer
 
-    async def _config(self, request: Any, exchange: Exchange) -> Any:  # noqa: ARG002
+    async def _config(self, request: Any, exchange: Exchange) -> Any:
         check_version(request.name, request.version)
-        form = form_of(await self._service.models.executor(request.name))
+        form = form_of(await self._service.executor(request.name, exchange))
         config = message("ModelConfig")(name=request.name, platform=PLATFORM, backend=PLATFORM)
 
         def add(entries: Any, forms: Sequence[TensorForm]) -> None:
@@ -292,7 +292,7 @@ class GrpcServer:
     async def _infer(self, request: Any, exchange: Exchange) -> Any:
         service = self._service
         check_version(request.model_name, request.model_version)
-        executor = encoder_of(await service.models.executor(request.model_name), request.model_name)
+        executor = encoder_of(await service.executor(request.model_name, exchange), request.model_name)
         form = form_of(executor)
         assert form is not None
         await begin_inference(service, exchange, request.model_name)

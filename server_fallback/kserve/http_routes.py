@@ -83,15 +83,15 @@ def kserve_router(service: Service) -> APIRouter:
 
     @router.get("/v2/models/{model:path}/config")
     @router.get("/v2/models/{model:path}/versions/{number}/config")
-    async def config(model: str, number: str = VERSION) -> dict[str, object]:
+    async def config(request: Request, model: str, number: str = VERSION) -> dict[str, object]:
         check_version(model, number)
-        return _config(model, form_of(await service.models.executor(model)))
+        return _config(model, form_of(await service.executor(model, exchange_of(request))))
 
     @router.get("/v2/models/{model:path}")
     @router.get("/v2/models/{model:path}/versions/{number}")
-    async def metadata(model: str, number: str = VERSION) -> dict[str, object]:
+    async def metadata(request: Request, model: str, number: str = VERSION) -> dict[str, object]:
         try:
-            executor = await service.models.executor(model)
+            executor = await service.executor(model, exchange_of(request))
         except UnknownModel as error:
             raise wrong_address(names(), model) or error from None
         check_version(model, number)
@@ -194,7 +194,7 @@ async def _infer(service: Service, request: Request, model: str, number: str) ->
     exchange = exchange_of(request)
     header, binary = await _read(service, request, exchange)
     check_version(model, number)
-    executor = encoder_of(await service.models.executor(model), model)
+    executor = encoder_of(await service.executor(model, exchange), model)
     await begin_inference(service, exchange, model)
     parameters = _object(header, "parameters")
     call, truncate = inference_call(service, exchange, model, parameters)

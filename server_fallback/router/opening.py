@@ -116,6 +116,12 @@ def require_sides(policy: Policy, *, near: bool, far: Far | None) -> None:
     """Raises RequestError with the code "bad_policy" for a policy that these sides cannot follow
     (`web/src/shared/decision/contradictions.ts`).
     """
+    if policy.prefill is not None:
+        raise RequestError(
+            "the policy: prefill: only pages have prompts that far computes; remove it",
+            code="bad_policy",
+            param="prefill",
+        )
     rules = {"mode": policy.mode, "escalation": {"then": policy.escalation.then}}
     SharedScript.of_thread().ask("checkSides", rules, near, None if far is None else far.dialect)
 

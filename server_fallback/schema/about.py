@@ -15,9 +15,9 @@ class ModelAbout(Reply):
     """``tokenizer_sha256`` is the hash of tokenizer.json. It, ``vocab_size`` and ``context`` are None if an upstream
     does not report them. ``model`` is its name in its manifest, None for upstreams and pairs.
 
-    ``verify``: the model checks drafts over /v1/nearfar/verify. ``vision``: it reads images. ``video``: it reads
-    videos. ``sound``: it reads recordings in chats, which the server's transcriber writes down.
-    ``transcribes``: it writes down sound, and answers no chats.
+    ``verify``: the model checks drafts over /v1/nearfar/verify. ``prefill``: it computes prompts over
+    /v1/nearfar/prefill. ``vision``: it reads images. ``video``: it reads videos. ``sound``: it reads recordings in
+    chats, which the server's transcriber writes down. ``transcribes``: it writes down sound, and answers no chats.
     """
 
     id: str
@@ -27,6 +27,7 @@ class ModelAbout(Reply):
     vocab_size: int | None = None
     tools: bool
     verify: bool = False
+    prefill: bool = False
     vision: bool = False
     video: bool = False
     sound: bool = False

@@ -190,6 +190,14 @@ class GenerationRequest(SamplingParameters):
     """Extension: the last chunk, or the answer, has a signed receipt, which `nearfar verify` checks. It has hashes of
     the request and of the tokens, and with ``return_token_ids`` the tokens of the answer.
     """
+    watermark: Annotated[bool | None, EXTENSION_IF_SET] = None
+    """Extension, as in TGI: mark the answer, so that `nearfar watermark detect` finds it."""
+    id_slot: Annotated[Annotated[int, Field(ge=-1)] | None, EXTENSION] = None
+    """Extension, as in llama.cpp: the slot of the answer, on a server with --slot-save-path. Otherwise it has no
+    effect.
+    """
+    cache_prompt: Annotated[Literal[True] | None, EXTENSION_IF_SET] = None
+    """Extension, as in llama.cpp: prompts always start from what the cache has of them."""
     skip_special_tokens: Annotated[bool | None, EXTENSION] = None
     include_stop_str_in_output: Annotated[bool | None, EXTENSION_IF_SET] = None
 

@@ -1,4 +1,4 @@
-"""/infill, /apply-template and /props, as in llama.cpp's server. Source: its README."""
+"""/completion, /infill, /apply-template and /props, as in llama.cpp's server. Source: its README."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from nearfar.compiler.ir.sampling import FrequencyPenalty, MinP, PresencePenalty, RepetitionPenalty, TopP
 
 from .chat import MAX_TOOLS, Message, Messages
-from .common import ApiTemperature, Int64, Items, Reply, Request
+from .common import ApiTemperature, Int64, Items, LeftOut, Reply, Request
 from .completions import MAX_FILES, ExtraFile
 from .functions import Parsed, Tool
 from .limits import MAX_STOPS
@@ -25,17 +25,14 @@ class InfillFile(ExtraFile):
     time: Parsed = None
 
 
-class InfillRequest(Request):
-    """``prompt`` begins the text in the gap. ``model`` (extension) may be left out if there is one model.
+class LlamaRequest(Request):
+    """What both forms of completions have. ``model`` (extension) may be left out if there is one model. For ``id_slot``
+    see `GenerationRequest`.
 
-    Editors send ``cache_prompt``, ``id_slot``, ``n_indent``, ``samplers``, ``t_max_prompt_ms`` and
-    ``t_max_predict_ms``, which have no effect: they concern the speed of that server, or how it ends and draws.
+    Clients send ``cache_prompt``, ``n_indent``, ``samplers``, ``t_max_prompt_ms`` and ``t_max_predict_ms``, which have
+    no effect: they concern the speed of that server, or how it ends and draws.
     """
 
-    input_prefix: str
-    input_suffix: str
-    input_extra: Annotated[Items[InfillFile], Field(max_length=MAX_FILES)] | None = None
-    prompt: str = ""
     model: str | None = None
     stream: bool = False
     n_predict: Annotated[int, Field(ge=-1)] = -1
@@ -50,14 +47,36 @@ class InfillRequest(Request):
     stop: Annotated[Items[str], Field(max_length=MAX_STOPS)] | None = None
     response_fields: Annotated[Items[str], Field(max_length=64)] | None = None
     cache_prompt: bool | None = None
-    id_slot: int | None = None
-    n_indent: int | None = None
+    id_slot: Annotated[int, Field(ge=-1)] | None = None
     samplers: Annotated[Items[Sampler], Field(max_length=16)] | None = None
     t_max_prompt_ms: int | None = None
     t_max_predict_ms: int | None = None
 
 
+class InfillRequest(LlamaRequest):
+    """``prompt`` begins the text in the gap."""
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[Items[InfillFile], Field(max_length=MAX_FILES)] | None = None
+    prompt: str = ""
+    n_indent: int | None = None
+
+
+class LlamaCompletionRequest(LlamaRequest):
+    """``prompt`` is a text, or its tokens. ``grammar`` has the rule `root`."""
+
+    prompt: str | Items[int]
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    ignore_eos: bool = False
+    return_tokens: bool = False
+
+
 class InfillTimings(Reply):
+    """``cache_n`` tokens of the prompt were in the cache, ``prompt_n`` were computed."""
+
+    cache_n: int
     prompt_n: int
     prompt_ms: float
     prompt_per_token_ms: float
@@ -73,11 +92,13 @@ class InfillPart(Reply):
 
     index: int = 0
     content: str
+    tokens: LeftOut[list[int]] = None
     stop: Literal[False] = False
 
 
 class InfillAnswer(Reply):
-    """The end of a stream has an empty ``content``. With ``response_fields``, only these are sent; "timings/prompt_n"
+    """The end of a stream has an empty ``content``. ``tokens`` are those of the answer, if they are requested;
+    ``id_slot`` is the request's. With ``response_fields``, only these are sent; "timings/prompt_n"
     is one of `timings`, under this name.
     """
 
@@ -86,6 +107,8 @@ class InfillAnswer(Reply):
 
     index: int = 0
     content: str
+    tokens: LeftOut[list[int]] = None
+    id_slot: LeftOut[int] = None
     stop: Literal[True] = True
     model: str
     tokens_predicted: int

@@ -23,6 +23,13 @@ class RerankRequest(EncodingRequest):
     return_documents: bool | None = None
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
 
+    def returned(self, index: int) -> dict[str, Any] | None:
+        """The document in the answer; None if no documents are returned."""
+        given = self.documents[index]
+        if not self.return_documents:
+            return None
+        return {"text": given} if isinstance(given, str) else given.as_given()
+
 
 class RerankResult(Reply):
     index: int

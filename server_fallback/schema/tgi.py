@@ -44,7 +44,7 @@ class TgiParameters(Request):
     top_k: Annotated[int, Field(ge=1)] | None = None
     top_n_tokens: Literal[0] | None = None
     top_p: TopP | None = None
-    watermark: Literal[False] | None = None
+    watermark: bool | None = None
 
 
 class TgiRequest(Request):

@@ -78,8 +78,9 @@ HEADER = "// Written by server_fallback/schema/typescript.py from {sources}: edi
 # The page's engine has none of these; a module of its own issues receipts. How a completion is streamed is part of its
 # type there.
 SERVER_ONLY = {
-    "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos", "input_extra", "middle",
-    "min_tokens", "receipt", "stop_token_ids", "structured_outputs", "verbosity",
+    "cache_prompt", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "id_slot", "ignore_eos",
+    "input_extra", "middle",
+    "min_tokens", "receipt", "stop_token_ids", "structured_outputs", "verbosity", "watermark",
 }  # fmt: skip
 # Their types are written in api/types.ts, under the names of OpenAI's package, whose types are wider.
 TYPES_OF_OPENAI = {

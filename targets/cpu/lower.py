@@ -24,6 +24,7 @@ from .variants import CpuContext, variants_of
 # Indices within a buffer are signed 32-bit integers.
 MAX_BINDING_BYTES = (2 << 30) - 1
 # Tables of embeddings are mapped from their files, so they need no memory but for the rows that are read.
+KV_FORMATS = ("q8", "q4")
 HOST_TABLES = False
 UNIT_SCALES = True
 EXTRA_ACTIVATIONS = ("int8",)

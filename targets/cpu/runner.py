@@ -22,6 +22,7 @@ from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array
 from nearfar.compiler.runtime.errors import DeviceError
+from nearfar.compiler.runtime.page_bytes import UnitBlock, gather, scatter
 from nearfar.compiler.runtime.patches import AnyBatch
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, passing_entries
 from nearfar.compiler.runtime.runner import Limits, Result, done
@@ -180,6 +181,12 @@ class CpuRunner(PlanRunner):
         for name in self.page_states(group):
             for source, destination in pairs:
                 self._arrays[name][destination] = self._arrays[name][source]
+
+    def _read_units(self, blocks: Sequence[UnitBlock]) -> Future[bytes]:
+        return self._in_order(gather, blocks, self._arrays)
+
+    def _write_units(self, blocks: Sequence[UnitBlock], data: bytes) -> None:
+        self._in_order(scatter, blocks, self._arrays, data)
 
 
 def zeros(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:

@@ -29,6 +29,7 @@ from nearfar.compiler.kernels.cpu.integer_dot import row_layout
 from nearfar.compiler.kernels.cpu.keep_rows import keep_rows
 from nearfar.compiler.kernels.cpu.linear_matrix import linear_matrix, matrix_multiplies
 from nearfar.compiler.kernels.cpu.linear_tiles import linear_tiles
+from nearfar.compiler.kernels.cpu.mark_logits import mark_logits
 from nearfar.compiler.kernels.cpu.matrix_attention import matrix_attends, matrix_attention
 from nearfar.compiler.kernels.cpu.new_heads import append_kv
 from nearfar.compiler.kernels.cpu.pair_attention import pair_attention
@@ -348,7 +349,7 @@ TEMPLATES: dict[str, Template] = dict.fromkeys(ELEMENTWISE, elementwise) | {
     for template in (
         fold_rows, place_rows, rope_rows, near_rows, convolve, pool_rows, row_moments, clip_norm, rope,
         take_rows, keep_rows, join_kept, slice_columns, rms_norm, add_lora, causal_conv, gated_delta, ssm_scan,
-        adjust_logits, sample, top_logprobs, route, combine,
+        adjust_logits, mark_logits, sample, top_logprobs, route, combine,
     )
 }  # fmt: skip
 OPS: dict[str, Callable[[Step, CpuContext, str], list[Variant]]] = {

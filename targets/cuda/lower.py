@@ -24,6 +24,7 @@ from .variants import variants_of
 
 # Kernels index with 32-bit integers, and the smallest element is a word.
 MAX_BINDING_BYTES = 8 << 30
+KV_FORMATS = ("q8", "q4", "fp8")
 HOST_TABLES = True
 UNIT_SCALES = False
 LAYOUT: Layout = "rows"

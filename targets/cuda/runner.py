@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from queue import SimpleQueue
 from typing import Any
 
@@ -25,6 +26,7 @@ from nearfar.compiler.ir.pages import DRAFT_PAGES, KEPT_PAGES, PAGE_DIMS, SOURCE
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array, Batch, Chunk, make_batch
 from nearfar.compiler.runtime.errors import DeviceError
+from nearfar.compiler.runtime.page_bytes import UnitBlock
 from nearfar.compiler.runtime.patches import AnyBatch
 from nearfar.compiler.runtime.plan_runner import PlanRunner
 from nearfar.compiler.runtime.runner import Limits, Result
@@ -36,6 +38,7 @@ from .driver import Bytes, Driver, NvidiaDriver
 from .graph_cache import GraphCache, GraphStatistics
 from .launches import Launches
 from .memory import ALIGNMENT, DeviceMemory
+from .page_transfers import PageTransfers
 from .persistent import PersistentKernel, PersistentOptions, requested_options
 
 # The most batches in flight; each has its own pinned memory.
@@ -200,7 +203,20 @@ class CudaRunner(PlanRunner):
             for source, destination in pairs:
                 self._driver.copy(address + destination * page_bytes, address + source * page_bytes, page_bytes)
 
+    @cached_property
+    def _transfers(self) -> PageTransfers:
+        # Most runners transfer no pages, so this allocates its memory on first use.
+        return PageTransfers(self._driver, self._memory.addresses, self._unit_kinds)
+
+    def _read_units(self, blocks: Sequence[UnitBlock]) -> Future[bytes]:
+        return self._transfers.read(blocks)
+
+    def _write_units(self, blocks: Sequence[UnitBlock], data: bytes) -> None:
+        self._transfers.write(blocks, data)
+
     def _release(self) -> None:
+        if "_transfers" in self.__dict__:
+            self._transfers.close()
         if self._graphs is not None:
             self._graphs.close()
         self._sent.put(None)

@@ -26,7 +26,7 @@ MAX_THREADS = 1024
 # written by the kernel that reads them, or in earlier steps. The kernels before the previous one have ended then.
 EARLY = ("positions", "page_indptr", "page_ids", "kv")
 # TVM calls a function that returns a vector once per lane, with the same arguments: "function_x" returns lane x.
-VECTOR_FUNCTIONS = ("unpack2x16float", "unpack4x8snorm")
+VECTOR_FUNCTIONS = ("unpack2x16float", "unpack4x8snorm", "unpack4xe4m3")
 REPLACEMENTS: tuple[tuple[str, str], ...] = (
     (rf"(\.([xyzw]) = )({'|'.join(VECTOR_FUNCTIONS)})\(", r"\1\3_\2("),
     # TVM emits these for the condition of a select between vectors, with the type of the selected values.

@@ -27,6 +27,7 @@ from .variants import MAX_SHARED_BYTES, MAX_STORAGE_BUFFERS, MAX_THREADS, varian
 # The default limits of WebGPU, which every device has (W3C, WebGPU, 3.6.2).
 MAX_BINDING_BYTES = 128 << 20
 EXTRA_ACTIVATIONS: tuple[str, ...] = ("int8",)
+KV_FORMATS = ("q8", "q4")
 HOST_TABLES = True
 UNIT_SCALES = True
 LAYOUT: Layout = "rows"

@@ -8,7 +8,8 @@ outputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,15 +21,18 @@ from nearfar.compiler.bundle.folder import Bundle
 from nearfar.compiler.ir.expr import evaluate
 from nearfar.compiler.runtime.base_runner import ArrayLayout
 from nearfar.compiler.runtime.batch import Array
+from nearfar.compiler.runtime.page_bytes import UnitBlock
 from nearfar.compiler.runtime.patches import AnyBatch
 from nearfar.compiler.runtime.plan_runner import PlanRunner, bound_arrays, constant_tables, passing_entries
-from nearfar.compiler.runtime.runner import Limits
+from nearfar.compiler.runtime.runner import Limits, done
 from nearfar.compiler.runtime.variant import KernelChoice
 
 from .device import MAX_GRID, features_of, find_adapter, for_naga, open_device, vendor_of
 
 # WebGPU requires offsets of bindings to be multiples of 256 bytes.
 ALIGNMENT = 256
+# Some devices limit buffers to 256 MiB, and smaller buffers are easier to allocate.
+MAX_TRANSFER_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,35 @@ class WebGPURunner(PlanRunner):
                 encoder.copy_buffer_to_buffer(region.buffer, source * size, between, 0, size)
                 encoder.copy_buffer_to_buffer(between, 0, region.buffer, destination * size, size)
         self._device.queue.submit([encoder.finish()])
+
+    def _read_units(self, blocks: Sequence[UnitBlock]) -> Future[bytes]:
+        parts, queue = [], self._device.queue
+        for some in pieces_up_to(self._pieces(blocks), MAX_TRANSFER_BYTES):
+            size = sum(piece.size for piece in some)
+            between = self._buffer(size, self._flags.COPY_SRC | self._flags.COPY_DST)
+            encoder, end = self._device.create_command_encoder(), 0
+            for piece in some:
+                encoder.copy_buffer_to_buffer(piece.buffer, piece.offset, between, end, piece.size)
+                end += piece.size
+            queue.submit([encoder.finish()])
+            parts.append(bytes(queue.read_buffer(between, 0, size)))
+            between.destroy()
+        return done(b"".join(parts))
+
+    def _write_units(self, blocks: Sequence[UnitBlock], data: bytes) -> None:
+        start = 0
+        for piece in self._pieces(blocks):
+            self._device.queue.write_buffer(piece.buffer, piece.offset, data, start, piece.size)
+            start += piece.size
+
+    def _pieces(self, blocks: Sequence[UnitBlock]) -> list[Region]:
+        """Where the bytes of units are, in their order."""
+        return [
+            Region(self._regions[name].buffer, unit * size, size)
+            for block in blocks
+            for unit in block.units
+            for name, size in block.kind.sizes.items()
+        ]
 
     def _release(self) -> None:
         for region in self._regions.values():
@@ -217,6 +250,20 @@ class WebGPURunner(PlanRunner):
             for i, region in enumerate(regions)
         ]
         return self._device.create_bind_group(layout=self._pipelines[name].get_bind_group_layout(0), entries=entries)
+
+
+def pieces_up_to(pieces: Iterable[Region], size_bytes: int) -> Iterator[list[Region]]:
+    """The pieces in lists of at most ``size_bytes`` together; a larger one is alone."""
+    some: list[Region] = []
+    size = 0
+    for piece in pieces:
+        if some and size + piece.size > size_bytes:
+            yield some
+            some, size = [], 0
+        some.append(piece)
+        size += piece.size
+    if some:
+        yield some
 
 
 def spread(x: int, y: int) -> tuple[int, int, int]:

@@ -73,6 +73,11 @@ class IdleRunner:
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]], group: int = 0) -> None: ...
 
+    def read_pages(self, units: Sequence[Sequence[int]]) -> Future[bytes]:
+        raise NotImplementedError("a device without pages")
+
+    def write_pages(self, units: Sequence[Sequence[int]], data: bytes) -> None: ...
+
     def close(self) -> None:
         self._device.shutdown()
 

@@ -18,6 +18,7 @@ from nearfar.compiler.ir.graph import Graph
 from nearfar.compiler.ir.ops.encoders import POOLINGS
 from nearfar.compiler.ir.ops.op import ACTIVATIONS, DType
 from nearfar.compiler.ir.sampling import Settings
+from nearfar.compiler.ir.watermark import COLUMNS as COLUMNS_OF_MARK
 
 # Columns of x, outputs of a projection, size of the vocabulary, columns of a norm's group.
 COLUMNS, OUTPUTS, VOCAB, GROUP = 37, 45, 51, 24
@@ -98,6 +99,7 @@ def graphs() -> Iterator[tuple[str, str, Build]]:
     yield from page_graphs()
     for op in ("adjust_logits", "sample", "top_logprobs"):
         yield op, "plain", partial(sampling, op)
+    yield "mark_logits", "plain", mark_logits
     yield from state_graphs()
     yield from image_graphs()
 
@@ -391,6 +393,20 @@ def add_lora(x_dtype: DType, dtype: DType, *, norm: bool) -> Graph:
     }
     load = [{"op": "rms_norm", "eps": 1e-3}] if norm else []
     return graph.ends(graph.add("add_lora", inputs, name="y", widths=widths, dtype=dtype, load=load))
+
+
+def mark_logits() -> Graph:
+    graph = Builder()
+    inputs = {
+        "adjusted": graph.value("adjusted", ("A", VOCAB)),
+        "token_ids": graph.value("token_ids", ("S",), "int32"),
+        "rows": graph.value("sample_rows", ("R",), "int32"),
+        "slots": graph.value("sample_slots", ("R", 2), "int32"),
+        "sampled": graph.state("sampled", ("N",), "int32"),
+        "watermark": graph.state("watermark", (1, COLUMNS_OF_MARK), "int32"),
+    }
+    graph.add("mark_logits", inputs, name="y")
+    return graph
 
 
 def sampling(op: str) -> Graph:

@@ -30,6 +30,7 @@ OWN_CASES = (
     "append_kv",
     "attention",
     "adjust_logits",
+    "mark_logits",
     "sample",
     "top_logprobs",
 )

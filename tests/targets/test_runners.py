@@ -204,6 +204,48 @@ def test_a_sequence_goes_on_in_copied_pages(case: Case, runner: Runner) -> None:
         runner.copy_pages([(0, 20)])
 
 
+@pytest.mark.parametrize("name", PLAN_RUNNERS)
+def test_a_sequence_goes_on_in_pages_that_were_read_and_written(name: str, cases: Callable[[str], Case]) -> None:
+    """The pages are read while the step that fills them is in flight, and written into others, in another order, before
+    a step that is in flight when the first ones hold another sequence.
+    """
+    case = cases(name)
+    runner = case.open()
+    first, second = case.pages(0, 21), case.pages(7, 21)[::-1]
+    filling = runner.submit(case.batch(Chunk(list(range(1, 21)), 0, first, [19])))
+    read = runner.read_pages([first])
+    one = np.array(runner.forward(case.batch(Chunk([5], 20, first, [0]))).logits)
+    other = runner.submit(case.batch(Chunk(list(range(40, 60)), 0, first, [19])))
+    data = read.result()
+    runner.write_pages([second], data)
+    two = np.array(runner.forward(case.batch(Chunk([5], 20, second, [0]))).logits)
+    np.testing.assert_array_equal(one, two)
+    # The step after the first read has written one more position.
+    assert runner.read_pages([second]).result() != data
+    for each in (filling, other):
+        each.result()
+    assert runner.read_pages([[]]).result() == b""
+    with pytest.raises(RequestError, match="page 20 is not in the pool, which has pages 0 to 19"):
+        runner.read_pages([[20]])
+    with pytest.raises(RequestError, match=f"1 pages of .* are {len(data) // len(first)} bytes, not {len(data)}"):
+        runner.write_pages([[3]], data)
+    with pytest.raises(RequestError, match="has 1 kinds of pages and states, and 2 lists of them came"):
+        runner.read_pages([[3], [0]])
+    runner.close()
+    with pytest.raises(RequestError, match="the runner is closed"):
+        runner.read_pages([[3]])
+
+
+@pytest.mark.parametrize("name", RUNNERS[4:])
+def test_a_runner_of_a_framework_refuses_to_read_and_write_pages(name: str, cases: Callable[[str], Case]) -> None:
+    runner = cases(name).open(SMALL)
+    with pytest.raises(RequestError, match=f"runners of the target {name} neither read nor write pages"):
+        runner.read_pages([[0]])
+    with pytest.raises(RequestError, match="use a bundle for cpu, cuda or webgpu"):
+        runner.write_pages([[0]], b"")
+    runner.close()
+
+
 @pytest.mark.parametrize(
     "name", ["numpy", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in PLAN_RUNNERS[1:])]
 )

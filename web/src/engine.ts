@@ -26,6 +26,7 @@ import { Grammars } from "./grammar/grammars.js";
 import type { Loaded } from "./load.js";
 import type { BundleAddress, LoadOptions } from "./load_options.js";
 import { hasPlan, load, plan } from "./load.js";
+import type { PrefixHost } from "./prefixes/prefixes.js";
 import type { TuningEntry } from "./runtime/manifest.js";
 import type { MemoryPlan } from "./runtime/memory_plan.js";
 import { audioFile, importAdapters, importDecide, importPrefixes, importVideos } from "./runtime/import_later.js";
@@ -80,6 +81,8 @@ export class Engine implements EngineWithSessions {
    * RequestError if the model transcribes none.
    */
   readonly transcribe: Transcribe;
+  /** The cache of keys and values, for `FarPrefill` of prefill.js. */
+  readonly cacheHost: Pick<PrefixHost, "tokens" | "manifest" | "info">;
   readonly #loaded: Loaded;
   readonly #tokens: TokenEngine;
   /** Null if the model generates text. */
@@ -134,8 +137,9 @@ export class Engine implements EngineWithSessions {
       () => this.#backend.drafting,
     );
     this.#tuned = opened?.engine ?? this.#tokens;
+    const host = { ...loaded, ...loaded.prefixes, tokens: this.#tokens, info: () => this.#backend.info } as PrefixHost;
+    this.cacheHost = host;
     if (loaded.prefixes) {
-      const host = { ...loaded, ...loaded.prefixes, tokens: this.#tokens, info: () => this.#backend.info };
       this.#tokens.prefixes = (request) =>
         importPrefixes().then(
           ({ before }) => before(host, request),

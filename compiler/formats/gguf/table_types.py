@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...ir.e4m3 import VALUES as E4M3_VALUES
 from ...quant import Codes
-from ..small_floats import E4M3_VALUES, FP4_CODES
+from ..small_floats import FP4_CODES
 from .block_types import BLOCK_TYPES, BlockType, Bytes, Floats, Unpacked, bits_of, halves, nibbles, quarters
 
 # float16's 1.

@@ -1,7 +1,7 @@
-"""Pages of keys and values: their layout, as computed or as integers, and append_kv, which fills them.
+"""Pages of keys and values: their layout, as computed or as codes, and append_kv, which fills them.
 
-``kv`` is (P, 2, K, page, D): pages, keys and values, kv heads. With attrs kv "q8" or "q4", its last dim counts the
-uint32 words of a row (`kv_format.KvFormat.words`); see `page_rows`.
+``kv`` is (P, 2, K, page, D): pages, keys and values, kv heads. With attrs kv "q8", "q4" or "fp8", its last dim counts
+the uint32 words of a row (`kv_format.KvFormat.words`); see `page_rows`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import pages
+from .. import e4m3, pages
 from ..kv_format import KvFormat, hadamard_size, kv_format
 from .op import (
     ACTIVATION,
@@ -73,13 +73,17 @@ def quantize_rows(rows: Array, form: KvFormat) -> Array:
     """(..., D) -> (..., words) uint32: the codes, then the bits of the float32 scale.
 
     An element is code * scale. The scale gives the element of largest magnitude the code -steps, the positive one of
-    two; codes are rounded to nearest, ties to even, and limited to the largest code.
+    two; codes are rounded to nearest, ties to even, and limited to the largest code or float.
     """
     rows = rows.astype(np.float32)
     highest, lowest = rows.max(axis=-1, keepdims=True), rows.min(axis=-1, keepdims=True)
     extreme = np.where(highest >= -lowest, highest, lowest)
     factor = np.divide(np.float32(-form.steps), extreme, out=np.zeros_like(extreme), where=extreme != 0)
-    codes = np.minimum(np.rint(rows * factor), form.largest_code).astype(np.int8).view(np.uint8) + np.uint8(form.zero)
+    if form.floats:
+        codes = e4m3.encode(rows * factor)
+    else:
+        codes = np.minimum(np.rint(rows * factor), form.largest_code).astype(np.int8).view(np.uint8)
+        codes = codes + np.uint8(form.zero)
     # Element v * 4 + b of a word is in byte b.
     bytes_of = codes.reshape(*rows.shape[:-1], -1, form.vectors, 4)
     packed = bytes_of[..., 0, :]
@@ -94,7 +98,8 @@ def dequantize_rows(words: Array, form: KvFormat) -> Array:
     packed = np.ascontiguousarray(words[..., :-1, None]).view(np.uint8)
     vectors = [packed >> np.uint8(vector * form.bits) for vector in range(form.vectors)]
     codes = np.stack(vectors, axis=-2) & np.uint8((1 << form.bits) - 1)
-    numbers = (codes - np.uint8(form.zero)).view(np.int8).reshape(*words.shape[:-1], -1)
+    numbers = e4m3.VALUES[codes] if form.floats else (codes - np.uint8(form.zero)).view(np.int8)
+    numbers = numbers.reshape(*words.shape[:-1], -1)
     rows: Array = numbers * np.ascontiguousarray(words[..., -1:]).view(np.float32)
     return rows
 

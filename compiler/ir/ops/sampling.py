@@ -1,4 +1,4 @@
-"""Ops that choose tokens: adjust_logits, sample, top_logprobs. `ir/sampling.py` defines the settings."""
+"""Ops that choose tokens: adjust_logits, mark_logits, sample, top_logprobs. `ir/sampling.py` defines the settings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..sampling import ALTERNATIVES, COUNTS, Settings, choose_token
+from ..sampling import ALTERNATIVES, COUNTS, MARK, Settings, choose_token
 from ..sampling import adjust_logits as adjusted_row
+from ..watermark import COLUMNS, WATERMARK
+from ..watermark import mark_logits as marked_row
 from .op import FLOAT32, INTEGERS, Array, Attrs, Inputs, Op, Shapes, Sizes, Type, Use, require_array
 from .rows import check_sampled
 
@@ -35,6 +37,24 @@ def adjust_logits(inputs: Inputs, attrs: Attrs) -> Array:
             for x, each, (slot, flags) in rows
         ]
     )
+
+
+def infer_mark_logits(shapes: Shapes, attrs: Attrs) -> Type:
+    return shapes["adjusted"], "float32"
+
+
+def mark_logits(inputs: Inputs, attrs: Attrs) -> Array:
+    """Logits of rows with the flag MARK, with those of a green list raised; see `watermark.mark_logits`.
+
+    The list is that of the row's token: token_ids[rows[r]], or if that is negative, sampled[-1 - it]. adjusted (A, V),
+    token_ids (S,), rows (R,), slots (R, 2), sampled (N,), watermark (1, 6) -> (A, V).
+    """
+    token_ids = inputs["token_ids"][inputs["rows"]]
+    before = np.where(token_ids < 0, inputs["sampled"][np.maximum(-1 - token_ids, 0)], token_ids)
+    y = inputs["adjusted"].copy()
+    for row in np.flatnonzero(inputs["slots"][: len(y), 1] & MARK):
+        y[row] = marked_row(y[row], inputs["watermark"][0], int(before[row]))
+    return y
 
 
 def infer_sample(shapes: Shapes, attrs: Attrs) -> Type:
@@ -115,6 +135,9 @@ def check_vocabulary(use: Use, sizes: Sizes) -> None:
         "bias": (("N", size), "float32"),
         "mask": (("N", -(-size // 32)), "int32"),
     }
+    if "watermark" in use.shapes:
+        require_array(use, "watermark", (1, COLUMNS), "int32")
+        require_array(use, "rows", ("R",), "int32")
     for role in use.shapes.keys() & expected.keys():
         require_array(use, role, *expected[role])
 
@@ -122,12 +145,21 @@ def check_vocabulary(use: Use, sizes: Sizes) -> None:
 ROWS = {"logits": FLOAT32, "settings": FLOAT32, "slots": INTEGERS, "counts": INTEGERS}
 CHECKED: dict[str, Any] = {
     "checks": (check_vocabulary, check_sampled),
-    "states": ("sampled", "counts", "bias", "mask"),
-    "names": {"slots": "sample_slots", "bias": "logit_bias", "mask": "token_mask"},
+    "states": ("sampled", "counts", "bias", "mask", "watermark"),
+    "names": {"slots": "sample_slots", "bias": "logit_bias", "mask": "token_mask", "watermark": WATERMARK},
 }
 OPS = {
     "adjust_logits": Op(
         infer_adjust_logits, adjust_logits, inputs={**ROWS, "bias": FLOAT32, "mask": INTEGERS}, **CHECKED
+    ),
+    "mark_logits": Op(
+        infer_mark_logits,
+        mark_logits,
+        inputs={
+            "adjusted": FLOAT32,
+            **dict.fromkeys(("token_ids", "rows", "slots", "sampled", "watermark"), INTEGERS),
+        },
+        **CHECKED,
     ),
     "sample": Op(
         infer_sample,

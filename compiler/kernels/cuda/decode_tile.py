@@ -86,7 +86,7 @@ def supports(heads: Heads, preparation: Preparation) -> bool:
     begin at multiples of 16 bytes. Keys of 4 bits are rotated, which it does not do.
     """
     shape = heads.head_dim % 32 == 0 and heads.head_dim <= 256
-    eight_bits = heads.kv == "q8" and heads.page_size % 4 == 0
+    eight_bits = heads.form is not None and heads.form.bits == 8 and heads.page_size % 4 == 0
     pages = preparation.appends and (heads.form is None or eight_bits)
     return heads.activation in SHORT and pages and shape and not preparation.norm_wide
 

@@ -33,6 +33,20 @@ __device__ __forceinline__ uint pair_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
 }
+// 8-bit floats (E4M3), which sm_89 introduced; a pair is 16 bits with the first one in the low byte.
+#if __CUDA_ARCH__ >= 890
+#define HAS_E4M3
+__device__ __forceinline__ unsigned short pair_e4m3(float low, float high) {
+  unsigned short pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ uint halves_of_e4m3(unsigned short pair) {
+  uint word;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(word) : "h"(pair));
+  return word;
+}
+#endif
 __device__ __forceinline__ uint multiply_add_f16(uint a, uint b, uint c) {
   uint result;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));

@@ -138,6 +138,52 @@ __device__ __forceinline__ void unpack_signed_f16(uint* pairs, uint first, uint 
   pairs[3] = ((second >> 8) & 0x00ff00ffu) ^ 0x64806480u;
   for (int i = 0; i < 4; i++) pairs[i] = multiply_add_f16(pairs[i], ONES_F16, 0xe480e480u);
 }
+// --- 8-bit floats (E4M3), rounded to nearest, ties to even, and limited to 448 ---
+// As a float16 with the same bits, a byte's sign, exponent and mantissa represent its number divided by 256.
+#define TIMES_256_F16 0x5c005c00u
+__device__ __forceinline__ void unpack_e4m3_f16(uint* pairs, uint first, uint second) {
+  for (int i = 0; i < 2; i++) {
+    const uint word = i ? second : first;
+#ifdef HAS_E4M3
+    const uint ordered = __byte_perm(word, 0u, 0x3120u);
+    pairs[i * 2] = halves_of_e4m3((unsigned short)ordered);
+    pairs[i * 2 + 1] = halves_of_e4m3((unsigned short)(ordered >> 16));
+#else
+    const uint even = ((word << 8) & 0x80008000u) | ((word << 7) & 0x3f803f80u);
+    const uint odd = (word & 0x80008000u) | ((word >> 1) & 0x3f803f80u);
+    pairs[i * 2] = multiply_add_f16(even, TIMES_256_F16, NOTHING);
+    pairs[i * 2 + 1] = multiply_add_f16(odd, TIMES_256_F16, NOTHING);
+#endif
+  }
+}
+__device__ __forceinline__ float e4m3_number(uint byte) {
+#ifdef HAS_E4M3
+  return low_half(halves_of_e4m3((unsigned short)byte));
+#else
+  return low_half(((byte << 8) & 0x8000u) | ((byte << 7) & 0x3f80u)) * 256.0f;
+#endif
+}
+__device__ __forceinline__ float unpack4xe4m3_x(uint word) { return e4m3_number(word & 255u); }
+__device__ __forceinline__ float unpack4xe4m3_y(uint word) { return e4m3_number((word >> 8) & 255u); }
+__device__ __forceinline__ float unpack4xe4m3_z(uint word) { return e4m3_number((word >> 16) & 255u); }
+__device__ __forceinline__ float unpack4xe4m3_w(uint word) { return e4m3_number(word >> 24); }
+#ifndef HAS_E4M3
+__device__ __forceinline__ uint e4m3_code(float value) {
+  const float size = fminf(fabsf(value), 448.0f);
+  const uint bits = __float_as_uint(size);
+  // Numbers below 2^-6 are multiples of 2^-9, the distance of floats from 2^14 on. The others keep 3 bits of mantissa,
+  // and 120 less in the exponent.
+  const uint small = __float_as_uint(size + 16384.0f) - 0x46800000u;
+  const uint normal = ((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - 960u;
+  return (size < 0.015625f ? small : normal) | ((__float_as_uint(value) >> 24) & 0x80u);
+}
+__device__ __forceinline__ unsigned short pair_e4m3(float low, float high) {
+  return (unsigned short)(e4m3_code(low) | (e4m3_code(high) << 8));
+}
+#endif
+__device__ __forceinline__ uint pack4xe4m3(float4 value) {
+  return (uint)pair_e4m3(value.x, value.y) | ((uint)pair_e4m3(value.z, value.w) << 16);
+}
 // A byte in the low bits of a float with exponent 23 represents 2^23 plus the byte.
 __device__ __forceinline__ float code_minus_128(uint word, uint byte) {
   return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7540u | byte)) - 8388736.0f;

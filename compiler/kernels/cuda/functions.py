@@ -51,9 +51,11 @@ def unpack_raised_nibbles(address: Scalar, codes: Scalar, masks: Sequence[Scalar
     perform("unpack_raised_q4_f16", address, codes, *masks)
 
 
-def unpack_signed_codes(address: Scalar, first: Scalar, second: Scalar) -> None:
-    """Write the signed bytes of two words as four pairs: bytes 0 and 2, and 1 and 3, of each word."""
-    perform("unpack_signed_f16", address, first, second)
+def unpack_bytes(kind: str, address: Scalar, first: Scalar, second: Scalar) -> None:
+    """Write the bytes of two words, "signed" integers or "e4m3" floats, as four pairs: bytes 0 and 2, and 1 and 3, of
+    each word.
+    """
+    perform(f"unpack_{kind}_f16", address, first, second)
 
 
 def halves_of_word(word: Scalar) -> tuple[Scalar, Scalar]:

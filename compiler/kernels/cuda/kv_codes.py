@@ -1,6 +1,6 @@
-"""8-bit keys and values of `attention_decode_mma` in shared memory: stages of some tokens each, as pages hold them,
-which are filled in turn while earlier ones are used. They become float16 in registers, without their scales, which
-multiply scores and weights.
+"""8-bit keys and values of `attention_decode_mma`, integers or floats, in shared memory: stages of some tokens each, as
+pages hold them, which are filled in turn while earlier ones are used. They become float16 in registers, without their
+scales, which multiply scores and weights.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...ir.heads import Heads
 from ..builder import Array, KernelBuilder, Scalar, address_of, maximum, minimum, reinterpret
 from ..vectors import lane_of, vector
-from .functions import copy_16_bytes, copy_element, load_transposed, unpack_signed_codes
+from .functions import copy_16_bytes, copy_element, load_transposed, unpack_bytes
 from .kv_stages import PageLists
 
 
@@ -29,6 +29,7 @@ class KvCodes:
         form = heads.form
         assert form is not None, heads
         self._kernel, self._heads, self._batch, self._keys, self._stages = kernel, heads, batch, keys, stages
+        self._kind = "e4m3" if form.floats else "signed"
         self.words, self._units = form.words(heads.head_dim), heads.head_dim // 16
         shape = ("P", 2, heads.num_kv_heads, heads.page_size * self.words)
         self._kv = kernel.buffer("kv", shape, "uint32", write=True)
@@ -107,7 +108,7 @@ class KvCodes:
     def load_keys(self, stage: Scalar, row: Scalar, block: int, quarter: Scalar, words: Array) -> None:
         """Eight elements of a key in four words: elements 0 and 2, 1 and 3, 4 and 6, 5 and 7."""
         self._eight[0] = self._tiles[stage, 0, row, self._key_place(row, block * 4 + quarter)]
-        unpack_signed_codes(address_of(words, 0), *(lane_of(self._eight[0], lane) for lane in range(2)))
+        self._unpack(words, *(lane_of(self._eight[0], lane) for lane in range(2)))
 
     def load_values(self, stage: Scalar, first: Scalar | int, lane: Scalar, group: int, words: Array) -> None:
         """The fragments of 16 values from row ``first`` on, of the 32 elements of a group, in eight words."""
@@ -116,9 +117,12 @@ class KvCodes:
         # Each word has two adjacent elements of two adjacent keys.
         load_transposed(address_of(self._raw, 0), address_of(self._tiles, stage, 1, row, unit))
         for half in range(2):
-            unpack_signed_codes(address_of(self._unpacked, 0), self._raw[half * 2], self._raw[half * 2 + 1])
+            self._unpack(self._unpacked, self._raw[half * 2], self._raw[half * 2 + 1])
             for word in range(4):
                 words[half * 4 + word] = self._unpacked[word % 2 * 2 + word // 2]
+
+    def _unpack(self, words: Array, first: Scalar, second: Scalar) -> None:
+        unpack_bytes(self._kind, address_of(words, 0), first, second)
 
     def _key_place(self, row: Scalar, unit: Scalar) -> Scalar:
         """Where 8 codes of a key are in its row, in units of 8 codes. 16 threads read four units of four rows."""

@@ -203,6 +203,15 @@ class Speculation(PolicyPart):
     draft_tokens: Annotated[int, Field(ge=1, le=16)] = 4
 
 
+class Prefill(PolicyPart):
+    """When near answers, far may compute a prompt of at least ``min_tokens`` tokens that are not in near's cache, and
+    near receives its keys and values, if that is expected to be sooner. It costs far the prompt, and counts in the
+    budget. It is never done for a private request. Only pages do it.
+    """
+
+    min_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+
+
 class Policy(PolicyPart):
     """The complete file. ``labels`` are those that requests and messages may have besides the private ones."""
 
@@ -218,6 +227,7 @@ class Policy(PolicyPart):
     quality: Quality = Quality()
     escalation: Escalation = Escalation()
     speculation: Speculation | None = None
+    prefill: Prefill | None = None
     fallback: Fallback = Fallback()
     timeouts: Timeouts = Timeouts()
     retries: Annotated[int, Field(ge=0, le=10)] = 1

@@ -17,10 +17,11 @@ from uuid import uuid4
 
 from nearfar.compiler.runtime.errors import NearfarError, RequestError
 
-from ...executors.dialect import Dialect, generation_body
+from ...executors.dialect import Dialect, generation_body, health_path, other_body
 from ...executors.executor import Call
 from ...executors.refusal import printable
 from ...executors.relay import Relay
+from ...executors.sglang import routing_headers
 from ...executors.upstream import Upstream, make_upstream
 from ...executors.upstream_answers import answer_kind, checked
 from ...executors.upstream_bounds import bounds_of
@@ -89,7 +90,9 @@ class FarSide:
         """
         self.far, self._hides_ids, self._strict = far, hides_ids, strict
         self.model: FarModel | None = None
-        self._upstream: Upstream = make_upstream(far.base_url, far.api_key, any_request_id=far.dialect != "openai")
+        self._upstream: Upstream = make_upstream(
+            far.base_url, far.api_key, any_request_id=far.dialect != "openai", health=health_path(far.dialect)
+        )
         self._queue = FarQueue()
         self._upstream.observe_headers = lambda headers: self._queue.update(headers, monotonic())
         self._opening = asyncio.Lock()
@@ -139,6 +142,8 @@ class FarSide:
         """Raises the errors of `Upstream.answer`, and those of `reach` if the server was not reached before."""
         model, dialect, call = await self.reach(call), self.far.dialect, self._sent(call)
         body = generation_body(request, model.id, dialect, priority=call.priority if dialect == "nearfar" else None)
+        if dialect == "sglang":
+            call = replace(call, headers=routing_headers(request, call.headers, named=not self._hides_ids))
         if call.observe_request is not None:
             call.observe_request(body)
         path, kind = answer_kind(request)
@@ -153,7 +158,7 @@ class FarSide:
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> EmbeddingResponse:
         model = await self.reach(call)
-        body = request.model_dump(mode="json", exclude_none=True) | {"model": model.id}
+        body = other_body(request, model.id, self.far.dialect)
         answer = await self._upstream.request("POST", "/v1/embeddings", body, self._sent(call))
         return checked(EmbeddingResponse, answer, model.id)
 
@@ -238,7 +243,7 @@ class FarSide:
         if status == 404:
             return RequestError(
                 f"{self._upstream.url}: has no /v1/nearfar/about, so it is an older nearfar server or another kind; "
-                "update it, or set its dialect: openai or vllm",
+                "update it, or set its dialect: openai, vllm or sglang",
                 code="api_version",
             )
         return error

@@ -112,10 +112,12 @@ class SpeculatedFar:
 
 
 def changes_sampling(request: ChatCompletionRequest) -> bool:
-    """Whether earlier tokens or the client change the probabilities of tokens, or which tokens end the answer.
+    """Whether earlier tokens, the client or a watermark change the probabilities of tokens, or which tokens end the
+    answer.
 
     Drafts of such requests cannot be checked.
     """
     penalties = (request.frequency_penalty or 0) != 0 or (request.presence_penalty or 0) != 0
     ends = bool(request.stop_token_ids or request.min_tokens or request.ignore_eos)
-    return penalties or (request.repetition_penalty or 1) != 1 or bool(request.logit_bias) or ends
+    changes = penalties or bool(request.watermark)
+    return changes or (request.repetition_penalty or 1) != 1 or bool(request.logit_bias) or ends

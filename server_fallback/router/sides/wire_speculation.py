@@ -244,6 +244,7 @@ def checkable(request: TokenRequest) -> TokenRequest:
         "ignore_eos": request.ignore_eos,
         "prompt_logprobs": request.prompt_logprobs > 0,
         "adapter": request.adapter is not None,
+        "watermark": request.watermark,
     }
     unsupported = ", ".join(name for name, is_set in options.items() if is_set)
     if unsupported:

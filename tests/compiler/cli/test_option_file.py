@@ -12,6 +12,7 @@ from nearfar.compiler.cli import main
 from nearfar.compiler.options import Group, Option, OptionFile, changed, declared
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.cli.options import Gateway, Serve
+from nearfar.server_fallback.kv_tiers.options import KvTierOptions
 
 FILE = """
 models = ["demo", "./local"]
@@ -19,6 +20,10 @@ port = 0
 lenient = true
 client_share = 0.25
 kv_memory = "1.5GiB"
+kv_host_memory = "8GB"
+kv_disk = "100GB"
+kv_folder = "pages"
+kv_key_file = "keys/kv"
 body_memory = 1000
 batch_delay_ms = 2
 batch_sizes = [8, 16]
@@ -54,6 +59,12 @@ def test_a_file_has_every_option_and_the_command_line_precedes_it(file: Path) ->
     assert (options.port, options.local.max_sequences, options.local.max_waiting) == (0, 5, 256)
     assert (options.local.kv_memory_bytes, options.access.body_memory_bytes) == (3 << 29, 1000)
     assert (options.local.batching.max_delay_seconds, options.local.batching.preferred_sizes) == (0.002, (8, 16))
+    assert options.local.kv_tiers == KvTierOptions(
+        host_memory_bytes=8 * 10**9,
+        disk_bytes=10**11,
+        folder=file.parent / "pages",
+        key_file=file.parent / "keys/kv",
+    )
     assert options.local.trust == (file.parent / "keys/a.pub",)
     assert (options.access.lenient, options.access.access_log, options.access.client_share) == (True, False, 0.25)
     assert options.access.trusted_proxies == ("10.0.0.7/32", "10.1.0.0/16")

@@ -17,7 +17,8 @@ from nearfar.compiler.formats import load
 from nearfar.compiler.formats.config import ConfigReader
 from nearfar.compiler.formats.fp8_quant import read_quantization
 from nearfar.compiler.formats.safetensors_file import read_safetensors
-from nearfar.compiler.formats.small_floats import E4M3_VALUES, powers_of_two
+from nearfar.compiler.formats.small_floats import powers_of_two
+from nearfar.compiler.ir.e4m3 import VALUES as E4M3_VALUES
 from nearfar.compiler.pipeline.stored_forms import choose_quantization
 from nearfar.compiler.quant import by_name
 from nearfar.compiler.runtime.errors import CheckpointError, QuantizationError, UnsupportedModel

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import F32, relative_error
 
+from nearfar.compiler.ir import e4m3
 from nearfar.compiler.ir.kv_format import KV_FORMATS
 from nearfar.compiler.ir.ops import OPS, Array
 from nearfar.compiler.ir.ops.kv_pages import dequantize_rows, quantize_rows, rotated
@@ -303,6 +304,26 @@ def test_a_word_of_4_bit_codes_has_two_vectors_and_the_largest_element_is_exact(
     np.testing.assert_array_equal(
         dequantize_rows(words, KV_FORMATS["q4"]), [[16, -14, 4, 4, 0, 2, -2, 4], [0, 0, 0, 0, 0, 0, 0, 0]]
     )
+
+
+def test_a_row_of_floats_has_the_largest_one_at_its_largest_element() -> None:
+    # Scale -0.5: 224 is -448, whose code is 0xfe; 1 is -2; 17 is -34, between 32 and 36, and takes the even code.
+    rows = np.array([[224, -224, 1, 17], [0, 0, 0, 0]], np.float32)
+    words = quantize_rows(rows, KV_FORMATS["fp8"])
+    assert [[f"{word:08x}" for word in row] for row in words] == [["e0c07efe", "bf000000"], ["00000000", "80000000"]]
+    np.testing.assert_array_equal(dequantize_rows(words, KV_FORMATS["fp8"]), [[224, -224, 1, 16], [0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e-2, 1, 400, 1e4])
+def test_floats_of_8_bits_are_those_of_torch(size: float) -> None:
+    import torch
+
+    # Each number, the middle of each two, and others.
+    steps = np.sort(e4m3.VALUES[np.isfinite(e4m3.VALUES)])
+    numbers = np.concatenate([steps, (steps[1:] + steps[:-1]) / 2, random(0, 1000) * np.float32(size)])
+    # Torch makes NaN of larger numbers, CUDA's instruction with .satfinite limits them.
+    limited = torch.from_numpy(numbers).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    np.testing.assert_array_equal(e4m3.encode(numbers), limited)
 
 
 @given(st.integers(0, 1000), st.sampled_from([1e-20, 1, 1e4]), st.sampled_from(["q8", "q4"]))

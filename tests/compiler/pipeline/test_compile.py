@@ -126,6 +126,14 @@ def test_quantized_keys_and_values_need_a_head_size_that_fills_words(
     refused(RequestError, message, checkpoint, output, kv=kv)
 
 
+@pytest.mark.parametrize("target", ["webgpu", "cpu"])
+def test_floats_of_8_bits_need_a_target_that_reads_them(target: str, checkpoint: Path, output: Path) -> None:
+    message = (
+        f"--kv fp8: {target} bundles do not support 8-bit floats for keys and values; use --kv q8, or --target cuda"
+    )
+    refused(RequestError, message, checkpoint, output, kv="fp8", target=target)
+
+
 def test_quantized_keys_and_values_allow_a_longer_context(checkpoint: Path) -> None:
     # Bytes per token: 3 kv heads of 24 elements in float32, or of 24 or 12 bytes and a scale; and half of 24 cosines
     # and sines.

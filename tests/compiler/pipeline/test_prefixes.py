@@ -14,11 +14,10 @@ from tiny_models import make_checkpoint
 from tolerances import F32, KV_Q4_F32, relative_error
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.bundle.manifest import GENERATE, MANIFEST_FILE
+from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 from nearfar.compiler.cli.inspect import prefix_facts
 from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.ir.kv_format import KvName
-from nearfar.compiler.ir.pages import PAGE_DIMS, STATES
 from nearfar.compiler.pipeline import prefixes
 from nearfar.compiler.pipeline.compile import CompileOptions, build, compile_any, prepare
 from nearfar.compiler.pipeline.store import SizeStore
@@ -42,23 +41,19 @@ def system(tmp_path: Path) -> Path:
 
 
 def continued(bundle: Bundle, question: list[int]) -> np.ndarray:
-    """The logits of the question after the pages that come with the bundle, on pages in another order."""
+    """The logits of the question after the pages that come with the bundle, on pages in another order. The bytes that a
+    runner reads and writes have the order in which they come, which is that of browsers.
+    """
     manifest = bundle.manifest
     (entry,) = manifest.prefixes
     runner = ReferenceRunner(bundle, limits=Limits(states=2, rows=64, pages=10, window_pages=10))
     count = -(-(entry.tokens + len(question)) // manifest.page_size)
     order = list(reversed(range(count)))
-    data = bundle.file(entry.file).read_bytes()
-    states = manifest.plans[GENERATE].states
     pages = live_pages(group_windows(manifest), entry.tokens, manifest.page_size)
-    for dim, units in [*zip(PAGE_DIMS, pages, strict=False), (STATES, range(1))]:
-        for unit in units:
-            for name, state in states.items():
-                if state.shape[0] == dim:
-                    row = runner._states[name][1 if dim == STATES else order[unit]]
-                    row[...] = np.frombuffer(data[: row.nbytes], row.dtype).reshape(row.shape)
-                    data = data[row.nbytes :]
-    assert data == b""
+    units = [[order[page] for page in some] for some in pages] + ([[1]] if manifest.keeps_states else [])
+    data = bundle.file(entry.file).read_bytes()
+    runner.write_pages(units, data)
+    assert runner.read_pages(units).result() == data
     return logits_of(runner, question, entry.tokens, order, (1, 0))
 
 

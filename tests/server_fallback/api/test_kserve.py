@@ -8,7 +8,8 @@ import json
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,29 @@ from nearfar.server_fallback.schema.models import LoadRequest, ModelCard
 HALF = 0.5**0.5
 
 
+class LoadedOnUse(ModelsWithEncoders):
+    """Implements `LoadsOnUse` for one more model: "stored", which is loaded while a request uses it."""
+
+    users = uses = 0
+
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[Any]:
+        if name != "stored":
+            yield await self.executor(name)
+            return
+        self.users, self.uses = self.users + 1, self.uses + 1
+        try:
+            yield self.encoders["embed"]
+        finally:
+            self.users -= 1
+
+    def keep(self, name: str, seconds: float) -> None:
+        raise AssertionError(name, seconds)
+
+
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> ModelsWithEncoders:
-    return ModelsWithEncoders(encoders=encoders(tmp_path_factory.mktemp("tokenizer")))
+def models(tmp_path_factory: pytest.TempPathFactory) -> LoadedOnUse:
+    return LoadedOnUse(encoders=encoders(tmp_path_factory.mktemp("tokenizer")))
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +126,16 @@ def test_triton_s_clients_read_health_and_metadata(client: tuple[Any, Any]) -> N
     assert config["input"][0]["data_type"] == "TYPE_STRING"
     with pytest.raises(InferenceServerException, match="no version '2'"):
         triton.get_model_metadata("rank", "2")
+
+
+def test_a_model_is_loaded_by_the_request_that_needs_it(client: tuple[Any, Any], models: LoadedOnUse) -> None:
+    module, triton = client
+    before = models.uses
+    assert triton.get_model_metadata("stored") is not None
+    assert triton.get_model_config("stored") is not None
+    assert triton.infer("stored", [texts(module, "ab")]).as_numpy("embeddings").shape == (1, 3)
+    assert models.uses == before + 3
+    wait_until(lambda: models.users == 0)
 
 
 def test_triton_s_clients_send_texts_and_token_ids(client: tuple[Any, Any]) -> None:

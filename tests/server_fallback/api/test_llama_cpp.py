@@ -37,7 +37,9 @@ def test_a_gap_is_filled(local: tuple[Any, FakeSource]) -> None:
     executor, source = local
     answer = ask_of(executor, "/infill", ASKED).json()
     assert (answer["content"], answer["stop"], answer["stop_type"], answer["model"]) == (", y", True, "eos", "fake")
-    assert answer["tokens_evaluated"] == len(source.requests[0].prompt_ids) == answer["timings"]["prompt_n"]
+    timings = answer["timings"]
+    assert answer["tokens_evaluated"] == len(source.requests[0].prompt_ids) == timings["cache_n"] + timings["prompt_n"]
+    assert timings["cache_n"] == answer["tokens_cached"] > 0
     assert bytes(token for token in source.requests[0].prompt_ids if token < 256) == b"a.py\nA\n\ndef f():\nx"
     assert source.requests[0].sampling.temperature == 0.8
     stopped = ask_of(executor, "/infill", {**ASKED, "stop": [" y"]}).json()

@@ -27,7 +27,7 @@ from nearfar.server_fallback.api.keys import ApiKey, Keys, read_keys
 from nearfar.server_fallback.api.log import JsonFormatter
 from nearfar.server_fallback.api.model_changes import ModelChanges
 from nearfar.server_fallback.api.traces import Traces, open_traces
-from nearfar.server_fallback.engine.stats import EngineStats, RequestRecord
+from nearfar.server_fallback.engine.stats import EngineStats, RequestRecord, TierStats
 from nearfar.server_fallback.executors.executor import Call, ExecutorState
 from nearfar.server_fallback.log_event import LOGGER
 from nearfar.server_fallback.schema.models import LoadRequest
@@ -72,6 +72,7 @@ def test_metrics_count_what_happened_under_vllm_s_names() -> None:
             accepted_tokens=30,
             steps=7,
             overhead_seconds=1.5,
+            tiers=TierStats(900, 600, 1 << 30, 1 << 40, 30, 8, 5, 6, 1, 2, 3),
         )
         models.fake.current = ExecutorState(True, "", 3, 2, 1000, engine)
         app = create_app(models, ApiConfig())
@@ -98,6 +99,17 @@ def test_metrics_count_what_happened_under_vllm_s_names() -> None:
             "nearfar:model_ready": 1,
             "vllm:prefix_cache_queries_total": 100,
             "vllm:prefix_cache_hits_total": 60,
+            "vllm:external_prefix_cache_queries_total": 900,
+            "vllm:external_prefix_cache_hits_total": 600,
+            "nearfar:kv_host_bytes": 1 << 30,
+            "nearfar:kv_disk_bytes": 1 << 40,
+            "nearfar:kv_host_hits_total": 30,
+            "nearfar:kv_disk_hits_total": 8,
+            "nearfar:kv_host_evictions_total": 5,
+            "nearfar:kv_disk_evictions_total": 6,
+            "nearfar:kv_disk_damaged_total": 1,
+            "nearfar:kv_disk_failures_total": 2,
+            "nearfar:kv_dropped_total": 3,
             "vllm:num_preemptions_total": 4,
             "vllm:spec_decode_num_draft_tokens_total": 40,
             "vllm:spec_decode_num_accepted_tokens_total": 30,

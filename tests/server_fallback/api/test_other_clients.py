@@ -250,13 +250,16 @@ def test_hugging_face_s_client_generates(tgi: Any) -> None:
 
 def test_the_routes_of_text_generation_inference_differ_in_their_answers(tmp_path: Path) -> None:
     local: Any
-    local, _ = executor(tmp_path, "one")
+    local, source = executor(tmp_path, "one")
     body = {"inputs": "x", "parameters": {"max_new_tokens": 9}}
     assert ask_of(local, "/generate", body).json() == {"generated_text": "one"}
     assert ask_of(local, "/", body).json() == [{"generated_text": "one"}]
     streams = [ask_of(local, *asked).text for asked in (("/generate_stream", body), ("/", {**body, "stream": True}))]
     assert streams[0] == streams[1]
     assert streams[0].count("data: ") == 3
+    assert not any(each.watermark for each in source.requests)
+    assert ask_of(local, "/generate", {"inputs": "x", "parameters": {"watermark": True}}).status_code == 200
+    assert source.requests[-1].watermark
     error = ask_of(local, "/generate", {"inputs": 1})
     assert (error.status_code, error.json()["error_type"]) == (400, "validation")
     asyncio.run(local.close())

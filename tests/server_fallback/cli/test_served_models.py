@@ -154,3 +154,20 @@ def test_a_transcriber_is_one_of_the_models() -> None:
     assert [each.model for each in load_requests(given, {})] == ["demo", "whisper-cpu"]
     again = options("demo", "whisper-cpu", "--transcriber", "whisper-cpu")
     assert [each.model for each in load_requests(again, {})] == ["demo", "whisper-cpu"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kv-folder", "pages"], "--kv-folder is about --kv-disk, which is not given; add --kv-disk SIZE"),
+        (["--kv-host-memory", "1GB", "--kv-key-file", "key"], "--kv-key-file is about --kv-disk"),
+        (["--kv-host-memory", "1GB", "--executor", "vllm"], "the program of --executor vllm keeps its pages to itself"),
+        (
+            ["--kv-disk", "1GB", "--executor", "upstream", "--upstream", "http://far"],
+            "the program of --executor upstream keeps its pages to itself",
+        ),
+    ],
+)
+def test_tiers_for_pages_are_refused_where_they_would_do_nothing(arguments: list[str], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        make_opener(options("demo", *arguments), {}, lambda *_: None)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +63,7 @@ class HashRunner:
         self._cells = np.full((limits.pages, PAGE), -1)
         self._sampled = np.full(limits.sequences, -1)
         # The hash in each slot, and the number of its tokens.
-        self._hashes = [(-1, -1)] * (limits.states or 0)
+        self._hashes = np.full((limits.states or 0, 2), -1)
         # For drafts: the hash after the token of each cell, that of each cell of the heads' pages, and by slot the last
         # guess and the hash before it.
         self._has_assistant, self._errs = has_assistant, errs
@@ -100,19 +101,33 @@ class HashRunner:
         self.copies += len(pairs)
         self._run(self._copy, list(pairs))
 
+    def read_pages(self, units: Sequence[Sequence[int]]) -> Future[bytes]:
+        assert len(units) == 1 + (len(self._hashes) > 0)
+        pages, slots = [list(some) for some in [*units, []][:2]]
+        return self._run(lambda: b"".join([self._cells[pages].tobytes(), self._hashes[slots].tobytes()]))
+
+    def write_pages(self, units: Sequence[Sequence[int]], data: bytes) -> None:
+        assert len(units) == 1 + (len(self._hashes) > 0)
+        self._run(self._write_pages, list(units[0]), list(units[1]) if len(units) > 1 else [], data)
+
+    def _write_pages(self, pages: list[int], slots: list[int], data: bytes) -> None:
+        values = np.frombuffer(data, np.int64)
+        self._cells[pages] = values[: len(pages) * PAGE].reshape(-1, PAGE)
+        self._hashes[slots] = values[len(pages) * PAGE :].reshape(-1, 2)
+
     def close(self) -> None:
         self.closed = True
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _run(self, call: Callable[..., object], *arguments: object) -> Future[Output]:
+    def _run(self, call: Callable[..., object], *arguments: object) -> Future[Any]:
         """Run calls in order, on the runner's thread if it has one."""
         if self._pool is not None:
-            return self._pool.submit(call, *arguments)  # type: ignore[arg-type]
+            return self._pool.submit(call, *arguments)
         try:
-            return done(call(*arguments))  # type: ignore[arg-type]
+            return done(call(*arguments))
         except DeviceError as error:
-            future: Future[Output] = Future()
+            future: Future[Any] = Future()
             future.set_exception(error)
             return future
 
@@ -141,10 +156,10 @@ class HashRunner:
     def _fold_states(self, batch: Batch) -> None:
         """Continue each sequence's state: all are read before any is written."""
         if batch.state_slots is None:
-            assert not self._hashes
+            assert not len(self._hashes)
             return
         require_states(batch.state_slots, len(self._hashes))
-        before = list(self._hashes)
+        before = self._hashes.tolist()
         for index, (read, write) in enumerate(batch.state_slots.tolist()):
             start, end = batch.seq_starts[index : index + 2].tolist()
             position, tokens = int(batch.positions[start]), self._tokens(batch, end - 1)
@@ -160,7 +175,7 @@ class HashRunner:
         # After a failure of the device, results contain invalid values.
         if failure is not None:
             self._cells[:] = -1
-            self._hashes = [(-1, -1)] * len(self._hashes)
+            self._hashes[:] = -1
             raise failure
         self._fold_states(batch)
         rows = zip(batch.sample_rows.tolist(), batch.sample_slots.tolist(), batch.sample_settings.tolist(), strict=True)

@@ -17,6 +17,9 @@ from nearfar.server_fallback.engine.encoder_engine import EncoderEngine
 from nearfar.server_fallback.engine.encoder_model import EncoderModel
 from nearfar.server_fallback.engine.masks import Masks
 from nearfar.server_fallback.engine.token_engine import TokenEngine
+from nearfar.server_fallback.kv_tiers.options import KvTierOptions
+
+NO_TIERS = KvTierOptions()
 
 
 def holding(held: Path | None, free_steps: int = 0) -> Callable[[int], None]:
@@ -41,6 +44,7 @@ class HashRecipe:
     max_waiting: int = 256
     fails: bool = False
     broken: Path | None = None
+    kv_tiers: KvTierOptions = NO_TIERS
     name: str = "hash"
 
     def open(self, masks: Masks | None = None) -> TokenEngine:
@@ -58,7 +62,8 @@ class HashRecipe:
             fail=failure,
             hold=holding(self.held, self.free_steps),
         )
-        return TokenEngine(runner, MODEL, EngineConfig(max_waiting=self.max_waiting), masks=masks)
+        config = EngineConfig(max_waiting=self.max_waiting, kv_tiers=self.kv_tiers)
+        return TokenEngine(runner, MODEL, config, masks=masks)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from nearfar.compiler.runtime.errors import (
     BundleError,
     DeadlineExceeded,
     DeviceError,
+    OutputError,
     QueueFull,
     RequestError,
     Unavailable,
@@ -39,9 +40,10 @@ from nearfar.server_fallback.engine import mask_task
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
-from nearfar.server_fallback.engine_process import remote_engine
+from nearfar.server_fallback.engine_process import engine_client, remote_engine
 from nearfar.server_fallback.engine_process.messages import ForgetImages, Generate, Open
 from nearfar.server_fallback.engine_process.remote_engine import MAIN, RemoteEngine
+from nearfar.server_fallback.kv_tiers.options import KvTierOptions
 from nearfar.server_fallback.processes import heartbeat
 from nearfar.server_fallback.processes.child import is_supported
 from nearfar.server_fallback.processes.frames import Call, frame
@@ -120,6 +122,16 @@ def test_answers_errors_and_figures_are_those_of_an_engine_in_this_process(monke
             together = await asyncio.gather(*(items(engine, prompt, max_tokens=12) for prompt in (PROMPT, *OTHERS) * 3))
             for prompt, (tokens, _) in zip((PROMPT, *OTHERS) * 3, together, strict=True):
                 assert [token.token_id for token in tokens] == answer_of(prompt, 12, 64)[0]
+            pages = await engine.read_prefix(PROMPT)
+            assert pages.token_ids == PROMPT[:8]
+            assert pages == await here.read_prefix(PROMPT)
+            assert engine.prefix_key == here.prefix_key
+            await engine.reset_prefix_cache()
+            assert (await engine.read_prefix(PROMPT)).token_ids == []
+            assert await engine.write_prefix(pages) == 8
+            assert await engine.read_prefix(PROMPT) == pages
+            with pytest.raises(RequestError, match="do not fit this model"):
+                await engine.write_prefix(replace(pages, dead_pages=[1]))
             with pytest.raises(RequestError, match="context length") as refused:
                 await items(engine, [1] * 100)
             assert refused.value.details
@@ -192,6 +204,40 @@ def test_a_crash_fails_running_answers_and_the_engine_restarts(monkeypatch: pyte
             assert [token.token_id for token in tokens] == answer_of(PROMPT, 6, 64)[0]
             assert engine.pid != crashed
             assert events == [("engine_ended", {"model": "hash", "engine": crashed, "status": -signal.SIGKILL})]
+
+    run(work())
+
+
+def test_prefixes_on_the_disk_outlive_a_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(remote_engine, "FIRST_RESTART_SECONDS", 0.01)
+    logs = list[str]()
+    monkeypatch.setattr(engine_client, "log_event", lambda event, *_, **fields: logs.append(event if fields else ""))
+    prompt = [*PROMPT, *PROMPT, 1]
+    (tmp_path / "file").touch()
+
+    async def work() -> None:
+        recipe = HashRecipe(kv_tiers=KvTierOptions(disk_bytes=1 << 20, folder=tmp_path / "kv"))
+        async with remote(recipe) as engine:
+            before, end = await items(engine, prompt)
+            assert end.cached_tokens == 0
+            await until(lambda: len(list(tmp_path.rglob("*.kv"))) >= 5)
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            await until(lambda: engine.stats().restarts == 1)
+            after, end = await items(engine, prompt)
+            assert after == before
+            assert end.cached_tokens == 20
+            await until(lambda: engine.stats().tiers is not None and engine.stats().tiers.restored == 20)
+            # What the process logs is in the server's log.
+            for path in tmp_path.rglob("*.kv"):
+                path.write_bytes(b"")
+            os.kill(engine.pid, signal.SIGKILL)
+            await until(lambda: engine.stats().restarts == 2)
+            after, end = await items(engine, prompt)
+            assert (after, end.cached_tokens) == (before, 0)
+            await until(lambda: "kv_file_damaged" in logs)
+        with pytest.raises(OutputError, match=r"--kv-folder .*file: cannot be written: .*; name a folder that can"):
+            await RemoteEngine.open(HashRecipe(kv_tiers=replace(recipe.kv_tiers, folder=tmp_path / "file")))
 
     run(work())
 

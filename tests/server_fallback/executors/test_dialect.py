@@ -140,9 +140,8 @@ def test_openais_hints_are_forwarded_and_parameters_without_effect_are_not_exten
     assert body(dialect, **hints, min_tokens=0, ignore_eos=False, stop_token_ids=[]).items() >= hints.items()
 
 
-def test_priorities_are_the_other_way_round_in_vllm() -> None:
-    assert body("nearfar", 3)["priority"] == 3
-    assert body("vllm", 3)["priority"] == -3
+def test_priorities_are_sent_to_servers_that_order_requests_by_them() -> None:
+    assert body("vllm", -3)["priority"] == -3
     # The API has already replaced the request's own priority by the call's.
     assert "priority" not in generation_body(chat(priority=9), "theirs", "nearfar", priority=0)
     assert "priority" not in body("vllm", None)
@@ -157,7 +156,8 @@ def test_whether_control_tokens_are_split_is_for_servers_that_know_it() -> None:
     assert sent("nearfar", False)["split_special_tokens"] is False
     # vLLM never splits them, and has no parameter for it.
     assert "split_special_tokens" not in sent("vllm", False)
-    refused: list[tuple[Dialect, bool]] = [("vllm", True), ("openai", True), ("openai", False)]
+    assert "split_special_tokens" not in sent("sglang", False)
+    refused: list[tuple[Dialect, bool]] = [("vllm", True), ("sglang", True), ("openai", True), ("openai", False)]
     for dialect, split in refused:
         with pytest.raises(RequestError, match="split_special_tokens"):
             sent(dialect, split)

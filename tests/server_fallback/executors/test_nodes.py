@@ -101,7 +101,9 @@ def test_all_machines_are_started_with_their_ranks_and_stopped(
     assert_gone(*pids)
     cluster = "--nnodes 2 --node-rank {} --master-addr 127.0.0.1 --master-port 29501 --distributed-executor-backend mp"
     arguments = (tmp_path / "other" / "arguments").read_text()
-    assert arguments.startswith("serve org/big --headless --tensor-parallel-size 8 --pipeline-parallel-size 2 ")
+    assert arguments.startswith(
+        "serve org/big --headless --tensor-parallel-size 8 --pipeline-parallel-size 2 --data-parallel-size 1 "
+    )
     assert cluster.format(1) in arguments
     assert cluster.format(0) in capfd.readouterr().err
 

@@ -278,7 +278,7 @@ def test_reranking_scores_and_classes() -> None:
         # Jina's servers report no number of prompt tokens, and no meta.
         "/v1/rerank": {"model": MODEL, "usage": {"total_tokens": 4}, "results": [{"index": 1, "relevance_score": 0.5}]},
         "/v1/score": {**scored, "data": [{"object": "score", "index": 0, "score": 0.25}]},
-        "/v1/classify": {**scored, "data": [{"index": 0, "label": "a", "probs": [0.75, 0.25], "num_classes": 2}]},
+        "/classify": {**scored, "data": [{"index": 0, "label": "a", "probs": [0.75, 0.25], "num_classes": 2}]},
     }
     upstream = FakeOpenAI(lambda received: Reply(value=replies[received.path]))
 

@@ -133,8 +133,8 @@ def test_it_is_started_with_its_options_and_stopped_with_all_its_processes(
     log = capfd.readouterr().err
     assert "vllm | arguments serve org/big --host 127.0.0.1 --port " in log
     assert (
-        "--served-model-name big --tensor-parallel-size 4 --pipeline-parallel-size 1 --scheduling-policy priority "
-        "--enable-prompt-tokens-details --max-model-len 77" in log
+        "--served-model-name big --tensor-parallel-size 4 --pipeline-parallel-size 1 --data-parallel-size 1 "
+        "--scheduling-policy priority --enable-prompt-tokens-details --max-model-len 77" in log
     )
     assert stand_in.is_file()
 

@@ -126,7 +126,7 @@ def test_a_silent_engine_is_not_ready_and_is_then_ended() -> None:
         connection = Connection(engine._receive, engine._lost)
         opening = asyncio.ensure_future(engine._open(connection, Attach()))
         await asyncio.sleep(0)
-        connection.data_received(frame(Returned(0, Opened(64, 0, "cpu", None, HANG_SECONDS))))
+        connection.data_received(frame(Returned(0, Opened(64, 0, "cpu", None, "", HANG_SECONDS))))
         await opening
         clock.wait(HANG_SECONDS)
         connection.data_received(frame(Beat()))

@@ -74,6 +74,7 @@ def test_a_far_server_that_can_never_answer_is_an_error_at_creation(
         (None, policy("near-only"), {}, "with near-only no other side answers; set near"),
         (FakeNear(), policy(escalation={"then": "continue"}), {"dialect": "openai"}, 'cannot continue; use "restart"'),
         (FakeNear(), {"version": 1}, {}, "mode"),
+        (FakeNear(), policy(prefill={}), {}, "only pages have prompts that far computes"),
     ],
 )
 def test_a_policy_that_cannot_be_followed_is_an_error_at_creation(

@@ -19,6 +19,7 @@ from projection_parts import Parts, parts_of
 
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
 from nearfar.compiler.ir.sampling import Settings
+from nearfar.compiler.ir.watermark import COLUMNS
 
 EPS = 1e-6
 ROWS = (1, 3, 19)
@@ -394,6 +395,22 @@ def sampling_cases() -> Iterator[StepCase]:
         yield sampling_case("top_logprobs", f"top_logprobs_{columns}", shared.top_logprobs_case(columns).runs())
     for columns in (37, 4_200):
         yield sampling_case("adjust_logits", f"adjust_logits_{columns}", shared.adjust_logits_case(columns).runs())
+        yield mark_case(columns)
+
+
+def mark_case(columns: int) -> StepCase:
+    inputs: Inputs = {
+        "adjusted": ("float32", "A", columns),
+        "token_ids": ("int32", "S"),
+        "rows": ("int32", "R"),
+        "slots": ("int32", "R", 2),
+        "sampled": ("int32", "N"),
+        "watermark": ("int32", 1, COLUMNS),
+    }
+    runs = shared.mark_logits_case(columns).runs()
+    batches = [Batch(run.dims, {role: run.arrays[role] for role in inputs}) for run in runs]
+    levels = ("avx512", "neon") if columns > 1000 else ()
+    return StepCase(f"mark_logits_{columns}", "mark_logits", inputs, {}, batches, levels=levels, same_bits=True)
 
 
 def sampling_case(op: str, name: str, runs: Sequence[Run]) -> StepCase:

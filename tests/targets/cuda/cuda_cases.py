@@ -107,6 +107,8 @@ DECODE_MMA = (
         2,
     ),
     (Facts(Heads(8, 2, 32, 32, "float16", "q8"), Preparation(160, 32, None), Scores(0.2, window=70)), 132, 2),
+    (plain_facts(4, 2, 64, "bfloat16", norm=True, kv="fp8"), 132, 4),
+    (Facts(Heads(5, 1, 96, 16, "float16", "fp8"), Preparation(160, 32, EPS), Scores(0.1, window=20)), 132, 2),
 )
 
 
@@ -148,6 +150,14 @@ def cuda_cases() -> Iterator[Case]:
     for facts, workgroups, warps in DECODE_MMA:
         yield replace(decode_mma_case(facts, workgroups, warps), exhaustive=facts.heads.head_dim == 256)
     yield uneven_case(plain_facts(4, 2, 64, "float16", norm=True, kv="q8"), 1)
+    yield uneven_case(plain_facts(4, 2, 64, "float16", norm=True, kv="fp8"), 1)
+    yield attention_mma_case(plain_facts(2, 2, 32, "bfloat16", norm=True, kv="fp8"))
+    yield mixed_case(
+        Facts(Heads(6, 2, 32, 16, "float16", "fp8"), Preparation(600, 32, None), Scores(0.1, window=290, softcap=5.0))
+    )
+    yield attention_case(
+        "split", plain_facts(4, 2, 64, "float16", norm=True, kv="fp8"), decode=DecodeOptions(2, 32, 32, 64)
+    )
     yield mixed_case(plain_facts(4, 2, 64, "bfloat16", norm=True, positions=600))
     yield mixed_case(
         Facts(Heads(6, 2, 32, 16, "float16", "q4"), Preparation(600, 32, None), Scores(0.1, window=290, softcap=5.0))

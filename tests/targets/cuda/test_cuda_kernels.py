@@ -12,6 +12,7 @@ from cuda_harness import Emulated, emulate
 from emulated import Library
 from kernel_harness import LoweredCase
 
+from nearfar.compiler.ir import e4m3
 from nearfar.targets.cuda.source import waiting, with_fresh_parts
 
 CASES = selected("cuda", cuda_cases())
@@ -123,6 +124,18 @@ extern "C" __global__ void __launch_bounds__(1) signed_q8(uint* words, uint* f16
   for (int i = 0; i < 4; i++) bf16[i] = pair_bf16(low_half(f16[i]), high_half(f16[i]));
 }
 
+extern "C" __global__ void __launch_bounds__(1) e4m3(uint* words, uint* f16, uint* bf16) {
+  unpack_e4m3_f16(f16, words[0], words[1]);
+  for (int i = 0; i < 2; i++) {
+    bf16[i * 2] = pair_bf16(unpack4xe4m3_x(words[i]), unpack4xe4m3_z(words[i]));
+    bf16[i * 2 + 1] = pair_bf16(unpack4xe4m3_y(words[i]), unpack4xe4m3_w(words[i]));
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(1) pack_e4m3(float* numbers, uint* words) {
+  words[0] = pack4xe4m3({numbers[0], numbers[1], numbers[2], numbers[3]});
+}
+
 extern "C" __global__ void __launch_bounds__(1) q8(uint* words, uint* f16, uint* bf16) {
   unpack_q8_f16(f16, words[0], words[1]);
   scale_pairs_f16(f16, scale_f16(words[2], 0));
@@ -168,3 +181,33 @@ def test_every_code_of_packed_weights_is_unpacked_exactly(emulated_cuda: Path) -
             wide = (bf16.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
             # 8 bits of the significand are kept.
             np.testing.assert_allclose(wide, expected[list(order)], rtol=2**-8)
+
+
+# GPUs before sm_89 compute what later ones have an instruction for.
+OLDER_GPU = "#undef HAS_E4M3\n#define pair_e4m3 computed_pair_e4m3\n"
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_floats_of_8_bits_are_those_of_the_reference_on_every_gpu(older: bool, emulated_cuda: Path) -> None:
+    from nearfar.targets.cuda.source import source_file
+
+    library = Library((OLDER_GPU if older else "") + source_file(()) + UNPACKING, emulated_cuda)
+    # 127 and 255 are no numbers, and pages never hold them.
+    codes = np.arange(256, dtype=np.uint8).reshape(-1, 8)
+    codes[codes % 128 == 127] = 0
+    f16, bf16, word = np.zeros(4, np.uint32), np.zeros(4, np.uint32), np.zeros(1, np.uint32)
+    for eight in codes:
+        given = eight.view(np.uint32)
+        library.launch("e4m3", (1, 1), 1, [array.ctypes.data for array in (given, f16, bf16)])
+        expected = e4m3.VALUES[eight][[0, 2, 1, 3, 4, 6, 5, 7]]
+        np.testing.assert_array_equal(f16.view(np.float16), expected)
+        # bfloat16 has 8 bits of significand, and more exponents.
+        wide = (bf16.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        np.testing.assert_array_equal(wide, expected)
+    sorted_values = np.sort(e4m3.VALUES[np.isfinite(e4m3.VALUES)])
+    middles = (sorted_values[1:] + sorted_values[:-1]) / 2
+    others = np.random.default_rng(0).normal(0, 1, 64).astype(np.float32) * np.float32(0.02)
+    numbers = np.concatenate([sorted_values, middles, others, others * 1000, [500, -1e9]]).astype(np.float32)
+    for four in numbers[: len(numbers) // 4 * 4].reshape(-1, 4):
+        library.launch("pack_e4m3", (1, 1), 1, [array.ctypes.data for array in (four, word)])
+        np.testing.assert_array_equal(word.view(np.uint8), e4m3.encode(four))

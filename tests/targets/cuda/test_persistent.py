@@ -120,7 +120,14 @@ def test_steps_go_on_from_tokens_that_only_the_device_has_seen(opened: Callable[
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("checkpoint", "options"),
-    [("llama", {}), ("mistral", {}), ("phi3", {}), ("qwen2", {"activations": ("bfloat16",)}), ("qwen3", {"kv": "q8"})],
+    [
+        ("llama", {}),
+        ("mistral", {}),
+        ("phi3", {}),
+        ("qwen2", {"activations": ("bfloat16",)}),
+        ("qwen3", {"kv": "q8"}),
+        ("qwen3", {"kv": "fp8"}),
+    ],
 )
 def test_other_models_and_formats_have_the_logits_of_their_graphs(
     compile_base: CompileTiny, emulated_cuda: Path, checkpoint: str, options: dict[str, Any]

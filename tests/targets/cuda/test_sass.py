@@ -14,7 +14,7 @@ from sass import Instruction, disassembler, functions_of
 
 from nearfar.compiler.kernels.cuda.linear_few import linear_few
 from nearfar.compiler.kernels.cuda.linear_wgmma import WgmmaShape, linear_wgmma
-from nearfar.compiler.kernels.cuda.sources import device_source, source
+from nearfar.compiler.kernels.cuda.sources import device_source, functions_source, source
 from nearfar.compiler.kernels.projection import Projection
 from nearfar.compiler.quant.kernel_format import WeightFormat
 from nearfar.targets.cuda.nvrtc import compile_cubin
@@ -109,10 +109,17 @@ HOPPER_BODIES = {
       out[0] = tile[in[0]];
       arrive_at(barrier);""",
 }
+# Those of GPUs from sm_89 on.
+E4M3_BODIES = {
+    "pair_e4m3": "const uint a = in[0], b = in[1]; out[0] = pair_e4m3(__uint_as_float(a), __uint_as_float(b));",
+    "halves_of_e4m3": "const uint word = in[0]; out[0] = halves_of_e4m3((unsigned short)word);",
+    "unpack_e4m3_f16": "uint p[4]; unpack_e4m3_f16(p, in[0], in[1]); for (int i = 0; i < 4; i++) out[i] = p[i];",
+}
 # These functions occur in the kernels of other functions.
 CHECKED = {
     *BODIES,
     *HOPPER_BODIES,
+    *E4M3_BODIES,
     *("compute_now", "start_products", "commit_products", "wait_for_products_before", "use_sums", "tile_descriptor"),
     *("create_barrier", "publish_barriers", "expect_bytes", "wait_for_phase", "arrive_at"),
     *("wait_for_copies", "copy_4_bytes", "commit_copies", "wait_for_copies_before", "allow_next_kernel"),
@@ -123,13 +130,13 @@ CHECKED = {
 def disassembled(arch: str) -> Mapping[str, Sequence[Instruction]]:
     """The instructions of the kernel of each function."""
     head = 'extern "C" __global__ void'
-    bodies = {**BODIES, **(HOPPER_BODIES if arch == "sm_90" else {})}
+    newer = {} if arch == "sm_80" else E4M3_BODIES
+    bodies = {**BODIES, **newer, **(HOPPER_BODIES if arch == "sm_90" else {})}
     kernels = [
         f"{head} run_{name}(const volatile uint* in, volatile uint* out) {{{body}}}" for name, body in bodies.items()
     ]
-    return instructions_of(
-        compile_cubin("\n".join([device_source(), source("persistent.cuh"), *kernels]), arch, "sass.cu")[0], "run_"
-    )
+    sources = [device_source(), functions_source(), source("persistent.cuh"), *kernels]
+    return instructions_of(compile_cubin("\n".join(sources), arch, "sass.cu")[0], "run_")
 
 
 def instructions_of(cubin: bytes, prefix: str) -> dict[str, Sequence[Instruction]]:
@@ -249,6 +256,19 @@ def test_a_round_of_one_row_needs_few_instructions_for_each_weight() -> None:
     assert loop.length / weights < 1.45
     # Two thirds of an instruction that logic and shifts do at half the rate.
     assert sum(each.startswith(("LOP3", "SHF", "PRMT")) for each in inside) / weights < 0.67
+
+
+@pytest.mark.parametrize("arch", ARCHS[1:])
+def test_floats_of_8_bits_are_converted_by_instructions_of_two(arch: str) -> None:
+    packs, unpacks = Kernel("pair_e4m3", arch), Kernel("halves_of_e4m3", arch)
+    pack = packs.only(r"F2FP.*")
+    assert pack.opcode.startswith("F2FP.SATFINITE.E4M3.F32")
+    # The first operand is the high byte.
+    assert [packs.loaded[pack.register(i)] for i in (1, 2)] == [1, 0]
+    assert unpacks.only(r"F2FP.*").opcode.startswith("F2FP.F16.E4M3")
+    eight = [each.opcode for each in Kernel("unpack_e4m3_f16", arch).instructions]
+    assert sum(each.startswith("F2FP.F16.E4M3") for each in eight) == 4
+    assert sum(each.startswith(("PRMT", "SHF", "LOP3", "HFMA2")) for each in eight) <= 4
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -106,6 +106,7 @@ def content(folder: Path, file: str, tensor: object) -> tuple[object, bytes]:
     [
         ({"kv": "q8"}, RequestError, "--kv q8: the model's head size of 24 is not a multiple of 32"),
         ({"kv": "q4"}, RequestError, "--kv q4: mlx bundles do not support 4-bit keys and values; use --kv q8"),
+        ({"kv": "fp8"}, RequestError, "--kv fp8: mlx bundles do not support 8-bit floats for them; use --kv q8"),
         ({"device": "gpu"}, RequestError, "--device gpu: unknown device; target mlx has no choice of device"),
         (
             {"quantization": "q4f32", "activations": ("bfloat16",)},

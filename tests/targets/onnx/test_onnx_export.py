@@ -242,6 +242,7 @@ def test_models_and_options_that_kernels_do_not_support_are_refused(
         (RequestError, "float16 activations do not run on cpu", {"quantization": "f16", "activations": ("float16",)}),
         (RequestError, "--kv q8", {"quantization": "q4f16", "device": "webgpu", "kv": "q8"}),
         (RequestError, "--kv q4", {"quantization": "q4f16", "kv": "q4"}),
+        (RequestError, "--kv fp8", {"quantization": "q4f16", "kv": "fp8"}),
         (QuantizationError, "use f16 or f32", {"quantization": "q4f16", "device": "coreml"}),
     ]
     for error, message, options in cases:

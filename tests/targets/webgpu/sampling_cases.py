@@ -16,9 +16,11 @@ from kernel_harness import Case, Run
 from sampling_rows import rows_of
 
 from nearfar.compiler.ir.ops import OPS, Array
-from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MASK, Settings
+from nearfar.compiler.ir.sampling import BIAS, COUNTS, IN_PROMPT, MARK, MASK, MASKED, Settings
+from nearfar.compiler.ir.watermark import Watermark
 from nearfar.compiler.kernels.adjust_logits import adjust_logits
 from nearfar.compiler.kernels.builder import Kernel
+from nearfar.compiler.kernels.mark_logits import mark_logits
 from nearfar.compiler.kernels.sample import sample
 from nearfar.compiler.kernels.sample_chunks import STEP, sample_chunks
 from nearfar.compiler.kernels.sample_merge import sample_merge
@@ -68,6 +70,7 @@ def sampling_cases() -> Iterator[Case]:
     yield replace(sample_case(66_000, SETTINGS[-4:]), on_dawn=True)
     for columns in (37, 256, 515):
         yield replace(adjust_logits_case(columns), on_dawn=True)
+        yield replace(mark_logits_case(columns), on_dawn=columns == 515)
 
 
 def sample_run(inputs: dict[str, Array]) -> Run:
@@ -242,6 +245,32 @@ def adjust_logits_case(columns: int) -> Case:
 
     batches = ((COUNTS,), (0, BIAS, COUNTS), (MASK,), (MASK | BIAS, 0, COUNTS | MASK, COUNTS | BIAS | MASK))
     return Case(name, lambda: adjust_logits("adjust_logits", columns), lambda: [run(flags) for flags in batches])
+
+
+def mark_logits_case(columns: int) -> Case:
+    """Rows of known tokens, and of tokens that only their slots have."""
+    name = f"mark_logits_{columns}"
+
+    def run(flags: Sequence[int]) -> Run:
+        rng = random(name + str(flags))
+        rows = len(flags)
+        tokens = rows + 3
+        inputs = {
+            "adjusted": rng.normal(size=(rows, columns)).astype(np.float32),
+            "token_ids": rng.integers(-rows, columns, tokens).astype(np.int32),
+            "rows": rng.permutation(tokens)[:rows].astype(np.int32),
+            "slots": np.stack([rng.permutation(rows) - 1, flags], 1).astype(np.int32),
+            "sampled": rng.integers(0, columns, rows).astype(np.int32),
+            "watermark": Watermark.of(name.encode(), 0.3, 2.5).row()[None],
+        }
+        inputs["adjusted"][:, 0] = MASKED
+        y = OPS["mark_logits"].run(inputs, {})
+        assert y is not None
+        dims = {"S": tokens, "R": rows, "A": rows, "N": rows}
+        return Run(dims, {**inputs, "y": nothing(y.shape, "float32")}, {"y": y})
+
+    batches = ((MARK,), (0, MARK | MASK, BIAS), (MARK | COUNTS,) * 5)
+    return Case(name, lambda: mark_logits("mark_logits", columns), lambda: [run(flags) for flags in batches])
 
 
 def top_logprobs_case(columns: int) -> Case:

@@ -78,6 +78,8 @@ export class TokenEngine implements TokenSource {
   adapters: AdapterSlots | null = null;
   /** Restores the prefix of a request; the result keeps it when the answer has ended. Null if none are kept. */
   prefixes: ((request: TokenRequest) => Promise<(() => void) | undefined>) | null = null;
+  /** The starts of prompts whose keys and values another device has computed: prefixes.js keeps none that begins so. */
+  declare foreign?: readonly (readonly number[])[];
   readonly #counts = { steps: 0, computedTokens: 0, preemptions: 0, recoveries: 0 };
   /** Holds the pages that are lent. */
   readonly #borrower = new Sequence(-1, [], PLAIN);

@@ -129,10 +129,10 @@ export class SidesJournal implements HybridJournal {
     return {
       answer: (request) => {
         const { from } = request;
-        const onKey = (key: string): void => {
+        // A page that ends once it has shown some text has stored the key by which the next one gets the rest.
+        const onKey = (key: string): Promise<void> => {
           this.journal.record({ far: { key, from } });
-          // The page may end before it has shown anything.
-          void this.journal.flush();
+          return this.journal.flush();
         };
         return far.answer({ ...request, kept: { onKey } });
       },

@@ -35,7 +35,10 @@ export interface PrefixOptions {
 
 /** What prefixes need of an engine. */
 export interface PrefixHost extends PrefixOptions {
-  readonly tokens: Pick<TokenEngine, "runner" | "prefixCache" | "generateTokens" | "readRetained" | "writeRetained">;
+  readonly tokens: Pick<
+    TokenEngine,
+    "runner" | "prefixCache" | "generateTokens" | "readRetained" | "writeRetained" | "foreign"
+  >;
   readonly manifest: AnyManifest;
   /** The result of `bundleId`. */
   readonly id: string;
@@ -132,7 +135,7 @@ export class Prefixes {
     const isStored = isCached ? await store?.has(key).catch(() => false) : await this.#restore(key);
     const isDone = isStored === true || (!isCached && (await this.#ship(ids)));
     // Pages that follow some of the compiler's are not those that the device would compute.
-    const isForeign = this.#shipped.some((own) => startsWith(ids, own));
+    const isForeign = [...this.#shipped, ...(tokens.foreign ?? [])].some((own) => startsWith(ids, own));
     if (isDone || isForeign || store === null || this.#bytesOf(ids.length) > this.#budgetBytes) this.#settled.add(name);
     if (store === null || this.#settled.has(name)) return false;
     if ((await store.count(key).catch(() => 0)) < this.#minUses) return false;

@@ -58,6 +58,8 @@ const LEAST_LAYERS = 2;
 /** Of a time that follows from that of a few layers, or from one run, which warmed up too. */
 const OF_FEW: readonly [low: number, high: number] = [0.85, 1.15];
 const OF_ONE: readonly [low: number, high: number] = [0.5, 1.2];
+/** Drivers for CPUs take seconds to compile a kernel, in its first run; a run that takes so often the expected time is not one of a step. */
+const MOST_LIKELY = 2;
 
 /** So many rows take about as long as one, where they take the least. */
 const ROWS_AT_ONCE = 8;
@@ -116,6 +118,7 @@ export async function measureSteps(runner: MeasuredRunner, options: MeasureOptio
   const { limits } = runner;
   const { usual, other, short, chunk } = sizesOf(limits, options.far);
   const meter = new Meter(runner, options);
+  const fewOf = ({ ms }: Span): number => (LEAST_LAYERS * ms) / options.ends.length;
   const one = tokensOf(limits, 1, usual, true);
   await meter.roundTrip(one);
   const token = await meter.layers("token", one, 0.3);
@@ -136,13 +139,13 @@ export async function measureSteps(runner: MeasuredRunner, options: MeasureOptio
     const found = await meter.layers(name, tokensOf(limits, tokens, tokens), 0.4, expected);
     if (found !== null) prompt.push({ at: tokens, span: found.span });
     exact &&= found !== null && found.layers === options.ends.length;
-    expected = ((found?.span.ms ?? 0) * LEAST_LAYERS) / options.ends.length;
+    expected = found === null ? 0 : fewOf(found.span);
   }
   if (isSlow) exact = false;
   prompt.sort((a, b) => a.at - b.at);
   const points: Point[] = [{ at: usual, span: whole }];
   if (other !== usual) {
-    const found = await meter.layers("context", tokensOf(limits, 1, other, true), 0.4, whole.ms / options.ends.length);
+    const found = await meter.layers("context", tokensOf(limits, 1, other, true), 0.4, fewOf(whole));
     if (found !== null) {
       const span = headOf(found.span, found.layers);
       // More keys do not take less time.
@@ -155,7 +158,7 @@ export async function measureSteps(runner: MeasuredRunner, options: MeasureOptio
   const most = Math.max(other, usual);
   let chunkPerContext = exactly(0);
   if (most > chunk && near?.at === chunk && chunk > 1) {
-    const far = await meter.layers("context", tokensOf(limits, chunk, most), 0.6, near.span.ms / options.ends.length);
+    const far = await meter.layers("context", tokensOf(limits, chunk, most), 0.6, fewOf(near.span));
     if (far !== null) chunkPerContext = exactly(Math.max(0, far.span.ms - near.span.ms) / (most - chunk));
     exact &&= far !== null;
   }
@@ -243,7 +246,8 @@ class Meter {
 
   /**
    * The time of all layers, and of what follows them if all of them run, in ``share`` of the remaining time. With
-   * ``expected``, the ms of its first run: null if there is no time for it.
+   * ``expected``, the ms of its first run: null if there is no time for it. A first run that takes longer has compiled
+   * kernels, and is followed by another one.
    */
   layers(step: ReportTime["step"], batch: Batch, share: number): Promise<Measured>;
   layers(step: ReportTime["step"], batch: Batch, share: number, expected: number): Promise<Measured | null>;
@@ -270,7 +274,8 @@ class Meter {
         if (step === "token") this.#few = found.span.ms;
         return runs + 1;
       }
-      const again = this.#now() < end ? await this.#several(batch, endOf(least), first) : null;
+      const compiles = first > MOST_LIKELY * expected;
+      const again = compiles || this.#now() < end ? await this.#several(batch, endOf(least), first) : null;
       const few = again ?? first;
       if (step === "token") this.#few = few;
       const affordable = Math.floor((end - this.#now()) / (1.5 * Math.max(few / least, CLOCK_MS / all)));
@@ -308,7 +313,6 @@ class Meter {
         // What is in the pages means nothing.
         await this.runner.submit(batch, { notNumbers: true });
         times.push(this.#now() - start - this.roundTripMs);
-        if (this.#now() > this.options.until) break;
       }
       const { ends } = this.options;
       const body = await this.#several(batch, ends[Math.min(LEAST_LAYERS, ends.length) - 1], this.#few);

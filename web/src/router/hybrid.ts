@@ -39,6 +39,7 @@ import { checkSides } from "../shared/decision/contradictions.js";
 import { badPolicy } from "../shared/decision/schema_check.js";
 import type { Questions } from "../shared/questions/questions.js";
 import { Routing } from "./routing.js";
+import type { PrefillCounts, PrefilledNear } from "./sides/prefilled_near.js";
 import type { SpeculatingFar } from "./sides/speculating_far.js";
 import type { SocketClass } from "./sides/verify_socket.js";
 import type { WireCounts } from "./sides/wire_speculation.js";
@@ -95,6 +96,7 @@ export class Hybrid {
   private constructor(
     private readonly routing: Routing,
     private readonly speculating: SpeculatingFar | null,
+    private readonly prefilled: PrefilledNear | null,
     completions: HybridCompletions,
   ) {
     this.chat = { completions };
@@ -140,11 +142,12 @@ export class Hybrid {
         nearSpeed: probe?.speed,
       });
       if (!isReached) routing.records.far.circuit.failed(true);
-      const speculating = far === null ? null : await speculatingFar(far, routing, options);
+      const speculating = far && (await speculatingFar(far, routing, options));
+      const prefilled = far && (await prefilledNear(far, routing));
       const { embedder = null } = options;
       const masker = await maskerOf(routing, options);
-      const completions = new HybridCompletions({ routing, speculating, embedder, transcriber, masker });
-      return new Hybrid(routing, speculating, completions);
+      const completions = new HybridCompletions({ routing, speculating, prefilled, embedder, transcriber, masker });
+      return new Hybrid(routing, speculating, prefilled, completions);
     } catch (error) {
       near.close();
       throw error;
@@ -164,6 +167,11 @@ export class Hybrid {
   /** Counts of near's guesses for far and of accepted ones; null if the policy has no `speculation`. */
   get speculation(): WireCounts | null {
     return this.speculating?.counts ?? null;
+  }
+
+  /** Counts of the prompts that far has computed for near, and how the last one was decided; null without `prefill`. */
+  get prefill(): PrefillCounts | null {
+    return this.prefilled?.counts ?? null;
   }
 
   /** Orders documents by their relevance to a query. See `HybridEncoding.rerank`. */
@@ -238,6 +246,14 @@ async function speculatingFar(
     WebSocket: options.WebSocket,
     isPrivate,
   });
+}
+
+/** The code is loaded only if the policy has `prefill`. */
+async function prefilledNear(far: FarSide, routing: Routing): Promise<PrefilledNear | null> {
+  const { near, policy } = routing.wiring;
+  if (policy.prefill === null) return null;
+  const { PrefilledNear } = await import("./prefill.js");
+  return new PrefilledNear(far, near, routing);
 }
 
 /** The time for which a silent far side may delay an engine that is ready to answer, in milliseconds. */

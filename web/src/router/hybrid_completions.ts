@@ -16,6 +16,7 @@ import type { DescribedRequest, Describer, SoundTranscriber } from "./describer.
 import { HeldAnswer } from "./answer/held_answer.js";
 import { needs } from "../shared/decision/media.js";
 import type { NearSide } from "./sides/near.js";
+import type { PrefilledNear } from "./sides/prefilled_near.js";
 import type { Side } from "../shared/decision/decision.js";
 import type { HybridParams, HybridParamsNonStreaming, HybridParamsStreaming, HybridRequest } from "./request.js";
 import { conversationOf, estimatedTokens, readRequest, textWithCalls, withFileTexts } from "./request.js";
@@ -33,6 +34,8 @@ export interface ChatWiring {
   readonly routing: Routing;
   /** Far with near's guesses; null if the policy has no speculation. */
   readonly speculating: AnsweringSide | null;
+  /** Near with prompts that far computes; null if the policy has no prefill. */
+  readonly prefilled: Pick<PrefilledNear, "over"> | null;
   readonly embedder: Embedder | null;
   readonly transcriber: SoundTranscriber | null;
   /** Null if the policy masks nothing. */
@@ -154,7 +157,7 @@ export class HybridCompletions {
     const { policy, clock } = this.#routing.wiring;
     const masked = this.wiring.masker?.of(request) ?? null;
     const parts = request.params.receipt ? new (await import("./parts.js")).Parts(masked, descriptions) : null;
-    const engine = this.#nearFor(this.#hasPrivate({ request, choice: chosen }));
+    const engine = this.#nearFor({ request, choice: chosen });
     const { choice: first, near: own } = journal?.goOn(chosen, engine) ?? { choice: chosen, near: engine };
     const near = parts?.over("near", own) ?? own;
     const logprobs = this.#logprobs(request, first);
@@ -205,11 +208,12 @@ export class HybridCompletions {
     return choice.decision.private || (this.wiring.masker?.of(request)?.masks.length ?? 0) > 0;
   }
 
-  /** Near, which stores nothing of a private prompt. */
-  #nearFor(isPrivate: boolean): Pick<NearSide, "answer" | "info"> {
+  /** Near, which stores nothing of a private prompt. Far may compute another one if it may be asked for the answer. */
+  #nearFor(answered: Pick<DescribedRequest, "request" | "choice">): Pick<NearSide, "answer" | "info"> {
     const { near } = this.#routing.wiring;
-    if (!isPrivate) return near;
-    return { info: near.info, answer: (request, observed) => near.answer({ ...request, private: true }, observed) };
+    if (this.#hasPrivate(answered))
+      return { info: near.info, answer: (request, observed) => near.answer({ ...request, private: true }, observed) };
+    return this.wiring.prefilled?.over(near, answered) ?? near;
   }
 
   /**

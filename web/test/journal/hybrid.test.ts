@@ -121,6 +121,25 @@ test("far goes on while the page is away, and its one answer is there when the p
   }
 });
 
+test("far's text is shown once the key of its stream is stored, so that no page computes it again", async () => {
+  const first = await page(memoryDisk(), { ...FAR, far: new FakeFar([away(["one ", "two "], ["three"])]) });
+  const write = first.store.write.bind(first.store);
+  let isStored = false;
+  first.store.write = async (...args) => {
+    for (let turn = 0; turn < 20; turn++) await new Promise((resolve) => setImmediate(resolve));
+    const place = await write(...args);
+    isStored ||= args[2].far !== undefined;
+    return place;
+  };
+  const stream = await first.hybrid.chat.completions.create(CHAT, { id: "x" });
+  for await (const chunk of stream) {
+    if (written([chunk]) === 0) continue;
+    expect(isStored).toBe(true);
+    break;
+  }
+  expect.assertions(1);
+});
+
 test("what near wrote before far is not lost, and far's stream is the same with its token ids and masks", async () => {
   const far = new FakeFar([away(["one "], ["[EMAIL_1]", " three"])]);
   far.about = { api_version: 1, models: [{ id: "big", context: 4096, tokenizer_sha256: "abc", tools: true }] };

@@ -129,6 +129,13 @@ test("answers to one prompt that begin together are one use", async () => {
   expect(await store.list()).toEqual([]);
 });
 
+test("what another device has computed is not kept", async () => {
+  const { tokens, answer, store } = page(BASE, undefined, undefined, { minUses: 1 });
+  tokens.foreign = [SYSTEM.slice(0, 40)];
+  await answer(ask(1));
+  expect(await store.list()).toEqual([]);
+});
+
 test("a damaged prefix is computed, and kept again", async () => {
   const { disk, locks, answer } = page(BASE, undefined, undefined, { minUses: 1 });
   await answer(ask(1));

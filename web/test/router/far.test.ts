@@ -44,6 +44,17 @@ test.each<[Dialect, Partial<PlainParams>, object]>([
     { top_k: 5, response_format: { type: "regex", pattern: "a+" } },
     { top_k: 5, structured_outputs: { regex: "a+" } },
   ],
+  [
+    "sglang",
+    { top_k: 5, max_completion_tokens: 9, response_format: { type: "regex", pattern: "a+" } },
+    { top_k: 5, max_tokens: 9, regex: "a+" },
+  ],
+  [
+    "sglang",
+    { response_format: { type: "grammar", grammar: 'root ::= "a"' }, include_stop_str_in_output: true },
+    { ebnf: 'root ::= "a"', no_stop_trim: true },
+  ],
+  ["sglang", { continue_final_message: true, return_token_ids: false }, { continue_final_message: true, return_token_ids: false }],
   ["vllm", { continue_final_message: true }, { continue_final_message: true, add_generation_prompt: false }],
 ])("a server of dialect %s gets %j under its own names", async (dialect, params, rest) => {
   const { body, requests } = await exchange(dialect, params);
@@ -51,6 +62,19 @@ test.each<[Dialect, Partial<PlainParams>, object]>([
   expect(requests[0]?.url).toBe(
     dialect === "nearfar" ? "http://far.test/v1/nearfar/about" : "http://far.test/v1/models",
   );
+});
+
+test.each([{ prompt_logprobs: 0 }, { return_token_ids: true }, { thinking_token_budget: 0 }])(
+  "SGLang lacks %j, which it would drop silently",
+  async (params) => {
+    const [param = ""] = Object.keys(params);
+    await expect(exchange("sglang", params)).rejects.toMatchObject({ details: { param } });
+  },
+);
+
+test("an answer that the server breaks off is an error", async () => {
+  const data = [chunk("a"), JSON.stringify({ choices: [{ index: 0, delta: {}, finish_reason: "abort" }] })];
+  await expect(exchange("sglang", {}, [{ data }])).rejects.toMatchObject({ code: "unavailable" });
 });
 
 const chunk = (content: string): string =>

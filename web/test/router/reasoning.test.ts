@@ -77,6 +77,11 @@ test.each<[Dialect, Partial<PlainParams>, object]>([
     },
   ],
   [
+    "sglang",
+    { enable_thinking: false, chat_template_kwargs: { a: 1 } },
+    { chat_template_kwargs: { a: 1, thinking: false, enable_thinking: false }, messages: [THOUGHT] },
+  ],
+  [
     "openai",
     { reasoning_effort: "low" },
     { reasoning_effort: "low", messages: [{ role: "assistant", content: "Yes" }] },

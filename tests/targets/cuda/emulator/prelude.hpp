@@ -101,6 +101,24 @@ static inline uint multiply_add_bf16(uint a, uint b, uint c) {
   }
   return result;
 }
+// The instructions of sm_89 and later; without HAS_E4M3, `functions.cuh` computes the same.
+#define HAS_E4M3
+static inline float number_of_e4m3(uint code) {
+  const uint exponent = code >> 3 & 15, mantissa = code & 7;
+  const float size = exponent ? ldexpf(8.0f + mantissa, (int)exponent - 10) : ldexpf(mantissa, -9);
+  return code & 128 ? -size : size;
+}
+static inline uint e4m3_bits(float x) {
+  const float size = fabsf(x);
+  uint nearest = 0;
+  for (uint code = 1; code < 127; code++) {
+    const float away = fabsf(size - number_of_e4m3(code)) - fabsf(size - number_of_e4m3(nearest));
+    if (away < 0 || (away == 0 && code % 2 == 0)) nearest = code;
+  }
+  return nearest | (std::signbit(x) ? 128 : 0);
+}
+static inline unsigned short pair_e4m3(float low, float high) { return (unsigned short)(e4m3_bits(low) | e4m3_bits(high) << 8); }
+static inline uint halves_of_e4m3(unsigned short pair) { return pair_f16(number_of_e4m3(pair & 255), number_of_e4m3(pair >> 8)); }
 static inline uint __byte_perm(uint low, uint high, uint selector) {
   const uint64_t bytes = (uint64_t)high << 32 | low;
   uint result = 0;
@@ -108,6 +126,7 @@ static inline uint __byte_perm(uint low, uint high, uint selector) {
   return result;
 }
 static inline float __uint_as_float(uint bits) { return float_of(bits); }
+static inline uint __float_as_uint(float value) { return bits_of(value); }
 static inline void* __cvta_global_to_generic(size_t address) { return (void*)address; }
 
 // --- threads ---------------------------------------------------------------------------------------------------------------------------

@@ -7,9 +7,12 @@ import { RequestError } from "../../errors.js";
 import type { JsonObject } from "./far_http.js";
 import type { PlainParams } from "./sides.js";
 
-/** "openai": nothing beyond OpenAI's parameters. "vllm": vLLM 0.12 or newer. "nearfar": `nearfar serve`. */
-export type Dialect = "openai" | "vllm" | "nearfar";
-export const DIALECTS: readonly Dialect[] = ["openai", "vllm", "nearfar"];
+/**
+ * "openai": nothing beyond OpenAI's parameters. "vllm": vLLM 0.12 or newer. "sglang": SGLang 0.5 or its router.
+ * "nearfar": `nearfar serve`.
+ */
+export type Dialect = "openai" | "vllm" | "sglang" | "nearfar";
+export const DIALECTS: readonly Dialect[] = ["openai", "vllm", "sglang", "nearfar"];
 
 /** The body of a chat: streamed, with usage. Throws RequestError for an extension that the dialect does not have. */
 export function chatBody(params: PlainParams, model: string, dialect: Dialect): JsonObject {
@@ -32,10 +35,18 @@ export function chatBody(params: PlainParams, model: string, dialect: Dialect): 
   const { max_completion_tokens: limit, ...rest } = body;
   // vLLM has a newer name for reasoning. OpenAI's own messages have none, and DeepSeek rejects its own reasoning.
   const messages = params.messages.map(({ reasoning_content: thought, reasoning = thought, ...message }) =>
-    dialect === "vllm" ? { ...message, reasoning } : message,
+    dialect === "vllm"
+      ? { ...message, reasoning }
+      : dialect === "sglang"
+        ? { ...message, reasoning_content: reasoning }
+        : message,
   );
   const plain = { ...rest, messages, ...(limit === undefined ? {} : { max_tokens: limit }) };
-  return dialect === "vllm" ? { ...plain, ...vllmExtensions(params) } : refuseExtensions(params, plain);
+  return dialect === "vllm"
+    ? { ...plain, ...vllmExtensions(params) }
+    : dialect === "sglang"
+      ? { ...plain, ...sglangExtensions(params) }
+      : refuseExtensions(params, plain);
 }
 
 /** The body for our own server's /v1/completions that continues a chat after these tokens. */
@@ -66,6 +77,29 @@ function vllmExtensions({
         : undefined;
   return outputs === undefined ? turn : { ...turn, response_format: undefined, structured_outputs: outputs };
 }
+
+/** SGLang's names; it drops unknown parameters silently. Throws RequestError for those that it does not have. */
+function sglangExtensions(params: PlainParams): JsonObject {
+  const { response_format: format, enable_thinking: thinks, chat_template_kwargs: kwargs } = params;
+  const missing = SGLANG_LACKS.find((name) => (params[name] ?? false) !== false);
+  if (missing !== undefined)
+    throw new RequestError(`${missing}: SGLang has no such parameter for streamed chats; leave it out`, {
+      param: missing,
+    });
+  return {
+    ...(format?.type === "regex" && { response_format: undefined, regex: format.pattern }),
+    ...(format?.type === "grammar" && { response_format: undefined, ebnf: format.grammar }),
+    ...(params.include_stop_str_in_output === true && { no_stop_trim: true }),
+    include_stop_str_in_output: undefined,
+    // The names of the switch in the chat templates of DeepSeek and Kimi, and of Qwen, GLM and Nemotron.
+    ...(thinks !== undefined && {
+      enable_thinking: undefined,
+      chat_template_kwargs: { ...kwargs, thinking: thinks, enable_thinking: thinks },
+    }),
+  };
+}
+
+const SGLANG_LACKS = ["prompt_logprobs", "return_token_ids", "thinking_token_budget"] as const;
 
 function refuseExtensions(params: PlainParams, body: JsonObject): JsonObject {
   const type = params.response_format?.type;

@@ -134,11 +134,11 @@ export class FarSide implements Side {
   }
 
   answer(request: SideRequest): AsyncGenerator<ChatCompletionChunk, void, undefined> {
-    // A gateway to other servers may send a token in pieces.
+    // A gateway to other servers may send a token in pieces, and SGLang sends its reasoning and its content apart.
     return boundedAnswer(
       this.#allChunks(request),
       remainingLimit(request).max_tokens ?? Infinity,
-      this.dialect !== "openai",
+      this.dialect === "vllm" || this.#isOurs,
     );
   }
 
@@ -169,8 +169,13 @@ export class FarSide implements Side {
 
   /** The answer of one of the server's routes for its model. Throws as `answer`. */
   async post(route: string, body: JsonObject, signal: AbortSignal): Promise<JsonObject> {
+    return this.#http.objectOf(await this.open(route, body, signal));
+  }
+
+  /** The same before its body is read. */
+  async open(route: string, body: JsonObject, signal: AbortSignal): Promise<Response> {
     const { id: model } = await this.reach(signal);
-    return this.#http.post(route, { ...(await withSentPictures(body)), model }, signal);
+    return this.#http.open(route, { ...(await withSentPictures(body)), model }, signal);
   }
 
   /** The tokens of a chat's prompt, from a server of ours. Throws as `answer`. */
@@ -355,6 +360,8 @@ function choiceOf(value: unknown): ChatCompletionChunk["choices"][number] {
     typeof (end ?? "") !== "string"
   )
     throw nonsense("a delta or a finish_reason is of another type");
+  // vLLM and SGLang end an answer so if their server stops.
+  if ((end as string) === "abort") throw new Unavailable("The far side broke off its answer");
   return {
     index: index ?? 0,
     delta: {

@@ -29,8 +29,8 @@ interface Arrived {
   last: number;
   hasBegun: boolean;
   isDone: boolean;
-  /** Called once the server has answered. */
-  readonly onBegun: () => void;
+  /** Called once the server has answered; nothing of the answer is read before its promise is kept. */
+  readonly onBegun: () => Promise<void> | undefined;
 }
 
 export class FarHttp {
@@ -63,11 +63,17 @@ export class FarHttp {
   async get(route: string, signal: AbortSignal): Promise<JsonObject | null> {
     const response = await this.#send(route, { method: "GET", signal });
     if (response.status === 404) return null;
-    return this.#object(await this.#textOf(await this.#checked(response)));
+    return this.objectOf(await this.#checked(response));
   }
 
-  async post(route: string, body: JsonObject, signal: AbortSignal): Promise<JsonObject> {
-    return this.#object(await this.#textOf(await this.#checked(await this.#send(route, this.#posting(body, signal)))));
+  /** The answer to a request, before its body is read. */
+  async open(route: string, body: JsonObject, signal: AbortSignal): Promise<Response> {
+    return this.#checked(await this.#send(route, this.#posting(body, signal)));
+  }
+
+  /** The object that a response has. */
+  async objectOf(response: Response): Promise<JsonObject> {
+    return this.#object(await this.#textOf(response));
   }
 
   /**
@@ -89,7 +95,7 @@ export class FarHttp {
     const again = kept?.key === undefined ? {} : { [LAST_HEADER]: "0" };
     const named = isOurs ? { [KEY_HEADER]: key, ...again } : {};
     const request = this.#posting(body, AbortSignal.any([signal, finished.signal]), named);
-    const onBegun = (): void => (isOurs ? kept?.onKey?.(key) : undefined);
+    const onBegun = (): Promise<void> | undefined => (isOurs ? kept?.onKey?.(key) : undefined);
     const arrived: Arrived = { last: 0, hasBegun: false, isDone: false, onBegun };
     try {
       for (let before = -1; !arrived.isDone;) {
@@ -126,8 +132,9 @@ export class FarHttp {
   ): AsyncGenerator<JsonObject, void, undefined> {
     const { body } = await this.#opened(route, request, arrived.last);
     if (body === null) throw this.#broken("its answer has no body");
-    if (!arrived.hasBegun) arrived.onBegun();
+    const begins = !arrived.hasBegun;
     arrived.hasBegun = true;
+    if (begins) await arrived.onBegun();
     for await (const { id, data } of events(body)) {
       arrived.isDone = data === "[DONE]";
       if (arrived.isDone) return;

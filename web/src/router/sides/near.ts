@@ -3,6 +3,7 @@
 
 import type { EngineApi } from "../../api/engine_api.js";
 import type { ChatCompletionChunk, FunctionTool, PromptLogprobsOption } from "../../api/types.js";
+import type { Engine } from "../../engine.js";
 import type { TokenSource } from "../../engine/request.js";
 import { Unavailable, messageOf } from "../../errors.js";
 import type { BundleAddress, LoadOptions, LoadProgress } from "../../load_options.js";
@@ -13,7 +14,7 @@ import { sideParams } from "./sides.js";
 export type NearOption = EngineApi | Promise<EngineApi> | BundleAddress | readonly BundleAddress[];
 
 /** An engine that generates tokens, and can also make text from the tokens of another source: `Engine` is one. */
-export interface DraftingEngine extends EngineApi, TokenSource {
+export interface DraftingEngine extends EngineApi, TokenSource, Partial<Pick<Engine, "cacheHost">> {
   over(tokens: TokenSource): EngineApi["chat"]["completions"];
   decode(ids: readonly number[]): string;
 }
@@ -93,16 +94,19 @@ export class NearSide implements Side {
     return (await this.#engine?.countTokens(messages, options).catch(() => null)) ?? null;
   }
 
-  /** See `Side.answer`. An engine that cannot report a prompt's log-probabilities answers anyway. */
+  /**
+   * See `Side.answer`. An engine that cannot report a prompt's log-probabilities answers anyway. ``completions``: those of
+   * the engine `over` another source of tokens.
+   */
   async *answer(
     request: SideRequest,
     promptLogprobs?: PromptLogprobsOption,
+    completions = this.ready.chat.completions,
   ): AsyncGenerator<ChatCompletionChunk, void, undefined> {
     const { signal, begun, onGenerated, onReceipt, private: isPrivate } = request;
-    const { chat } = this.ready;
     const params = { ...sideParams(request), stream: true as const, stream_options: { include_usage: true } };
     request.onSent?.(params);
-    yield* await chat.completions.create(params, {
+    yield* await completions.create(params, {
       signal,
       ...(onReceipt && { onReceipt }),
       ...(isPrivate && { private: true }),

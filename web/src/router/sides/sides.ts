@@ -33,8 +33,8 @@ export const LEFT = new Error("the reader has left");
 export interface KeptStream {
   /** Of a stream that was begun before: it is sent from its start, or refused. */
   readonly key?: string;
-  /** Receives the key of a new stream, once the server has accepted it. */
-  readonly onKey?: (key: string) => void;
+  /** Receives the key of a new stream, once the server has accepted it. Its text follows when the promise is kept. */
+  readonly onKey?: (key: string) => Promise<void>;
 }
 
 export interface SideRequest {

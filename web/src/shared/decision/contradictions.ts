@@ -107,6 +107,7 @@ function* ofOneSide(policy: Policy): Contradictions {
   const problem = `in mode ${policy.mode} there is no other side`;
   if (policy.escalation.then !== "never") yield ["escalation.then", problem];
   if (policy.speculation !== null) yield ["speculation", problem];
+  if (policy.prefill !== null) yield ["prefill", problem];
   if (policy.fallback.near_continues) yield ["fallback.near_continues", problem];
   if (policy.fallback.far_takes_over) yield ["fallback.far_takes_over", problem];
   if (policy.timeouts.hedge_after_ms !== null) yield ["timeouts.hedge_after_ms", problem];

@@ -1,0 +1,151 @@
+"""Page exports: what running prompts have computed so far, read from the device block by block for another server.
+
+    step is submitted -> the blocks that it completes are read, in the device's order, before the next step
+    step is committed -> they are delivered, so no block of a step that failed is
+
+So a block is on its way while the device computes the next chunk of the prompt. All layers of a chunk are one call of
+the runner, so they are read together when the chunk is done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from .answer import Answer
+from .page_blocks import PageBlock, block_tokens
+from .page_imports import first_position, units_of
+from .scheduler import Scheduler
+from .sequence import RUNNING, Sequence
+from .step import Step
+
+# The positions of a prompt that were read, and that the other server has not taken, are at most those of so many steps.
+# Until it takes some, no more of the prompt is computed. With one step fewer, the device would wait for the network.
+OPEN_STEPS = 2
+
+ReadPages = Callable[[list[list[int]]], Future[bytes]]
+
+
+@dataclass(eq=False, slots=True)
+class Export:
+    """Pages were read up to the position ``read``, delivered up to ``delivered``, and taken up to ``taken``.
+    ``untaken`` are the ends of the blocks between the last two.
+    """
+
+    answer: Answer
+    sequence: Sequence
+    end: int
+    read: int
+    delivered: int
+    taken: int
+    untaken: deque[int] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class Read:
+    """``step`` is the last one that was submitted before it; None if there was none that was not committed."""
+
+    export: Export
+    step: Step | None
+    start: int
+    end: int
+    data: Future[bytes]
+
+
+class PageExports:
+    """Belongs to the engine's thread. ``read_pages`` is the runner's, ``deliver`` passes a block to its answer, and
+    ``end`` is called with an answer whose last block was delivered. ``tokens`` and ``bytes`` count what was delivered.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        read_pages: ReadPages,
+        deliver: Callable[[Answer, PageBlock], None],
+        end: Callable[[Answer], None],
+    ) -> None:
+        self._scheduler, self._read_pages, self._deliver, self._end = scheduler, read_pages, deliver, end
+        self._most_open = OPEN_STEPS * scheduler.config.max_tokens
+        self._exports: dict[Answer, Export] = {}
+        self._reads = deque[Read]()
+        self.tokens = self.bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._exports)
+
+    @property
+    def answers(self) -> list[Answer]:
+        return list(self._exports)
+
+    def begin(self, answer: Answer, sequence: Sequence) -> None:
+        """Export the pages of a sequence that is being queued."""
+        wanted = answer.request.export
+        assert wanted is not None
+        first = first_position(self._scheduler.kv, wanted.start, wanted.stop)
+        self._exports[answer] = Export(answer, sequence, wanted.stop, first, first, first)
+
+    def taken(self, answer: Answer) -> None:
+        """The other server has taken a block."""
+        export = self._exports.get(answer)
+        if export is not None:
+            export.taken = export.untaken.popleft()
+
+    def forget(self, answer: Answer) -> None:
+        """The answer has ended."""
+        if self._exports.pop(answer, None) is not None:
+            self._reads = deque(read for read in self._reads if read.export.answer is not answer)
+
+    def submitted(self, step: Step | None) -> None:
+        """Read the blocks that are complete once a step is done, ``step`` being the last one that was submitted; None
+        if all steps have been committed. Raises the runner's errors.
+        """
+        for export in self._exports.values():
+            if export.sequence.state == RUNNING:
+                self._read(export, step)
+            self._hold(export)
+
+    def committed(self, open_steps: Collection[Step]) -> bool:
+        """Deliver the blocks of steps that are done, and end the answers that have all of theirs. Whether there were
+        any. Raises the runner's errors.
+        """
+        before, waiting = self.tokens, {id(step) for step in open_steps}
+        while self._reads and id(self._reads[0].step) not in waiting:
+            read = self._reads.popleft()
+            data, export = read.data.result(), read.export
+            export.delivered = read.end
+            export.untaken.append(read.end)
+            self.tokens += read.end - read.start
+            self.bytes += len(data)
+            self._deliver(export.answer, PageBlock(read.start, read.end, data))
+        ended = [export for export in self._exports.values() if export.delivered == export.end]
+        for export in ended:
+            self._scheduler.finish(export.sequence, "length")
+            self._end(export.answer)
+        return self.tokens > before or bool(ended)
+
+    def reset(self) -> None:
+        """The contents of all pages are lost, and the sequences start again. What was delivered remains."""
+        for export in self._exports.values():
+            export.read = export.delivered
+        self._reads.clear()
+
+    def _read(self, export: Export, step: Step | None) -> None:
+        kv, sequence = self._scheduler.kv, export.sequence
+        while export.read < export.end and export.read - export.taken < self._most_open:
+            start, end = export.read, min(export.read + block_tokens(export.end), export.end)
+            if sequence.computed < end:
+                return
+            data = self._read_pages(units_of(kv, sequence, start, end, export.end))
+            self._reads.append(Read(export, step, start, end, data))
+            export.read = end
+
+    def _hold(self, export: Export) -> None:
+        """Compute no more of a prompt whose blocks nobody takes, or that is computed."""
+        sequence = export.sequence
+        holds = sequence.computed >= export.end or export.read - export.taken >= self._most_open
+        if holds and not sequence.is_held:
+            self._scheduler.hold(sequence)
+        elif sequence.is_held and not holds:
+            self._scheduler.release(sequence)

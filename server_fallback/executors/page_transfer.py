@@ -1,0 +1,132 @@
+"""Page transfer: the frames in which page blocks pass from a prefill worker to a decode worker
+(`schema/pages.py`). Both sides compute the same chain of hashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Literal
+
+import numpy as np
+from pydantic import ValidationError
+
+from nearfar.compiler.bundle.manifest import Description, Manifest
+from nearfar.compiler.runtime.errors import Unavailable
+from nearfar.compiler.runtime.page_groups import pages_bytes
+
+from ..engine.encoded_prefix import PrefixKey
+from ..engine.page_blocks import PageBlock, block_tokens
+from ..schema.pages import FRAME, VERSION, BlockFrame, EndFrame, ErrorFrame, Frame, WaitFrame
+
+SIZES = struct.Struct("<II")
+MAX_HEADER_BYTES = 16 << 10
+# Larger blocks are hashed on a thread.
+INLINE_BYTES = 64 << 10
+
+# Why a prefix was not transferred.
+Reason = Literal["unreachable", "refused", "busy", "slow", "broken", "damaged", "failed", "no_room"]
+
+
+class TransferFailed(Unavailable):
+    """``reason`` is the label of the metric. ``received`` tokens are in the cache nevertheless."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message, code="prefill_failed", reason=reason)
+        self.reason: Reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class PageIdentity:
+    """What must be equal on both sides, so that one can use the pages of the other: the id of the bundle, which covers
+    weights, kernels and the form of the pages; and the activation dtype. ``page_bytes`` are those of a page of each
+    group and of a state together.
+    """
+
+    bundle: str
+    activation: str
+    page_size: int
+    page_bytes: int
+
+    @staticmethod
+    def of(manifest: Description, key: PrefixKey) -> PageIdentity | None:
+        """None for a model without pages that another server can use, such as those of other frameworks."""
+        if not (isinstance(manifest, Manifest) and manifest.generates and manifest.paged):
+            return None
+        size = pages_bytes(manifest.states, [range(1), range(1)], key.activation)
+        return PageIdentity(key.bundle, key.activation, manifest.page_size, size)
+
+    def most_bytes(self, total: int) -> int:
+        """The largest payload of a transfer of ``total`` tokens."""
+        return self.page_bytes * (block_tokens(total) // self.page_size + 1)
+
+
+class BlockChain:
+    """The hashes of a transfer's blocks, in their order. ``start`` tokens are not transferred."""
+
+    def __init__(self, identity: PageIdentity, token_ids: Sequence[int], start: int) -> None:
+        self._tokens = np.array(token_ids, "<i4")
+        self._position = start
+        known = f"{VERSION} {identity.bundle} {identity.activation} {start} ".encode()
+        self._last = sha256(known + self._tokens[:start].tobytes()).digest()
+
+    async def next(self, block: PageBlock) -> str:
+        if len(block.data) <= INLINE_BYTES:
+            return self._next(block)
+        return await asyncio.to_thread(self._next, block)
+
+    def _next(self, block: PageBlock) -> str:
+        found = sha256(self._last + struct.pack("<QQ", block.start, block.end))
+        found.update(self._tokens[self._position : block.end].tobytes())
+        found.update(block.data)
+        self._last, self._position = found.digest(), block.end
+        return found.hexdigest()
+
+
+def frame(header: Frame, payload: bytes = b"") -> bytes:
+    """A frame up to its payload, which is sent after it."""
+    text = header.model_dump_json().encode()
+    return SIZES.pack(len(text), len(payload)) + text
+
+
+class FrameReader:
+    """Reads frames from ``read``, which returns the next bytes, empty at the end. Raises TransferFailed for what is not
+    a frame, and for a payload of more than ``most_bytes``.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[bytes]], most_bytes: int) -> None:
+        self._read, self._most_bytes = read, most_bytes
+        self._received = bytearray()
+        self.bytes = 0
+
+    async def next(self) -> tuple[BlockFrame | WaitFrame | EndFrame | ErrorFrame, bytes]:
+        header_bytes, payload_bytes = SIZES.unpack(await self._take(SIZES.size))
+        if header_bytes > MAX_HEADER_BYTES or payload_bytes > self._most_bytes:
+            raise damaged(f"a frame of {header_bytes} and {payload_bytes} bytes, at most {self._most_bytes} fit")
+        text = await self._take(header_bytes)
+        try:
+            header = FRAME.validate_json(text)
+        except ValidationError as error:
+            raise damaged("a frame whose header is not one of this protocol") from error
+        if payload_bytes and not isinstance(header, BlockFrame):
+            raise damaged(f"a frame of the kind {header.kind!r} with a payload")
+        return header, await self._take(payload_bytes)
+
+    async def _take(self, size: int) -> bytes:
+        received = self._received
+        while len(received) < size:
+            part = await self._read()
+            if not part:
+                raise TransferFailed("broken", "the worker's answer stopped before its end")
+            received += part
+            self.bytes += len(part)
+        taken = bytes(received[:size])
+        del received[:size]
+        return taken
+
+
+def damaged(what: str) -> TransferFailed:
+    return TransferFailed("damaged", f"the worker sent {what}")

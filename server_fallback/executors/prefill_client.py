@@ -1,0 +1,147 @@
+"""Prefill client: has a prefill worker compute the beginning of a prompt, and writes the pages into the engine's prefix
+cache while the worker computes the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol
+
+from nearfar.compiler.runtime.errors import (
+    DeadlineExceeded,
+    DeviceError,
+    NearfarError,
+    QueueFull,
+    RequestError,
+    Unavailable,
+)
+
+from ..engine.page_blocks import BlockWrite, PageBlock
+from ..schema.pages import PAGES_ROUTE, VERSION, BlockFrame, EndFrame, ErrorFrame, PagesRequest
+from .executor import Call
+from .page_transfer import BlockChain, FrameReader, PageIdentity, Reason, TransferFailed, damaged
+from .refusal import streamed_error
+from .upstream import Upstream, reader_of
+
+# A worker that sends nothing for so long, not even that it is still there, has lost the request.
+SILENT_SECONDS = 10.0
+
+
+class ImportingEngine(Protocol):
+    """The part of `engine.token_engine.TokenEngine` that is needed here."""
+
+    async def cached_tokens(self, token_ids: Sequence[int], adapter: str | None = None) -> int: ...
+
+    async def write_block(self, write: BlockWrite) -> bool: ...
+
+
+@dataclass(slots=True)
+class Transfer:
+    """The pages of a prefix from ``start`` on, which has the tokens ``token_ids``. ``done`` of them are in the cache.
+    ``cached_tokens`` of the rest were in the worker's. ``size`` is in bytes.
+    """
+
+    model: str
+    token_ids: Sequence[int]
+    start: int
+    priority: int
+    deadline: float
+    done: int = 0
+    cached_tokens: int = 0
+    queue_seconds: float = 0.0
+    size: int = 0
+
+
+async def transfer(
+    upstream: Upstream, engine: ImportingEngine, identity: PageIdentity, wanted: Transfer, next_token: int
+) -> None:
+    """``next_token`` follows the prefix. Raises TransferFailed; then ``wanted`` states what has been done."""
+    total = len(wanted.token_ids)
+    wanted.done = wanted.start
+    request = PagesRequest(
+        version=VERSION,
+        model=wanted.model,
+        bundle=identity.bundle,
+        activation=identity.activation,
+        prompt=[*wanted.token_ids, next_token],
+        start=wanted.start,
+        end=total,
+        priority=wanted.priority,
+    )
+    call = Call("prefill", deadline=wanted.deadline)
+    began = False
+    try:
+        async with AsyncExitStack() as opened:
+            async with asyncio.timeout(SILENT_SECONDS):
+                response = await opened.enter_async_context(
+                    upstream.sent("POST", PAGES_ROUTE, request.model_dump(mode="json"), call)
+                )
+            began = True
+            read = reader_of(response, lambda _: False)
+            frames = FrameReader(
+                lambda: read(min(wanted.deadline, monotonic() + SILENT_SECONDS)), identity.most_bytes(total)
+            )
+            try:
+                has_room = await _receive(frames, engine, identity, wanted)
+            finally:
+                wanted.size = frames.bytes
+        if not has_room:
+            # After the connection is closed, so that this is not the worker's failure.
+            raise TransferFailed("no_room", "the prefix cache has no room for the prompt")
+    except (TransferFailed, asyncio.CancelledError):
+        raise
+    except (NearfarError, TimeoutError) as error:
+        reason = _reason(error, began=began)
+        if reason == "slow":
+            upstream.circuit.failed()
+        raise TransferFailed(reason, f"{upstream.url}: {_message(error)}") from error
+
+
+async def _receive(frames: FrameReader, engine: ImportingEngine, identity: PageIdentity, wanted: Transfer) -> bool:
+    """False if there is no room for a block."""
+    total, chain = len(wanted.token_ids), BlockChain(identity, wanted.token_ids, wanted.start)
+    size = identity.page_size
+    while True:
+        header, data = await frames.next()
+        match header:
+            case BlockFrame(start=start, end=end):
+                # Pages that lie behind a window at the end are left out, at the beginning only.
+                follows = start == wanted.done if wanted.done > wanted.start else start >= wanted.start
+                if not follows or start % size or end % size or not start < end <= total:
+                    raise damaged(f"the tokens {start} to {end} after {wanted.done} of {total}")
+                block = PageBlock(start, end, data)
+                if await chain.next(block) != header.sha256:
+                    raise damaged(f"other bytes, tokens or pages of another model for the tokens {start} to {end}")
+                if not await engine.write_block(BlockWrite(wanted.token_ids, block)):
+                    return False
+                wanted.done = end
+            case EndFrame():
+                if wanted.done < total:
+                    raise damaged(f"the end after {wanted.done} of {total} tokens")
+                wanted.cached_tokens, wanted.queue_seconds = header.cached_tokens, header.queue_seconds
+                return True
+            case ErrorFrame(error=error):
+                raise streamed_error("the prefill worker", error.model_dump())
+
+
+def _reason(error: Exception, *, began: bool) -> Reason:
+    match error:
+        case DeadlineExceeded() | TimeoutError():
+            return "slow"
+        case QueueFull():
+            return "busy"
+        case Unavailable():
+            return "broken" if began else "busy" if "status" in error.details else "unreachable"
+        case RequestError():
+            return "damaged" if began else "refused"
+        case DeviceError():
+            return "failed" if began else "refused"
+    return "failed"
+
+
+def _message(error: Exception) -> str:
+    return error.message if isinstance(error, NearfarError) else f"it sent nothing for {SILENT_SECONDS:.0f} seconds"

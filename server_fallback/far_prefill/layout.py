@@ -1,0 +1,224 @@
+"""The pages and states of a model, as `engine/retained_pages.py` writes them and as they travel to a client.
+
+On the wire a page of keys and values is one of `--kv q4` (`compiler/ir/kv_format.py`): 4-bit codes and a float32 scale
+for each row, with rotated keys. So a device whose pages have that format stores what it receives, and every other one
+decodes it. States of recurrent layers travel as float16: see `pack_state`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from nearfar.compiler.bundle.entries import ITEM_BYTES, BufferEntry
+from nearfar.compiler.bundle.manifest import GENERATE, Description, Manifest
+from nearfar.compiler.ir.kv_format import KV_FORMATS, KvName, kv_format
+from nearfar.compiler.ir.ops.kv_pages import page_rows, quantize_rows, read_pages, rotated
+from nearfar.compiler.ir.pages import PAGE_DIMS, STATES
+from nearfar.compiler.quant.base import Array
+from nearfar.compiler.runtime.errors import DeviceError, RequestError
+from nearfar.compiler.runtime.page_groups import dead_pages, group_windows
+from nearfar.compiler.runtime.variant import stored_dtype
+
+WIRE: Final = KV_FORMATS["q4"]
+LARGEST_FLOAT16: Final = 65504.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The keys and values of a layer: the state ``name``, (P, 2, heads, page, head_dim)."""
+
+    name: str
+    heads: int
+    head_dim: int
+
+    def wire_words(self, page_size: int) -> int:
+        """The 32-bit words of a page on the wire."""
+        return 2 * self.heads * page_size * WIRE.words(self.head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The layers of a page group, in the plan's order. ``window`` is that of `page_groups.PageGroup`."""
+
+    window: int | None
+    layers: tuple[Layer, ...]
+
+    def dead(self, position: int, page_size: int) -> int:
+        return dead_pages(self.window, position, page_size)
+
+    def wire_bytes(self, page_size: int) -> int:
+        return 4 * sum(layer.wire_words(page_size) for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state of recurrent layers: float32 of this shape in a slot."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """``kv``: the format of the engine's own pages. ``quantization``: the formats of the matrices."""
+
+    page_size: int
+    kv: KvName
+    quantization: str
+    groups: tuple[Group, ...]
+    states: tuple[State, ...]
+
+    @staticmethod
+    def of(manifest: Description) -> KvLayout:
+        """Raises RequestError for a model whose pages cannot be sent."""
+        if not isinstance(manifest, Manifest) or not manifest.generates or not manifest.paged:
+            raise unavailable("it does not keep keys and values in pages of this server's own engine")
+        states = manifest.plans[GENERATE].states
+        groups = [
+            Group(
+                window,
+                tuple(layer_of(name, state, manifest.kv) for name, state in states.items() if state.shape[0] == dim),
+            )
+            for dim, window in zip(PAGE_DIMS, group_windows(manifest), strict=False)
+        ]
+        if any(state.shape[0] == "PS" for state in states.values()):
+            raise unavailable("its prompts are sounds")
+        if not all(group.layers for group in groups):
+            raise unavailable("it has no layers with attention, by which a client could check what it receives")
+        odd = [layer for group in groups for layer in group.layers if layer.head_dim % WIRE.multiple > 0]
+        if odd:
+            raise unavailable(f"its heads have {odd[0].head_dim} numbers, which is not a multiple of {WIRE.multiple}")
+        return KvLayout(
+            manifest.page_size,
+            manifest.kv,
+            manifest.matrix_formats,
+            tuple(groups),
+            tuple(State(name, sizes_of(state)) for name, state in states.items() if state.shape[0] == STATES),
+        )
+
+    def page_bytes(self, group: Group, activation: str) -> int:
+        """The bytes of a page in the engine's own format."""
+        return sum(self._layer_bytes(layer, activation) for layer in group.layers)
+
+    def wire_pages(self, group: Group, data: bytes, activation: str) -> bytes:
+        """Pages of a group as they travel: page by page, each with all layers. ``data``: the same in the engine's own
+        format. Raises DeviceError for keys or values that are not finite.
+        """
+        count, rest = divmod(len(data), self.page_bytes(group, activation))
+        assert rest == 0, "data has whole pages"
+        pages = np.frombuffer(data, np.uint8).reshape(count, -1)
+        columns, start = list[Array](), 0
+        for layer in group.layers:
+            size = self._layer_bytes(layer, activation)
+            columns.append(self._wire_layer(layer, pages[:, start : start + size], activation))
+            start += size
+        return np.concatenate(columns, axis=1).tobytes()
+
+    def split(self, data: bytes, activation: str, dead: Sequence[int], tokens: int) -> tuple[list[bytes], bytes]:
+        """The pages of each group, and the states, in what the engine has read of ``tokens`` tokens without the first
+        ``dead`` pages of each group.
+        """
+        parts, start = list[bytes](), 0
+        for group, first in zip(self.groups, dead, strict=True):
+            size = (tokens // self.page_size - first) * self.page_bytes(group, activation)
+            parts.append(data[start : start + size])
+            start += size
+        if len(data) - start != self.state_bytes:
+            raise DeviceError(f"{len(data)} bytes of pages were read, {start + self.state_bytes} were expected")
+        return parts, data[start:]
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of a slot of all states."""
+        return 4 * sum(math.prod(state.shape) for state in self.states)
+
+    def description(self) -> dict[str, Any]:
+        """What a client compares with its own model."""
+        return {
+            "page_size": self.page_size,
+            "quantization": self.quantization,
+            "groups": [
+                {
+                    "window": group.window,
+                    "layers": [[layer.name, layer.heads, layer.head_dim] for layer in group.layers],
+                }
+                for group in self.groups
+            ],
+            "states": [[state.name, list(state.shape)] for state in self.states],
+        }
+
+    def _layer_bytes(self, layer: Layer, activation: str) -> int:
+        rows, form = 2 * layer.heads * self.page_size, kv_format(self.kv)
+        if form is not None:
+            return 4 * rows * form.words(layer.head_dim)
+        return rows * layer.head_dim * ITEM_BYTES[activation]
+
+    def _wire_layer(self, layer: Layer, data: Array, activation: str) -> Array:
+        """The pages of a layer (n, bytes) as (n, words) of the wire."""
+        form = kv_format(self.kv)
+        content = np.ascontiguousarray(data)
+        if form is WIRE:
+            return content.view("<u4")
+        shape = (len(content), 2, layer.heads, self.page_size, -1)
+        numbers = numbers_of(content, activation) if form is None else content.view("<u4")
+        return to_wire(read_pages(numbers.reshape(shape), {"kv": self.kv})).reshape(len(content), -1)
+
+
+def to_wire(rows: Array) -> Array:
+    """Pages (n, 2, K, page, D) float32, whose keys are not rotated, as uint32 (n, 2, K, page * words): for each page,
+    plane and kv head the codes of all rows, then their scales. Raises DeviceError for numbers that are not finite.
+    """
+    if not np.isfinite(rows).all():
+        raise DeviceError("the device computed keys or values that are not numbers; try another quantization")
+    turned = rows.copy()
+    turned[:, 0] = rotated(rows[:, 0])
+    words = quantize_rows(turned, WIRE)
+    pages = np.empty(words.shape, np.uint32)
+    codes, scales = page_rows(pages)
+    codes[...], scales[...] = words[..., :-1], words[..., -1]
+    return pages.reshape(*pages.shape[:3], -1)
+
+
+def pack_state(data: bytes) -> tuple[bytes, str]:
+    """Float32 states as they travel, and their dtype: float16, or float32 if that does not hold one of them. Raises
+    DeviceError for states that are not finite.
+    """
+    values = np.frombuffer(data, "<f4")
+    if not np.isfinite(values).all():
+        raise DeviceError("the device computed states that are not numbers; try another quantization")
+    if np.abs(values).max(initial=0) > LARGEST_FLOAT16:
+        return data, "float32"
+    return values.astype("<f2").tobytes(), "float16"
+
+
+def numbers_of(data: Array, activation: str) -> Array:
+    """Bytes of activations as numbers."""
+    stored = stored_dtype(activation)
+    if stored == "bfloat16":
+        return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    return data.view({"float16": "<f2", "float32": "<f4"}[stored])
+
+
+def layer_of(name: str, state: BufferEntry, kv: KvName) -> Layer:
+    _, heads, _, last = sizes_of(state)
+    form = kv_format(kv)
+    return Layer(name, heads, last if form is None else form.head_dim(last))
+
+
+def sizes_of(state: BufferEntry) -> tuple[int, ...]:
+    """The sizes of one page or slot."""
+    assert all(isinstance(size, int) for size in state.shape[1:]), "pages and states have fixed sizes"
+    return tuple(int(size) for size in state.shape[1:])  # type: ignore[arg-type]
+
+
+def unavailable(why: str) -> RequestError:
+    return RequestError(
+        f"this model's prompts cannot be computed for a client: {why}; compute them there",
+        param="model",
+        code="prefill_unavailable",
+    )

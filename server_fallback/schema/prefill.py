@@ -1,0 +1,41 @@
+"""/v1/nearfar/prefill (extension): the server computes the start of a prompt for a client that has the same model, and
+sends its keys and values at 4 bits; `far_prefill/blocks.py` and `far_prefill/layout.py` define the form.
+
+The answer is a stream of blocks: a little-endian uint32, a JSON object of that many bytes, and the ``bytes`` of content
+that the object announces with their ``sha256``.
+
+    opened   what the client compares with its own model: the sizes of a page, the layers of each page group, the states
+    pages    the keys and values of ``tokens`` tokens from ``start`` on; of each group from page ``first`` on
+    states   of recurrent layers, after ``tokens`` tokens, as ``dtype``
+    end      the answer is complete
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from .common import Int64, Items, Request
+
+
+class PrefillRequest(Request):
+    """``prompt``: token ids in whole pages of the model. ``start``: how many of them the client has, in whole pages; at
+    least two pages follow. ``tokenizer_sha256`` is the hash of the client's tokenizer.json, which must equal the
+    server's, because otherwise the token ids differ.
+    """
+
+    model: str
+    tokenizer_sha256: str
+    prompt: Annotated[Items[int], Field(min_length=1)]
+    start: Annotated[int, Field(ge=0)] = 0
+    priority: Int64 | None = None
+
+
+# For the OpenAPI document: the answer.
+BLOCKS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Blocks, each with its length, its fields as JSON, and its content.",
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}

@@ -1,0 +1,100 @@
+"""Summary: the figures of one simulation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..bench.summary import Percentiles, percentiles
+from .request import SimulatedRequest
+from .run import Ran
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A request is answered in time if its first token comes within ``first_token_seconds``, and its others with a mean
+    gap of at most ``token_seconds``. ``share`` of all requests must be.
+    """
+
+    first_token_seconds: float
+    token_seconds: float
+    share: float = 0.9
+
+    def holds(self, request: SimulatedRequest) -> bool:
+        between = request.token_seconds
+        in_time = request.first_token_seconds <= self.first_token_seconds
+        return in_time and (between is None or between <= self.token_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedSummary:
+    """``refused`` counts requests that nobody answered, by the reason, and ``cut`` answers that the context ended. The
+    other figures are of answers. ``cached_tokens`` of prompts were in a cache, ``stored_tokens`` of them came from a
+    store. ``in_time`` is the share of all requests that the bounds hold for, None without bounds. ``near_share`` of the
+    answers are the devices'. ``busy`` is the share of the time in which each worker's device computed, ``pages`` the
+    largest share of its pages that was in use. ``decisions`` are the router's.
+    """
+
+    layout: str
+    gpus: int
+    requests: int
+    refused: dict[str, int]
+    cut: int
+    seconds: float
+    prompt_tokens: int
+    cached_tokens: int
+    stored_tokens: int
+    completion_tokens: int
+    requests_per_second: float
+    completion_tokens_per_second: float
+    time_to_first_token_seconds: Percentiles
+    token_seconds: Percentiles
+    request_seconds: Percentiles
+    in_time: float | None
+    near_share: float
+    preemptions: int
+    steps: int
+    busy: tuple[float, ...]
+    pages: tuple[float, ...]
+    decisions: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarize(ran: Ran, bounds: Bounds | None) -> SimulatedSummary:
+    answered = [request for request in ran.requests if not request.refused]
+    workers = [backend.worker for backend in ran.cluster.backends]
+    seconds = ran.seconds or 1.0
+    output = sum(request.output_tokens for request in answered)
+    between = [each for request in answered if (each := request.token_seconds) is not None]
+    return SimulatedSummary(
+        layout=ran.cluster.layout.name,
+        gpus=ran.cluster.layout.gpus,
+        requests=len(ran.requests),
+        refused=dict(Counter(request.refused for request in ran.requests if request.refused).most_common()),
+        cut=sum(request.is_cut for request in answered),
+        seconds=ran.seconds,
+        prompt_tokens=sum(request.prompt_tokens for request in answered),
+        cached_tokens=sum(request.cached_tokens for request in answered),
+        stored_tokens=ran.cluster.stored_tokens,
+        completion_tokens=output,
+        requests_per_second=len(answered) / seconds,
+        completion_tokens_per_second=output / seconds,
+        time_to_first_token_seconds=percentiles([request.first_token_seconds for request in answered]),
+        token_seconds=percentiles(between),
+        request_seconds=percentiles([request.finish - request.arrival for request in answered]),
+        in_time=None if bounds is None else share_in_time(ran, bounds),
+        near_share=sum(request.side == "near" for request in answered) / max(1, len(answered)),
+        preemptions=sum(worker.scheduler.preemptions for worker in workers),
+        steps=sum(worker.steps for worker in workers),
+        busy=tuple(worker.busy_seconds / seconds for worker in workers),
+        pages=tuple(worker.most_pages / worker.device.pages for worker in workers),
+        decisions=dict(sorted(ran.reasons.items())),
+    )
+
+
+def share_in_time(ran: Ran, bounds: Bounds) -> float:
+    """Of all requests; a refused one is not answered in time."""
+    return sum(not request.refused and bounds.holds(request) for request in ran.requests) / max(1, len(ran.requests))

@@ -1,0 +1,210 @@
+"""`nearfar simulate` against real servers: the same requests, at the same times, go to `nearfar serve` on this machine
+and to a simulation of it.
+
+The servers are real: processes of workers, a gateway, HTTP, the engine and transfers of pages. Their devices are paced
+(`paced_device`): a step takes the time that the costs say, so other work on the machine, or too few cores for all
+workers, do not change what is compared. What a request costs outside the devices is measured with requests that are
+alone.
+
+    python tests/bench/bench_simulator.py -o tests/bench/results/simulator.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import serving_process
+from bench_compile import ROOT, machine
+from bench_prefill_apart import Fleet, Request, Result
+from checkpoints import Shapes, write_checkpoint
+from rich.console import Console
+from rich.table import Table
+from serving_model import token_texts, write_chat_tokenizer
+
+from nearfar.compiler.bundle.manifest import Manifest
+from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
+from nearfar.server_fallback.executors.local_opener import LocalOpener
+from nearfar.server_fallback.executors.local_options import LocalOptions
+from nearfar.server_fallback.simulate.costs import Shape, StepCosts
+from nearfar.server_fallback.simulate.device import Device
+from nearfar.server_fallback.simulate.layout import Layout
+from nearfar.server_fallback.simulate.network import LinkSpeed
+from nearfar.server_fallback.simulate.request import Segment, SimulatedRequest
+from nearfar.server_fallback.simulate.run import run
+from nearfar.server_fallback.simulate.workload import Workload
+
+# Its numbers do not matter, only that it is small: the devices are paced.
+SHAPES = Shapes(
+    "paced",
+    {
+        "model_type": "llama", "vocab_size": 4096, "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128,
+        "tie_word_embeddings": True, "rope_theta": 500000.0, "rms_norm_eps": 1e-05, "max_position_embeddings": 2048,
+        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+    },
+)  # fmt: skip
+CONTEXT, SEQUENCES = 2048, 16
+# Long steps: the few milliseconds by which a busy machine delays a process are a small part of them.
+PACE = StepCosts(((1.0, 0.060), (16.0, 0.070), (256.0, 0.350)), row=0.0005, read=1e-6, pair=1e-7)
+# Workers (prefill, decode, whole), and arrivals a second.
+CONFIGURATIONS: dict[str, tuple[tuple[int, int, int], float]] = {
+    "1 whole": ((0, 0, 1), 0.4),
+    "2 whole": ((0, 0, 2), 0.8),
+    "1 + 1 apart": ((1, 1, 0), 0.7),
+    "2 + 2 apart": ((2, 2, 0), 1.4),
+}
+PROMPTS = {"short": (32, 128), "long": (768, 1536)}
+OUTPUTS = (24, 64)
+# Between workers on one machine, by HTTP.
+LINK = LinkSpeed(1e9, 0.0)
+ALONE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Medians in seconds, and output tokens a second from the first arrival to the last token."""
+
+    ttft_p50: float
+    tpot_p50: float
+    tokens_per_second: float
+
+    @staticmethod
+    def of(times: Sequence[tuple[float, float | None, float, int]]) -> Figures:
+        """``times``: of each request its TTFT, its TPOT, when it ended, and its tokens."""
+        return Figures(
+            statistics.median(first for first, _, _, _ in times),
+            statistics.median(between for _, between, _, _ in times if between is not None),
+            sum(tokens for *_, tokens in times) / max(end for _, _, end, _ in times),
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build/bench", help="folder for the model")
+    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS))
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "build/bench/simulator.json")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    bundle = make_bundle(options.folder)
+    # Importing a server takes minutes on a machine that has much else to do.
+    serving_process.START_SECONDS = 600.0
+    os.environ["NEARFAR_PACED_COSTS"] = json.dumps(asdict(PACE))
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent / "paced_device")
+    device = paced_device(bundle)
+    found: dict[str, Any] = {"machine": machine(), "requests": options.requests, "pace": asdict(PACE), "results": {}}
+    for name in options.only:
+        workers, rate = CONFIGURATIONS[name]
+        requests = make_requests(options.requests, rate, options.seed)
+        with ExitStack() as running:
+            fleet = Fleet(running, bundle, options.folder, workers)
+            overhead = measure_alone(fleet)
+            real = real_figures(asyncio.run(fleet.run(requests)))
+        simulated = simulate(replace(device, request_seconds=overhead), workers, requests)
+        found["results"][name] = {
+            "rate": rate, "load": os.getloadavg()[0], "request_seconds": overhead,
+            "real": asdict(real), "simulated": asdict(simulated),
+        }  # fmt: skip
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
+    report(found)
+
+
+def make_bundle(folder: Path) -> Path:
+    checkpoint, bundle = folder / f"{SHAPES.name}-chat", folder / f"{SHAPES.name}-cpu"
+    if not (bundle / "manifest.json").exists():
+        write_checkpoint(SHAPES, checkpoint)
+        write_chat_tokenizer(checkpoint, token_texts(SHAPES.config["vocab_size"]))
+        options = CompileOptions(target="cpu", quantization="q4f16", context=CONTEXT, self_test=False, force=True)
+        compile_model(str(checkpoint), bundle, options)
+    return bundle
+
+
+def paced_device(bundle: Path) -> Device:
+    """The device of a worker of `Fleet`, with the limits that the server gives it."""
+    planned = asyncio.run(LocalOpener(LocalOptions(max_sequences=SEQUENCES)).plan(str(bundle)))
+    limits, manifest = planned.memory.limits, planned.bundle.manifest
+    assert limits.pages is not None
+    assert isinstance(manifest, Manifest)
+    return Device(
+        "paced", "bench_simulator.py", PACE, limits.pages * manifest.page_size, token_bytes=64, context=CONTEXT,
+        step_tokens=limits.tokens, sequences=SEQUENCES, page_size=manifest.page_size,
+    )  # fmt: skip
+
+
+def make_requests(count: int, rate: float, seed: int) -> list[Request]:
+    """Short and long prompts, 6 of 10 short."""
+    kinds = {
+        name: Workload.model_validate(
+            {
+                "arrivals": {"kind": "poisson", "rate": rate},
+                "requests": count,
+                "prompt": {"kind": "uniform", "least": least, "most": most},
+                "output": {"kind": "uniform", "least": OUTPUTS[0], "most": OUTPUTS[1]},
+            }
+        ).make(seed, Path())
+        for name, (least, most) in PROMPTS.items()
+    }
+    return [
+        Request(short.arrival, (short if number % 10 < 6 else long).prompt_tokens, short.output_tokens)
+        for number, (short, long) in enumerate(zip(kinds["short"], kinds["long"], strict=True))
+    ]
+
+
+def measure_alone(fleet: Fleet) -> float:
+    """The median time to the first token of a short prompt that is alone, beside that of its step."""
+    asyncio.run(fleet.run([Request(0.0, 40 + index, 2) for index in range(2 * fleet.size)]))
+    alone = [asyncio.run(fleet.run([Request(0.0, 50 + index, 2)]))[0] for index in range(ALONE)]
+    beside = [
+        (each.ttft_seconds or 0.0) - PACE.seconds(Shape(each.prompt_tokens, 1, 0, each.prompt_tokens**2 // 2))
+        for each in alone
+    ]
+    return max(0.0, statistics.median(beside))
+
+
+def real_figures(results: Sequence[Result]) -> Figures:
+    errors = [each.error for each in results if each.error is not None]
+    assert not errors, errors[:3]
+    return Figures.of(
+        [(each.ttft_seconds or 0.0, each.tpot_seconds, each.end_seconds or 0.0, each.output_tokens) for each in results]
+    )
+
+
+def simulate(device: Device, workers: tuple[int, int, int], requests: Sequence[Request]) -> Figures:
+    prefill, decode, whole = workers
+    layout = Layout(device, whole=whole, prefill=prefill, decode=decode, link=LINK)
+    arrivals = [
+        SimulatedRequest(number, each.arrival_seconds, [Segment(-1 - number, each.prompt_tokens)], each.output_tokens)
+        for number, each in enumerate(requests)
+    ]
+    ran = run(layout, arrivals)
+    return Figures.of(
+        [(each.first_token_seconds, each.token_seconds, each.finish, each.output_tokens) for each in ran.requests]
+    )
+
+
+def report(found: dict[str, Any]) -> None:
+    table = Table(title=f"{found['machine']}; real / simulated, and the difference", title_justify="left")
+    for column in ("workers", "load", "first token, ms", "further tokens, ms", "output tokens a second"):
+        table.add_column(column, justify="left" if column == "workers" else "right")
+    for name, each in found["results"].items():
+        cells = []
+        for figure, scale in (("ttft_p50", 1000), ("tpot_p50", 1000), ("tokens_per_second", 1)):
+            real, simulated = each["real"][figure], each["simulated"][figure]
+            cells.append(f"{real * scale:.0f} / {simulated * scale:.0f}, {simulated / real - 1:+.0%}")
+        table.add_row(name, f"{each['load']:.1f}", *cells)
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+// The pages and states of a model, as its device stores them and as they travel: see
+// server_fallback/far_prefill/layout.py, which has the server's part.
+
+import { RequestError } from "../errors.js";
+import type { AnyManifest } from "../runtime/any_manifest.js";
+import { isExport } from "../runtime/any_manifest.js";
+import type { BufferEntry } from "../runtime/manifest.js";
+import { sizeBytes } from "../runtime/memory.js";
+import { PAGE_DIMS, STATE_DIM } from "../runtime/page_groups.js";
+import { planOf } from "../runtime/plan.js";
+import type { Bytes } from "../runtime/source.js";
+import type { ActivationDtype } from "../runtime/variants.js";
+import type { KvForm, Rows } from "./rows.js";
+import { Q4, Q8, blockWords, codesOf, fromHalves, numbersOf, packRows, rotate, toHalves, unpackRows } from "./rows.js";
+
+/** The keys and values of a layer. ``bytes`` are those of a page on the device, ``wireBytes`` those that travel. */
+interface Layer {
+  readonly name: string;
+  readonly heads: number;
+  readonly headDim: number;
+  readonly bytes: number;
+  readonly wireBytes: number;
+}
+
+/** The layers of a page group. ``window`` null: they see all tokens. */
+interface Group {
+  readonly window: number | null;
+  readonly layers: readonly Layer[];
+  readonly bytes: number;
+  readonly wireBytes: number;
+}
+
+/** What a server says about its model; compared with `KvLayout.description`. */
+export interface Description {
+  readonly page_size: number;
+  readonly quantization: string;
+  readonly groups: readonly { readonly window: number | null; readonly layers: readonly unknown[] }[];
+  readonly states: readonly unknown[];
+}
+
+export class KvLayout {
+  readonly pageSize: number;
+  readonly groups: readonly Group[];
+  /** The numbers of all states of a slot. */
+  readonly stateSize: number;
+  readonly description: Description;
+  readonly #form: KvForm | null;
+  readonly #stored: "float16" | "float32";
+
+  /** ``windows``: by group. Throws RequestError for a model whose pages cannot be exchanged. */
+  constructor(manifest: AnyManifest, activation: ActivationDtype, windows: readonly number[]) {
+    if (isExport(manifest)) throw notExchanged("ONNX Runtime holds its keys and values");
+    const { page_size: pageSize, kv, weights } = manifest;
+    this.pageSize = pageSize;
+    this.#form = kv === "activation" ? null : kv === "q8" ? Q8 : Q4;
+    this.#stored = activation === "float16" ? "float16" : "float32";
+    const states = Object.entries(planOf(manifest).states);
+    const form = this.#form;
+    const layerOf = ([name, entry]: readonly [string, BufferEntry]): Layer => {
+      const [heads = 0, , last = 0] = sizesOf(entry).slice(1);
+      const headDim = form === null ? last : (last - 1) * (32 / form.bits);
+      if (headDim % 8 > 0) throw notExchanged(`its heads have ${headDim} numbers, which is not a multiple of 8`);
+      const bytes = sizeBytes(entry, activation, { [String(entry.shape[0])]: 1 });
+      return { name, heads, headDim, bytes, wireBytes: 8 * heads * blockWords(Q4, headDim, pageSize) };
+    };
+    this.groups = windows.map((window, index) => {
+      const layers = states.filter(([, { shape }]) => shape[0] === PAGE_DIMS[index]).map(layerOf);
+      if (layers.length === 0) throw notExchanged("it has no layers with attention, by which they could be checked");
+      const sum = (size: "bytes" | "wireBytes"): number => layers.reduce((all, layer) => all + layer[size], 0);
+      return { window: window === Infinity ? null : window, layers, bytes: sum("bytes"), wireBytes: sum("wireBytes") };
+    });
+    const slots = states.filter(([, { shape }]) => shape[0] === STATE_DIM);
+    this.stateSize = slots.reduce((sum, [, entry]) => sum + sizesOf(entry).reduce((all, size) => all * size, 1), 0);
+    const formats = new Set(
+      Object.values({ ...weights, ...manifest.host_weights }).flatMap(({ quantization }) => quantization ?? []),
+    );
+    this.description = {
+      page_size: pageSize,
+      quantization: [...formats].sort().join(", "),
+      groups: this.groups.map(({ window, layers }) => ({
+        window,
+        layers: layers.map(({ name, heads, headDim }) => [name, heads, headDim]),
+      })),
+      states: slots.map(([name, entry]) => [name, sizesOf(entry)]),
+    };
+  }
+
+  /** How many pages at the start of each group no token from ``length`` on reads. */
+  dead(length: number): readonly number[] {
+    return this.groups.map(({ window }) =>
+      window === null ? 0 : Math.max(0, Math.floor((length - window + 1) / this.pageSize)),
+    );
+  }
+
+  /** A page as it travels in the form of this device. */
+  toDevice(group: number, wire: Bytes): Bytes {
+    const { layers, bytes } = this.#group(group);
+    const form = this.#form;
+    if (form === Q4) return wire;
+    const page = new Uint8Array(bytes);
+    let [from, to] = [0, 0];
+    for (const { heads, headDim, bytes: size, wireBytes } of layers) {
+      const words = wordsOf(wire, from, wireBytes);
+      const rows = heads * this.pageSize;
+      const numbers = new Float32Array(2 * rows * headDim);
+      this.#eachBlock(heads, (block, isKey) => {
+        const values = numbersOf(this.#unpacked(words, block, headDim, Q4), headDim);
+        if (isKey) rotate(values, headDim);
+        numbers.set(values, block * this.pageSize * headDim);
+      });
+      page.set(this.#asStored(numbers, heads, headDim), to);
+      from += wireBytes;
+      to += size;
+    }
+    return page;
+  }
+
+  /** By layer, a page that this device has computed as it would travel. */
+  rowsOfDevice(group: number, page: Bytes): readonly Rows[] {
+    let from = 0;
+    return this.#group(group).layers.map(({ heads, headDim, bytes }) => {
+      const stored = page.slice(from, from + bytes);
+      from += bytes;
+      const size = this.pageSize * headDim;
+      return this.#joined(heads, headDim, (block, isKey) => {
+        const form = this.#form;
+        if (form === Q4) return this.#unpacked(wordsOf(stored, 0, bytes), block, headDim, Q4);
+        const values =
+          form === null
+            ? this.#computed(stored, block * size, size)
+            : numbersOf(this.#unpacked(wordsOf(stored, 0, bytes), block, headDim, form), headDim);
+        if (isKey) rotate(values, headDim);
+        return codesOf(values, Q4, headDim);
+      });
+    });
+  }
+
+  /** By layer, a page as it travels. */
+  rowsOfWire(group: number, wire: Bytes): readonly Rows[] {
+    let from = 0;
+    return this.#group(group).layers.map(({ heads, headDim, wireBytes }) => {
+      const words = wordsOf(wire, from, wireBytes);
+      from += wireBytes;
+      return this.#joined(heads, headDim, (block) => this.#unpacked(words, block, headDim, Q4));
+    });
+  }
+
+  #unpacked(words: Uint32Array, block: number, headDim: number, form: KvForm): Rows {
+    return unpackRows(words, block * blockWords(form, headDim, this.pageSize), form, headDim, this.pageSize);
+  }
+
+  /** The rows of all planes and kv heads. */
+  #joined(heads: number, headDim: number, rowsOf: (block: number, isKey: boolean) => Rows): Rows {
+    const codes = new Int8Array(2 * heads * this.pageSize * headDim);
+    const scales = new Float32Array(2 * heads * this.pageSize);
+    this.#eachBlock(heads, (block, isKey) => {
+      const rows = rowsOf(block, isKey);
+      codes.set(rows.codes, block * rows.codes.length);
+      scales.set(rows.scales, block * rows.scales.length);
+    });
+    return { codes, scales };
+  }
+
+  #group(index: number): Group {
+    const group = this.groups[index];
+    if (group === undefined) throw new Error(`there is no page group ${index}`);
+    return group;
+  }
+
+  /** The rows of each plane, keys then values, and kv head. */
+  #eachBlock(heads: number, visit: (block: number, isKey: boolean) => void): void {
+    for (let block = 0; block < 2 * heads; block++) visit(block, block < heads);
+  }
+
+  #computed(stored: Bytes, start: number, size: number): Float32Array {
+    if (this.#stored === "float32") return new Float32Array(stored.slice(4 * start, 4 * (start + size)).buffer);
+    return fromHalves(new Uint16Array(stored.slice(2 * start, 2 * (start + size)).buffer));
+  }
+
+  /** Numbers of a layer's page, without rotation, as the device stores them. */
+  #asStored(numbers: Float32Array<ArrayBuffer>, heads: number, headDim: number): Bytes {
+    if (this.#form === Q8) {
+      const size = blockWords(Q8, headDim, this.pageSize);
+      const words = new Uint32Array(2 * heads * size);
+      const rows = this.pageSize * headDim;
+      this.#eachBlock(heads, (block) => {
+        packRows(numbers.subarray(block * rows, (block + 1) * rows), Q8, headDim, words, block * size);
+      });
+      return new Uint8Array(words.buffer);
+    }
+    if (this.#stored === "float32") return new Uint8Array(numbers.buffer);
+    const halves = new Uint16Array(numbers.length);
+    toHalves(numbers, halves);
+    return new Uint8Array(halves.buffer);
+  }
+}
+
+/** States as they travel as the device stores them: float32. */
+export function statesToDevice(content: Bytes, dtype: "float16" | "float32"): Bytes {
+  if (dtype === "float32") return content;
+  return new Uint8Array(fromHalves(new Uint16Array(content.slice().buffer)).buffer as ArrayBuffer);
+}
+
+function sizesOf({ shape }: BufferEntry): readonly number[] {
+  return shape.slice(1).map(Number);
+}
+
+function wordsOf(bytes: Bytes, start: number, size: number): Uint32Array {
+  return new Uint32Array(bytes.slice(start, start + size).buffer);
+}
+
+function notExchanged(why: string): RequestError {
+  return new RequestError(`This model's prompts are computed on the device: ${why}`, { code: "prefill_unavailable" });
+}
