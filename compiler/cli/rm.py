@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..store.names import StoreName
 from ..store.store import Store
 from .options import Rm
 from .output import megabytes, print_json
@@ -13,7 +14,9 @@ def run(options: Rm) -> None:
     names = [each for each in options.models if not store.has(each)]
     for name in names:
         store.get(name)
-    freed = {name: store.remove(name) for name in dict.fromkeys(options.models)}
+    # "demo" and "demo:latest" are one model.
+    each_once = {StoreName.parse(name).file: name for name in options.models}
+    freed = {name: store.remove(name) for name in each_once.values()}
     if options.json:
         print_json({"removed": freed})
         return

@@ -109,9 +109,11 @@ def disk_bytes(folders: Iterable[Path]) -> int:
     """The bytes that folders take on the disk: a file that several of them have counts once."""
     sizes: dict[tuple[int, int], int] = {}
     for folder in folders:
-        for path in folder.rglob("*"):
-            with suppress(OSError):
-                status = path.lstat()
-                if stat.S_ISREG(status.st_mode):
-                    sizes[status.st_dev, status.st_ino] = status.st_size
+        # Unlike `rglob`, it leaves out folders that another process removes meanwhile.
+        for root, _, names in os.walk(folder):
+            for name in names:
+                with suppress(OSError):
+                    status = os.lstat(os.path.join(root, name))
+                    if stat.S_ISREG(status.st_mode):
+                        sizes[status.st_dev, status.st_ino] = status.st_size
     return sum(sizes.values())

@@ -44,7 +44,7 @@ class Fault:
 EXPLAINED: Mapping[str, Sequence[str]] = {
     "front end killed": (BROKEN,),
     "engine killed": ("unavailable", "the process of the engine"),
-    "worker killed": (),
+    "worker killed": ("chat_template", "chat template", "grammar"),
     "keys changed": ("invalid_api_key", "does not know this API key"),
     "certificate changed": (),
     "options changed": (),
@@ -127,7 +127,7 @@ class Faults:
         await asyncio.to_thread(_wait_until_ready, server)
 
     async def _kill_worker(self, server: Server, rng: random.Random) -> None:
-        """One that renders chat templates or reads grammars. Its request is given to the next one."""
+        """One that renders chat templates or reads grammars."""
         await _kill(server, WORKER, rng)
 
     # --- files ---
