@@ -65,7 +65,7 @@ CONFIGURATIONS: dict[str, tuple[tuple[int, int, int], float]] = {
 PROMPTS = {"short": (32, 128), "long": (768, 1536)}
 OUTPUTS = (24, 64)
 # Between workers on one machine, by HTTP.
-LINK = LinkSpeed(1e9, 0.0)
+LINK_SPEED = 1e9
 ALONE = 5
 
 
@@ -109,10 +109,12 @@ def main() -> None:
         with ExitStack() as running:
             fleet = Fleet(running, bundle, options.folder, workers)
             overhead = measure_alone(fleet)
+            measured = replace(device, request_seconds=overhead)
+            transfer = measure_transfer(fleet, measured, workers) if workers[0] else 0.0
             real = real_figures(asyncio.run(fleet.run(requests)))
-        simulated = simulate(replace(device, request_seconds=overhead), workers, requests)
+        simulated = simulate(measured, workers, requests, transfer)
         found["results"][name] = {
-            "rate": rate, "load": os.getloadavg()[0], "request_seconds": overhead,
+            "rate": rate, "load": os.getloadavg()[0], "request_seconds": overhead, "transfer_seconds": transfer,
             "real": asdict(real), "simulated": asdict(simulated),
         }  # fmt: skip
         options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -172,6 +174,18 @@ def measure_alone(fleet: Fleet) -> float:
     return max(0.0, statistics.median(beside))
 
 
+def measure_transfer(fleet: Fleet, device: Device, workers: tuple[int, int, int]) -> float:
+    """The median time to the first token of a long prompt that is alone, beside what a simulation has for it: the
+    request to a prefill worker, and the transfer of its pages.
+    """
+    beside = []
+    for index in range(ALONE):
+        request = Request(0.0, PROMPTS["long"][0] + index, 2)
+        real = asyncio.run(fleet.run([request]))[0].ttft_seconds or 0.0
+        beside.append(real - simulate(device, workers, [request], 0.0).ttft_p50)
+    return max(0.0, statistics.median(beside))
+
+
 def real_figures(results: Sequence[Result]) -> Figures:
     errors = [each.error for each in results if each.error is not None]
     assert not errors, errors[:3]
@@ -180,9 +194,12 @@ def real_figures(results: Sequence[Result]) -> Figures:
     )
 
 
-def simulate(device: Device, workers: tuple[int, int, int], requests: Sequence[Request]) -> Figures:
+def simulate(
+    device: Device, workers: tuple[int, int, int], requests: Sequence[Request], transfer_seconds: float
+) -> Figures:
     prefill, decode, whole = workers
-    layout = Layout(device, whole=whole, prefill=prefill, decode=decode, link=LINK)
+    link = LinkSpeed(LINK_SPEED, transfer_seconds)
+    layout = Layout(device, whole=whole, prefill=prefill, decode=decode, link=link)
     arrivals = [
         SimulatedRequest(number, each.arrival_seconds, [Segment(-1 - number, each.prompt_tokens)], each.output_tokens)
         for number, each in enumerate(requests)
