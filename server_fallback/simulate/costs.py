@@ -75,7 +75,7 @@ class StepCosts:
         further one has another for each sequence. Bit by bit what `seconds` returns.
         """
         reads_of = reads + sequences * np.arange(steps)
-        return self.linear(sequences) + self.row * sequences + self.read * reads_of
+        return np.asarray(self.linear(sequences) + self.row * sequences + self.read * reads_of, np.float64)
 
     def linear(self, positions: int) -> float:
         knots = self.knots

@@ -117,19 +117,20 @@ class NearAndFar:
 
     def _situation(self, request: SimulatedRequest) -> Situation:
         device, prompt = self.devices[request.device], request.prompt_tokens
-        near, far = (
-            {name: device.speeds[side][name] for name in ("prefill_tokens_per_second", "decode_tokens_per_second")}
-            for side in ("near", "far")
-        )
+        near, far = device.speeds["near"], device.speeds["far"]
         return Situation(
             messages=(Message("user", ""),),
             near=NearState(
                 available=True, context=self._fleet.context, prompt_tokens=prompt,
-                queue_seconds=device.near_queue_seconds if len(device.queue) > 1 else 0.0, **near,
+                queue_seconds=device.near_queue_seconds if len(device.queue) > 1 else 0.0,
+                prefill_tokens_per_second=near["prefill_tokens_per_second"],
+                decode_tokens_per_second=near["decode_tokens_per_second"],
             ),
             far=FarState(
                 online=True, prompt_tokens=prompt, queue_seconds=device.far_queue.seconds(self._clock.now),
-                round_trip_seconds=device.speeds["far"]["round_trip_seconds"], **far,
+                round_trip_seconds=far["round_trip_seconds"],
+                prefill_tokens_per_second=far["prefill_tokens_per_second"],
+                decode_tokens_per_second=far["decode_tokens_per_second"],
             ),
             max_tokens=request.output_tokens,
         )  # fmt: skip

@@ -12,8 +12,9 @@ import csv
 import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 
@@ -62,7 +63,7 @@ def _csv_rows(path: Path, lines: list[str]) -> Iterable[Recorded]:
             f"{', '.join(MOONCAKE)} or {', '.join(OWN)}"
         )
     for number, row in enumerate(rows, 2):
-        yield _checked(path, number, lambda row=row: _azure(row))
+        yield _checked(path, number, partial(_azure, row))
 
 
 def _azure(row: Mapping[str, str]) -> Recorded:
@@ -75,10 +76,11 @@ def _azure(row: Mapping[str, str]) -> Recorded:
 def _json_rows(path: Path, lines: list[str]) -> Iterable[Recorded]:
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield _checked(path, number, lambda line=line: _recorded(json.loads(line)))
+            yield _checked(path, number, partial(_recorded, line))
 
 
-def _recorded(value: Any) -> Recorded:
+def _recorded(line: str) -> Recorded:
+    value = json.loads(line)
     keys = set(value) if isinstance(value, dict) else set()
     if keys == set(MOONCAKE):
         blocks = tuple(map(int, value["hash_ids"]))

@@ -192,8 +192,8 @@ def step_costs(path: Path) -> list[dict[str, float]]:
 
 def transfer_cost(path: Path, transfers: dict[str, float]) -> dict[str, float]:
     manifest = open_bundle(path).manifest
-    states = manifest.states  # type: ignore[union-attr]
-    activation = manifest.activations[0].dtype  # type: ignore[union-attr]
+    states = manifest.states
+    activation = manifest.activations[0].dtype
     size = pages_bytes(states, [range(1)], activation)
     return {"bytes_of_a_token": size / PAGE, **transfers}
 

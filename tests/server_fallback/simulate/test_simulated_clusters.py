@@ -155,4 +155,4 @@ def test_the_routers_policy_decides_which_side_answers() -> None:
 )
 def test_impossible_layouts_are_refused(workers: dict[str, int], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        Layout(device(), **workers)
+        Layout(device(), **workers)  # type: ignore[arg-type]
