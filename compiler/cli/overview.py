@@ -98,7 +98,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "measure a server",
             kinds={"serve": Command(FAR, "measure an OpenAI-compatible server under load", ("httpx",))},
         ),
-        "simulate": Command(FAR, "predict latencies and throughput of workers and devices under a load", ("httpx",)),
+        "simulate": Command(FAR, "predict latencies and throughput of workers and devices under load", ("httpx",)),
     }
 )
 

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..names import WATERMARK_SHARE, WATERMARK_STRENGTH
+
 # The words of a key, and what the device has of a watermark: these, the share and the strength.
 KEY_WORDS = 4
 COLUMNS = KEY_WORDS + 2
@@ -26,8 +28,6 @@ WATERMARK = "watermark"
 ROUNDS = 12
 # The shifts and factors of MurmurHash3's finalizer (Appleby 2011).
 SHIFTS, FACTORS = (16, 13, 16), (0x85EBCA6B, 0xC2B2AE35)
-# Of Kirchenbauer et al.; TGI's share is 0.5.
-SHARE, STRENGTH = 0.25, 2.0
 
 Words = npt.NDArray[np.uint32]
 
@@ -39,11 +39,11 @@ class Watermark:
     """
 
     key: bytes = field(repr=False)
-    share: float = SHARE
-    strength: float = STRENGTH
+    share: float = WATERMARK_SHARE
+    strength: float = WATERMARK_STRENGTH
 
     @staticmethod
-    def of(secret: bytes, share: float = SHARE, strength: float = STRENGTH) -> Watermark:
+    def of(secret: bytes, share: float = WATERMARK_SHARE, strength: float = WATERMARK_STRENGTH) -> Watermark:
         """The watermark of a secret of any length."""
         return Watermark(hashlib.sha256(secret).digest()[: 4 * KEY_WORDS], share, strength)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from nearfar.compiler.cli.option_file import beside_file
-from nearfar.compiler.ir.watermark import SHARE
-from nearfar.compiler.names import RUNNERS
+from nearfar.compiler.names import RUNNERS, WATERMARK_SHARE
 from nearfar.compiler.options import (
     ConfigFile,
     Count,
@@ -234,7 +233,7 @@ class WatermarkDetect:
     the store or one that comes with nearfar, or a tokenizer.json"""
     key: File
     """the secret file of the server's --watermark-key"""
-    watermark_share: WatermarkShare = SHARE
+    watermark_share: WatermarkShare = WATERMARK_SHARE
     level: Annotated[float, Flag(metavar="P", check=check_between_0_and_1)] = 0.0001
     """the share of other texts that may be taken for marked"""
     min_tokens: Count = 25

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Literal
 
-from nearfar.compiler.ir.watermark import SHARE, STRENGTH
-from nearfar.compiler.names import EXPORTS
+from nearfar.compiler.names import EXPORTS, WATERMARK_SHARE, WATERMARK_STRENGTH
 from nearfar.compiler.options import CatalogUrl, Count, CountOrNone, File, Flag, ModelName, SizeBytes, Trust, options
 from nearfar.compiler.pipeline.options import ModelOptions
 
@@ -54,8 +53,8 @@ class LocalOptions(ModelOptions):
     them; bundles need nearfar compile --watermark"""
     watermark: Literal["requested", "all"] = "requested"
     """which answers of our own engine are marked: those whose request has watermark: true, or all"""
-    watermark_share: WatermarkShare = SHARE
-    watermark_strength: WatermarkStrength = STRENGTH
+    watermark_share: WatermarkShare = WATERMARK_SHARE
+    watermark_strength: WatermarkStrength = WATERMARK_STRENGTH
     kv_tiers: KvTierOptions = field(default_factory=KvTierOptions)
     """prefixes of prompts that the device evicts"""
     slot_save_path: File | None = None

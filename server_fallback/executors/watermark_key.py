@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nearfar.compiler.bundle.manifest import Description, Manifest
-from nearfar.compiler.ir.watermark import SHARE, STRENGTH, WATERMARK, Watermark
+from nearfar.compiler.ir.watermark import WATERMARK, Watermark
+from nearfar.compiler.names import WATERMARK_SHARE, WATERMARK_STRENGTH
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 from .local_options import LocalOptions
@@ -14,7 +15,9 @@ FLAG = "--watermark-key"
 MIN_BYTES, MAX_BYTES = 16, 1 << 16
 
 
-def read_watermark(file: Path, flag: str, share: float = SHARE, strength: float = STRENGTH) -> Watermark:
+def read_watermark(
+    file: Path, flag: str, share: float = WATERMARK_SHARE, strength: float = WATERMARK_STRENGTH
+) -> Watermark:
     """The watermark of the secret in a file, without the white space around it. No message quotes the secret. Raises
     RequestError.
     """

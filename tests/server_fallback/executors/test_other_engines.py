@@ -50,6 +50,7 @@ SAMPLES: dict[str, Any] = {
     "reasoning_effort": "low", "verbosity": "low", "chat_template_kwargs": {"a": 1}, "thinking_token_budget": 5,
     "enable_thinking": True, "continue_final_message": True, "echo": True, "best_of": 1, "suffix": "z", "middle": "y",
     "input_extra": [{"filename": "f", "text": "t"}], "split_special_tokens": True, "top_logprobs": 2, "watermark": True,
+    "id_slot": 0, "cache_prompt": True,
 }  # fmt: skip
 
 
@@ -82,11 +83,11 @@ def test_every_parameter_has_a_field_of_the_other_server_or_is_refused(dialect: 
         if dialect == "vllm":
             assert set(body.get("structured_outputs", {})) <= set(FACTS["vllm"]["requests"]["structured_outputs"])
     expected = {
-        ("vllm", "chat"): {"receipt", "watermark", "prompt_logprobs"},
-        ("sglang", "chat"): {"receipt", "watermark", "prompt_logprobs", "return_token_ids", "thinking_token_budget"},
+        ("vllm", "chat"): set(),
+        ("sglang", "chat"): {"return_token_ids", "thinking_token_budget"},
     }
-    of_completions = {"receipt", "watermark", "prompt_logprobs", "suffix", "split_special_tokens"}
-    assert refused == expected.get((dialect, kind), of_completions)
+    of_all = {"receipt", "watermark", "prompt_logprobs", "id_slot"}
+    assert refused == of_all | expected.get((dialect, kind), {"suffix", "split_special_tokens"})
 
 
 def test_answer_forms_have_sglangs_names() -> None:
