@@ -184,6 +184,7 @@ def test_the_installed_commands_compile_run_and_demonstrate(installed: Installed
         assert file.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.exhaustive
 def test_the_installed_server_and_gateway_answer_with_and_without_a_schema(
     installed: Installed, tmp_path: Path
 ) -> None:

@@ -235,6 +235,7 @@ def test_sixty_four_texts_are_one_submission_with_the_vectors_of_the_reference(
     assert found["selfTest"]["largestDeviation"] > 0
 
 
+@pytest.mark.exhaustive
 def test_the_fastest_of_webgpu_and_transformers_js_is_chosen_by_measurement(
     page: Page, bundles: dict[str, Path]
 ) -> None:

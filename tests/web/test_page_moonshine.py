@@ -75,6 +75,7 @@ def test_transcripts_are_those_of_python(page: Page, python: Transcriber, sound:
     assert found == reference
 
 
+@pytest.mark.exhaustive
 def test_sound_that_grows_has_the_transcripts_of_whole_clips(page: Page, bundle: Bundle) -> None:
     """Of each part a streaming model reads only the rows that change; a sound of another beginning in between is read
     whole.

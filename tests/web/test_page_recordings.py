@@ -140,6 +140,7 @@ def test_a_recording_is_a_message_s_sound_which_a_transcriber_writes_down(
         page.wait_for_function("() => document.querySelector('.question audio.sound')?.duration > 0.9")
 
 
+@pytest.mark.exhaustive
 def test_a_file_that_is_no_sound_is_refused_by_name(browser: Browser, model: Path) -> None:
     with chat_page(browser, model, page_moonshine()) as page:
         for content, name, words in (

@@ -139,6 +139,7 @@ def test_answers_about_frames_are_those_of_transformers(page: Page, bundle: Bund
     assert found[2]["ids"] == found[3]["ids"]
 
 
+@pytest.mark.exhaustive
 def test_a_worker_decodes_videos_itself(page: Page) -> None:
     found: Any = page.evaluate(
         """async (url) => {

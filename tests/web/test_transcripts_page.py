@@ -127,6 +127,7 @@ def test_a_file_without_sound_is_refused_with_what_to_do(page: Page) -> None:
     assert page.text_content("#problem .fix") == "convert it to WAV"
 
 
+@pytest.mark.exhaustive
 def test_what_is_said_to_the_chat_becomes_its_message(browser: Browser, chromium: str, tmp_path: Path) -> None:  # noqa: ARG001
     model, hearing = light_copy(page_bundle(), tmp_path / "model"), light_copy(page_parakeet(), tmp_path / "hearing")
     problems: list[str] = []

@@ -121,6 +121,7 @@ def test_candidates_of_projections_are_compiled_and_timed(tmp_path: Path, emulat
     bench_cuda_projections.print_best(timings)
 
 
+@pytest.mark.exhaustive
 def test_both_kernels_for_one_row_are_timed(tmp_path: Path, emulated_cuda: Path) -> None:
     matrix = {"tiny": (700, 20, {**bench_cuda_projections.NORMED, **bench_cuda_projections.GATED})}
     bench_cuda_projections.prepare(tmp_path, "sm_90", "q4f16", matrix, (1,))

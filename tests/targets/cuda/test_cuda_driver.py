@@ -212,6 +212,7 @@ print(json.dumps({"workgroups": program.workgroups, "tokens": tokens, "refused":
 """
 
 
+@pytest.mark.exhaustive
 def test_a_persistent_kernel_runs_through_nvidias_bindings(
     cuda_bundle: Path, emulated_cuda: Path, environment: dict[str, str]
 ) -> None:
