@@ -21,8 +21,8 @@ from .scheduler import Scheduler
 from .sequence import RUNNING, Sequence
 from .step import Step
 
-# The positions of a prompt that were read, and that the other server has not taken, are at most those of so many steps.
-# Until it takes some, no more of the prompt is computed. With one step fewer, the device would wait for the network.
+# A prompt is computed at most this many steps beyond what the other server has taken. With one step fewer,
+# the device would wait for the network.
 OPEN_STEPS = 2
 
 ReadPages = Callable[[list[list[int]]], Future[bytes]]

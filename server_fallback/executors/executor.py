@@ -82,7 +82,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class PrefillState:
-    """What the prefill workers of a decode worker do: of ``workers``, so many are ``answering``; if they are
+    """What the prefill workers of a decode worker do: ``answering`` of ``workers`` answer; if they are
     ``required``, long prompts fail without them. All others count from the start: ``transfers`` were begun, which
     brought the pages of ``tokens`` in ``bytes`` within ``seconds``; ``fallbacks`` are prompts that they did not
     complete, by reason.

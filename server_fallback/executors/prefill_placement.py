@@ -29,7 +29,7 @@ class PrefillPlacement:
 
     @contextmanager
     def of(self, prefixes: Sequence[bytes], seen: int, call: Call, relay: Relay[Any]) -> Iterator[Call]:
-        """A call that names the worker for a prompt, of whose blocks the decode worker has ``seen`` so many. The worker
+        """A call that names the worker for a prompt, of which the decode worker has ``seen`` blocks. The worker
         is busy with it until the answer begins. If no worker answers, the call names none, and the decode worker, which
         may reach one, decides.
         """

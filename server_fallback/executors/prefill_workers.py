@@ -63,8 +63,8 @@ class PrefillWorkers:
         tried: Collection[PrefillWorker] = (),
         among: Sequence[PrefillWorker] | None = None,
     ) -> PrefillWorker | None:
-        """The worker for a prompt of so many tokens, of ``among`` or of all, without those that were tried. None if
-        none accepts requests now.
+        """The worker for a prompt of ``tokens`` tokens, of ``among`` or of all, without those that were tried. None
+        if none accepts requests now.
         """
         for worker in self.all:
             if worker.upstream.circuit.state == "open":

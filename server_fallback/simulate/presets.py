@@ -69,7 +69,7 @@ def splitwise(name: str, prompts: Mapping[int, float], tokens: Mapping[int, floa
 
 
 def h200(name: str, costs: StepCosts, token_bytes: int) -> Device:
-    """In ``q4f16``. Of the GPU's 150 GB, 100 are for keys and values."""
+    """In ``q4f16``. 100 of the GPU's 150 GB are for keys and values."""
     tokens = 100_000_000_000 // token_bytes
     return Device(f"{name} on an H200", "tests/bench/h200_costs.py", costs, tokens, token_bytes, context=8192)
 

@@ -115,7 +115,7 @@ def splits(scenario: Scenario, folder: Path, progress: Progress) -> Iterator[Spl
 
 
 def break_even(found: list[Split]) -> int | None:
-    """The smallest number of GPUs at which a split is at least as good as whole workers; None if there is none."""
+    """The smallest number of GPUs at which a split is at least as good as whole workers; None if a split never is."""
     return next(
         (split.gpus for split in found if split.apart is not None and split.apart.rate >= split.whole.rate > 0), None
     )

@@ -10,7 +10,7 @@ The JSON has every request with its arrival, and what a step of the model costs 
 computed from it:
 
     step_costs       seconds of a step that computes ``new_tokens`` of each of ``sequences`` after ``context`` tokens
-    transfer         bytes of a token's pages, and seconds for the pages of so many tokens
+    transfer         bytes of a token's pages, and seconds by the number of tokens whose pages are sent
     configurations   workers, requests (arrival_seconds, prompt_tokens, output_tokens, ttft_seconds, tpot_seconds,
                      end_seconds, error), and their summary
 
@@ -62,7 +62,7 @@ SHAPES = Shapes(
 # Shares of the requests, and the range of their prompts' lengths.
 PROMPTS = ((0.6, (32, 128)), (0.4, (768, 1536)))
 OUTPUTS = (24, 64)
-# A step of nearfar on CPUs computes so many new tokens (`local_opener.STEP_TOKENS`).
+# The new tokens that a step of nearfar on CPUs computes (`local_opener.STEP_TOKENS`).
 STEP_TOKENS = 256
 CONFIGURATIONS = {"2 whole": (0, 0, 2), "1+1 apart": (1, 1, 0), "4 whole": (0, 0, 4), "2+2 apart": (2, 2, 0)}
 

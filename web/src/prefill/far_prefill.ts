@@ -211,7 +211,7 @@ export class FarPrefill {
     }, 0);
   }
 
-  /** A page of the cache, by group; null where it has none. Throws Mismatch if there is none at all. */
+  /** A page of the cache, by group; null for a group without one. Throws Mismatch if no group has one. */
   async #ownPage(ids: readonly number[], page: number): Promise<readonly (Bytes | null)[]> {
     const { prefixCache, runner } = this.host.tokens;
     const { pageSize, groups } = this.#layout;

@@ -1,7 +1,7 @@
 """Writes down what a version of vLLM or SGLang accepts: its arguments, parsers, fields of requests, routes and metrics.
 
-    pip download vllm --no-deps -d /tmp/wheel
-    python tests/server_fallback/executors/other_engines/read_engine.py /tmp/wheel/vllm-*.whl
+    pip download vllm --no-deps -d build/wheel
+    python tests/server_fallback/executors/other_engines/read_engine.py build/wheel/vllm-*.whl
 
 reads the wheel without importing it and writes `vllm.json` beside this file; `git diff` then shows what a new version
 has changed, and `test_other_engines.py` fails for what nearfar sends and the new version does not accept.
