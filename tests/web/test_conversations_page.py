@@ -47,6 +47,19 @@ FORGET = """async () => {
 }"""
 
 
+# Holds the next answer after its fiftieth token for as long as the page lives. This model writes a hundred of them in less
+# time than a test needs to load the page again.
+HELD = """() => {
+    window.nearfar.engine.generate = async function* (...request) {
+        let count = 0;
+        for await (const event of window.generate.apply(this, request)) {
+            yield event;
+            if (++count === 50) await new Promise(() => undefined);
+        }
+    };
+}"""
+
+
 @pytest.fixture(scope="module")
 def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
     with page_server(tmp_path_factory.mktemp("conversations")) as server:
@@ -181,8 +194,10 @@ def test_a_page_that_is_loaded_again_in_mid_answer_goes_on_with_it(chat: Page) -
     ask(chat, "and then?")
     whole = markdown(chat)
     new_chat(chat)
+    chat.evaluate(HELD)
     send(chat, "and then?")
     wait_until(lambda: len(markdown(chat)) > 2)
+    assert len(markdown(chat)) < len(whole)
     chat.reload()
     wait_until_ready(chat)
     # A stored answer that had ended does not say how fast it was.
