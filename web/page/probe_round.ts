@@ -48,9 +48,10 @@ export async function probeRound(
   }
   const model = await openModel(source, { gpu: options.gpu, tuning: false });
   try {
-    // The first steps of a pipeline may take longer.
+    // The first steps of a pipeline may take longer; lavapipe compiles it in them.
     await measureDecode(model, facts, [8], 4, signal);
-    const prefill = await measurePrefill(model, facts, prompts, runs, signal);
+    await measurePrefill(model, facts, prompts, 1, signal);
+    const prefill = await measurePrefill(model, facts, prompts, runs, signal, 1);
     return { report, prefill, decode: await measureDecode(model, facts, contexts, tokens, signal), encode: [] };
   } finally {
     model.close();
