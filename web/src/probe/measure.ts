@@ -65,6 +65,8 @@ const MOST_LIKELY = 2;
 const ROWS_AT_ONCE = 8;
 /** A chunk or texts, of a few layers, that take at most as long are measured although the time is spent. */
 const SLOW_BATCH_MS = 400;
+/** A step of a few layers that is expected to take at most as long is measured although the time is spent. */
+const CHEAP_MS = 200;
 
 interface Measured {
   readonly span: Span;
@@ -139,7 +141,8 @@ export async function measureSteps(runner: MeasuredRunner, options: MeasureOptio
     const found = await meter.layers(name, tokensOf(limits, tokens, tokens), 0.4, expected);
     if (found !== null) prompt.push({ at: tokens, span: found.span });
     exact &&= found !== null && found.layers === options.ends.length;
-    expected = found === null ? 0 : fewOf(found.span);
+    // Kernels pad a short prompt: it takes less than a chunk, and more than its share of it.
+    expected = found === null ? 0 : fewOf(found.span) / 2;
   }
   if (isSlow) exact = false;
   prompt.sort((a, b) => a.at - b.at);
@@ -246,7 +249,7 @@ class Meter {
 
   /**
    * The time of all layers, and of what follows them if all of them run, in ``share`` of the remaining time. With
-   * ``expected``, the ms of its first run: null if there is no time for it. A first run that takes longer has compiled
+   * ``expected``, the ms of its first run: null if there is no time for it and it is not cheap. A first run that takes longer has compiled
    * kernels, and is followed by another one.
    */
   layers(step: ReportTime["step"], batch: Batch, share: number): Promise<Measured>;
@@ -255,7 +258,7 @@ class Meter {
     const { ends, until } = this.options;
     const start = this.#now();
     const left = until - start;
-    if (expected > 0 && expected > left) {
+    if (expected > Math.max(left, CHEAP_MS)) {
       this.#spent.push({ step, ms: 0, runs: 0 });
       return null;
     }
