@@ -124,7 +124,7 @@ class KeyedRoute(APIRoute):
     def _unknown(self, request: Request) -> list[str]:
         """The parameters of the query that this route does not have. Those of a route with a body are in the body."""
         known = {each.alias for each in self.dependant.query_params}
-        if self.any_query or ("POST" in self.methods and not known):
+        if self.any_query or ("POST" in (self.methods or ()) and not known):
             return []
         return [name for name in request.query_params if name not in known]
 

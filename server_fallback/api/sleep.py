@@ -63,7 +63,7 @@ def sleep_router(service: Service) -> APIRouter:
     @router.post("/reset_prefix_cache", responses=WITH_BODY)
     async def reset_prefix_cache(model: str | None = None) -> JSONResponse:
         """Let no later request use what was computed before, in any model or in ``model`` (extension)."""
-        reset = []
+        reset = list[str]()
         for name in names(model):
             # Among all models, those that sleep or load have no prefix cache. One that was named is reported.
             executor = await (service.answering(name) if model is None else service.models.executor(name))

@@ -105,7 +105,8 @@ class StoredModels:
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Executor]:
         given: Executor | None = None
-        if not any(each.stored.name == name for each in (*self._loaded.values(), *self._loads.values())):
+        used = [each.stored for each in self._loaded.values()] + [each.stored for each in self._loads.values()]
+        if not any(each.name == name for each in used):
             with suppress(UnknownModel):
                 given = await self.registry.executor(name)
         if given is not None:
