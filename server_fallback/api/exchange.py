@@ -4,12 +4,14 @@ fill it in.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
+from starlette.types import Message, Receive
 
 from ..executors.executor import Executor
 from ..schema.pipeline import StepTime
@@ -19,6 +21,12 @@ from .keys import ApiKey
 from .limiter import Admitted
 
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
+
+
+async def never_gone() -> Message:
+    """Of a client whose end cancels the exchange."""
+    await asyncio.Event().wait()
+    return {"type": "http.disconnect"}
 
 
 @dataclass(slots=True)
@@ -31,7 +39,7 @@ class Exchange:
     released when the exchange is over. ``address`` is the sender's IP address. ``admission`` is None until the request
     is admitted, and for routes that need no slot. ``using`` are the models that stay loaded for it, by name.
     ``confirmed`` and ``prefill_from`` are those of `Call`. ``write_error`` has the form of the API that the address
-    belongs to.
+    belongs to. ``receive`` is the connection's, which reports the client's end once the body has been read.
     """
 
     request_id: str
@@ -49,6 +57,7 @@ class Exchange:
     answer_headers: dict[str, str] = field(default_factory=dict)
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
     using: dict[str, Executor] = field(default_factory=dict)
+    receive: Receive = never_gone
 
     @property
     def client(self) -> str:

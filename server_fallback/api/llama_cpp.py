@@ -253,9 +253,10 @@ def llama_cpp_router(service: Service) -> APIRouter:
         return Response(TemplateAnswer(prompt=text).model_dump_json(), media_type="application/json")
 
     @router.get("/props", responses=EVERYWHERE | {400: WITH_BODY[400], 404: WITH_BODY[404]})
-    async def props(request: Request, model: str | None = None) -> Props:
+    async def props(request: Request, model: str | None = None, autoload: bool = True) -> Props:
+        """Of the only model, or of ``model``. Without ``autoload``, one that is not loaded is a 404."""
         name = model or await only_model(service)
-        executor = await service.executor(name, exchange_of(request))
+        executor = await (service.executor(name, exchange_of(request)) if autoload else service.models.executor(name))
         told = executor.abilities() if isinstance(executor, TellsAbilities) else None
         slots = executor.slots if isinstance(executor, HasSlots) else None
         answers = service.models.answers_at_once(name) or service.config.max_concurrent_requests

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
@@ -20,14 +19,14 @@ from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, ModelLis
 from .errors import loading_error
 from .exchange import exchange_of
 from .model_changes import ModelChanges
-from .route import EVERYWHERE, WITH_BODY, AdminRoute, keyed_router
+from .route import EVERYWHERE, WITH_BODY, AdminRoute, ListRoute, keyed_router
 from .service import Service
 
 Result = TypeVar("Result")
 
 
 def models_router(service: Service) -> APIRouter:
-    router = keyed_router()
+    router = keyed_router(ListRoute)
 
     @router.get("/v1/models", responses=EVERYWHERE)
     async def list_models() -> ModelList:
@@ -57,9 +56,8 @@ def about_router(service: Service) -> APIRouter:
     async def about(request: Request) -> About:
         executors = list[tuple[ModelCard, Executor]]()
         for card in service.models.cards():
-            # Not all models of a store are loaded.
-            with suppress(UnknownModel):
-                executors.append((card, await service.models.executor(card.id)))
+            if (executor := await service.answering(card.id)) is not None:
+                executors.append((card, executor))
         hears = service.config.transcriber is not None
         service.report_queue({card.id: executor.state() for card, executor in executors}, exchange_of(request))
         return About(

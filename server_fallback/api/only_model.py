@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..executors.executor import TellsAbilities, UnknownModel
+from ..executors.executor import TellsAbilities
 from .errors import ApiError
 from .service import Service
 
@@ -13,12 +13,7 @@ async def only_model(service: Service) -> str:
     for card in service.models.cards():
         if card.parent is not None or card.root not in (None, card.id):
             continue
-        try:
-            executor = await service.models.executor(card.id)
-        except UnknownModel:
-            # A model of the store that is not loaded.
-            names.append(card.id)
-            continue
+        executor = await service.answering(card.id)
         told = executor.abilities() if isinstance(executor, TellsAbilities) else None
         if told is None or not (told.embeds or told.sound):
             names.append(card.id)

@@ -24,7 +24,7 @@ from .config import ApiConfig
 from .drain import SHUTTING_DOWN
 from .errors import ApiError
 from .exchange import exchange_of
-from .json_body import parse_counted_json, read_body, read_json_body
+from .json_body import parse_counted_json, printable, read_body, read_json_body
 from .keys import ApiKey, Keys
 from .lenient import IGNORED_HEADER, ignored_header, without_unknown
 from .service import service_of
@@ -81,12 +81,15 @@ class KeyedRoute(APIRoute):
     admin: ClassVar[bool] = False
     # Whether programs that are not pages may leave out the Content-Type.
     any_type: ClassVar[bool] = False
+    # Whether parameters of the query that are not known have no effect, instead of being refused.
+    any_query: ClassVar[bool] = False
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
         async def keyed(request: Request) -> Response:
             service, exchange = service_of(request), exchange_of(request)
+            exchange.receive = request.receive
             exchange.set_deadline(request.headers, service.config.request_timeout_seconds)
             exchange.key = self.authorized(service.config, request)
             admission = exchange.admission = await exchange.held.enter_async_context(
@@ -106,12 +109,24 @@ class KeyedRoute(APIRoute):
                 if service.config.lenient and isinstance(model, type) and (ignored := without_unknown(model, body)):
                     exchange.answer_headers[IGNORED_HEADER] = ignored_header(ignored)
                 request = _ReadRequest(request, body)
+            if unknown := self._unknown(request):
+                if not service.config.lenient:
+                    name = printable(unknown[0])
+                    raise ApiError(400, f"Unknown parameter: '{name}'.", "unknown_parameter", name)
+                exchange.answer_headers[IGNORED_HEADER] = ignored_header([[name] for name in unknown])
             try:
                 return await handler(request)
             except RequestValidationError as error:
                 raise validation_error(error.errors(), error.body) from None
 
         return keyed
+
+    def _unknown(self, request: Request) -> list[str]:
+        """The parameters of the query that this route does not have. Those of a route with a body are in the body."""
+        known = {each.alias for each in self.dependant.query_params}
+        if self.any_query or ("POST" in (self.methods or ()) and not known):
+            return []
+        return [name for name in request.query_params if name not in known]
 
     def authorized(self, config: ApiConfig, request: Request) -> ApiKey | None:
         """Raises ApiError (401, 403)."""
@@ -120,6 +135,12 @@ class KeyedRoute(APIRoute):
 
 class AdminRoute(KeyedRoute):
     admin = True
+
+
+class ListRoute(KeyedRoute):
+    """Clients of several APIs ask for the models here, each with parameters of its own: limit, client_version, beta."""
+
+    any_query = True
 
 
 class OllamaRoute(KeyedRoute):

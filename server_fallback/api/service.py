@@ -10,6 +10,8 @@ from typing import TypeVar
 
 from fastapi import Request
 
+from nearfar.compiler.runtime.errors import Unavailable
+
 from ..executors.executor import Executor, ExecutorState, LoadsOnUse, Models, UnknownModel
 from ..executors.hearing_transcriber import hearing_turns
 from ..schema.about import QUEUE_HEADER
@@ -109,15 +111,22 @@ class Service:
                 self.metrics.inference(model, status, seconds)
 
     async def executor(self, name: str, exchange: Exchange) -> Executor:
-        """The executor for a name, which stays loaded until the exchange is over. Raises UnknownModel, and what loading
-        raises.
+        """The executor for a name, which stays loaded until the exchange is over. Call it when the body has been read.
+        Raises UnknownModel, what loading raises, and the errors of `Drain.run`.
         """
         if not isinstance(self.models, LoadsOnUse):
             return await self.models.executor(name)
         # Once for each exchange: one that holds a model must not wait behind another that waits for its memory.
         if name not in exchange.using:
-            exchange.using[name] = await exchange.held.enter_async_context(self.models.using(name))
+            use = exchange.held.enter_async_context(self.models.using(name))
+            exchange.using[name] = await self.drain.run(use, exchange.receive, exchange.deadline)
         return exchange.using[name]
+
+    async def answering(self, name: str) -> Executor | None:
+        """The executor for a name that answers now; None for one that is not loaded, still loads or sleeps."""
+        with suppress(UnknownModel, Unavailable):
+            return await self.models.executor(name)
+        return None
 
     def error_form(self, path: str) -> WriteError:
         return next((form for begin, form in self.error_forms if f"{path}/".startswith(f"{begin}/")), openai_error)

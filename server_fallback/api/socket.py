@@ -46,6 +46,7 @@ class Socket:
 
     def __init__(self, socket: WebSocket, service: Service) -> None:
         self._socket, self._service, self.exchange = socket, service, exchange_of(socket)
+        self.exchange.receive = self._disconnect
         # Messages that arrived while an answer was being generated.
         self._early: deque[Message] = deque()
 

@@ -57,9 +57,10 @@ async def compiled(model: str, options: CompileOptions, progress: Progress = lam
     Several processes that need the same bundle wait for the first one. A cancelled compile leaves nothing behind.
     Raises the errors of `compile_any`.
     """
-    folder = Path(os.path.expanduser(model))
-    if folder.is_dir():
-        path = await asyncio.to_thread(bundle_path, folder, options)
+    checkpoint = Path(os.path.expanduser(model))
+    # For impossible file names, the functions of os.path return False, whereas those of Path raise.
+    if os.path.exists(checkpoint):
+        path = await asyncio.to_thread(bundle_path, checkpoint, options)
         if is_bundle(path):
             mark_used(path)
             return path

@@ -369,7 +369,8 @@ class Opening:
     """A model that can be opened. ``memory_bytes`` is None if this process will not hold the model. ``answers_at_once``
     is how many answers it can run and queue, None if that is not known.
 
-    ``open`` may take minutes. If it fails, it leaves nothing open. ``release`` is called when the model is closed.
+    ``open`` may take minutes. If it fails, it leaves nothing open. ``release`` is called when the model is closed, or
+    is not opened.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,8 +19,9 @@ ASLEEP = ExecutorState(ready=False, detail="asleep", memory_bytes=0)
 @dataclass(eq=False)
 class ModelEntry:
     """A model. ``executor`` is None while the model loads or sleeps; ``asleep`` is its own card then. ``adapters`` are
-    its adapters' hashes by name, ``adapter_paths`` their folders; ``model`` is what it was loaded from. ``release`` is
-    called when its executor has been closed.
+    its adapters' hashes by name, ``adapter_paths`` their folders; ``model`` is what it was loaded from. ``is_used``:
+    whether a request holds it, also between answers; then a model that was withdrawn stays open. ``release`` is called
+    when its executor has been closed.
     """
 
     name: str
@@ -33,6 +35,9 @@ class ModelEntry:
     adapters: dict[str, str] = field(default_factory=dict)
     adapter_paths: dict[str, str] = field(default_factory=dict)
     asleep: ModelCard | None = None
+    # Held while it falls asleep, or wakes up.
+    moving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_used: Callable[[], bool] = lambda: False
     release: Callable[[], None] = lambda: None
 
     def state(self) -> ExecutorState:

@@ -50,7 +50,6 @@ class Registry:
         self.publish: Callable[[], Awaitable[None]] | None = None
         # The tasks that close models without a name when their running answers have ended.
         self._leaves: set[asyncio.Task[None]] = set()
-        self._sleeping = asyncio.Lock()
 
     def entries(self) -> Iterator[ModelEntry]:
         """All models, those that load included."""
@@ -205,13 +204,14 @@ class Registry:
         # The answers that run do not end with a caller who gives up waiting for them.
         await asyncio.shield(self.withdraw(name))
 
-    def withdraw(self, name: str) -> asyncio.Task[None]:
-        """Remove the names of a model at once. The task closes it when its requests have ended. Raises UnknownModel,
-        and RequestError while it loads.
+    def withdraw(self, name: str, is_used: Callable[[], bool] = lambda: False) -> asyncio.Task[None]:
+        """Remove the names of a model at once. The task closes it when its running answers have ended and it is not
+        used. Raises UnknownModel, and RequestError while it loads.
         """
         entry = self._table.find(name)
         if entry.executor is None and entry.asleep is None:
             raise RequestError(f"{name}: the model is still loading; unload it when the load is done", param="model")
+        entry.is_used = is_used
         self._withdraw(entry)
         return self._leave(entry)
 
@@ -223,7 +223,7 @@ class Registry:
     async def sleep(self, name: str) -> None:
         """Free the memory of a model once its running answers have ended. Its names stay."""
         entry = self._table.find(name)
-        async with self._sleeping:
+        async with entry.moving:
             executor = entry.executor
             if executor is None:
                 if entry.asleep is None:
@@ -233,7 +233,7 @@ class Registry:
             if self.publish is not None:
                 await self.publish()
             try:
-                await _ended(executor, UNLOAD_DRAIN_SECONDS)
+                await _ended(entry, executor, UNLOAD_DRAIN_SECONDS)
             finally:
                 await _close(entry, executor)
             entry.memory_bytes = 0
@@ -241,7 +241,7 @@ class Registry:
     async def wake(self, name: str) -> None:
         """Open a model again that sleeps, with its adapters. Raises the errors of `load`, and then it sleeps on."""
         entry = self._table.find(name)
-        async with self._sleeping:
+        async with entry.moving:
             if self.closed:
                 raise Unavailable(SHUTTING_DOWN)
             if entry.asleep is None:
@@ -326,10 +326,14 @@ class Registry:
 
     async def _open(self, entry: ModelEntry) -> Executor:
         opening = await self._opener.prepare(entry.model, entry.name)
-        entry.memory_bytes = self._take(opening.memory_bytes or 0, entry)
-        entry.task = opening.task
-        entry.answers_at_once = opening.answers_at_once
-        executor = await opening.open()
+        try:
+            entry.memory_bytes = self._take(opening.memory_bytes or 0, entry)
+            entry.task = opening.task
+            entry.answers_at_once = opening.answers_at_once
+            executor = await opening.open()
+        except BaseException:
+            opening.release()
+            raise
         entry.release = opening.release
         return executor
 
@@ -376,15 +380,15 @@ class Registry:
         """Close the executor when its requests have ended or the time is over. A model that sleeps has none."""
         try:
             if entry.executor is not None:
-                await _ended(entry.executor, drain_seconds)
+                await _ended(entry, entry.executor, drain_seconds)
         finally:
             await self.close_apart(entry)
 
 
-async def _ended(executor: Executor, seconds: float) -> None:
-    """Wait until no request runs, at most so long."""
+async def _ended(entry: ModelEntry, executor: Executor, seconds: float) -> None:
+    """Wait until no request runs or will run, at most so long."""
     give_up = time.monotonic() + seconds
-    while (state := executor.state()).running + state.waiting > 0 and time.monotonic() < give_up:
+    while (entry.is_used() or (state := executor.state()).running + state.waiting > 0) and time.monotonic() < give_up:
         await asyncio.sleep(POLL_SECONDS)
 
 

@@ -51,8 +51,8 @@ def read_text(share: LocalShare) -> TextModel:
 
 
 async def open_workers(model: TextModel, compiler: GrammarCompiler, images: ImageOptions) -> TextWorkers:
-    """Raises CheckpointError for a chat template that is not valid, and ToolError if a model reads images and the
-    decoders are not installed.
+    """Raises CheckpointError for a chat template that is not valid, Unavailable if the process that reads it was ended,
+    and ToolError if a model reads images and the decoders are not installed.
     """
     reader = None if model.images is None else ImageReader(model.images, images)
     source = model.tokenizer.chat_template

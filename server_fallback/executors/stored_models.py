@@ -22,10 +22,10 @@ from ..log_event import log_event
 from ..schema.models import LoadRequest, ModelCard, UnloadRequest
 from .executor import Executor, ExecutorState, ModelChange, SleepRequest, WakeRequest
 from .local import LocalExecutor
-from .registry import Registry
+from .registry import SHUTTING_DOWN, Registry
 
 KEEP_SECONDS = 300.0
-# How long a request waits until running answers free the memory that its model needs.
+# How long a load waits until running answers free the memory that its model needs.
 ROOM_SECONDS = 120.0
 # Meanwhile, requests for models that are loaded go first for this time. Then they wait behind it, because models that
 # are always in use would never leave.
@@ -50,6 +50,18 @@ class LoadedModel:
         return self.stored.name
 
 
+@dataclass(eq=False, slots=True)
+class EngineLoad:
+    """The one load of an engine for all requests that need it; ``waiting`` of them will use the model. Once it waits
+    for memory, ``goes_first`` is the time of the event loop from which requests for loaded models wait behind it.
+    """
+
+    stored: StoredModel
+    waiting: int = 0
+    goes_first: float = math.inf
+    task: asyncio.Task[LoadedModel] = field(init=False)
+
+
 @dataclass(slots=True)
 class StoredModels:
     """Implements `LoadsOnUse`. Models that were loaded by `change` stay, like those of ``registry``."""
@@ -57,12 +69,11 @@ class StoredModels:
     registry: Registry
     store: Store
     keep_seconds: float = KEEP_SECONDS
-    # By the key of their engines.
+    # Both by the key of their engines.
     _loaded: dict[str, LoadedModel] = field(default_factory=dict)
-    _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    # The name of the one that is being loaded on use, and until when requests for others go first.
-    _arriving: str | None = None
-    _first_until: float = math.inf
+    _loads: dict[str, EngineLoad] = field(default_factory=dict)
+    # Loads come one at a time, so that each sees what memory the others leave, in the order of their first requests.
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def cards(self) -> Sequence[ModelCard]:
@@ -94,21 +105,15 @@ class StoredModels:
     @asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[Executor]:
         given: Executor | None = None
-        # A request for a model that is being loaded for another one waits for it.
-        if name != self._arriving and self._loaded_name(name) is None:
+        used = [each.stored for each in self._loaded.values()] + [each.stored for each in self._loads.values()]
+        if not any(each.name == name for each in used):
             with suppress(UnknownModel):
                 given = await self.registry.executor(name)
         if given is not None:
             yield given
             return
         stored = await asyncio.to_thread(self._find, name)
-        loading = asyncio.ensure_future(self._load(stored))
-        try:
-            # A load goes on if its request ends meanwhile: others may wait for it, and the model must be unloaded.
-            loaded = await asyncio.shield(loading)
-        except asyncio.CancelledError:
-            loading.add_done_callback(self._left)
-            raise
+        loaded = await self._used(stored)
         try:
             yield await self._executor(loaded, stored)
         finally:
@@ -141,6 +146,8 @@ class StoredModels:
                 loaded.timer.cancel()
         # The registry closes them. A request that ends later unloads nothing.
         self._loaded.clear()
+        # A load that waits for memory sees that the registry is closed, and fails.
+        self._freed.set()
         await self.registry.close(drain_seconds)
 
     def _find(self, name: str) -> StoredModel:
@@ -176,54 +183,78 @@ class StoredModels:
             return executor
         return executor.inheriting(stored.name, stored)
 
-    async def _load(self, stored: StoredModel) -> LoadedModel:
+    async def _used(self, stored: StoredModel) -> LoadedModel:
         """The loaded model with this engine, which now has one user more."""
-        loaded = self._loaded.get(stored.engine_key)
-        if loaded is not None and time.monotonic() < self._first_until:
-            return self._use(loaded)
-        # One model at a time, so that each sees what memory the others leave.
-        async with self._loading:
-            loaded = self._loaded.get(stored.engine_key)
-            if loaded is None:
+        while (loaded := self._loaded.get(stored.engine_key)) is not None:
+            now = asyncio.get_running_loop().time()
+            first = next((load for load in self._loads.values() if load.goes_first <= now), None)
+            if first is None:
+                self._use(loaded, 1)
+                return loaded
+            await asyncio.wait([first.task])
+        load = self._loads.get(stored.engine_key) or self._begin(stored)
+        load.waiting += 1
+        try:
+            # It goes on if this request ends meanwhile: others may wait for it, and the model must be unloaded.
+            return await asyncio.shield(load.task)
+        except asyncio.CancelledError:
+            if not load.task.done():
+                load.waiting -= 1
+            elif not load.task.cancelled() and load.task.exception() is None:
+                # It arrived for a request that was cancelled in this moment.
+                self._leave(load.task.result())
+            raise
+
+    def _begin(self, stored: StoredModel) -> EngineLoad:
+        load = self._loads[stored.engine_key] = EngineLoad(stored)
+        load.task = asyncio.ensure_future(self._arrive(load))
+        # If no request waits any more, nothing else retrieves the exception.
+        load.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return load
+
+    async def _arrive(self, load: EngineLoad) -> LoadedModel:
+        """The model when it is loaded, with all requests that wait for it as its users."""
+        stored = load.stored
+        try:
+            async with self._turn:
                 former = self._named(stored.name)
                 if former is not None:
                     # Its answers may take long. If its memory is needed, `_make_room` waits for them.
                     self._unload(former, "changed")
-                self._arriving = stored.name
-                try:
-                    await self._load_with_room(stored)
-                finally:
-                    self._arriving, self._first_until = None, math.inf
-                loaded = self._loaded[stored.engine_key] = LoadedModel(stored, self.keep_seconds)
-            return self._use(loaded)
-
-    def _use(self, loaded: LoadedModel) -> LoadedModel:
-        loaded.users += 1
-        loaded.last_used = time.monotonic()
-        if loaded.timer is not None:
-            loaded.timer.cancel()
-        loaded.expires = loaded.timer = None
+                await self._load_with_room(load)
+            if self.registry.closed:
+                raise Unavailable(SHUTTING_DOWN)
+            loaded = self._loaded[stored.engine_key] = LoadedModel(stored, self.keep_seconds)
+        finally:
+            del self._loads[stored.engine_key]
+        self._use(loaded, load.waiting)
+        self._rest(loaded)
         return loaded
 
-    async def _load_with_room(self, stored: StoredModel) -> None:
-        give_up = time.monotonic() + ROOM_SECONDS
-        self._first_until = time.monotonic() + FIRST_SECONDS
+    def _use(self, loaded: LoadedModel, users: int) -> None:
+        loaded.users += users
+        loaded.last_used = time.monotonic()
+        self._stay(loaded)
+
+    async def _load_with_room(self, load: EngineLoad) -> None:
+        stored, loop = load.stored, asyncio.get_running_loop()
+        began = loop.time()
         while True:
             self._freed.clear()
             started = time.monotonic()
             try:
                 await self.registry.change(LoadRequest(model=stored.name, name=stored.name))
             except Unavailable as error:
-                if "needed_bytes" not in error.details or not await self._make_room(give_up):
+                if "needed_bytes" not in error.details or not await self._make_room(load, began):
                     raise
             else:
                 seconds = round(time.monotonic() - started, 4)
                 log_event("model_loaded", name=stored.name, by="use", seconds=seconds)
                 return
 
-    async def _make_room(self, give_up: float) -> bool:
+    async def _make_room(self, load: EngineLoad, began: float) -> bool:
         """Unload the idle model whose last use is oldest, or wait for a model to become idle or to leave. False if none
-        does.
+        does in time.
         """
         idle = [each for each in self._loaded.values() if each.users == 0]
         if idle:
@@ -231,16 +262,13 @@ class StoredModels:
             return True
         if not self._loaded and not self.registry.leaving:
             return False
+        load.goes_first = began + FIRST_SECONDS
         try:
-            await asyncio.wait_for(self._freed.wait(), max(0.0, give_up - time.monotonic()))
+            async with asyncio.timeout_at(began + ROOM_SECONDS):
+                await self._freed.wait()
         except TimeoutError:
             return False
         return True
-
-    def _left(self, loading: asyncio.Task[LoadedModel]) -> None:
-        """The request that a model was loaded for has ended before it."""
-        if not loading.cancelled() and loading.exception() is None:
-            self._leave(loading.result())
 
     def _leave(self, loaded: LoadedModel) -> None:
         loaded.users -= 1
@@ -248,9 +276,7 @@ class StoredModels:
 
     def _rest(self, loaded: LoadedModel) -> None:
         """Start the time after which a model without users is unloaded."""
-        if loaded.timer is not None:
-            loaded.timer.cancel()
-        loaded.expires = loaded.timer = None
+        self._stay(loaded)
         if loaded.users > 0 or not self._has(loaded):
             return
         self._freed.set()
@@ -262,6 +288,12 @@ class StoredModels:
         loaded.expires = time.time() + loaded.keep_seconds
         loaded.timer = asyncio.get_running_loop().call_later(loaded.keep_seconds, self._expire, loaded)
 
+    @staticmethod
+    def _stay(loaded: LoadedModel) -> None:
+        if loaded.timer is not None:
+            loaded.timer.cancel()
+        loaded.expires = loaded.timer = None
+
     def _expire(self, loaded: LoadedModel) -> None:
         if loaded.users == 0 and self._has(loaded):
             self._unload(loaded, "keep_alive")
@@ -271,7 +303,7 @@ class StoredModels:
         return self._loaded.get(loaded.stored.engine_key) is loaded
 
     def _unload(self, loaded: LoadedModel, reason: str) -> asyncio.Task[None]:
-        """No request finds it from now on. The task ends when it is closed, after its running answers."""
+        """No request finds it from now on. The task ends when it is closed, after the requests that use it."""
         del self._loaded[loaded.stored.engine_key]
         if loaded.timer is not None:
             loaded.timer.cancel()
@@ -281,6 +313,6 @@ class StoredModels:
                 log_event("model_unloaded", name=loaded.name, by=reason)
             self._freed.set()
 
-        task = self.registry.withdraw(loaded.name)
+        task = self.registry.withdraw(loaded.name, lambda: loaded.users > 0)
         task.add_done_callback(closed)
         return task

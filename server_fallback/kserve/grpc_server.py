@@ -301,13 +301,8 @@ class GrpcServer:
         inputs = _inputs(request)
         exchange.log["texts"] = inputs[0].shape[0]
 
-        async def gone() -> dict[str, str]:
-            # gRPC cancels this handler if its client leaves.
-            await asyncio.Event().wait()
-            return {"type": "http.disconnect"}
-
         work = infer(executor, inputs, call, truncate=truncate, max_texts=service.config.max_inputs)
-        output = await service.drain.run(work, gone, exchange.deadline)
+        output = await service.drain.run(work, exchange.receive, exchange.deadline)
         answer = message("ModelInferResponse")(
             model_name=request.model_name,
             model_version=VERSION,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -52,10 +53,9 @@ class HybridOpener:
         near = await self._near.prepare(model, name)
         if near.task == "transcribe":
             return near
-        return Opening(
-            near.name,
-            near.memory_bytes,
-            lambda: open_hybrid(
+        return replace(
+            near,
+            open=lambda: open_hybrid(
                 near.name,
                 near.open,
                 self._far,
@@ -65,8 +65,6 @@ class HybridOpener:
                 finder=finder,
                 confirm="caller",
             ),
-            near.task,
-            near.answers_at_once,
         )
 
 

@@ -59,12 +59,17 @@ class TemplateProcess:
         return self._process.pid
 
     async def check(self) -> None:
-        """Compile the template. Raises CheckpointError if it is not valid Jinja or takes too much time or memory."""
+        """Compile the template. Raises CheckpointError if it is not valid Jinja or takes too much time or memory, and
+        Unavailable if the process was ended from outside.
+        """
         try:
             async with self._turns.turn(""):
                 await self._process.call(self._job, self._limits.seconds)
         except WorkerEnded as ended:
-            raise _does_not_compile(self._reason(ended, self._limits.seconds)) from ended
+            reason = self._reason(ended, self._limits.seconds)
+            if ended.timed_out or ended.fault:
+                raise _does_not_compile(reason) from ended
+            raise self._unavailable(reason) from ended
         except MemoryError as error:
             raise _does_not_compile(TOO_MUCH_MEMORY) from error
 

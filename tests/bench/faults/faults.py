@@ -6,11 +6,12 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import httpx
 import psutil  # type: ignore[import-untyped]
-from waiting import until
+from waiting import until, wait_until
 
 from .questions import EMBEDDING, MODEL, STORED
 from .servers import ADMIN_KEY, FRONT_ENDS, Server
@@ -194,8 +195,17 @@ async def _kill(server: Server, part: str, rng: random.Random) -> None:
     if not found:
         return
     victim = rng.choice(found)
-    victim.kill()
-    await until(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE)
+
+    def has_ended() -> bool:
+        try:
+            return not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    # The process of a model may have ended with it.
+    with suppress(psutil.NoSuchProcess):
+        victim.kill()
+    await until(has_ended)
 
 
 async def _reload(server: Server, changed: Sequence[str]) -> None:
@@ -207,9 +217,13 @@ async def _reload(server: Server, changed: Sequence[str]) -> None:
 def _wait_until_ready(server: Server) -> None:
     """All models of all front ends: each connection may reach another one."""
     ready = 0
-    while ready < 4 * FRONT_ENDS:
+
+    def is_ready() -> bool:
+        nonlocal ready
         ready = ready + 1 if server.is_ready() and _answers(server) else 0
-        time.sleep(0.05)
+        return ready >= 4 * FRONT_ENDS
+
+    wait_until(is_ready)
 
 
 def _answers(server: Server) -> bool:

@@ -48,7 +48,8 @@ class Load:
         answers = {}
         for server in self.servers.values():
             async with _client(server) as client:
-                for question in self.questions:
+                # One model after the other, so that each of the store's is loaded once.
+                for question in sorted(self.questions, key=lambda each: str(each.body["model"])):
                     if question.server == server.name:
                         outcome = await _ask(client, question, question.body, "alone", server.keys[0])
                         assert outcome.text is not None, outcome
@@ -131,4 +132,4 @@ def _headers(key: str) -> dict[str, str]:
 
 def _client(server: Server) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
-    return httpx.AsyncClient(base_url=server.url, verify=server.trust(), timeout=TIMEOUT_SECONDS, limits=limits)
+    return httpx.AsyncClient(base_url=server.url, verify=server.trust, timeout=TIMEOUT_SECONDS, limits=limits)

@@ -6,6 +6,7 @@ An answer is read strictly: a stream that lacks its end, or has two, is not an a
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ TEXTS = (
     "what is the capital of France?",
 )
 MAX_TOKENS = 40
+# Of the numbers of an embedding, whose length is 1.
+MOST_DIFFERENCE = 1e-4
 
 
 class NotAnAnswer(Exception):
@@ -34,8 +37,8 @@ class NotAnAnswer(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """``server`` is the one that answers. ``read`` returns the text of a whole body, and raises NotAnAnswer. ``keeps``:
-    the request may have a ``keep_alive``.
+    """``server`` is the one that answers. ``read`` returns the text of a whole body, and raises NotAnAnswer. ``same``:
+    whether two texts are the same answer. ``keeps``: the request may have a ``keep_alive``.
     """
 
     name: str
@@ -44,10 +47,7 @@ class Question:
     body: dict[str, Any]
     read: Callable[[str], str]
     keeps: bool = False
-
-    @property
-    def streams(self) -> bool:
-        return bool(self.body.get("stream"))
+    same: Callable[[str, str], bool] = operator.eq
 
 
 def questions() -> tuple[Question, ...]:
@@ -76,7 +76,9 @@ def _questions() -> Iterator[Question]:
             "options": {"temperature": 0, "num_predict": MAX_TOKENS},
         }
         yield Question("ollama", "store", "/api/chat", body, ollama_lines if stream else ollama_text, keeps=True)
-    yield Question("embeddings", "models", "/v1/embeddings", {"model": EMBEDDING, "input": TEXTS[0]}, vectors)
+    yield Question(
+        "embeddings", "models", "/v1/embeddings", {"model": EMBEDDING, "input": TEXTS[0]}, vectors, same=are_close
+    )
 
 
 # --- whole answers ---
@@ -102,8 +104,13 @@ def ollama_text(body: str) -> str:
 
 
 def vectors(body: str) -> str:
-    """Numbers that are rounded: the sum of a product depends on the texts that share its batch."""
-    return json.dumps([[round(number, 3) for number in each["embedding"]] for each in _read(body)["data"]])
+    return json.dumps([each["embedding"] for each in _read(body)["data"]])
+
+
+def are_close(text: str, other: str) -> bool:
+    """Whether vectors are almost equal: the sum of a product depends on the texts that share its batch."""
+    ours, theirs = ([number for each in json.loads(vectors) for number in each] for vectors in (text, other))
+    return len(ours) == len(theirs) and all(abs(a - b) < MOST_DIFFERENCE for a, b in zip(ours, theirs, strict=True))
 
 
 # --- streams ---

@@ -58,8 +58,9 @@ class Server:
     process: subprocess.Popen[bytes]
     url: str = ""
     keys: list[str] = field(default_factory=lambda: list(CLIENT_KEYS))
-    # Each certificate that it has had.
+    # The number of certificates that it has had. All of them are trusted, because connections keep theirs.
     certificates: int = 0
+    trust: ssl.SSLContext = field(default_factory=ssl.create_default_context)
 
     @property
     def log(self) -> Path:
@@ -87,14 +88,7 @@ class Server:
 
     def client(self, key: str = ADMIN_KEY, seconds: float = 120.0) -> httpx.Client:
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx.Client(base_url=self.url, headers=headers, verify=self.trust(), timeout=seconds)
-
-    def trust(self) -> ssl.SSLContext:
-        """Accepts the certificate of now and earlier ones, which connections keep."""
-        context = ssl.create_default_context()
-        for number in range(self.certificates):
-            context.load_verify_locations(self.folder / f"cert-{number}.pem")
-        return context
+        return httpx.Client(base_url=self.url, headers=headers, verify=self.trust, timeout=seconds)
 
     def write(self, changes: str = "") -> None:
         """Write its configuration, with the keys of now."""
@@ -104,7 +98,7 @@ class Server:
     def renew_certificate(self) -> None:
         made = Path(mkdtemp(dir=self.folder))
         cert, key = write_certificate(made, self.name)
-        shutil.copy(cert, self.folder / f"cert-{self.certificates}.pem")
+        self.trust.load_verify_locations(cert)
         self.certificates += 1
         key.replace(self.folder / "key.pem")
         cert.replace(self.folder / "cert.pem")

@@ -44,7 +44,7 @@ class Verdict:
     bugs: Sequence[str]
 
     def differences(self) -> list[str]:
-        found = [each for each in self.outcomes if each.text not in (None, self.expected[each.question])]
+        found = [each for each in self.outcomes if each.text is not None and not self._is_equal(each)]
         return [f"{each.question.path} {each.text!r}, alone {self.expected[each.question]!r}" for each in found]
 
     def unexplained(self) -> list[str]:
@@ -65,7 +65,7 @@ class Verdict:
         return found
 
     def criteria(self) -> list[Criterion]:
-        equal = sum(each.text == self.expected[each.question] for each in self.outcomes)
+        equal = sum(self._is_equal(each) for each in self.outcomes)
         failed = sum(each.text is None for each in self.outcomes)
         unexplained, repeated = self.unexplained(), self.repeated()
         rows = [
@@ -106,6 +106,9 @@ class Verdict:
         console.print(table)
         for finding in found["findings"][:20]:
             console.print(finding, highlight=False, markup=False)
+
+    def _is_equal(self, outcome: Outcome) -> bool:
+        return outcome.text is not None and outcome.question.same(outcome.text, self.expected[outcome.question])
 
     @staticmethod
     def _explains(fault: Fault, outcome: Outcome) -> bool:

@@ -82,3 +82,5 @@ def test_templates_and_properties(local: tuple[Any, FakeSource]) -> None:
     assert props["default_generation_settings"]["n_ctx"] == 4096
     assert "{% for m in messages %}" in props["chat_template"]
     assert (props["model_alias"], props["modalities"]) == ("fake", {"vision": False, "audio": False})
+    # As llama.cpp's page asks.
+    assert ask_of(executor, "/props?model=fake&autoload=false", method="GET").json() == props

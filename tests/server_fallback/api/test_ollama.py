@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import errno
 import json
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 
 import httpx
 import pytest
-from asgi import ask, run
+from asgi import Held, ask, run
 from conftest import lacks
 from fake_models import FakeExecutor, FakeModels
 from fake_source import executor, reasoner
@@ -224,9 +225,14 @@ def test_thinking_is_refused_by_a_model_that_does_not_reason(tmp_path: Path) -> 
 class Opener:
     def __init__(self) -> None:
         self.opened = list[str]()
+        self.preparing = list[str]()
+        self.may_open: asyncio.Event | None = None
 
     async def prepare(self, model: str, name: str | None) -> Opening:
         async def open_it() -> Executor:
+            self.preparing.append(model)
+            if self.may_open is not None:
+                await self.may_open.wait()
             self.opened.append(model)
             made: Executor = FakeExecutor()
             return made
@@ -275,6 +281,27 @@ def test_the_client_manages_the_store(tmp_path: Path) -> None:
         assert [each.model for each in (await client.list()).models] == ["own/cook:tag", "base:latest"]
         assert (await client.pull("demo")).status == "success"
         assert served.store.has("demo")
+
+    run(test())
+
+
+def test_a_client_that_leaves_while_its_model_loads_is_not_waited_for(tmp_path: Path) -> None:
+    async def test() -> None:
+        served = Served(tmp_path)
+        served.opener.may_open = asyncio.Event()
+        body = {"model": "base", "messages": HI, "keep_alive": 0}
+        leaves, stays = (Held(served.app, "/api/chat", body) for _ in range(2))
+        late = {"x-request-timeout-ms": "1"}
+        await until(lambda: served.opener.preparing == ["base"])
+        assert (await served.ask("POST", "/api/chat", body, **late)).status_code == 503
+        leaves.go()
+        await leaves.task
+        assert served.models.loaded() == []
+        served.opener.may_open.set()
+        await stays.task
+        assert (await stays.sent.get())["status"] == 200
+        await until(lambda: served.models.states() == {})
+        assert served.opener.opened == ["base"]
 
     run(test())
 

@@ -90,9 +90,9 @@ def test_the_prefix_caches_of_models_that_have_one_are_reset(models: Models) -> 
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
-        ("/sleep?level=0", 400, "must be one of 1, 2, not '0'"),
-        ("/sleep?mode=wait", 400, "'mode' is not supported"),
-        ("/wake_up?tags=weights", 400, "'tags' is not supported"),
+        ("/sleep?level=0", 400, "'level': Input should be '1' or '2'. Got a string."),
+        ("/sleep?mode=wait", 400, "Unknown parameter: 'mode'."),
+        ("/wake_up?tags=weights", 400, "Unknown parameter: 'tags'."),
         ("/sleep?model=none", 404, "'none' is not loaded"),
         ("/reset_prefix_cache?model=none", 404, "'none' is not loaded"),
     ],

@@ -13,16 +13,16 @@ import pytest
 from answers import whole
 from fake_executor import FakeExecutor
 from fake_source import FakeSource, executor
-from waiting import until
+from waiting import pass_seconds, until
 
-from nearfar.compiler.runtime.errors import RequestError, Unavailable
+from nearfar.compiler.runtime.errors import DeviceError, RequestError, Unavailable
 from nearfar.compiler.store.model import Changes, StoredMessage
 from nearfar.compiler.store.parameters import Parameters
 from nearfar.compiler.store.store import Store
 from nearfar.server_fallback.executors.executor import Call, Executor, LoadsOnUse, Models, Opening, UnknownModel
 from nearfar.server_fallback.executors.inherited import inherited
 from nearfar.server_fallback.executors.registry import Registry
-from nearfar.server_fallback.executors.stored_models import StoredModels
+from nearfar.server_fallback.executors.stored_models import FIRST_SECONDS, StoredModels
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest, Message
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.models import LoadRequest, UnloadRequest
@@ -45,6 +45,7 @@ class Opener:
     """Opens what ``make`` makes, of ``MODEL_BYTES``, once ``may_open`` is set."""
 
     make: Callable[[], Executor] = FakeExecutor
+    prepared: list[str] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
     executors: list[Any] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
@@ -55,11 +56,12 @@ class Opener:
         async def open_it() -> Executor:
             self.preparing.append(model)
             await (asyncio.sleep(0) if self.may_open is None else self.may_open.wait())
-            self.opened.append(model)
             self.executors.append(self.make())
+            self.opened.append(model)
             opened: Executor = self.executors[-1]
             return opened
 
+        self.prepared.append(model)
         return Opening(name or model, MODEL_BYTES, open_it, release=lambda: self.released.append(model))
 
 
@@ -76,7 +78,8 @@ def run(
         assert isinstance(models, StoredModels)
         await test(models, opener)
         await models.close(0.0)
-        assert sorted(opener.released) == sorted(opener.opened)
+        # Also those that did not fit, or failed.
+        assert sorted(opener.released) == sorted(opener.prepared)
 
     asyncio.run(main())
 
@@ -148,7 +151,7 @@ def test_idle_models_make_room_and_busy_ones_are_waited_for(store: Store) -> Non
             assert sorted(each.name for each in models.loaded()) == ["wide", "wider"]
             async with models.using("wide"):
                 waiting = asyncio.create_task(models.using("base").__aenter__())
-                await until(lambda: models._loading.locked())
+                await until(lambda: bool(models._loads))
                 assert not waiting.done()
             assert await waiting is opener.executors[-1]
         assert opener.opened == ["base", "wide", "wider", "base"]
@@ -180,23 +183,106 @@ def test_a_request_waits_for_a_model_that_is_loaded_for_another_one(store: Store
     run(store, test)
 
 
-def test_models_in_use_answer_while_another_one_waits_for_their_memory_but_not_for_ever(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_wait_for_an_engine_share_its_load(store: Store) -> None:
+    """With a keep_alive of 0, and other engines' requests between them. The first request decides on the order."""
+
+    async def test(models: StoredModels, opener: Opener) -> None:
+        async def use(name: str) -> str:
+            async with models.using(name):
+                models.keep(name, 0.0)
+            return name
+
+        names = ["base", "wide", "wider"] * 4 + ["chef"]
+        opener.may_open = asyncio.Event()
+        uses = []
+        for name in names:
+            uses.append(asyncio.ensure_future(use(name)))
+            await until(lambda: sum(load.waiting for load in models._loads.values()) == len(uses))
+        opener.may_open.set()
+        assert await asyncio.gather(*uses) == names
+        assert opener.opened == ["base", "wide", "wider"]
+        assert models.loaded() == []
+
+    run(store, test, budget=MODEL_BYTES)
+
+
+def test_a_failed_load_fails_all_that_wait_for_it_and_the_next_request_tries_again(store: Store) -> None:
+    failures = [DeviceError("out of order")]
+
+    def make() -> Executor:
+        if failures:
+            raise failures.pop()
+        return FakeExecutor()
+
+    async def test(models: StoredModels, opener: Opener) -> None:
+        opener.may_open = asyncio.Event()
+        uses = [asyncio.ensure_future(_used(models, name)) for name in ("base", "base", "chef")]
+        await until(lambda: [load.waiting for load in models._loads.values()] == [3])
+        opener.may_open.set()
+        found = await asyncio.gather(*uses, return_exceptions=True)
+        assert [(type(each), str(each)) for each in found] == [(DeviceError, "out of order")] * 3
+        assert opener.preparing == ["base"]
+        await _used(models, "base")
+        assert opener.opened == ["base"]
+
+    run(store, test, make=make)
+
+
+def test_a_request_that_leaves_takes_nothing_from_those_that_wait_with_it(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        models.keep_seconds, opener.may_open = 0.0, asyncio.Event()
+        held = asyncio.Event()
+
+        async def use() -> None:
+            async with models.using("base"):
+                await held.wait()
+
+        early, stays, late = (asyncio.ensure_future(use()) for _ in range(3))
+        await until(lambda: [load.waiting for load in models._loads.values()] == [3])
+        early.cancel()
+        # In the moment of the arrival, when it has become a user already.
+        next(iter(models._loads.values())).task.add_done_callback(lambda _: late.cancel())
+        opener.may_open.set()
+        await asyncio.wait([early, late])
+        assert (early.cancelled(), late.cancelled()) == (True, True)
+        assert [each.users for each in models.loaded()] == [1]
+        held.set()
+        await stays
+        assert models.loaded() == []
+        assert opener.opened == ["base"]
+
+    run(store, test)
+
+
+def test_models_in_use_answer_while_another_one_waits_for_their_memory_but_not_for_ever(store: Store) -> None:
     async def test(models: StoredModels, opener: Opener) -> None:
         async with models.using("base"):
             waiting = asyncio.ensure_future(_used(models, "wide"))
-            await until(lambda: opener.preparing == ["base"] and models._first_until < math.inf)
+            await until(lambda: any(load.goes_first < math.inf for load in models._loads.values()))
             await _used(models, "base")
-            monkeypatch.setattr(models, "_first_until", 0.0)
-            late = asyncio.ensure_future(_used(models, "base"))
+            pass_seconds(FIRST_SECONDS)
+            late = [asyncio.ensure_future(_used(models, name)) for name in ("base", "base")]
             await asyncio.sleep(0.02)
-            assert not late.done()
-        await waiting
-        await late
+            assert not any(each.done() for each in late)
+        await asyncio.gather(waiting, *late)
         assert opener.opened == ["base", "wide", "base"]
 
     run(store, test, budget=MODEL_BYTES)
+
+
+def test_models_in_use_do_not_wait_for_a_load_that_has_its_memory(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        async with models.using("base"):
+            opener.may_open = asyncio.Event()
+            loading = asyncio.ensure_future(_used(models, "wide"))
+            await until(lambda: opener.preparing == ["base", "wide"])
+            pass_seconds(FIRST_SECONDS)
+            await _used(models, "base")
+            assert not loading.done()
+            opener.may_open.set()
+            await loading
+
+    run(store, test)
 
 
 def test_a_request_that_ends_while_its_model_loads_leaves_no_model_behind(store: Store) -> None:
@@ -231,6 +317,9 @@ def test_an_answer_goes_on_if_who_asked_for_its_models_end_leaves(store: Store) 
             await asyncio.sleep(0.05)
             assert not opener.executors[0].closed
             opener.executors[0].now = replace(opener.executors[0].now, running=0)
+            # A request may have several answers after each other.
+            await asyncio.sleep(0.05)
+            assert not opener.executors[0].closed
         await until(lambda: opener.executors[0].closed)
 
     run(store, test)
@@ -246,8 +335,8 @@ def test_a_request_waits_for_the_memory_of_a_model_that_leaves(store: Store) -> 
             await asyncio.sleep(0.05)
             assert not second.done()
             opener.executors[0].now = replace(opener.executors[0].now, running=0)
-            await second
-            await leaving
+        await second
+        await leaving
         assert opener.opened == ["base", "wide"]
 
     run(store, test, budget=MODEL_BYTES)
