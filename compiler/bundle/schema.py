@@ -33,18 +33,13 @@ from ..ir.sounds import MelSpec, SoundSpec
 from ..ir.spec import (
     AudioSpec,
     ConformerSpec,
-    ConvolutionSpec,
-    DistanceSpec,
-    ExpertSpec,
     HearingSpec,
     ModelSpec,
     ReceptiveField,
-    RopeSpec,
-    StateSpec,
     VisionSpec,
 )
-from ..ir.speech import CtcSpec, LanguageToken, SpeechSpec
-from ..ir.tasks import ClassifierSpec, DenseSpec, EmbeddingSpec, PromptSpec, TransitionSpec
+from ..ir.speech import LanguageToken, SpeechSpec
+from ..ir.tasks import ClassifierSpec, EmbeddingSpec, PromptSpec, TransitionSpec
 from ..ir.videos import ByCount, ByRate, BySeconds, FrameArea, FrameEdge, FrameVolume, VideoPrompt, VideoSpec
 from . import device_report, entries, manifest, probe
 from .check import DIMS
@@ -54,10 +49,12 @@ NULL = {"type": "null"}
 # The page checks these types by code.
 WITHOUT_DATA = {"Expr", "Condition", "TemplateTree"}
 # The page does not read the fields of these types, because the plan has what follows from them.
-UNREAD = {
-    "AudioSpec", "ConformerSpec", "ConvolutionSpec", "CtcSpec", "DenseSpec", "DistanceSpec", "ExpertSpec",
-    "HearingSpec", "LanguageToken", "OriginEntry", "ReceptiveField", "RopeSpec", "SpeechSpec", "StateSpec",
-    "VisionSpec",
+UNTYPED = {
+    "ConvolutionSpec", "CtcSpec", "DenseSpec", "DistanceSpec", "ExpertSpec", "OriginEntry", "RopeSpec", "StateSpec",
+}  # fmt: skip
+# It does not check the fields of these types.
+UNREAD = UNTYPED | {
+    "AudioSpec", "ConformerSpec", "HearingSpec", "LanguageToken", "ReceptiveField", "SpeechSpec", "VisionSpec",
 }  # fmt: skip
 HEADER = """\
 // The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.
@@ -107,25 +104,18 @@ def typescript() -> str:
     table = vars(entries) | vars(manifest)
     own = (entry for entry in table.values() if isinstance(entry, type) and issubclass(entry, entries.Entry))
     classes = [
-        RopeSpec,
-        StateSpec,
-        ExpertSpec,
-        DistanceSpec,
-        ConvolutionSpec,
         VisionSpec,
         HearingSpec,
         ReceptiveField,
         AudioSpec,
         ConformerSpec,
         ModelSpec,
-        DenseSpec,
         PromptSpec,
         EmbeddingSpec,
         TransitionSpec,
         ClassifierSpec,
         LanguageToken,
         SpeechSpec,
-        CtcSpec,
         FixedSize,
         LongestEdge,
         AreaBounds,
@@ -148,7 +138,7 @@ def typescript() -> str:
         RotaryPairs,
         *own,
     ]
-    classes.remove(entries.Entry)
+    classes = [each for each in classes if each is not entries.Entry and each.__name__ not in UNTYPED]
     version = f"\nexport const FORMAT_VERSION = {manifest.FORMAT_VERSION};\n"
     names = json.dumps(sorted(DIMS))
     dims = f"\n/** The names of all dims; expr.ts describes them. */\nexport const DIMS: readonly string[] = {names};\n"
@@ -157,12 +147,14 @@ def typescript() -> str:
 
 def interface(entry: type) -> str:
     comment = " ".join((entry.__doc__ or "").split())
+    base = next((each for each in entry.__bases__ if each in (entries.BufferEntry, manifest.Description)), object)
+    inherited, extends = get_type_hints(base), "" if base is object else f" extends {base.__name__}"
     fields = (
         f"  readonly {name}: {type_of(annotation)};"
         for name, annotation in get_type_hints(entry).items()
-        if name != "model_config"
+        if name != "model_config" and inherited.get(name) != annotation
     )
-    return "\n".join([f"\n/** {comment} */", f"export interface {entry.__name__} {{", *fields, "}\n"])
+    return "\n".join([f"\n/** {comment} */", f"export interface {entry.__name__}{extends} {{", *fields, "}\n"])
 
 
 def type_of(annotation: Any) -> str:
@@ -181,6 +173,8 @@ def type_of(annotation: Any) -> str:
         return f"readonly {item}[]" if " " not in item else f"readonly ({item})[]"
     if origin in (dict, Mapping):
         return f"Readonly<Record<string, {type_of(arguments[1])}>>"
+    if getattr(annotation, "__name__", "") in UNTYPED:
+        return "object"
     names = {int: "number", float: "number", str: "string", bool: "boolean", type(None): "null", Any: "unknown"}
     return names[annotation] if annotation in names else str(annotation.__name__)
 

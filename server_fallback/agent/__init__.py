@@ -2,8 +2,8 @@
 page. `web/src/shared/agent` decides what a step may do.
 """
 
-from .agent import (
-    Agent,
+from .agent import Agent
+from .events import (
     AgentCall,
     AgentResult,
     AgentStep,

@@ -4,21 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from ..executors.executor import Call, SendsPages
-from ..executors.page_transfer import frame
+from ..schema.frame import frame
 from ..schema.pages import PAGES_ROUTE, ErrorFrame, PagesRequest
-from .drain import ClientGone, Drain
-from .errors import ApiError, api_error, is_panic
-from .exchange import Exchange, exchange_of
+from .byte_stream import ByteStream, Parts
+from .errors import ApiError
+from .exchange import exchange_of
 from .json_body import printable
-from .log import log_failure
 from .route import WITH_BODY, Responses, keyed_router
 from .service import Service
 
@@ -41,41 +36,14 @@ def pages_router(service: Service) -> APIRouter:
         parts = executor.pages(body, call)
         service.metrics.count(body.model, body.end - body.start, 0, exchange)
         exchange.log["prefilled"] = [body.start, body.end]
-        return PageStream(parts, exchange, service.drain)
+
+        async def begin() -> Parts:
+            return Parts(parts, CONTENT_TYPE)
+
+        return ByteStream(begin, exchange, service.drain, error_frame)
 
     return router
 
 
-class PageStream(Response):
-    """The status is sent with the first frame, so that a failure before it is an ordinary error. A later one is a
-    frame. Parts are created only as fast as the client reads them.
-    """
-
-    def __init__(self, parts: AsyncGenerator[bytes, None], exchange: Exchange, drain: Drain) -> None:
-        super().__init__(media_type=CONTENT_TYPE)
-        del self.headers["content-length"]
-        self._parts, self._exchange, self._drain = parts, exchange, drain
-        self._started = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        last = b""
-        try:
-            await self._drain.run(self._send_parts(send), receive, self._exchange.deadline)
-        except ClientGone:
-            raise
-        except BaseException as error:
-            if not self._started or not (isinstance(error, Exception) or is_panic(error)):
-                raise
-            reported = api_error(error)
-            log_failure(self._exchange, error, reported)
-            last = frame(ErrorFrame(error=reported.body().error))
-        await send({"type": "http.response.body", "body": last})
-
-    async def _send_parts(self, send: Send) -> None:
-        async with aclosing(self._parts) as parts:
-            async for part in parts:
-                if not self._started:
-                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    self._started = True
-                if part:
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+def error_frame(error: ApiError) -> bytes:
+    return frame(ErrorFrame(error=error.body().error).model_dump(mode="json"))

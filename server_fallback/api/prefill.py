@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -13,17 +12,11 @@ from ..executors.executor import Call, Prefills
 from ..far_prefill.blocks import Counts
 from ..far_prefill.layout import unavailable
 from ..schema.prefill import BLOCKS, PrefillRequest
-from .byte_stream import ByteStream
+from .byte_stream import ByteStream, Parts
 from .exchange import Exchange, exchange_of
 from .json_body import printable
 from .route import WITH_BODY, keyed_router
 from .service import Service
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    parts: AsyncGenerator[bytes, None]
-    media_type: str = "application/octet-stream"
 
 
 def prefill_router(service: Service) -> APIRouter:
@@ -41,8 +34,8 @@ def prefill_router(service: Service) -> APIRouter:
         await exchange.admission.answers(1, capacity, "prompt")
         service.report_queue({body.model: executor.state()}, exchange)
 
-        async def begin() -> Blocks:
-            return Blocks(counted(service, executor, body, exchange))
+        async def begin() -> Parts:
+            return Parts(counted(service, executor, body, exchange), "application/octet-stream")
 
         return ByteStream(begin, exchange, service.drain)
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from ..executors.executor import Call
 from ..schema.speech import SOUND, SpeechRequest
-from .byte_stream import ByteStream
+from .byte_stream import ByteStream, Parts
 from .errors import ApiError
 from .exchange import exchange_of
 from .json_body import printable
@@ -33,6 +33,11 @@ def speech_router(service: Service) -> APIRouter:
         call = Call(
             exchange.request_id, exchange.priority(None), exchange.deadline, exchange.passed_on, exchange.client
         )
-        return ByteStream(lambda: speaker.speak(body, call), exchange, service.drain)
+
+        async def begin() -> Parts:
+            spoken = await speaker.speak(body, call)
+            return Parts(spoken.parts, spoken.media_type)
+
+        return ByteStream(begin, exchange, service.drain)
 
     return router

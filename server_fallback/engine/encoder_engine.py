@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from nearfar.compiler.runtime.batch import FloatArray
-from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, NearfarError, RequestError, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, NearfarError, RequestError
 
 from .check_request import check_ids, check_token_types
 from .config import EngineConfig
@@ -96,32 +96,22 @@ class EncoderLoop:
         self._queue = TextQueue()
         self._record = BatchRecord()
         self._failures = 0
-        # The error that ended the loop before it was closed.
-        self._failure: NearfarError | None = None
 
     def run(self) -> None:
-        """Run until the inbox stops it or the device is given up. Then unfinished jobs fail."""
-        reason: NearfarError = Unavailable("the engine was closed before the answer was complete; try again later")
-        try:
-            while True:
-                wait = self._wait_seconds()
-                messages = self._inbox.receive(wait=wait != 0.0, timeout_seconds=wait)
-                for job in messages.jobs:
-                    self._queue.add(job)
-                if messages.stop:
-                    break
-                self._turn()
-        except NearfarError as error:
-            reason = self._failure = error
-        except BaseException as error:
-            reason = self._failure = Unavailable(f"the engine stopped because of an internal error:  {error!r}")
-            raise
-        finally:
-            self._inbox.refuse(reason)
-            late = self._inbox.receive(wait=False).jobs
-            for job in [*self._jobs(), *late]:
-                self._end(job, reason)
-            self._runner.close()
+        while True:
+            wait = self._wait_seconds()
+            messages = self._inbox.receive(wait=wait != 0.0, timeout_seconds=wait)
+            for job in messages.jobs:
+                self._queue.add(job)
+            if messages.stop:
+                break
+            self._turn()
+
+    def end(self, reason: NearfarError, *, failed: bool) -> None:  # noqa: ARG002
+        late = self._inbox.receive(wait=False).jobs
+        for job in [*self._jobs(), *late]:
+            self._end(job, reason)
+        self._runner.close()
 
     def stats(self) -> EngineStats:
         """Callable from any thread."""
@@ -134,7 +124,6 @@ class EncoderLoop:
             computed_tokens=round(batches.tokens.total),
             steps=batches.tokens.count,
             recoveries=self._record.recoveries,
-            failure=self._failure,
             batches=batches,
         )
 

@@ -17,31 +17,28 @@ from dataclasses import replace
 from typing import TypeVar
 
 from nearfar.compiler.runtime.batch import Array
-from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, NearfarError, Unavailable
+from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, NearfarError
 from nearfar.compiler.runtime.runner import Output
 
 from .adapters import Adapters
 from .answer import Answer, Deadlines, Outbox, generated_token
-from .config import EngineConfig, max_sequences, scheduler_config
+from .config import EngineConfig, scheduler_config
 from .drafting import Drafting
 from .image_encoder import ImageEncoder, Tower, placed_images
 from .inbox import Inbox
 from .item_queue import Item
 from .mask_task import MaskTask
 from .masks import Masks
-from .min_tokens import both_masks, end_ids, mask_without
 from .model import TokenModel
-from .page_blocks import PageBlock
 from .page_exports import PageExports
 from .prefix_traffic import PrefixTraffic
 from .request import GeneratedToken, PromptLogprobs
 from .scheduler import Scheduler
 from .sequence import FINISHED, Sequence
-from .slot_sampling import SlotSampling
 from .speculation import Drafter
 from .stats import EngineStats, RequestRecord
 from .step import Event, Step
-from .step_batch import step_batch
+from .step_inputs import StepInputs
 from .step_runner import StepRunner, device_errors
 
 T = TypeVar("T")
@@ -70,7 +67,7 @@ class EngineLoop:
         self.adapters = Adapters(limits.adapters)
         self._drafting = Drafting(drafter, config.speculation, model.context)
         self.scheduler = Scheduler(scheduler_config(limits, runner.groups, model, config.patience_steps))
-        self._sampling = SlotSampling(max_sequences(limits), model.vocab_size, self.write_state)
+        self._inputs = StepInputs(limits, model, self.write_state)
         self._answers: dict[Sequence, Answer] = {}
         # By adapter and prompt: the sequence from whose pages later sequences with the same prompt start.
         self._leaders: dict[tuple[object, ...], Sequence] = {}
@@ -89,8 +86,8 @@ class EngineLoop:
             inbox.resume,
         )
         self._tiers = self.prefixes.tiers
-        self._exports = PageExports(self.scheduler, self.prefixes.read_pages, self._deliver, self._exported)
         self._outbox = Outbox()
+        self.exports = PageExports(self.scheduler, self.prefixes.read_pages, self._outbox.add, self._exported)
         self._failures = 0
         # Whether the runner computes a step before `submit` returns.
         self._submit_waits = True
@@ -98,49 +95,38 @@ class EngineLoop:
         # loops.
         self._other_seconds = 0.0
         self._counts, self._requests = EngineStats(), RequestRecord()
-        # The error that ended the loop before it was closed.
-        self._failure: NearfarError | None = None
 
     def run(self) -> None:
-        """Run until the inbox stops it or the device is given up. Then unfinished answers fail."""
-        reason: NearfarError = Unavailable("the engine was closed before the answer was complete; try again later")
-        try:
-            while True:
-                is_idle = not (self._answers or self._open or self._masks.pending or self._images.waiting)
-                is_idle = is_idle and not self._tiers.is_due
-                if is_idle:
-                    self._send()
-                messages = self._inbox.receive(wait=is_idle)
-                # Calls first: a request that arrived after an adapter was unloaded must not start with it.
-                for call in messages.calls:
-                    call()
-                for answer in messages.arrivals:
-                    self._begin(answer)
-                for answer in messages.abandoned:
-                    self._end(answer, None)
-                if messages.stop:
-                    break
-                self._turn()
-        except NearfarError as error:
-            reason = self._failure = error
-        except BaseException as error:
-            reason = self._failure = Unavailable(f"the engine stopped because of an internal error:  {error!r}")
-            raise
-        finally:
-            self._inbox.refuse(reason)
-            wait([future for _, future in self._open])
-            messages = self._inbox.receive(wait=False)
-            waiting = [*(task.owner for task in self._masks.pending), *self._images.waiting, *messages.arrivals]
-            waiting += self.prefixes.fetching
-            for answer in [*self._answers.values(), *waiting]:
-                self._end(answer, reason)
+        while True:
+            is_idle = not (self._answers or self._open or self._masks.pending or self._images.waiting)
+            is_idle = is_idle and not self._tiers.is_due
+            if is_idle:
+                self._send()
+            messages = self._inbox.receive(wait=is_idle)
+            # Calls first: a request that arrived after an adapter was unloaded must not start with it.
             for call in messages.calls:
                 call()
-            self._send()
-            self._tiers.close(stores=self._failure is None)
-            self._runner.close()
-            self._drafting.close()
-            self._masks.close()
+            for answer in messages.arrivals:
+                self._begin(answer)
+            for answer in messages.abandoned:
+                self._end(answer, None)
+            if messages.stop:
+                break
+            self._turn()
+
+    def end(self, reason: NearfarError, *, failed: bool) -> None:
+        wait([future for _, future in self._open])
+        messages = self._inbox.receive(wait=False)
+        waiting = [*(task.owner for task in self._masks.pending), *self._images.waiting, *messages.arrivals]
+        for answer in [*self._answers.values(), *waiting, *self.prefixes.fetching]:
+            self._end(answer, reason)
+        for call in messages.calls:
+            call()
+        self._send()
+        self._tiers.close(stores=not failed)
+        self._runner.close()
+        self._drafting.close()
+        self._masks.close()
 
     def stats(self) -> EngineStats:
         """Callable from any thread."""
@@ -168,9 +154,8 @@ class EngineLoop:
             overhead_seconds=self._counts.overhead_seconds + self._outbox.delivery_seconds,
             imported_tokens=self.prefixes.imported_tokens,
             imported_bytes=self.prefixes.imported_bytes,
-            exported_tokens=self._exports.tokens,
-            exported_bytes=self._exports.bytes,
-            failure=self._failure,
+            exported_tokens=self.exports.tokens,
+            exported_bytes=self.exports.bytes,
             requests=self._requests.snapshot(),
             page_size=kv.page_size,
             num_pages=kv.pages[0].size,
@@ -230,7 +215,7 @@ class EngineLoop:
                 sequence.leader = leader
         self.scheduler.add(sequence)
         if request.export is not None:
-            self._exports.begin(answer, sequence)
+            self.exports.begin(answer, sequence)
 
     def _end(self, answer: Answer, item: Item | None) -> None:
         """End an answer with a last item, and its sequence if that is not finished; ``item`` None if nobody reads the
@@ -249,7 +234,7 @@ class EngineLoop:
             # states.
             answer.mask_task = None
         self._images.cancel(answer)
-        self._exports.forget(answer)
+        self.exports.forget(answer)
         self.prefixes.fetching.discard(answer)
         sequence = answer.sequence
         if sequence is not None:
@@ -300,8 +285,8 @@ class EngineLoop:
         elif self._masks.pending:
             self._collect_masks(POLL_SECONDS)
         else:
-            assert self._exports or not self._answers, "sequences wait and none can run"
-        if self._exports and not self._export() and not self._open:
+            assert self.exports or not self._answers, "sequences wait and none can run"
+        if self.exports and not self._export() and not self._open:
             # All of them wait until their blocks are taken.
             self._send()
             self._inbox.wait(POLL_SECONDS)
@@ -344,29 +329,10 @@ class EngineLoop:
         """Submit a step to the device. Errors go to the future."""
         self._tiers.flush_evicted(len(self._open))
         try:
-            for sequence in step.admitted:
-                answer = self._answers[sequence]
-                self._sampling.assign(sequence.slot, answer.sampling, answer.request.prompt_ids, answer.token_ids)
             for group, pairs in enumerate(step.copies):
                 if pairs:
                     self._call(self._runner.copy_pages, pairs, group)
-            alternatives = logprobs = False
-            for row in step.rows:
-                answer = self._answers[row.sequence]
-                if answer.token_ids and answer.is_plain and row.prompt_logprobs == 0:
-                    continue
-                answer.start()
-                if row.prompt_logprobs > 0:
-                    logprobs = True
-                    alternatives = alternatives or answer.request.prompt_alternatives > 0
-                if row.sample:
-                    alternatives = alternatives or bool(answer.request.logprobs)
-                    logprobs = logprobs or answer.request.logprobs is not None
-                    if answer.mask_task is not None or answer.request.min_tokens > 0:
-                        self._set_mask(answer, row.sequence)
-            batch = step_batch(
-                step, self._model.page_size, self._sampling, alternatives=alternatives, logprobs=logprobs
-            )
+            batch = self._inputs.batch(step, self._answers)
             self._counts.steps += 1
             self._counts.computed_tokens += len(batch.token_ids)
             self._requests.step(len(batch.token_ids))
@@ -374,22 +340,12 @@ class EngineLoop:
                 self._send()
             future: Future[Output] = self._call(self._runner.submit, batch)
             self._submit_waits = future.done()
-            self._exports.submitted(step)
+            self.exports.submitted(step)
             return future
         except NearfarError as error:
             failed: Future[Output] = Future()
             failed.set_exception(error)
             return failed
-
-    def _set_mask(self, answer: Answer, sequence: Sequence) -> None:
-        """Write the mask of a constraint and of ``min_tokens``."""
-        mask = None if answer.mask_task is None else answer.mask_task.mask
-        # The token that this step samples already counts as in flight.
-        if sequence.generated + sequence.in_flight <= answer.request.min_tokens:
-            if answer.no_end is None:
-                answer.no_end = mask_without(end_ids(answer.request, self._model.end_token_ids), self._model.vocab_size)
-            mask = answer.no_end if mask is None else both_masks(mask, answer.no_end)
-        self._sampling.set_mask(sequence.slot, mask)
 
     def write_state(self, name: str, slot: int, values: Array) -> None:
         """`StepRunner.write_state`, on this thread."""
@@ -397,30 +353,27 @@ class EngineLoop:
 
     # --- pages for other servers ---
 
-    def taken(self, answer: Answer) -> None:
-        """The reader of an export has taken a block."""
-        self._exports.taken(answer)
-
     def _export(self) -> bool:
         """Read pages of the prompts that are exported, and deliver those of steps that are done. False if there are
         none.
         """
         steps = [step for step, _ in self._open]
         try:
-            self._exports.submitted(steps[-1] if steps else None)
-            return self._exports.committed(steps)
+            self.exports.submitted(steps[-1] if steps else None)
+            return self.exports.committed(steps)
         except NearfarError as error:
-            self._recover(self._exports.answers, error)
+            self._recover(self.exports.answers, error)
             return True
 
-    def _deliver(self, answer: Answer, block: PageBlock) -> None:
-        self._outbox.add(answer, block)
-
     def _exported(self, answer: Answer) -> None:
-        end = answer.completion()
-        self._counts.prefix_queries += end.prompt_tokens
-        self._counts.prefix_hits += end.cached_tokens
-        self._end(answer, end)
+        self._count_prefix(answer)
+        self._end(answer, answer.completion())
+
+    def _count_prefix(self, answer: Answer) -> None:
+        """Count what an answer has used of the prefix cache."""
+        assert answer.sequence is not None
+        self._counts.prefix_queries += len(answer.request.prompt_ids)
+        self._counts.prefix_hits += answer.sequence.cached_tokens
 
     # --- reading a step ---
 
@@ -444,8 +397,7 @@ class EngineLoop:
                     self._outbox.add(answer, PromptLogprobs(tuple(answer.prompt_logprobs)))
                 continue
             if not answer.token_ids:
-                self._counts.prefix_queries += len(answer.request.prompt_ids)
-                self._counts.prefix_hits += event.sequence.cached_tokens
+                self._count_prefix(answer)
             if event.kind == "token":
                 is_first = not answer.token_ids
                 answer.add(event.token_id)
@@ -528,10 +480,7 @@ class EngineLoop:
         for answer in failed:
             self._end(answer, failure)
         self.scheduler.reset()
-        self._exports.reset()
-        self._count_failure(failure)
-
-    def _count_failure(self, failure: NearfarError) -> None:
+        self.exports.reset()
         self._failures += 1
         if self._failures > MAX_FAILURES:
             raise failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from threading import Thread
 from typing import Generic, Protocol, TypeVar
 
@@ -14,7 +15,10 @@ from .stats import EngineStats
 
 class Loop(Protocol):
     def run(self) -> None:
-        """Returns when the inbox stops it."""
+        """Returns when the inbox stops it. Raises if the device is given up."""
+
+    def end(self, reason: NearfarError, *, failed: bool) -> None:
+        """Called after `run`, whose inbox accepts nothing more: what is unfinished fails with ``reason``."""
 
     def stats(self) -> EngineStats:
         """Callable from any thread."""
@@ -29,12 +33,27 @@ class EngineThread(Generic[AnyLoop]):
 
     def __init__(self, loop: AnyLoop, inbox: Inbox, name: str) -> None:
         self._loop, self._inbox = loop, inbox
-        self._thread = Thread(target=loop.run, name=name, daemon=True)
+        # The error that ended the loop before it was closed.
+        self._failure: NearfarError | None = None
+        self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        reason: NearfarError = Unavailable("the engine was closed before the answer was complete; try again later")
+        try:
+            self._loop.run()
+        except NearfarError as error:
+            reason = self._failure = error
+        except BaseException as error:
+            reason = self._failure = Unavailable(f"the engine stopped because of an internal error:  {error!r}")
+            raise
+        finally:
+            self._inbox.refuse(reason)
+            self._loop.end(reason, failed=self._failure is not None)
 
     def stats(self) -> EngineStats:
         """A snapshot; callable from any thread."""
-        return self._loop.stats()
+        return replace(self._loop.stats(), failure=self._failure)
 
     @property
     def step_seconds(self) -> float:

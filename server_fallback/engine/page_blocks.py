@@ -7,8 +7,13 @@ layers. Pages that lie behind a window at the end of the prompt are left out, be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+
+# Those of `Runner`.
+ReadPages = Callable[[Sequence[Sequence[int]]], Future[bytes]]
+WritePages = Callable[[Sequence[Sequence[int]], bytes], None]
 
 # The fewest tokens of a block, and the most blocks of a prompt. A larger block keeps the device from its next step for
 # longer, and takes more memory on its way; each block costs both engines a walk through the tokens before it.

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from .answer import Answer
-from .page_blocks import PageBlock, block_tokens
+from .page_blocks import PageBlock, ReadPages, block_tokens
 from .page_imports import first_position, units_of
 from .scheduler import Scheduler
 from .sequence import RUNNING, Sequence
@@ -24,8 +24,6 @@ from .step import Step
 # A prompt is computed at most this many steps beyond what the other server has taken. With one step fewer,
 # the device would wait for the network.
 OPEN_STEPS = 2
-
-ReadPages = Callable[[list[list[int]]], Future[bytes]]
 
 
 @dataclass(eq=False, slots=True)

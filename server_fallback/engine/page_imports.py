@@ -4,10 +4,11 @@ before. Also which units of an engine's memory a block consists of.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+
 from .cache_kind import Prefix
 from .kv_cache import KvCache
-from .page_blocks import BlockWrite, PageBlock
-from .retained_pages import WritePages
+from .page_blocks import PageBlock, WritePages
 from .sequence import Sequence, SequenceParams
 from .states import StateTable
 
@@ -33,20 +34,24 @@ def units_of(kv: KvCache, sequence: Sequence, start: int, end: int, total: int) 
     return units
 
 
-def write_block(kv: KvCache, write_pages: WritePages, write: BlockWrite, adapter: str | None) -> bool:
-    """Write a block to the prefix cache, which has the tokens before it; ``adapter`` is the key of the adapter. False
-    if there is no room, or if pages before it have been evicted meanwhile; then nothing has changed.
+def write_block(
+    kv: KvCache, write_pages: WritePages, token_ids: Items[int], block: PageBlock, adapter: str | None
+) -> bool:
+    """Write a block of the prefix ``token_ids`` to the prefix cache, which has the tokens before it; ``adapter`` is the
+    key of the adapter. What has been idle for longest is evicted for it. False if there is no room, or if pages before
+    it have been evicted meanwhile; then nothing has changed.
 
     Each block is complete in itself: nothing is held between two of them, so nothing remains of a transfer that breaks
-    off but pages that the cache may evict. Raises RequestError if the bytes are not those of these pages.
+    off but pages that the cache may evict. Raises RequestError if the bytes are not those of these pages, and the
+    runner's errors.
     """
-    block, size, total = write.block, kv.page_size, len(write.token_ids)
-    path = kv.prefixes.nodes(write.token_ids, block.start, adapter)
+    total = len(token_ids)
+    path = kv.prefixes.nodes(token_ids, block.start, adapter)
     for pool in kv.pages:
-        read = range(pool.unread(total), block.start // size)
+        read = range(pool.unread(total), block.start // kv.page_size)
         if any(index >= len(path) or path[index].snapshots[pool.index] is None for index in read):
             return False
-    sequence = Sequence(-1, write.token_ids[: block.end], SequenceParams(adapter=adapter))
+    sequence = Sequence(-1, token_ids[: block.end], SequenceParams(adapter=adapter))
     sequence.tables = [kind.table() for kind in kv.kinds]
     for pool in kv.pages:
         pool.skip(sequence, total)
@@ -65,21 +70,18 @@ def write_block(kv: KvCache, write_pages: WritePages, write: BlockWrite, adapter
 
 
 def _reserve(kv: KvCache, sequence: Sequence, block: PageBlock, total: int) -> bool:
-    """Find pages for a block, and a slot for the state after the last one, evicting what is cached. False if there is
-    too little room.
-    """
-    for pool in kv.pages:
-        start = max(block.start, pool.unread(total) * kv.page_size)
-        if start >= block.end:
-            continue
-        while pool.missing(sequence, start, block.end, block.end) > pool.free:
-            if not pool.idle:
-                return False
-            kv.prefixes.evict(pool)
-        pool.reserve(sequence, start, block.end, block.end)
-    if kv.states is None or block.end < total:
-        return True
-    if not kv.make_snapshot_room():
+    """Find pages for a block, and a slot for the state after the last one. False if there is too little room."""
+    end = block.end
+    starts = [(pool, max(block.start, pool.unread(total) * kv.page_size)) for pool in kv.pages]
+    needed = [(pool, start) for pool, start in starts if start < end]
+    if any(pool.missing(sequence, start, end, end) > pool.free + len(pool.idle) for pool, start in needed):
         return False
-    kv.states.reserve(sequence, block.start, block.end, block.end)
+    if kv.states is not None and end == total:
+        if not kv.make_snapshot_room():
+            return False
+        kv.states.reserve(sequence, block.start, end, end)
+    for pool, start in needed:
+        while pool.missing(sequence, start, end, end) > pool.free:
+            kv.prefixes.evict(pool)
+        pool.reserve(sequence, start, end, end)
     return True

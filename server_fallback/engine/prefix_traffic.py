@@ -84,10 +84,11 @@ class PrefixTraffic:
 
     def write_block(self, write: BlockWrite) -> bool:
         """See `page_imports.write_block`. Raises RequestError, and DeviceError."""
-        is_written = write_block(self._kv, self.write_pages, write, self._adapter_key(write.adapter))
+        block, adapter = write.block, self._adapter_key(write.adapter)
+        is_written = write_block(self._kv, self.write_pages, write.token_ids, block, adapter)
         if is_written:
-            self.imported_tokens += write.block.end - write.block.start
-            self.imported_bytes += len(write.block.data)
+            self.imported_tokens += block.end - block.start
+            self.imported_bytes += len(block.data)
         return is_written
 
     def fetch(self, answer: Answer, then: Callable[[], None]) -> None:

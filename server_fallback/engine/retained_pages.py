@@ -4,21 +4,18 @@ and written into the prefix cache again, of this engine or of another one with t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from nearfar.compiler.runtime.errors import NearfarError, RequestError
+from nearfar.compiler.runtime.errors import RequestError
 
 from .cache_kind import Prefix
 from .kv_cache import KvCache
-from .sequence import PLAIN, Sequence
+from .page_blocks import PageBlock, ReadPages, WritePages
+from .page_imports import write_block
 
 NOTHING = Prefix(0, [])
-# Those of `Runner`.
-ReadPages = Callable[[Items[Items[int]]], Future[bytes]]
-WritePages = Callable[[Items[Items[int]], bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +61,5 @@ def write_retained(kv: KvCache, write: WritePages, pages: RetainedPages, adapter
         )
     if length == 0 or kv.prefixes.find(pages.token_ids, length, adapter).length == length:
         return length
-    return extend_prefix(kv, write, pages.token_ids, NOTHING, pages.data, adapter)
-
-
-def extend_prefix(
-    kv: KvCache, write: WritePages, token_ids: Items[int], start: Prefix, data: bytes, adapter: str | None
-) -> int:
-    """Write the pages of some tokens that follow a cached prefix of them, and the state at their end. Otherwise as
-    `write_retained`.
-    """
-    sequence = Sequence(-1, token_ids, replace(PLAIN, adapter=adapter))
-    length = sequence.computed = len(token_ids)
-    sequence.tables = [kind.table() for kind in kv.kinds]
-    for pool in kv.pages:
-        pool.restore(sequence, start)
-    sequence.path = list(start.path)
-    held = [len(pool.held(sequence)) for pool in kv.pages]
-    for pool in kv.pages:
-        pool.skip(sequence, length)
-    if not (kv.make_snapshot_room() and kv.reserve(sequence, length)):
-        kv.restart(sequence)
-        return 0
-    units = [
-        table.pages[max(first, table.dead) :].tolist() for first, table in zip(held, sequence.tables, strict=False)
-    ]
-    if kv.states is not None:
-        units.append([kv.states.own(sequence)])
-    try:
-        write(units, data)
-    except NearfarError:
-        kv.restart(sequence)
-        raise
-    kv.cache_pages(sequence)
-    kv.release(sequence)
-    return kv.prefixes.find(token_ids, length, adapter).length
+    block = PageBlock(0, length, pages.data)
+    return length if write_block(kv, write, pages.token_ids, block, adapter) else 0

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Future, wait
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 from nearfar.compiler.runtime.errors import NearfarError
@@ -21,9 +21,9 @@ from nearfar.compiler.runtime.errors import NearfarError
 from ..kv_tiers.chain import UnitName
 from ..kv_tiers.tiers import Fetched, Tiers, Wanted
 from ..log_event import log_event
-from .cache_kind import Prefix
 from .kv_cache import KvCache
-from .retained_pages import ReadPages, WritePages, extend_prefix
+from .page_blocks import PageBlock, ReadPages, WritePages
+from .page_imports import write_block
 from .sequence import Sequence
 from .stats import TierStats
 
@@ -110,8 +110,8 @@ class TierTraffic:
         """Callable from any thread; None without tiers."""
         if self._tiers is None:
             return None
-        counts = asdict(self._tiers.counts())
-        return TierStats(queries=self._queries, restored=self._restored, dropped=self._dropped, **counts)
+        own = {"queries": self._queries, "restored": self._restored, "dropped": self._dropped}
+        return TierStats(**own, **self._tiers.counts())
 
     @property
     def is_due(self) -> bool:
@@ -230,7 +230,7 @@ class TierTraffic:
         limit = limit // size * size
         if self._tiers is None or limit < LEAST_PAGES * size:
             return False
-        start = self._cached(keys, limit, adapter).length
+        start = self._cached(keys, limit, adapter)
         if limit - start < LEAST_PAGES * size:
             return False
         self._queries += limit - start
@@ -259,26 +259,24 @@ class TierTraffic:
         then()
 
     def _restore(self, keys: Items[int], adapter: str | None, fetched: Fetched) -> None:
-        start = self._cached(keys, len(keys), adapter)
-        size = self._kv.page_size
-        if start.length >= len(keys):
+        start, size = self._cached(keys, len(keys), adapter), self._kv.page_size
+        if start >= len(keys):
             return
-        if start.length == fetched.start:
-            self._extend(keys, start, fetched.data, adapter)
-            return
-        units = []
-        for index, kind in enumerate(self._kv.kinds):
-            first = max(start.length // size, kind.unread(len(keys)))
-            units += [fetched.units.get((index, page)) for page in range(first, len(keys) // size)]
-        # The first pages may have been evicted meanwhile.
-        data = [unit for unit in units if unit is not None]
-        if len(data) == len(units):
-            self._extend(keys, start, b"".join(data), adapter)
+        data = fetched.data
+        if start != fetched.start:
+            # The first pages may have been evicted meanwhile.
+            units = []
+            for index, kind in enumerate(self._kv.kinds):
+                first = max(start // size, kind.unread(len(keys)))
+                units += [fetched.units.get((index, page)) for page in range(first, len(keys) // size)]
+            found = [unit for unit in units if unit is not None]
+            if len(found) < len(units):
+                return
+            data = b"".join(found)
+        if write_block(self._kv, self._write, keys, PageBlock(start, len(keys), data), adapter):
+            self._restored += len(keys) - start
 
-    def _extend(self, keys: Items[int], start: Prefix, data: bytes, adapter: str | None) -> None:
-        known = extend_prefix(self._kv, self._write, keys, start, data, adapter)
-        self._restored += max(0, known - start.length)
-
-    def _cached(self, keys: Items[int], limit: int, adapter: str | None) -> Prefix:
-        found = self._kv.prefixes.find(keys, limit, adapter)
-        return found if found.length % self._kv.page_size == 0 else Prefix(0, [])
+    def _cached(self, keys: Items[int], limit: int, adapter: str | None) -> int:
+        """How many tokens the cache has, in whole pages."""
+        length = self._kv.prefixes.find(keys, limit, adapter).length
+        return length if length % self._kv.page_size == 0 else 0

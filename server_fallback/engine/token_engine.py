@@ -163,7 +163,7 @@ class TokenEngine(EngineThread[EngineLoop]):
     def take_block(self, answer: Answer) -> None:
         """The reader of an export has taken a block."""
         if not answer.ended:
-            self._inbox.call(lambda: self._loop.taken(answer))
+            self._inbox.call(lambda: self._loop.exports.taken(answer))
 
     async def cached_tokens(self, token_ids: Sequence[int], adapter: str | None = None) -> int:
         """How many of the first tokens need not be computed, in whole pages. Raises RequestError for an adapter that is

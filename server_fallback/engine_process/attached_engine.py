@@ -30,7 +30,7 @@ class AttachedEngine(EngineClient):
         """Raises DeviceError or Unavailable if the engine does not run."""
         engine = AttachedEngine(path)
         try:
-            await engine._attach()
+            await engine._start()
         except OSError as error:
             await engine.close()
             raise Unavailable(f"the process of the engine cannot be reached ({error}); try again later") from error
@@ -47,11 +47,6 @@ class AttachedEngine(EngineClient):
             await self._connection.close()
         await asyncio.to_thread(self._masks.close)
 
-    async def start(self) -> None:
-        await self._attach()
-        self._refusal = None
-        self._restarts += 1
-
     async def ended(self) -> str:
         await self._ended.wait()
         return "the connection to the engine has ended"
@@ -59,7 +54,7 @@ class AttachedEngine(EngineClient):
     async def failed(self, reason: str, failures: int, wait_seconds: float | None) -> None:
         """The server that started the engine reports it."""
 
-    async def _attach(self) -> None:
+    async def _start(self) -> None:
         """Raises OSError if nothing listens, and DeviceError if the connection ends early."""
         connection = Connection(self._receive, self._lost)
         self._ended.clear()

@@ -5,54 +5,52 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import DeviceError, NearfarError, Unavailable
 
 from ..engine.encode_job import EncodeRequest
 from ..engine.encoded_prefix import PrefixKey
+from ..engine.encoder_engine import EncoderEngine
 from ..engine.item_queue import BlockQueue, ItemQueue
 from ..engine.page_blocks import BlockWrite, PageBlock
 from ..engine.request import AnswerEnd, GeneratedToken, PromptLogprobs, TokenHandler, TokenRequest, items_of
 from ..engine.retained_pages import RetainedPages
 from ..engine.stats import EngineStats
+from ..engine.token_engine import TokenEngine
 from ..log_event import log_event
 from ..processes.connection import Connection
+from ..processes.frames import Ask
 from .mask_service import MaskService
 from .messages import (
     Abandon,
     Attach,
-    CachedTokens,
-    Encode,
     ForgetImages,
     Generate,
     Listen,
-    LoadAdapter,
     Logged,
     MaskTurns,
     Open,
     Opened,
-    ReadPrefix,
-    ResetPrefixCache,
     Stats,
     Step,
     TakeBlock,
-    UnloadAdapter,
-    WriteBlock,
-    WritePrefix,
 )
 from .sent_images import SentImages
 
 FAILED = "failed"
+AnyEngine = TypeVar("AnyEngine", TokenEngine, EncoderEngine)
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class EngineClient:
     """Belongs to the running event loop. `arrive` and `stats` are callable from any thread.
 
-    A subclass makes a connection with `_receive` and `_lost`, and opens the engine with `_open`.
+    A subclass makes a connection with `_receive` and `_lost`, and opens the engine with `_open`, all in `_start`.
     """
 
     def __init__(self) -> None:
@@ -148,15 +146,11 @@ class EngineClient:
 
     async def cached_tokens(self, token_ids: Sequence[int], adapter: str | None = None) -> int:
         """See `TokenEngine.cached_tokens`."""
-        self._require_open()
-        count: int = await self._call(CachedTokens(token_ids, adapter))
-        return count
+        return await self._ask(TokenEngine.cached_tokens, token_ids, adapter)
 
     async def write_block(self, write: BlockWrite) -> bool:
         """See `TokenEngine.write_block`."""
-        self._require_open()
-        is_written: bool = await self._call(WriteBlock(write))
-        return is_written
+        return await self._ask(TokenEngine.write_block, write)
 
     def arrive(self) -> int:
         """See `TokenEngine.arrive`."""
@@ -164,26 +158,19 @@ class EngineClient:
 
     async def reset_prefix_cache(self) -> None:
         """See `TokenEngine.reset_prefix_cache`."""
-        self._require_open()
-        await self._call(ResetPrefixCache())
+        await self._ask(TokenEngine.reset_prefix_cache)
 
     async def read_prefix(self, token_ids: Sequence[int], adapter: str | None = None) -> RetainedPages:
         """See `TokenEngine.read_prefix`."""
-        self._require_open()
-        pages: RetainedPages = await self._call(ReadPrefix(token_ids, adapter))
-        return pages
+        return await self._ask(TokenEngine.read_prefix, token_ids, adapter)
 
     async def write_prefix(self, pages: RetainedPages) -> int:
         """See `TokenEngine.write_prefix`."""
-        self._require_open()
-        tokens: int = await self._call(WritePrefix(pages))
-        return tokens
+        return await self._ask(TokenEngine.write_prefix, pages)
 
     async def encode(self, request: EncodeRequest) -> FloatArray:
         """See `EncoderEngine.encode`."""
-        self._require_open()
-        rows: FloatArray = await self._call(Encode(request))
-        return rows
+        return await self._ask(EncoderEngine.encode, request)
 
     def stats(self) -> EngineStats:
         """A snapshot, at most 0.1 s old. ``failure`` is set while the process is silent, or is started again."""
@@ -196,6 +183,15 @@ class EngineClient:
         )
 
     # --- the connection ---
+
+    async def start(self) -> None:
+        """Start it again after a failure; see `processes.supervisor.Supervised`."""
+        await self._start()
+        self._refusal = None
+        self._restarts += 1
+
+    async def _start(self) -> None:
+        raise NotImplementedError
 
     async def _open(self, connection: Connection, first_call: Open | Attach) -> None:
         """Wait until the engine is open. Raises the errors of the recipe, and DeviceError if the connection ends."""
@@ -255,18 +251,19 @@ class EngineClient:
         if self._refusal is not None:
             raise self._refusal
 
-    async def _call(
+    async def _ask(
         self,
-        message: CachedTokens
-        | Encode
-        | Listen
-        | LoadAdapter
-        | ReadPrefix
-        | ResetPrefixCache
-        | UnloadAdapter
-        | WriteBlock
-        | WritePrefix,
-    ) -> Any:
+        method: Callable[Concatenate[AnyEngine, Arguments], Coroutine[Any, Any, Result]],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Result:
+        """The result of a method of the engine."""
+        self._require_open()
+        assert not named, "arguments are sent without names"
+        result: Result = await self._call(Ask(method, arguments))
+        return result
+
+    async def _call(self, message: Ask | Listen) -> Any:
         if self._connection is None:
             raise process_failed()
         return await self._connection.call(message, cancels=True)

@@ -1,8 +1,8 @@
 """The messages between servers and the process of an engine, over a `Connection`. Those that say so are calls.
 
 The server that started the process opens its engine, changes its adapters and closes it. Others attach to it, and only
-send requests. An answer has a number, which its server chose. Times are those of `time.monotonic`, which all processes
-share.
+send requests. An `Ask` is for the engine. An answer has a number, which its server chose. Times are those of
+`time.monotonic`, which all processes share.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from nearfar.compiler.runtime.batch import FloatArray, IntArray
+from nearfar.compiler.runtime.batch import IntArray
 from nearfar.compiler.runtime.errors import NearfarError
 
-from ..engine.encode_job import EncodeRequest
 from ..engine.encoder_engine import EncoderEngine
 from ..engine.images import ImageName
 from ..engine.item_queue import Item
 from ..engine.masks import Masks
-from ..engine.page_blocks import BlockWrite
 from ..engine.request import TokenRequest
-from ..engine.retained_pages import RetainedPages
 from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
 from ..option_types import HANG_SECONDS
@@ -108,57 +105,6 @@ class Mask:
     is_complete: bool
     error: Exception | None
     last_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class ResetPrefixCache:
-    """A call, as are the next seven."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPrefix:
-    """See `TokenEngine.read_prefix`."""
-
-    token_ids: Sequence[int]
-    adapter: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class CachedTokens:
-    """See `TokenEngine.cached_tokens`."""
-
-    token_ids: Sequence[int]
-    adapter: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class WritePrefix:
-    """See `TokenEngine.write_prefix`."""
-
-    pages: RetainedPages
-
-
-@dataclass(frozen=True, slots=True)
-class WriteBlock:
-    """See `TokenEngine.write_block`."""
-
-    write: BlockWrite
-
-
-@dataclass(frozen=True, slots=True)
-class Encode:
-    request: EncodeRequest
-
-
-@dataclass(frozen=True, slots=True)
-class LoadAdapter:
-    name: str
-    states: Mapping[str, FloatArray]
-
-
-@dataclass(frozen=True, slots=True)
-class UnloadAdapter:
-    name: str
 
 
 @dataclass(frozen=True, slots=True)

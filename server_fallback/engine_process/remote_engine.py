@@ -16,12 +16,14 @@ from nearfar.compiler.runtime.batch import FloatArray
 from nearfar.compiler.runtime.errors import NearfarError, Unavailable
 
 from ..engine.config import EngineConfig
+from ..engine.token_engine import TokenEngine
 from ..log_event import log_event
 from ..option_types import HANG_SECONDS
 from ..processes.child import Child
+from ..processes.frames import Ask
 from ..processes.supervisor import Restarts, supervise
 from .engine_client import EngineClient
-from .messages import Close, EngineRecipe, Listen, LoadAdapter, Open, UnloadAdapter
+from .messages import Close, EngineRecipe, Listen, Open
 
 MAIN = "from nearfar.server_fallback.engine_process.process import main; main()"
 # A crashed process is started again after this time, and after twice the time if it crashes again. After this many
@@ -71,14 +73,12 @@ class RemoteEngine(EngineClient):
 
     async def load_adapter(self, name: str, states: Mapping[str, FloatArray]) -> None:
         """See `TokenEngine.load_adapter`."""
-        self._require_open()
-        await self._call(LoadAdapter(name, states))
+        await self._ask(TokenEngine.load_adapter, name, states)
         self._adapters[name] = states
 
     async def unload_adapter(self, name: str) -> None:
         """See `TokenEngine.unload_adapter`."""
-        self._require_open()
-        await self._call(UnloadAdapter(name))
+        await self._ask(TokenEngine.unload_adapter, name)
         self._adapters.pop(name, None)
 
     async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None:
@@ -96,11 +96,6 @@ class RemoteEngine(EngineClient):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- the process ---
-
-    async def start(self) -> None:
-        await self._start()
-        self._refusal = None
-        self._restarts += 1
 
     async def ended(self) -> str:
         await self._child.ended()
@@ -125,7 +120,7 @@ class RemoteEngine(EngineClient):
         connection = await self._child.start()
         await self._open(connection, Open(self._recipe, EngineConfig().max_mask_wait_seconds, self._hang_seconds))
         for name, states in self._adapters.items():
-            await self._call(LoadAdapter(name, states))
+            await self._call(Ask(TokenEngine.load_adapter, (name, states)))
         if self._folder is not None:
             await self._listen()
 

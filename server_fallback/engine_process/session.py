@@ -17,24 +17,8 @@ from ..engine.request import AnswerEnd, GeneratedToken
 from ..engine.stats import EngineStats
 from ..engine.token_engine import TokenEngine
 from ..processes.connection import Connection
-from .messages import (
-    Abandon,
-    CachedTokens,
-    Encode,
-    ForgetImages,
-    Generate,
-    LoadAdapter,
-    Mask,
-    Opened,
-    ReadPrefix,
-    ResetPrefixCache,
-    Stats,
-    Step,
-    TakeBlock,
-    UnloadAdapter,
-    WriteBlock,
-    WritePrefix,
-)
+from ..processes.frames import Ask
+from .messages import Abandon, ForgetImages, Generate, Mask, Opened, Stats, Step, TakeBlock
 from .remote_masks import RemoteConstraint, RemoteMasks
 from .sent_images import ReceivedImages
 
@@ -81,7 +65,6 @@ class Session:
     # --- messages ---
 
     def _receive(self, message: object) -> Any:
-        engine = self._engine
         match message:
             case Generate():
                 self._generate(message)
@@ -94,32 +77,11 @@ class Session:
                 self._abandon(answer)
             case TakeBlock(number):
                 self._take_block(number)
-            case CachedTokens(token_ids, adapter):
-                assert isinstance(engine, TokenEngine)
-                return engine.cached_tokens(token_ids, adapter)
-            case WriteBlock(write):
-                assert isinstance(engine, TokenEngine)
-                return engine.write_block(write)
             case ForgetImages(names):
                 self._images.forget(names)
-            case Encode(request):
-                assert isinstance(engine, EncoderEngine)
-                return engine.encode(request)
-            case ResetPrefixCache():
-                assert isinstance(engine, TokenEngine)
-                return engine.reset_prefix_cache()
-            case ReadPrefix(token_ids, adapter):
-                assert isinstance(engine, TokenEngine)
-                return engine.read_prefix(token_ids, adapter)
-            case WritePrefix(pages):
-                assert isinstance(engine, TokenEngine)
-                return engine.write_prefix(pages)
-            case LoadAdapter(name, states):
-                assert isinstance(engine, TokenEngine)
-                return engine.load_adapter(name, states)
-            case UnloadAdapter(name):
-                assert isinstance(engine, TokenEngine)
-                return engine.unload_adapter(name)
+            case Ask():
+                assert self._engine is not None
+                return message.of(self._engine)
             case _:
                 return self._receive_other(self, message)
         return None

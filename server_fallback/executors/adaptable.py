@@ -12,15 +12,9 @@ from typing import Any, Protocol
 from nearfar.compiler.bundle.manifest import Manifest
 from nearfar.compiler.formats.peft import adapter_id, read_adapter
 from nearfar.compiler.runtime.batch import FloatArray
-from nearfar.compiler.store.model import StoredModel
 
-from ..receipts.issuer import Issuer
-from ..text.text_workers import TextWorkers
 from .executor import Executor
 from .local import Engine, GuestExecutor, LocalExecutor
-from .local_share import LocalShare
-from .page_transfer import PageIdentity
-from .slots import Slots
 from .text_model import TextModel
 
 
@@ -45,35 +39,9 @@ class ExecutorWithAdapters(LocalExecutor):
 class AdaptableExecutor(ExecutorWithAdapters):
     """A `LocalExecutor` that `TakesAdapters`, from folders in the format of PEFT."""
 
-    def __init__(
-        self,
-        engine: AdaptableEngine,
-        model: TextModel,
-        manifest: Manifest,
-        *,
-        workers: TextWorkers | None = None,
-        memory_bytes: int | None = None,
-        device: str = "",
-        share: LocalShare | None = None,
-        issuer: Issuer | None = None,
-        stored: StoredModel | None = None,
-        pages: PageIdentity | None = None,
-        only_prefills: bool = False,
-        slots: Slots | None = None,
-    ) -> None:
-        super().__init__(
-            engine,
-            model,
-            workers=workers,
-            memory_bytes=memory_bytes,
-            device=device,
-            share=share,
-            issuer=issuer,
-            stored=stored,
-            pages=pages,
-            only_prefills=only_prefills,
-            slots=slots,
-        )
+    def __init__(self, engine: AdaptableEngine, model: TextModel, manifest: Manifest, **local: Any) -> None:
+        """``local`` is what else a `LocalExecutor` has."""
+        super().__init__(engine, model, **local)
         self._adaptable_engine, self._manifest = engine, manifest
 
     async def load_adapter(self, name: str, path: str) -> str:

@@ -30,7 +30,6 @@ from ..engine.request import (
     PromptLogprobs,
     TokenHandler,
     TokenRequest,
-    TokenSource,
     batches_of,
     items_of,
 )
@@ -38,6 +37,7 @@ from ..engine.stats import EngineStats
 from ..log_event import log_event
 from ..schema.pages import NOBODY, PREFILL_HEADER
 from .executor import PrefillState
+from .local import Engine
 from .page_transfer import PageIdentity, TransferFailed
 from .prefill_client import Transfer, transfer
 from .prefill_options import PrefillOptions
@@ -47,20 +47,8 @@ from .prefill_workers import PrefillWorker, PrefillWorkers, token_hashes
 TRANSFERS_AT_ONCE = 16
 
 
-class PagedEngine(TokenSource, Protocol):
+class PagedEngine(Engine, Protocol):
     """The part of `engine.token_engine.TokenEngine` that is needed here."""
-
-    @property
-    def context(self) -> int: ...
-
-    @property
-    def max_drafts(self) -> int: ...
-
-    def arrive(self) -> int: ...
-
-    def stats(self) -> EngineStats: ...
-
-    async def close(self, drain_seconds: float = 0.0, reason: NearfarError | None = None) -> None: ...
 
     async def reset_prefix_cache(self) -> None: ...
 

@@ -12,10 +12,7 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from nearfar.compiler.runtime.audio.hearing import longest_sound
-from nearfar.compiler.runtime.audio.prepared_sound import HeardSound
 from nearfar.compiler.runtime.errors import DeadlineExceeded, NearfarError, RequestError
-from nearfar.compiler.runtime.images.patches import CutImage
-from nearfar.compiler.runtime.media import with_pictures
 from nearfar.compiler.runtime.text.reasoning import State
 from nearfar.compiler.store.model import StoredModel
 
@@ -34,8 +31,7 @@ from ..schema.prefill import PrefillRequest
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from ..schema.verify import MAX_DRAFTS, VerifyOpen
 from ..text.answers import all_choices
-from ..text.chat_images import heard_sounds, placed_images, placed_sounds
-from ..text.chat_prompt import Chat, ChatPrompt, encode_rendered, mark_chat, read_chat, render_chat
+from ..text.chat_prompt import Chat, ChatPrompt, read_chat
 from ..text.choice import write_choice
 from ..text.completion import Prompt
 from ..text.grammar.bounded import BoundedConstraint
@@ -47,6 +43,7 @@ from ..text.output import Output
 from ..text.reasoning_constraint import ReasoningConstraint
 from ..text.requests import check_prompt
 from ..text.text_workers import TextWorkers
+from .chat_prompts import chat_prompt
 from .decide import Decider
 from .executor import Abilities, CachesPrefixes, Call, ExecutorState, PrefillState
 from .inherited import inherited
@@ -353,44 +350,7 @@ class LocalExecutor:
             )
 
     async def _chat_prompt(self, chat: Chat, client: str) -> ChatPrompt:
-        """Raises RequestError. A prompt that is many times too long is refused before it is rendered or encoded."""
-        tokenizer, template, run = self._model.tokenizer, self._workers.template, self._model.long_texts.run
-        texts = [chat.messages, chat.options]
-        try:
-            marked = await run(texts, client, lambda: mark_chat(tokenizer, chat, self.context))
-            if template is None:
-                text = await run(texts, client, lambda: render_chat(tokenizer, marked))
-            else:
-                text = await template.render(marked.messages, marked.options, client)
-            reasoning = self._model.reasoning
-            spec, pictures = self._model.images, await self._pictures(chat, client)
-            if spec is not None:
-                text = with_pictures(tokenizer, text, spec, pictures)
-            ears, sounds = self._model.sounds, await self._sounds(chat)
-            if ears is not None:
-                text = tokenizer.with_media(text, ears.prompt.mark, [sound.text for sound in sounds], "sound")
-            begun = [text, chat.begun, chat.begun_reasoning]
-            prompt = await run(begun, client, lambda: encode_rendered(tokenizer, marked, text, self.context, reasoning))
-            images = [] if spec is None else placed_images(prompt.ids, spec, pictures)
-            images += [] if ears is None else placed_sounds(prompt.ids, ears, sounds)
-            return prompt._replace(images=sorted(images, key=lambda each: each.offset))
-        except RequestError as error:
-            raise RequestError(error.message, **{"param": "messages", **error.details}) from error
-
-    async def _pictures(self, chat: Chat, client: str) -> Sequence[CutImage]:
-        """The images of a chat. Raises RequestError, and Unavailable."""
-        if not chat.images:
-            return []
-        assert self._workers.images is not None, "read_chat refuses images for models that read texts only"
-        return await self._workers.images.read(chat.images, self.context, client)
-
-    async def _sounds(self, chat: Chat) -> Sequence[HeardSound]:
-        """The recordings of a chat. Raises RequestError, and ToolError."""
-        if not chat.sounds:
-            return []
-        spec = self._model.sounds
-        assert spec is not None, "read_chat refuses recordings for models that do not hear"
-        return await asyncio.to_thread(heard_sounds, spec, chat.sounds)
+        return await chat_prompt(self._model, self._workers, chat, self.context, client)
 
     async def _prompts(self, given: Chat | Sequence[Prompt], client: str) -> Sequence[ChatPrompt]:
         """The token ids of each prompt, and the state in which its answer begins."""

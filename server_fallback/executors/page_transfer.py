@@ -20,9 +20,9 @@ from nearfar.compiler.runtime.page_groups import pages_bytes
 
 from ..engine.encoded_prefix import PrefixKey
 from ..engine.page_blocks import PageBlock, block_tokens
-from ..schema.pages import FRAME, VERSION, BlockFrame, EndFrame, ErrorFrame, Frame, WaitFrame
+from ..schema.frame import SIZES
+from ..schema.pages import FRAME, VERSION, BlockFrame, Frame
 
-SIZES = struct.Struct("<II")
 MAX_HEADER_BYTES = 16 << 10
 # Larger blocks are hashed on a thread.
 INLINE_BYTES = 64 << 10
@@ -86,12 +86,6 @@ class BlockChain:
         return found.hexdigest()
 
 
-def frame(header: Frame, payload: bytes = b"") -> bytes:
-    """A frame up to its payload, which is sent after it."""
-    text = header.model_dump_json().encode()
-    return SIZES.pack(len(text), len(payload)) + text
-
-
 class FrameReader:
     """Reads frames from ``read``, which returns the next bytes, empty at the end. Raises TransferFailed for what is not
     a frame, and for a payload of more than ``most_bytes``.
@@ -102,7 +96,7 @@ class FrameReader:
         self._received = bytearray()
         self.bytes = 0
 
-    async def next(self) -> tuple[BlockFrame | WaitFrame | EndFrame | ErrorFrame, bytes]:
+    async def next(self) -> tuple[Frame, bytes]:
         header_bytes, payload_bytes = SIZES.unpack(await self._take(SIZES.size))
         if header_bytes > MAX_HEADER_BYTES or payload_bytes > self._most_bytes:
             raise damaged(f"a frame of {header_bytes} and {payload_bytes} bytes, at most {self._most_bytes} fit")

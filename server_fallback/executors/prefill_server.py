@@ -14,9 +14,10 @@ from nearfar.compiler.runtime.errors import RequestError
 from ..engine.page_blocks import PageBlock
 from ..engine.request import AnswerEnd, TokenRequest
 from ..engine.stats import EngineStats
+from ..schema.frame import frame
 from ..schema.pages import VERSION, BlockFrame, EndFrame, PagesRequest, WaitFrame
 from .executor import Call
-from .page_transfer import BlockChain, PageIdentity, frame
+from .page_transfer import BlockChain, PageIdentity
 
 # While a block is computed, the other side gets a frame at this interval, so that it notices a worker that hangs.
 BEAT_SECONDS = 1.0
@@ -79,16 +80,16 @@ async def page_frames(
                 while not (await asyncio.wait({waiting}, timeout=BEAT_SECONDS))[0]:
                     # The engine's process may hang: then nothing is sent.
                     if engine.stats().failure is None:
-                        yield frame(WaitFrame())
+                        yield frame(WaitFrame().model_dump())
                 item = waiting.result()
             finally:
                 if not waiting.done():
                     waiting.cancel()
                     await asyncio.gather(waiting, return_exceptions=True)
             if isinstance(item, AnswerEnd):
-                yield frame(
-                    EndFrame(cached_tokens=max(0, item.cached_tokens - wanted.start), queue_seconds=item.queue_seconds)
-                )
+                cached = max(0, item.cached_tokens - wanted.start)
+                yield frame(EndFrame(cached_tokens=cached, queue_seconds=item.queue_seconds).model_dump())
                 return
-            yield frame(BlockFrame(start=item.start, end=item.end, sha256=await chain.next(item)), item.data)
+            header = BlockFrame(start=item.start, end=item.end, sha256=await chain.next(item))
+            yield frame(header.model_dump(), item.data)
             yield item.data

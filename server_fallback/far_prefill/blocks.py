@@ -8,8 +8,6 @@ what it has received before, and compares it with the one that it receives; ther
 from __future__ import annotations
 
 import asyncio
-import json
-import struct
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -21,10 +19,11 @@ from nearfar.compiler.runtime.errors import Unavailable
 
 from ..engine.request import AnswerEnd, TokenRequest, TokenSource
 from ..engine.retained_pages import RetainedPages
+from ..schema.frame import frame
 from .layout import KvLayout, pack_state
 
 # Incremented when an older client would misread the blocks.
-VERSION: Final = 1
+VERSION: Final = 2
 # Tokens that are computed before their pages are sent. The first part has one page, so that the client can check it at
 # once.
 PART_TOKENS: Final = 512
@@ -50,7 +49,6 @@ class Counts:
 
     computed_tokens: int = 0
     queue_seconds: float | None = None
-    sent_bytes: int = 0
 
 
 async def blocks(
@@ -76,10 +74,10 @@ async def blocks(
         first = first_pages(layout, done, last, is_first=done == start)
         data, states = await asyncio.to_thread(wire_pages, layout, read, activation, first, end)
         fields = {"type": "pages", "start": done, "tokens": end - done, "first": first, "seconds": round(seconds, 4)}
-        yield counted(block(fields, data), counts)
+        yield block(fields, data)
         if end == last and layout.states:
             content, dtype = await asyncio.to_thread(pack_state, states)
-            yield counted(block({"type": "states", "tokens": end, "dtype": dtype}, content), counts)
+            yield block({"type": "states", "tokens": end, "dtype": dtype}, content)
         done = end
     yield block({"type": "end", "tokens": len(prompt), "cached_tokens": max(0, len(prompt) - counts.computed_tokens)})
 
@@ -140,14 +138,5 @@ async def computed(source: ReadableSource, request: TokenRequest, done: int, end
 
 
 def block(fields: dict[str, Any], content: bytes = b"") -> bytes:
-    """The length of the fields as little-endian uint32, the fields as JSON, and the content, whose size and hash the
-    fields have.
-    """
-    sealed = {**fields, "bytes": len(content), "sha256": sha256(content).hexdigest()}
-    header = json.dumps(sealed, separators=(",", ":")).encode()
-    return struct.pack("<I", len(header)) + header + content
-
-
-def counted(content: bytes, counts: Counts) -> bytes:
-    counts.sent_bytes += len(content)
-    return content
+    """A frame whose header also has the hash of its content."""
+    return frame({**fields, "sha256": sha256(content).hexdigest()}, content) + content

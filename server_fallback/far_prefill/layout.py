@@ -36,10 +36,6 @@ class Layer:
     heads: int
     head_dim: int
 
-    def wire_words(self, page_size: int) -> int:
-        """The 32-bit words of a page on the wire."""
-        return 2 * self.heads * page_size * WIRE.words(self.head_dim)
-
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -50,9 +46,6 @@ class Group:
 
     def dead(self, position: int, page_size: int) -> int:
         return dead_pages(self.window, position, page_size)
-
-    def wire_bytes(self, page_size: int) -> int:
-        return 4 * sum(layer.wire_words(page_size) for layer in self.layers)
 
 
 @dataclass(frozen=True, slots=True)

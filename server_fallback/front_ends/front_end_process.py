@@ -22,6 +22,7 @@ from ..executors.executor import ModelChange, SleepRequest, WakeRequest
 from ..log_event import log_event
 from ..processes.child import Child
 from ..processes.connection import WithParts
+from ..processes.frames import Ask
 from ..processes.supervisor import Restarts, supervise
 from ..schema.models import LoadAdapterRequest, LoadRequest, UnloadAdapterRequest, UnloadRequest
 from .messages import (
@@ -30,14 +31,9 @@ from .messages import (
     Begin,
     Configure,
     Disown,
-    DropResponse,
     EndAnswer,
-    FindResponse,
     Publish,
-    PutResponse,
     Release,
-    ResponseChain,
-    SettleResponse,
     TakeAnswers,
     TakeBody,
     TakeTokens,
@@ -152,7 +148,7 @@ class FrontEndProcess:
             case EndAnswer():
                 owner = self._owners.of(message.name)
                 return False if owner is None else owner.ask(message)
-            case PutResponse() | SettleResponse() | FindResponse() | ResponseChain() | DropResponse():
+            case Ask():
                 return self._responses.answer(message)
             case Beating():
                 assert self._child.connection is not None

@@ -13,9 +13,9 @@ from nearfar.compiler.ir.tasks import Task
 from ..api.config import ApiConfig
 from ..api.kept_answers import Asked, Claim, Name
 from ..api.keys import ApiKey
-from ..api.stored_responses import StoredResponse
 from ..executors.executor import Call, ModelChange, Recording
 from ..executors.local_share import LocalShare, SpeechShare
+from ..processes.frames import Ask
 from ..schema.models import ModelCard
 from ..schema.transcription import TranscriptionRequest
 
@@ -133,41 +133,8 @@ class EndAnswer:
     name: Name
 
 
-@dataclass(frozen=True, slots=True)
-class PutResponse:
-    """A call, and so are the next four, which do what the methods of `StoredResponses` do and return what they
-    return.
-    """
-
-    stored: StoredResponse
-
-
-@dataclass(frozen=True, slots=True)
-class SettleResponse:
-    stored: StoredResponse
-
-
-@dataclass(frozen=True, slots=True)
-class FindResponse:
-    client: str
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseChain:
-    client: str
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
-class DropResponse:
-    client: str
-    id: str
-
-
-ResponseCall = PutResponse | SettleResponse | FindResponse | ResponseChain | DropResponse
-# A `ModelChange` is a call too. The parts of `Asked` are the messages of a response, after a first one that says that
-# the answer is kept; it returns None without parts if it is not.
+# A `ModelChange` is a call too, and so is an `Ask`, of `OwnResponses`. The parts of `Asked` are the messages of a
+# response, after a first one that says that the answer is kept; it returns None without parts if it is not.
 FromFrontEnd = (
     Beating
     | Admit
@@ -181,5 +148,5 @@ FromFrontEnd = (
     | Disown
     | Asked
     | EndAnswer
-    | ResponseCall
+    | Ask
 )

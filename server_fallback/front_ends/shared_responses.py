@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
 from ..api.stored_responses import OwnResponses, StoredResponse
 from ..processes.connection import Connection
-from .messages import DropResponse, FindResponse, PutResponse, ResponseCall, ResponseChain, SettleResponse
+from ..processes.frames import Ask
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 class SharedResponses:
@@ -14,23 +20,29 @@ class SharedResponses:
         self._link = link
 
     async def put(self, stored: StoredResponse) -> None:
-        await self._link.call(PutResponse(stored))
+        await self._ask(OwnResponses.put_now, stored)
 
     async def settle(self, stored: StoredResponse) -> bool:
-        settled: bool = await self._link.call(SettleResponse(stored))
-        return settled
+        return await self._ask(OwnResponses.settle_now, stored)
 
     async def find(self, client: str, response_id: str) -> StoredResponse | None:
-        found: StoredResponse | None = await self._link.call(FindResponse(client, response_id))
-        return found
+        return await self._ask(OwnResponses.find_now, client, response_id)
 
     async def chain(self, client: str, response_id: str) -> list[StoredResponse]:
-        found: list[StoredResponse] = await self._link.call(ResponseChain(client, response_id))
-        return found
+        return await self._ask(OwnResponses.chain_now, client, response_id)
 
     async def drop(self, client: str, response_id: str) -> bool:
-        dropped: bool = await self._link.call(DropResponse(client, response_id))
-        return dropped
+        return await self._ask(OwnResponses.drop_now, client, response_id)
+
+    async def _ask(
+        self,
+        method: Callable[Concatenate[OwnResponses, Arguments], Result],
+        *arguments: Arguments.args,
+        **named: Arguments.kwargs,
+    ) -> Result:
+        assert not named, "arguments are sent without names"
+        result: Result = await self._link.call(Ask(method, arguments))
+        return result
 
 
 class ResponsesOfFrontEnd:
@@ -41,24 +53,14 @@ class ResponsesOfFrontEnd:
         # Those that it computes, by client and id.
         self._running: set[tuple[str, str]] = set()
 
-    def answer(self, message: ResponseCall) -> object:
+    def answer(self, message: Ask) -> Any:
         """Raises the errors of `StoredResponses`."""
-        responses = self._responses
-        match message:
-            case PutResponse(stored):
-                if stored.running:
-                    self._running.add((stored.client, stored.id))
-                responses.put_now(stored)
-                return None
-            case SettleResponse(stored):
+        for stored in message.arguments:
+            if isinstance(stored, StoredResponse) and stored.running:
+                self._running.add((stored.client, stored.id))
+            elif isinstance(stored, StoredResponse):
                 self._running.discard((stored.client, stored.id))
-                return responses.settle_now(stored)
-            case FindResponse(client, response_id):
-                return responses.find_now(client, response_id)
-            case ResponseChain(client, response_id):
-                return responses.chain_now(client, response_id)
-            case DropResponse(client, response_id):
-                return responses.drop_now(client, response_id)
+        return message.of(self._responses)
 
     def fail_running(self, why: str) -> None:
         """The front end has ended, and with it the answers that it computed."""

@@ -53,22 +53,6 @@ class Fetched:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class TierCounts:
-    """``host_hits`` and ``disk_hits`` are units that were read there. ``damaged`` are files, ``failures`` attempts to
-    write one.
-    """
-
-    host_bytes: int
-    disk_bytes: int
-    host_hits: int
-    disk_hits: int
-    host_evictions: int
-    disk_evictions: int
-    damaged: int
-    failures: int
-
-
 class Tiers:
     """``kinds`` are those of the engine's cache. One of the tiers may be None."""
 
@@ -118,19 +102,19 @@ class Tiers:
             self._host.clear()
         self._writer.submit(self._clear).result()
 
-    def counts(self) -> TierCounts:
-        """Callable from any thread."""
+    def counts(self) -> dict[str, int]:
+        """By the names of `engine.stats.TierStats`. Callable from any thread."""
         host, disk = self._host, self._disk
-        return TierCounts(
-            host_bytes=0 if host is None else host.used_bytes,
-            disk_bytes=0 if disk is None else disk.used_bytes,
-            host_hits=self._host_hits,
-            disk_hits=self._disk_hits,
-            host_evictions=0 if host is None else host.evictions,
-            disk_evictions=0 if disk is None else disk.evictions,
-            damaged=0 if disk is None else disk.damaged,
-            failures=0 if disk is None else disk.failures,
-        )
+        return {
+            "host_bytes": 0 if host is None else host.used_bytes,
+            "disk_bytes": 0 if disk is None else disk.used_bytes,
+            "host_hits": self._host_hits,
+            "disk_hits": self._disk_hits,
+            "host_evictions": 0 if host is None else host.evictions,
+            "disk_evictions": 0 if disk is None else disk.evictions,
+            "damaged": 0 if disk is None else disk.damaged,
+            "failures": 0 if disk is None else disk.failures,
+        }
 
     def close(self) -> None:
         """Store what has arrived."""

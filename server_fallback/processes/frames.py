@@ -8,6 +8,7 @@ the pipe.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -23,6 +24,19 @@ class Call:
     number: int
     message: object
     cancels: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A message that is a call of a method: that of an object's class, for the object that the other side has. Returns
+    what the method returns.
+    """
+
+    method: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def of(self, owner: object) -> Any:
+        return self.method(owner, *self.arguments)
 
 
 @dataclass(frozen=True, slots=True)

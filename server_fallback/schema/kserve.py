@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from .common import Reply, Request
+from .common import Request
 
 
 class GenerateRequest(Request):
@@ -17,12 +17,6 @@ class GenerateRequest(Request):
     text_input: str
     id: str | None = None
     parameters: dict[str, Any] = Field(default_factory=dict)
-
-
-class GenerateResponse(Reply):
-    model_name: str
-    model_version: str
-    text_output: str
 
 
 class RepositoryIndexRequest(Request):

@@ -1,8 +1,7 @@
 """/v1/nearfar/pages (extension): a prefill worker computes the beginning of a prompt, and sends its stored pages
 while it computes the rest.
 
-The answer is a sequence of frames: two integers of 32 bits (little endian), which are the sizes of a header and of a
-payload; the header as JSON; and the payload.
+The answer is a sequence of frames (`frame.py`):
 
     block   the pages of the tokens from start up to end, and the hash of everything up to here
     wait    nothing: the worker is still there

@@ -8,8 +8,8 @@ import pytest
 
 from nearfar.server_fallback.api.errors import ApiError
 from nearfar.server_fallback.api.stored_responses import OwnResponses, StoredResponse
-from nearfar.server_fallback.front_ends.messages import PutResponse, SettleResponse
 from nearfar.server_fallback.front_ends.shared_responses import ResponsesOfFrontEnd
+from nearfar.server_fallback.processes.frames import Ask
 
 SIZE = 10_000
 
@@ -64,8 +64,8 @@ def test_a_front_end_that_ends_fails_what_it_computed() -> None:
     responses = OwnResponses(1 << 20)
     front_end = ResponsesOfFrontEnd(responses)
     for name in ("ended", "lost"):
-        front_end.answer(PutResponse(stored(name, running=True)))
-    assert front_end.answer(SettleResponse(stored("ended")))
+        front_end.answer(Ask(OwnResponses.put_now, (stored(name, running=True),)))
+    assert front_end.answer(Ask(OwnResponses.settle_now, (stored("ended"),)))
     front_end.fail_running("gone")
     lost, ended = (responses.find_now("a", name) for name in ("lost", "ended"))
     assert lost is not None

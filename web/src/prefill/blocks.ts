@@ -7,7 +7,7 @@ import type { Bytes } from "../runtime/source.js";
 import type { Description, KvLayout } from "./layout.js";
 
 /** The version of the blocks that this client reads. */
-const VERSION = 1;
+const VERSION = 2;
 /** The fields of the largest block name the layers of a model. */
 const MAX_FIELDS_BYTES = 1 << 20;
 
@@ -61,7 +61,7 @@ export async function* readBlocks(
       const fields = await reader.fields();
       if (!opened) {
         requireSameModel(fields, layout);
-        await reader.content(fields, 0);
+        await reader.content(0);
         opened = true;
       } else if (fields.type === "pages" && fields.start === done && done < tokens) {
         const end = done + Number(fields.tokens);
@@ -71,7 +71,7 @@ export async function* readBlocks(
         const first = firstPages(layout, done, last, done === start);
         const counts = first.map((page) => Math.max(0, end / layout.pageSize - page));
         const size = counts.reduce((sum, count, group) => sum + count * (layout.groups[group]?.wireBytes ?? 0), 0);
-        const { content, ms } = await reader.content(fields, size);
+        const { content, ms } = await reader.content(size);
         let from = 0;
         const pages = counts.map((count, group) => {
           const bytes = layout.groups[group]?.wireBytes ?? 0;
@@ -83,11 +83,11 @@ export async function* readBlocks(
       } else if (fields.type === "states" && !statesCame && done === last && fields.tokens === last) {
         const { dtype } = fields;
         if (dtype !== "float16" && dtype !== "float32") throw invalid(`the states are ${String(dtype)}`);
-        const { content } = await reader.content(fields, layout.stateSize * (dtype === "float16" ? 2 : 4));
+        const { content } = await reader.content(layout.stateSize * (dtype === "float16" ? 2 : 4));
         statesCame = true;
         yield { type: "states", tokens: last, dtype, content };
       } else if (fields.type === "end" && done === tokens) {
-        await reader.content(fields, 0);
+        await reader.content(0);
         return;
       } else {
         throw invalid(`a block '${String(fields.type)}' came after ${done} tokens`);
@@ -147,6 +147,8 @@ class BlockReader {
   readonly #reader: ReadableStreamDefaultReader<Uint8Array>;
   readonly #parts: Uint8Array[] = [];
   #held = 0;
+  #fields: Fields = {};
+  #contentBytes = 0;
 
   constructor(
     body: ReadableStream<Uint8Array>,
@@ -157,12 +159,14 @@ class BlockReader {
 
   /** The fields of the next block. */
   async fields(): Promise<Fields> {
-    const length = new DataView((await this.#take(4)).buffer).getUint32(0, true);
+    const sizes = new DataView((await this.#take(8)).buffer);
+    const length = sizes.getUint32(0, true);
+    this.#contentBytes = sizes.getUint32(4, true);
     if (length > MAX_FIELDS_BYTES) throw invalid(`a block has ${length} bytes of fields`);
     const text = new TextDecoder().decode(await this.#take(length));
     try {
       const value: unknown = JSON.parse(text);
-      if (typeof value === "object" && value !== null) return value as Fields;
+      if (typeof value === "object" && value !== null) return (this.#fields = value as Fields);
     } catch {
       // Reported below.
     }
@@ -170,12 +174,12 @@ class BlockReader {
   }
 
   /** The content of the block, which must have this size, and how long it took to arrive. */
-  async content({ bytes, sha256: expected }: Fields, size: number): Promise<{ content: Bytes; ms: number }> {
-    if (bytes !== size) throw invalid(`a block has ${String(bytes)} bytes, ${size} were expected`);
+  async content(size: number): Promise<{ content: Bytes; ms: number }> {
+    if (this.#contentBytes !== size) throw invalid(`a block has ${this.#contentBytes} bytes, ${size} were expected`);
     const beganAt = this.now();
     const content = await this.#take(size);
     const ms = this.now() - beganAt;
-    if ((await sha256(content)) !== expected) throw invalid("a block has another SHA-256 than it says");
+    if ((await sha256(content)) !== this.#fields.sha256) throw invalid("a block has another SHA-256 than it says");
     return { content, ms };
   }
 

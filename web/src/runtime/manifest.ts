@@ -11,65 +11,6 @@ export const FORMAT_VERSION = 8;
 /** The names of all dims; expr.ts describes them. */
 export const DIMS: readonly string[] = ["A", "B", "C", "DR", "F", "G", "H", "I", "L", "LS", "LW", "M", "N", "P", "PD", "PH", "PS", "PW", "R", "S", "T", "V", "W", "Z"];
 
-/** Rotary position embedding of the rotate-half form (Su et al. 2021). `rope.py` defines the scalings. ``rotary_dim`` elements of each head are rotated, None for all of them. "proportional" rotates pairs over the whole head, of which only the first ``rotary_dim / 2`` have an angle. The cosines and sines are multiplied by ``attention_factor``, and rotated queries by 1 + ``query_beta`` ln(1 + floor(position / original length)). */
-export interface RopeSpec {
-  readonly theta: number;
-  readonly scaling: "none" | "linear" | "llama3" | "yarn" | "longrope" | "dynamic" | "proportional";
-  readonly factor: number;
-  readonly low_freq_factor: number;
-  readonly high_freq_factor: number;
-  readonly original_max_position_embeddings: number;
-  readonly rotary_dim: number | null;
-  readonly attention_factor: number;
-  readonly beta_fast: number;
-  readonly beta_slow: number;
-  readonly truncate: boolean;
-  readonly short_factors: readonly number[];
-  readonly long_factors: readonly number[];
-  readonly query_beta: number;
-}
-
-/** The sizes of layers with a state. All have a convolution over the last ``taps`` tokens, with a bias if ``conv_bias``. A matrix state has ``heads``: of ``key_dim`` x ``value_dim`` elements (gated delta rule), or ``value_dim`` x ``key_dim`` (Mamba-2, whose sizes are the head and the state). ``groups`` of heads share keys. Layers without a matrix have no heads. ``bias``: the mixer's projections have biases. ``norm`` says how Mamba-2's result y and its gate z become one: "none" y * silu(z), "after" the norm of that, and "before" the norm of y, times silu(z). It is over ``norm_groups`` equal parts of a row. */
-export interface StateSpec {
-  readonly taps: number;
-  readonly conv_bias: boolean;
-  readonly bias: boolean;
-  readonly heads: number;
-  readonly groups: number;
-  readonly key_dim: number;
-  readonly value_dim: number;
-  readonly norm: "none" | "after" | "before";
-  readonly norm_groups: number;
-}
-
-/** The experts of a mixture: feed-forwards of ``intermediate_size``, of which each token uses ``chosen`` of ``number``. `ops.experts.route` defines ``router``, ``normalized`` and ``scale``. The layers in ``dense_layers`` have a feed-forward of the model's intermediate size instead. ``biases``: those of the router and of every expert; ``choice_bias``: a bias of scores for the choice only. ``limit``, ``slope`` and ``shift`` are those of the experts' gates; see `ops.elementwise.gated`. */
-export interface ExpertSpec {
-  readonly number: number;
-  readonly chosen: number;
-  readonly intermediate_size: number;
-  readonly router: "softmax" | "sigmoid" | "softmax_chosen";
-  readonly normalized: boolean;
-  readonly scale: number;
-  readonly dense_layers: readonly number[];
-  readonly biases: boolean;
-  readonly choice_bias: boolean;
-  readonly limit: number | null;
-  readonly slope: number;
-  readonly shift: number;
-}
-
-/** The distances of keys and rows that change scores of attention: their ``buckets``, and ``max_distance``, from which on all are in the last bucket. `formats/distance_tensors.py` computes the bucket of a distance. */
-export interface DistanceSpec {
-  readonly buckets: number;
-  readonly max_distance: number;
-}
-
-/** A convolution of an encoder's embedding over the ``size`` tokens around each, an odd number, with an ``activation`` behind it. Its result is added to that of the first layer. */
-export interface ConvolutionSpec {
-  readonly size: number;
-  readonly activation: string;
-}
-
 /** The tower of a model that sees pictures, and the projector behind it: together they make features, which take the places of tokens' embeddings. ``model_type`` is that of the complete model; `arch/vision` has one file for each. A patch has ``patch_elements`` numbers, a block of ``block`` x ``block`` patches becomes one feature, and a tile of a picture has at most ``tile_patches``. The tower has a table of ``positions``. ``projector_size``: the elements between the projector's two projections, which pass through ``projector_activation``; None if it has only one. ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases. ``both_ways``: the layers of the text model in which the tokens of a picture see all of it, and not only those before them; "windows" are those with a window. Towers rotate by row and column if ``tile_side``, the most patches of a tile's side, is not 0. The rows behind each of ``deepstack_layers`` become as many more features, which are added behind the first layers of the text model (DeepStack). ``mrope_section``: of the pairs that the text model's rotation has, those that turn by each of a token's three positions, interleaved (M-RoPE); empty if tokens have one position. ``bounded``: the inputs and outputs of its layers' projections have bounds. ``frames``: a patch of a video joins as many. `images.ImageSpec` says how pictures become patches. */
 export interface VisionSpec {
   readonly model_type: string;
@@ -161,7 +102,7 @@ export interface ModelSpec {
   readonly intermediate_size: number;
   readonly max_position_embeddings: number;
   readonly rms_norm_eps: number;
-  readonly rope: RopeSpec;
+  readonly rope: object;
   readonly tie_word_embeddings: boolean;
   readonly qkv_bias: boolean;
   readonly output_bias: boolean;
@@ -169,7 +110,7 @@ export interface ModelSpec {
   readonly qk_norm: boolean;
   readonly windows: readonly (number | null)[];
   readonly activation: string;
-  readonly window_rope: RopeSpec | null;
+  readonly window_rope: object | null;
   readonly unrotated: readonly number[];
   readonly attention_scale: number | null;
   readonly attention_softcap: number | null;
@@ -183,7 +124,7 @@ export interface ModelSpec {
   readonly shared_intermediate_size: number | null;
   readonly per_layer_size: number;
   readonly per_layer_vocab_size: number;
-  readonly experts: ExpertSpec | null;
+  readonly experts: object | null;
   readonly causal: boolean;
   readonly sinks: boolean;
   readonly qkv_limit: number | null;
@@ -192,10 +133,10 @@ export interface ModelSpec {
   readonly num_token_types: number;
   readonly embedding_size: number | null;
   readonly projected_size: number | null;
-  readonly distances: DistanceSpec | null;
-  readonly convolution: ConvolutionSpec | null;
+  readonly distances: object | null;
+  readonly convolution: object | null;
   readonly mixers: readonly ("attention" | "short_conv" | "gated_delta" | "mamba2" | "attention_mamba2")[];
-  readonly states: StateSpec | null;
+  readonly states: object | null;
   readonly draft_layers: number;
   readonly factors: Readonly<Record<string, number>>;
   readonly vision: VisionSpec | null;
@@ -204,15 +145,6 @@ export interface ModelSpec {
   readonly conformer: ConformerSpec | null;
   readonly bos_token_id: number | null;
   readonly eos_token_ids: readonly number[];
-}
-
-/** A layer after the pooling: ``module`` names its weights, (outputs, inputs) with a bias if ``bias``, and its results pass through ``activation``, one of `ops.op.ACTIVATIONS`. */
-export interface DenseSpec {
-  readonly module: string;
-  readonly inputs: number;
-  readonly outputs: number;
-  readonly bias: boolean;
-  readonly activation: string;
 }
 
 /** A text that precedes every text of a kind, such as "query". */
@@ -226,7 +158,7 @@ export interface EmbeddingSpec {
   readonly pooling: "last_token" | "mean" | "cls" | "max" | "mean_sqrt_len";
   readonly normalize: boolean;
   readonly size: number;
-  readonly dense: readonly DenseSpec[];
+  readonly dense: readonly object[];
   readonly prompts: readonly PromptSpec[];
   readonly default_prompt: string | null;
   readonly dimensions: readonly number[];
@@ -274,12 +206,6 @@ export interface SpeechSpec {
   readonly suppressed: readonly number[];
   readonly suppressed_first: readonly number[];
   readonly max_initial_timestamp: number | null;
-}
-
-/** How the rows of an encoder of sound become text: the likeliest token of each row is written unless it is ``blank`` or that of the row before (connectionist temporal classification, Graves et al. 2006). ``features`` names how frames are made of samples. */
-export interface CtcSpec {
-  readonly blank: number;
-  readonly features: "parakeet";
 }
 
 /** Every picture gets this size, whatever its aspect ratio (Gemma 3). */
@@ -463,17 +389,6 @@ export interface PrefixEntry {
   readonly activation: "float32" | "float16";
 }
 
-/** What the checkpoint's own files say about where it comes from and under which license it is. None: they do not say. ``repository`` and ``revision`` are those of the Hugging Face Hub that it was downloaded from. ``license`` is the hub's name of the license, such as "apache-2.0"; "other" has a ``license_name``. ``base_models`` are the models that it was made from. ``read_from`` names the files that say so. */
-export interface OriginEntry {
-  readonly repository: string | null;
-  readonly revision: string | null;
-  readonly license: string | null;
-  readonly license_name: string | null;
-  readonly license_link: string | null;
-  readonly base_models: readonly string[];
-  readonly read_from: readonly string[];
-}
-
 /** One plane of a weight: ``size`` bytes at ``offset`` of shard number ``shard``. */
 export interface PlaneEntry {
   readonly name: string;
@@ -499,8 +414,7 @@ export interface BufferEntry {
 }
 
 /** An array that comes with every batch. */
-export interface InputEntry {
-  readonly shape: readonly Expr[];
+export interface InputEntry extends BufferEntry {
   readonly dtype: "float32" | "int32" | "uint32";
 }
 
@@ -716,64 +630,27 @@ export interface Description {
   readonly images: ImageSpec | null;
   readonly sounds: SoundSpec | null;
   readonly speech: SpeechSpec | null;
-  readonly ctc: CtcSpec | null;
+  readonly ctc: object | null;
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
   readonly kv: "activation" | "q8" | "q4" | "fp8";
   readonly tokenizer: TokenizerEntry;
   readonly files: readonly FileEntry[];
-  readonly origin: OriginEntry | null;
+  readonly origin: object | null;
   readonly prefixes: readonly PrefixEntry[];
 }
 
 /** A bundle in a framework's own format, which the framework's own tools load. ``files`` are all its files. A page holds a complete sequence: ``page_size`` is ``context``. ``device`` is the device that the graph was made for, None if the framework has no choice. ``activation`` is the dtype of activations, keys and values. ``group_size`` is the number of weights that share a scale, None if they are not quantized. */
-export interface ExportManifest {
-  readonly format_version: number;
-  readonly generator: string;
-  readonly target: string;
-  readonly model: string;
-  readonly spec: ModelSpec;
-  readonly embedding: EmbeddingSpec | null;
-  readonly classifier: ClassifierSpec | null;
-  readonly images: ImageSpec | null;
-  readonly sounds: SoundSpec | null;
-  readonly speech: SpeechSpec | null;
-  readonly ctc: CtcSpec | null;
-  readonly quantization: string;
-  readonly context: number;
-  readonly page_size: number;
+export interface ExportManifest extends Description {
   readonly kv: "activation" | "q8";
-  readonly tokenizer: TokenizerEntry;
-  readonly files: readonly FileEntry[];
-  readonly origin: OriginEntry | null;
-  readonly prefixes: readonly PrefixEntry[];
   readonly device: string | null;
   readonly activation: "float32" | "float16" | "bfloat16";
   readonly group_size: number | null;
 }
 
 /** A bundle with plans and kernels. ``files`` are all files except kernels and shards. ``plans`` has one entry for each task of the bundle: to "generate" text, to "embed" or to "classify" it, to "draft" tokens of a text that it generates, "vision" to make features of a picture's patches, "hearing" to make them of frames of sound, "audio" to read sound, and "ctc" to score the tokens of its rows. A name means the same array in all plans, so plans share weights, constants and states, including the pages of keys and values. ``arch`` is the architecture that the kernels were compiled for, None if they are source code for any device of the target. Keys and values are states. "activation": pages (P, 2, K, page_size, D) of the activation dtype, keys, then values. In a plan with two page groups, the layers with a window have PW pages instead of P; see `ir/pages`. "q8": (P, 2, K, page_size, D/4 + 1) uint32: for each page, plane and kv head, D int8 codes of every row, four per word, the first in the lowest bits, then the bits of every row's float32 scale. "q4": (.., D/8 + 1): codes plus 8, eight per word, element b in the low half of byte b and element b + 4 in the high half; keys are multiplied by a Hadamard matrix first, and so are queries. "fp8": as "q8", with E4M3 floats instead of integers. Recurrent layers have states (Z, ..) float32, one row for each of Z slots. The input "state_slots" (B, 2) says from which slot each sequence's states are read, and into which they are written; see `ir/ops/states.py`. ``host_weights`` are matrices that stay in their files: a runtime reads only the rows that it gathers. Their layout is "rows", and their shards hold nothing else. ``scratch`` are buffers through which the kernels of one step pass values; all steps share them. ``self_test`` is None if the user disabled it, and for models that generate no text, which have ``vector_test``; models that see pictures have ``vision_test`` too, and those that hear ``hearing_test``. ``tuning`` has one entry per adapter and activation dtype. ``lora`` is None if the bundle does not accept adapters. */
-export interface Manifest {
-  readonly format_version: number;
-  readonly generator: string;
-  readonly target: string;
-  readonly model: string;
-  readonly spec: ModelSpec;
-  readonly embedding: EmbeddingSpec | null;
-  readonly classifier: ClassifierSpec | null;
-  readonly images: ImageSpec | null;
-  readonly sounds: SoundSpec | null;
-  readonly speech: SpeechSpec | null;
-  readonly ctc: CtcSpec | null;
-  readonly quantization: string;
-  readonly context: number;
-  readonly page_size: number;
-  readonly kv: "activation" | "q8" | "q4" | "fp8";
-  readonly tokenizer: TokenizerEntry;
-  readonly files: readonly FileEntry[];
-  readonly origin: OriginEntry | null;
-  readonly prefixes: readonly PrefixEntry[];
+export interface Manifest extends Description {
   readonly arch: string | null;
   readonly lora: LoraEntry | null;
   readonly activations: readonly ActivationEntry[];

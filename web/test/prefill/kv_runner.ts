@@ -94,7 +94,7 @@ export async function blocksOf(
   while ((ends.at(-1) ?? 0) + part < last) ends.push((ends.at(-1) ?? 0) + part);
   if (ends.at(-1) !== last) ends.push(last);
   const blocks: SentBlock[] = [
-    block({ type: "opened", version: 1, start, tokens: prompt.length, ...layout.description }),
+    block({ type: "opened", version: 2, start, tokens: prompt.length, ...layout.description }),
   ];
   let done = start;
   for (const end of [...ends, prompt.length]) {
@@ -126,14 +126,13 @@ function block(fields: Record<string, unknown>, content: Bytes = new Uint8Array(
   return { fields, content };
 }
 
-/** The bytes of blocks. Their sizes and hashes are those of their contents, unless their fields have others. */
+/** The bytes of blocks. Their hashes are those of their contents, unless their fields have others. */
 export async function written(blocks: readonly SentBlock[]): Promise<Bytes> {
   const parts = blocks.map(async ({ fields, content }) => {
-    const sealed = { bytes: content.length, sha256: await sha256(content), ...fields };
+    const sealed = { sha256: await sha256(content), ...fields };
     const header = new TextEncoder().encode(JSON.stringify(sealed));
-    const length = new Uint8Array(4);
-    new DataView(length.buffer).setUint32(0, header.length, true);
-    return joined([length, header, content]);
+    const sizes = new Uint8Array(Uint32Array.of(header.length, content.length).buffer);
+    return joined([sizes, header, content]);
   });
   return joined(await Promise.all(parts));
 }
@@ -178,7 +177,7 @@ function chunks(cells: Int32Array<ArrayBuffer>, size: number): Int32Array<ArrayB
   return Array.from({ length: cells.length / size }, (_, index) => cells.slice(index * size, (index + 1) * size));
 }
 
-function joined(parts: readonly Bytes[]): Bytes {
+export function joined(parts: readonly Bytes[]): Bytes {
   const all = new Uint8Array(parts.reduce((sum, { length }) => sum + length, 0));
   let from = 0;
   for (const part of parts) {
