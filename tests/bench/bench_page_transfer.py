@@ -1,8 +1,9 @@
 """What it costs to hand the pages of a prompt from a prefill worker to a decode worker on the same machine: over a Unix
 socket, as they do, or through shared memory with only the frames' headers on the socket.
 
-Both sides hash every block, as the workers do. Times are CPU seconds (user and system) of both processes together,
-because the machine is busy with other work; the least of several transfers counts.
+Both sides hash every block, as the workers do. Beside it stands what one message to or from an engine's process costs,
+of which a transfer has two. Times are CPU seconds (user and system) of both processes together, because the machine is
+busy with other work; the least of several transfers counts.
 
     python -m bench_page_transfer --megabytes 10 50 200
 """
@@ -19,18 +20,21 @@ import secrets
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
+from socket import socketpair
 from typing import Any
 
 import uvicorn
 from rich.console import Console
 from rich.table import Table
 
+from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.server_fallback.engine.page_blocks import PageBlock
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.page_transfer import BlockChain, FrameReader, PageIdentity, frame
 from nearfar.server_fallback.executors.upstream import make_upstream, reader_of
+from nearfar.server_fallback.processes.connection import Connection
 from nearfar.server_fallback.schema.pages import BlockFrame, EndFrame
 
 ROOT = Path(__file__).parents[2]
@@ -58,23 +62,25 @@ def main() -> None:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps({"load": os.getloadavg()[0], "transfers": figures}, indent=1))
     table = Table(title="CPU milliseconds of a transfer, both processes", title_justify="left")
-    for column in ("MB", "Unix socket", "shared memory", "gain", "of which hashes"):
+    for column in ("MB", "Unix socket", "shared memory", "of which hashes", "engine's process", "gain of all"):
         table.add_column(column, justify="right")
     for each in figures:
-        gain = 1 - each["shared"] / each["stream"]
-        times = (f"{1000 * each[name]:.1f}" for name in ("stream", "shared"))
-        table.add_row(str(each["megabytes"]), *times, f"{gain:.0%}", f"{1000 * each['hashes']:.1f}")
+        gain = (each["stream"] - each["shared"]) / (each["stream"] + 2 * each["engine"])
+        times = (f"{1000 * each[name]:.0f}" for name in ("stream", "shared", "hashes", "engine"))
+        table.add_row(str(each["megabytes"]), *times, f"{gain:.0%}")
     Console(width=120).print(table)
 
 
-async def measure(socket: str, server: Connection, sizes: list[int], repeats: int) -> list[dict[str, float]]:
+async def measure(socket: str, server: Pipe, sizes: list[int], repeats: int) -> list[dict[str, float]]:
     found = []
     receive: dict[str, Callable[..., Any]] = {"stream": receive_stream, "shared": receive_shared}
     upstream = make_upstream(f"unix:{socket}", None, any_request_id=True)
     for megabytes in sizes:
         tokens = megabytes * 1_000_000 // (TOKEN_BYTES * BLOCK_TOKENS) * BLOCK_TOKENS
-        least: dict[str, float] = {"megabytes": megabytes, "hashes": hash_seconds(tokens)}
+        least: dict[str, float] = {"megabytes": megabytes}
         for _ in range(repeats):
+            for name, measured in (("hashes", hash_seconds(tokens)), ("engine", await engine_seconds(tokens))):
+                least[name] = min(measured, least.get(name, measured))
             for way, receiver in receive.items():
                 server.send("begin")
                 server.recv()
@@ -104,6 +110,23 @@ def hash_seconds(tokens: int) -> float:
     for block in blocks:
         chain._next(block)
     return 2 * (time.process_time() - began)
+
+
+async def engine_seconds(tokens: int) -> float:
+    """Of the messages to the process of an engine, or from it: both ends of their socket are in this process."""
+    arrived = asyncio.Queue[object]()
+    ends = [Connection(arrived.put_nowait, lambda: Unavailable("it ended")) for _ in range(2)]
+    loop, blocks = asyncio.get_running_loop(), payloads(tokens)
+    for end, part in zip(ends, socketpair(), strict=True):
+        await loop.create_unix_connection(lambda end=end: end, sock=part)  # type: ignore[misc]
+    began = time.process_time()
+    for block in blocks:
+        ends[0].send(block)
+        await arrived.get()
+    seconds = time.process_time() - began
+    for end in ends:
+        await end.close()
+    return seconds
 
 
 def payloads(tokens: int) -> list[PageBlock]:
@@ -145,7 +168,7 @@ async def receive_shared(frames: FrameReader, tokens: int) -> int:
 # --- the prefill worker ---
 
 
-def serve(socket: str, report: Connection) -> None:
+def serve(socket: str, report: Pipe) -> None:
     kept: dict[int, list[PageBlock]] = {}
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -385,7 +385,9 @@ def test_a_connection_with_tls_needs_the_authority_and_the_name_of_the_certifica
         async with workers.reaching(url, ca=ca) as executor:
             return await answer_of(executor, request)
 
-    authority = r"certificate is not accepted \(.*\); give the certificate of the authority that signed it: --tls-ca FILE"
+    authority = (
+        r"certificate is not accepted \(.*\); give the certificate of the authority that signed it: --tls-ca FILE"
+    )
     for given, ca, message in (
         (url, None, authority),
         (url, other, authority),
