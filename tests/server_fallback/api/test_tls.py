@@ -82,7 +82,7 @@ async def requests_of_other_servers(url: str, ca: Path) -> None:
             await upstream.close()
 
     for work in (drafted, listed):
-        with pytest.raises(Unavailable, match="certificate is not accepted .*: --tls-ca FILE"):
+        with pytest.raises(Unavailable, match=r"certificate is not accepted .*: --tls-ca FILE"):
             await work(None)
     assert (await listed(ca))["data"][0]["id"] == "fake"
     with pytest.raises(RequestError) as refused:
