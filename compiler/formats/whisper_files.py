@@ -111,7 +111,7 @@ def read_speech(path: Path, spec: ModelSpec) -> SpeechSpec:
         "decoder_start_token_id": speech.start,
         "prev_sot_token_id": speech.previous or 0,
         "task_to_id": max(speech.transcribe or 0, speech.translate or 0),
-        "lang_to_id": max((each.token for each in speech.languages), default=0),
+        "lang_to_id": max((each.token or 0 for each in speech.languages), default=0),
         "suppress_tokens": max(speech.suppressed, default=0),
         "begin_suppress_tokens": max(speech.suppressed_first, default=0),
         # The last timestamp is that of the window's end.
@@ -122,7 +122,7 @@ def read_speech(path: Path, spec: ModelSpec) -> SpeechSpec:
             raise config.contradiction(
                 key, f"{key!r} needs token {token}, outside of the vocabulary of {spec.vocab_size} (config.json)"
             )
-    if speech.languages and speech.transcribe is None:
+    if speech.transcribe is None and any(each.token is not None for each in speech.languages):
         raise config.contradiction("task_to_id", "'task_to_id' lacks 'transcribe', but 'lang_to_id' names languages")
     return speech
 
@@ -130,7 +130,8 @@ def read_speech(path: Path, spec: ModelSpec) -> SpeechSpec:
 def _languages(config: ConfigReader) -> tuple[LanguageToken, ...]:
     section = config.section("lang_to_id")
     if section is None:
-        return ()
+        # The published models of one language are the English ones.
+        return () if config.flag("is_multilingual", default=True) else (LanguageToken("en", None),)
     found = []
     names = section.keys()
     for name in names:

@@ -22,15 +22,15 @@ ROW_FRAMES = "row_frames"
 
 @dataclass(frozen=True, slots=True)
 class LanguageToken:
-    """The token of a language, by its code such as "en"."""
+    """The token of a language, by its code such as "en"; None if it is the model's only one, which no prompt names."""
 
     code: str
-    token: Natural
+    token: Natural | None
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechSpec:
-    """A prompt is ``start``, and if there are ``languages``, one of them and the task; then ``no_timestamps``, unless
+    """A prompt is ``start``, and if ``languages`` have tokens, one of them and the task; then ``no_timestamps``, unless
     the text is to have timestamps: all tokens after it, ``seconds`` / rows of a window apart. Without that token, the
     model writes no timestamps, and ``seconds`` are those of its longest window. ``previous`` precedes a text that was
     transcribed before, None if the model has no such token. The probability of ``no_speech`` after ``start`` is that

@@ -105,7 +105,7 @@ def create_app(
     if limits is None:
         limits = OwnLimits(Limiter(*limits_of(config)))
     if speaker is None and config.speaker is not None:
-        speaker = open_speaker(config.speaker, config.speaker_api_key_env, os.environ)
+        speaker = open_speaker(config.speaker, config.speaker_api_key_env, os.environ, config.tls_ca)
     kept = KeptAnswers(config.keep_seconds, elsewhere=elsewhere)
     if responses is None:
         responses = OwnResponses(config.response_memory_bytes)

@@ -69,6 +69,9 @@ class ApiConfig:
     """serve HTTPS (and gRPC) with this certificate and its chain, in PEM; SIGHUP reads it again"""
     tls_key: Annotated[File | None, RELOADS] = None
     """the private key of the certificate, in PEM, not encrypted (default: in the file of --tls-cert)"""
+    tls_ca: File | None = None
+    """a PEM file of authorities that sign the certificates of the servers to which this one connects: --upstream,
+    --prefill-from, --far, --speaker (default: the usual authorities, which are accepted in any case)"""
     log_level: Annotated[Literal["debug", "info", "warning", "error"], RELOADS] = "info"
     """the least important lines of the log"""
     access_log: Annotated[bool, RELOADS] = True

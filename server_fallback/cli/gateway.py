@@ -50,7 +50,7 @@ def run(options: Gateway) -> None:
     config = gateway_config(options)
     speaker: Speaker | None = None
     if config.speaker is not None:
-        speaker = open_speaker(config.speaker, config.speaker_api_key_env, os.environ)
+        speaker = open_speaker(config.speaker, config.speaker_api_key_env, os.environ, config.tls_ca)
         speaker = PrivateSpeaker(speaker, policy.private_check) if speaker.is_remote else speaker
     traces = open_traces(os.environ)
     # Bind before any slow work.
@@ -126,6 +126,7 @@ def far_of(options: Gateway, environment: Mapping[str, str]) -> Far:
         vision=options.far_vision,
         video=options.far_video,
         sound=options.far_sound,
+        ca=options.access.tls_ca,
     )
 
 

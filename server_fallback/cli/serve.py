@@ -23,6 +23,7 @@ from ..api.tls import tls_context
 from ..api.traces import open_traces
 from ..executors.devices import default_target, models_memory_bytes
 from ..executors.executor import Models
+from ..executors.http_transport import trusting
 from ..executors.local_opener import LocalOpener
 from ..executors.registry import Registry, default_name
 from ..executors.stored_models import StoredModels
@@ -62,7 +63,7 @@ def run(options: Serve) -> None:
     config = serve_config(options)
     if config.speaker is not None and options.front_ends > 1:
         # Each front end opens its own.
-        open_speaker(config.speaker, config.speaker_api_key_env, os.environ)
+        open_speaker(config.speaker, config.speaker_api_key_env, os.environ, config.tls_ca)
     traces = open_traces(os.environ)
     requests = load_requests(options, os.environ)
     # Bind before any slow work.
@@ -170,6 +171,8 @@ def api_config(options: Listening, environment: Mapping[str, str]) -> ApiConfig:
     """
     keys, hosts = read_keys(options.api_keys, environment, options.keys), options.access.allowed_hosts
     tls_context(options.access)
+    if options.access.tls_ca is not None:
+        trusting(options.access.tls_ca)
     if not keys.keys and options.host in LOOPBACK:
         hosts = (*LOOPBACK, *hosts)
     return replace(options.access, keys=keys, allowed_hosts=hosts, is_local=options.host in LOOPBACK)

@@ -32,7 +32,7 @@ def make_opener(options: Serve, environment: Mapping[str, str], progress: Progre
         )
     prefill.require_consistent(options.executor, options.front_ends)
     api_key = key_of(environment, "--prefill-api-key-env", prefill.prefill_api_key_env)
-    prefill = replace(prefill, api_key=api_key)
+    prefill = replace(prefill, api_key=api_key, ca=options.access.tls_ca)
     local = replace(options.local, own_process=True, hang_seconds=hang_seconds, shared=shared, prefill=prefill)
     local.kv_tiers.require_consistent()
     if options.executor != "local" and local.kv_tiers.any:
@@ -107,6 +107,7 @@ def upstream_options(options: Serve, environment: Mapping[str, str]) -> Upstream
         prefill_urls=prefill.prefill_from,
         prefill_api_key=key_of(environment, "--prefill-api-key-env", prefill.prefill_api_key_env),
         prefill_tokens=prefill.prefill_tokens,
+        ca=options.access.tls_ca,
     )
 
 

@@ -88,7 +88,7 @@ class ApartEngine:
         model: str,
     ) -> None:
         self._engine, self._identity, self._options, self._model = engine, identity, options, model
-        self._workers = PrefillWorkers(options.prefill_from, options.api_key)
+        self._workers = PrefillWorkers(options.prefill_from, options.api_key, options.ca)
         # By prefix: the transfer of it, and how many requests wait for it.
         self._running: dict[tuple[int, ...], tuple[asyncio.Task[Prefilled], list[None]]] = {}
         self._turns = asyncio.Semaphore(TRANSFERS_AT_ONCE)
@@ -158,15 +158,16 @@ class ApartEngine:
     # --- prompts ---
 
     def _transferable(self, request: TokenRequest) -> int:
-        """How many tokens of a prompt another server may compute. Those that it would have to know more of than their
-        ids, or whose rows are read here, are none of them.
+        """How many tokens of a prompt another server may compute. It knows nothing but their ids, so the pictures,
+        sounds and adapters are read here, and so are the rows that log-probabilities need.
         """
-        if request.images or request.adapter is not None or request.when_full != "stop":
+        if request.adapter is not None or request.when_full != "stop":
             return 0
         if request.prefill_from == NOBODY or len(request.prompt_ids) > self.context:
             return 0
-        size = self._identity.page_size
-        return max(0, len(request.prompt_ids) - 1 - request.prompt_logprobs) // size * size
+        size, length = self._identity.page_size, len(request.prompt_ids) - request.prompt_logprobs
+        text = min((image.offset for image in request.images), default=length)
+        return max(0, min(text, length) - 1) // size * size
 
     async def _prefill(self, request: TokenRequest) -> Prefilled:
         """Let another server compute what is long and in no cache. Raises Unavailable if none does and the options do

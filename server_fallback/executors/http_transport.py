@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from time import monotonic
 from typing import cast
 from urllib.request import getproxies
@@ -17,29 +18,67 @@ from urllib.request import getproxies
 import httpx
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from nearfar.compiler.runtime.errors import RequestError, reason_of
+
 MAX_IDLE_CONNECTIONS = 64
 MAX_BUFFERED_BYTES = 256 << 10
 
 # The response extension with its `Body`, because httpx's own ways of reading it take longer than everything else.
 BODY = "nearfar.body"
 
+# What to do about certificates that are refused, by OpenSSL's codes (X509_V_ERR_*): if they are not valid yet or any
+# more, and if they are for another name or address. Another authority does not help.
+REFUSED = {
+    9: "compare the clocks of both machines",
+    10: "renew it",
+    62: "write a name that it has",
+    64: "write an address that it has",
+}
+
 # Scheme, host and port.
 Origin = tuple[str, str, int]
 
 
-def transport_for(*, trust_env: bool) -> Transport | None:
+def transport_for(*, trust_env: bool, tls: ssl.SSLContext | None = None) -> Transport | None:
     """None if httpx's own transport is needed, because a proxy may be configured."""
-    return None if trust_env and getproxies() else Transport(trust_env=trust_env)
+    return None if trust_env and getproxies() else Transport(trust_env=trust_env, tls=tls)
+
+
+def trusting(ca: Path, *, trust_env: bool = True) -> ssl.SSLContext:
+    """The context of a client that accepts the authorities in a PEM file, and the usual ones. Raises RequestError."""
+    context = httpx.create_ssl_context(trust_env=trust_env)
+    try:
+        context.load_verify_locations(ca)
+    except OSError as error:
+        reason = getattr(error, "reason", None) or reason_of(error)
+        raise RequestError(f"--tls-ca {ca}: {reason}; give the certificates of authorities, in PEM") from error
+    return context
+
+
+def tls_failure(error: BaseException) -> str | None:
+    """Why a connection with TLS could not be made, and what to do. None if something else failed."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__
+    match cause:
+        case None:
+            return None
+        case ssl.SSLCertVerificationError(verify_code=code, verify_message=message):
+            advice = REFUSED.get(code, "give the certificate of the authority that signed it: --tls-ca FILE")
+            return f"its certificate is not accepted ({message.rstrip('.')}); {advice}"
+        case _:
+            reason = (getattr(cause, "reason", None) or "TLS").replace("_", " ").lower()
+            return f"no connection with TLS could be made ({reason}); if it has no certificate, write http://"
 
 
 class Transport(httpx.AsyncBaseTransport):
-    """``trust_env``: the environment may name the file of trusted certificates (SSL_CERT_FILE). ``socket_path``: all
-    connections are to this Unix socket.
+    """``trust_env``: the environment may name the file of trusted certificates (SSL_CERT_FILE), unless ``tls`` states
+    what is trusted. ``socket_path``: all connections are to this Unix socket.
     """
 
-    def __init__(self, *, trust_env: bool, socket_path: str | None = None) -> None:
+    def __init__(self, *, trust_env: bool, socket_path: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         self._trust_env, self._socket_path = trust_env, socket_path
-        self._tls: ssl.SSLContext | None = None
+        self._tls = tls
         self._idle: dict[Origin, list[Connection]] = {}
         self._all: set[Connection] = set()
 

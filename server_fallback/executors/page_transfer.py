@@ -93,7 +93,8 @@ class FrameReader:
 
     def __init__(self, read: Callable[[], Awaitable[bytes]], most_bytes: int) -> None:
         self._read, self._most_bytes = read, most_bytes
-        self._received = bytearray()
+        # What was read beyond the last frame.
+        self._rest = b""
         self.bytes = 0
 
     async def next(self) -> tuple[Frame, bytes]:
@@ -110,16 +111,17 @@ class FrameReader:
         return header, await self._take(payload_bytes)
 
     async def _take(self, size: int) -> bytes:
-        received = self._received
-        while len(received) < size:
-            part = await self._read()
-            if not part:
-                raise TransferFailed("broken", "the worker's answer stopped before its end")
-            received += part
-            self.bytes += len(part)
-        taken = bytes(received[:size])
-        del received[:size]
-        return taken
+        # Parts are joined once: each further copy of the pages takes as long as receiving them.
+        parts = list[bytes]()
+        while size > 0:
+            if not (part := self._rest):
+                if not (part := await self._read()):
+                    raise TransferFailed("broken", "the worker's answer stopped before its end")
+                self.bytes += len(part)
+            self._rest = part[size:]
+            parts.append(part[:size])
+            size -= len(parts[-1])
+        return b"".join(parts)
 
 
 def damaged(what: str) -> TransferFailed:

@@ -98,7 +98,8 @@ async def transfer(
         reason = _reason(error, began=began)
         if reason == "slow":
             upstream.circuit.failed()
-        raise TransferFailed(reason, f"{upstream.url}: {_message(error)}") from error
+        message = _message(error).removeprefix(f"{upstream.url}: ")
+        raise TransferFailed(reason, f"{upstream.url}: {message}") from error
 
 
 async def _receive(frames: FrameReader, engine: ImportingEngine, identity: PageIdentity, wanted: Transfer) -> bool:

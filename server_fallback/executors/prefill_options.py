@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from nearfar.compiler.options import Count, Flag, Url, options
@@ -13,13 +14,13 @@ from ..option_types import Seconds
 
 @options
 class PrefillOptions:
-    """``api_key`` is the value of the variable that ``prefill_api_key_env`` names."""
+    """``api_key`` is the value of the variable that ``prefill_api_key_env`` names, and ``ca`` the file of --tls-ca."""
 
     role: Literal["both", "prefill", "decode"] = "both"
     """prefill: compute prompts for decode workers, and answer no requests; decode: let prefill workers compute long
     prompts (default: both, this server alone)"""
     prefill_from: tuple[Url, ...] = ()
-    """a prefill worker, http://host:port or unix:PATH; may be repeated; with --executor upstream, one of those of the
+    """a prefill worker, http[s]://host:port or unix:PATH; may be repeated; with --executor upstream, one of those of the
     upstream servers"""
     prefill_api_key_env: Annotated[str | None, Flag(metavar="NAME")] = None
     """the environment variable that holds the prefill workers' API key"""
@@ -32,6 +33,7 @@ class PrefillOptions:
     it)"""
 
     api_key: str | None = field(default=None, repr=False)
+    ca: Path | None = None
 
     def require_consistent(self, executor: str, front_ends: int) -> None:
         """Raises RequestError."""

@@ -9,15 +9,18 @@ that fails is taken out for a while (`circuit.py`).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 
+from ..log_event import log_event
 from .replicas import BLOCK_BYTES, Replica, Server, hashes_of
-from .upstream import Upstream, make_upstream
+from .upstream import make_upstream
 
 CHECK_SECONDS = 5.0
 # As in the blocks of `replicas.py`: a token id has four bytes, a token of text about four to five.
@@ -27,9 +30,12 @@ BLOCK_TOKENS = BLOCK_BYTES // TOKEN_BYTES
 
 @dataclass(eq=False)
 class PrefillWorker(Replica[Server]):
-    """``queued`` are the tokens that it computes for us now."""
+    """``queued`` are the tokens that it computes for us now. ``failure``: why its last check failed, None if it did
+    not.
+    """
 
     queued: int = 0
+    failure: str | None = None
 
     @property
     def url(self) -> str:
@@ -42,8 +48,10 @@ class PrefillWorker(Replica[Server]):
 class PrefillWorkers:
     """Needs a running event loop, on which it checks the workers periodically."""
 
-    def __init__(self, urls: Sequence[str], api_key: str | None, check_seconds: float = CHECK_SECONDS) -> None:
-        self.all = [PrefillWorker(make_upstream(url, api_key, any_request_id=True)) for url in urls]
+    def __init__(
+        self, urls: Sequence[str], api_key: str | None, ca: Path | None = None, check_seconds: float = CHECK_SECONDS
+    ) -> None:
+        self.all = [PrefillWorker(make_upstream(url, api_key, ca, any_request_id=True)) for url in urls]
         self._choices = count(1)
         self._checks = asyncio.create_task(self._check(check_seconds))
 
@@ -94,8 +102,12 @@ class PrefillWorkers:
 
     async def _check(self, seconds: float) -> None:
         while True:
-            due: list[Upstream] = [worker.upstream for worker in self.all if worker.upstream.circuit.admits]
-            await asyncio.gather(*(upstream.check() for upstream in due))
+            due = [worker for worker in self.all if worker.upstream.circuit.admits]
+            found = await asyncio.gather(*(worker.upstream.check() for worker in due))
+            for worker, failure in zip(due, found, strict=True):
+                if failure is not None and failure != worker.failure:
+                    log_event("prefill_worker_failed", logging.WARNING, url=worker.url, message=failure)
+                worker.failure = failure
             await asyncio.sleep(seconds)
 
 

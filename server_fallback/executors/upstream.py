@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 from uuid import NAMESPACE_OID, UUID, uuid5
@@ -33,7 +35,7 @@ from ..schema.pages import PREFILL_HEADER
 from .circuit import Circuit
 from .dialect import MODELS
 from .executor import Call
-from .http_transport import BODY, Body, Transport, transport_for
+from .http_transport import BODY, Body, Transport, tls_failure, transport_for, trusting
 from .refusal import SHOWN_CHARACTERS, refusal, streamed_error
 from .relay import Relay
 from .sglang import ROUTING_KEY
@@ -130,8 +132,8 @@ class Upstream:
                 raise DeviceError(too_long, upstream=self.url)
             return self._value(answer.decode(errors="replace"))
 
-    async def check(self) -> None:
-        """Request ``health`` and report the outcome to the circuit.
+    async def check(self) -> str | None:
+        """Request ``health`` and report the outcome to the circuit. Returns why it failed.
 
         A timeout counts only while the server has none of our requests, because some servers answer one request at a
         time.
@@ -142,12 +144,18 @@ class Upstream:
             ) as response:
                 await beginning_of(response, MAX_ERROR_BYTES)
         except httpx.TimeoutException:
-            if self.outstanding == 0:
-                self.circuit.failed()
+            if self.outstanding > 0:
+                return None
+            self.circuit.failed()
+            return f"it sent nothing for {CHECK_TIMEOUT_SECONDS:.0f} seconds; check that it is running"
         except httpx.HTTPError as error:
             self.circuit.failed(certain=isinstance(error, httpx.ConnectError))
-        else:
-            self.circuit.failed() if response.status_code >= 500 else self.circuit.succeeded()
+            return reason(error)
+        if response.status_code >= 500:
+            self.circuit.failed()
+            return f"it answers {self.health} with {response.status_code}"
+        self.circuit.succeeded()
+        return None
 
     async def close(self) -> None:
         await self.client.aclose()
@@ -186,7 +194,7 @@ class Upstream:
             yield response
         except httpx.HTTPError as error:
             self.circuit.failed(certain=isinstance(error, httpx.ConnectError))
-            raise Unavailable(f"{self.url}: {reason(error)}; check that it is running", upstream=self.url) from error
+            raise Unavailable(f"{self.url}: {reason(error)}", upstream=self.url) from error
         except (QueueFull, DeadlineExceeded):
             # The server may be healthy: it is busy, or the client's deadline is short.
             raise
@@ -269,9 +277,11 @@ def as_uuid(request_id: str) -> str:
     return request_id
 
 
-def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False, health: str = MODELS) -> Upstream:
-    """``url`` with or without /v1 at its end, as in OpenAI's clients, or unix:PATH. Raises RequestError for an invalid
-    URL.
+def make_upstream(
+    url: str, api_key: str | None, ca: Path | None = None, *, any_request_id: bool = False, health: str = MODELS
+) -> Upstream:
+    """``url`` with or without /v1 at its end, as in OpenAI's clients, or unix:PATH. ``ca``: a PEM file of authorities
+    that may have signed its certificate, besides the usual ones. Raises RequestError for an invalid URL or file.
     """
     if url.startswith(UNIX):
         path = url.removeprefix(UNIX)
@@ -288,14 +298,18 @@ def make_upstream(url: str, api_key: str | None, *, any_request_id: bool = False
         raise RequestError(f"upstream {url!r}: is not the URL of a server; write http://host:port")
     # A proxy from the environment cannot reach servers on this machine.
     trust_env = parsed.host not in ("localhost", "127.0.0.1", "::1")
-    client = client_of(api_key, transport_for(trust_env=trust_env), trust_env=trust_env)
+    tls = None if ca is None or parsed.scheme == "http" else trusting(ca, trust_env=trust_env)
+    client = client_of(api_key, transport_for(trust_env=trust_env, tls=tls), trust_env=trust_env, tls=tls)
     return Upstream(root, client, any_request_id, health)
 
 
-def client_of(api_key: str | None, transport: Transport | None, *, trust_env: bool) -> httpx.AsyncClient:
+def client_of(
+    api_key: str | None, transport: Transport | None, *, trust_env: bool, tls: ssl.SSLContext | None = None
+) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         transport=transport,
+        verify=True if tls is None else tls,
         timeout=httpx.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_TIMEOUT_SECONDS, pool=None),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         trust_env=trust_env,
@@ -318,8 +332,11 @@ def too_late() -> DeadlineExceeded:
 
 
 def reason(error: httpx.HTTPError) -> str:
+    """Why a server did not answer, and what to do."""
+    if (failure := tls_failure(error)) is not None:
+        return failure
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return "no connection could be made"
+        return "no connection could be made; check that it is running"
     if isinstance(error, httpx.TimeoutException):
-        return f"it sent nothing for {READ_TIMEOUT_SECONDS:.0f} seconds"
-    return "the connection broke"
+        return f"it sent nothing for {READ_TIMEOUT_SECONDS:.0f} seconds; check that it is running"
+    return "the connection broke; check that it is running"

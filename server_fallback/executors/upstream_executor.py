@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from nearfar.compiler.runtime.errors import DeadlineExceeded, DeviceError, QueueFull, RequestError, Unavailable
@@ -23,7 +24,7 @@ from ..schema.receipt import AnswerPart
 from ..schema.rerank import RerankRequest, RerankResponse
 from ..schema.score import ClassifyRequest, ClassifyResponse, ScoreRequest, ScoreResponse
 from ..schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from ..text.attachments import recordings
+from ..text.attachments import has_media, recordings
 from ..text.output import Changed, Output
 from .dialect import Dialect, generation_body, health_path, other_body
 from .executor import Call, Executor, ExecutorState, Opening
@@ -52,7 +53,7 @@ class UpstreamOptions:
     ``priorities``: 1 if the upstream serves the highest priority first, -1 for the lowest (vLLM with
     --scheduling-policy priority), 0 if it accepts none: without that option, vLLM rejects requests that have one.
     ``routes`` are the paths that it answers, None if that is not known. ``prefill_urls`` are the prefill workers of the
-    upstreams, for prompts of about ``prefill_tokens`` that an upstream has not seen.
+    upstreams, for prompts of about ``prefill_tokens`` that an upstream has not seen. ``ca``: see `make_upstream`.
     """
 
     urls: tuple[str, ...]
@@ -67,6 +68,7 @@ class UpstreamOptions:
     prefill_urls: tuple[str, ...] = ()
     prefill_api_key: str | None = field(default=None, repr=False)
     prefill_tokens: int = 256
+    ca: Path | None = None
 
     @property
     def any_request_id(self) -> bool:
@@ -109,7 +111,7 @@ async def open_upstream(options: UpstreamOptions) -> UpstreamExecutor:
 
 def upstream_of(url: str, options: UpstreamOptions) -> Upstream:
     return make_upstream(
-        url, options.api_key, any_request_id=options.any_request_id, health=health_path(options.dialect)
+        url, options.api_key, options.ca, any_request_id=options.any_request_id, health=health_path(options.dialect)
     )
 
 
@@ -173,7 +175,7 @@ class UpstreamExecutor:
         self._checks = asyncio.create_task(self._check(options.check_seconds))
         self._placement: PrefillPlacement | None = None
         if options.prefill_urls:
-            workers = PrefillWorkers(options.prefill_urls, options.prefill_api_key, options.check_seconds)
+            workers = PrefillWorkers(options.prefill_urls, options.prefill_api_key, options.ca, options.check_seconds)
             self._placement = PrefillPlacement(workers, options.prefill_tokens)
 
     @property
@@ -199,7 +201,7 @@ class UpstreamExecutor:
             tried.append(upstream)
             relay = Relay(kind, self._options.name, bounds, output, upstream.event_object)
             try:
-                if self._placement is None:
+                if self._placement is None or has_media(request):
                     return await upstream.answer(path, body, call, relay)
                 with self._placement.of(prefixes, seen[upstream], call, relay) as placed:
                     return await upstream.answer(path, body, placed, relay)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from nearfar.compiler.runtime.errors import DeviceError
 
@@ -24,9 +25,11 @@ class RemoteSpeaker:
 
     is_remote = True
 
-    def __init__(self, url: str, api_key: str | None = None, max_bytes: int = MAX_SPEECH_BYTES) -> None:
+    def __init__(
+        self, url: str, api_key: str | None = None, max_bytes: int = MAX_SPEECH_BYTES, *, ca: Path | None = None
+    ) -> None:
         """Raises RequestError for an invalid URL."""
-        self._upstream, self._max_bytes = make_upstream(url, api_key), max_bytes
+        self._upstream, self._max_bytes = make_upstream(url, api_key, ca), max_bytes
 
     async def speak(self, request: SpeechRequest, call: Call) -> Speech:
         """The model and the voice are the server's."""

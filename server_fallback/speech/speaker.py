@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from nearfar.compiler.runtime.errors import RequestError
@@ -34,8 +35,11 @@ class Speaker(Protocol):
     async def close(self) -> None: ...
 
 
-def open_speaker(name: str, api_key_variable: str | None, environment: Mapping[str, str]) -> Speaker:
-    """``name`` is "espeak" or the URL of a server with OpenAI's API. Nothing is sent or started before the first text.
+def open_speaker(
+    name: str, api_key_variable: str | None, environment: Mapping[str, str], ca: Path | None = None
+) -> Speaker:
+    """``name`` is "espeak" or the URL of a server with OpenAI's API; for ``ca`` see `make_upstream`. Nothing is sent or
+    started before the first text.
 
     Raises RequestError for another name, and for a variable that is not set; ToolError if espeak is not installed.
     """
@@ -52,4 +56,4 @@ def open_speaker(name: str, api_key_variable: str | None, environment: Mapping[s
     key = None
     if api_key_variable is not None and not (key := environment.get(api_key_variable)):
         raise RequestError(f"{API_KEY_OPTION} {api_key_variable}: this environment variable is not set")
-    return RemoteSpeaker(name, key)
+    return RemoteSpeaker(name, key, ca=ca)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.shared.script import SharedScript
 
-from ..schema.chat import FileData, FilePart, Message, Part, SoundPart, TextPart
+from ..schema.chat import FileData, FilePart, Message, Part, SeenPart, SoundPart, TextPart
+from ..schema.completions import AnswerRequest, CompletionRequest
 
 # Of a file's data, which its beginning describes.
 HEAD_CHARACTERS = 1024
@@ -40,6 +41,13 @@ def recordings(messages: Sequence[Message]) -> list[tuple[int, int, SoundPart]]:
     if found:
         SharedScript.of_thread().ask("requireFew", "sounds", len(found))
     return found
+
+
+def has_media(request: AnswerRequest) -> bool:
+    """Whether the model reads more than text, so that the length of its prompt does not follow from the request's."""
+    if isinstance(request, CompletionRequest):
+        return False
+    return any(isinstance(part, SoundPart | SeenPart) for message in request.messages for part in _parts(message))
 
 
 def with_text(messages: Sequence[Message], index: int, at: int, transcript: str) -> list[Message]:

@@ -86,7 +86,7 @@ Progress = Callable[[float, float, Sequence[Segment]], None]
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """``language`` is None for models of one language; ``duration`` in seconds."""
+    """``language`` is None for models that do not name theirs; ``duration`` in seconds."""
 
     task: Literal["transcribe", "translate"]
     language: str | None
@@ -222,7 +222,7 @@ class Transcriber(WindowByWindow):
         while seek < reading.count and not cancelled():
             window, read = reading.window(seek)
             self._source = self._listener.listen(read)
-            if language is None and self._speech.languages:
+            if language is None:
                 language = self._detect_language()
             task |= {"language": language, "previous": history if continues else preceding}
             prompt = self._ask("transcriptionPrompt", self._model, task)
@@ -239,10 +239,13 @@ class Transcriber(WindowByWindow):
             seek += advance
             yield language, seek / FRAMES_PER_SECOND, [each for each in segments if each.text.strip()]
 
-    def _detect_language(self) -> str:
-        """The language whose token is likeliest behind the start."""
+    def _detect_language(self) -> str | None:
+        """The language whose token is likeliest behind the start, None for a model that names none."""
+        if len(self._speech.languages) < 2:
+            return next((each.code for each in self._speech.languages), None)
         (logits,) = self._forward([self._speech.start], 0, [0])
-        return max(self._speech.languages, key=lambda each: logits[each.token]).code
+        tokens = {each.code: each.token for each in self._speech.languages if each.token is not None}
+        return max(tokens, key=lambda code: logits[tokens[code]])
 
     def _best_text(self, prompt: list[int], job: Job, guess: Sequence[int]) -> tuple[str, WindowText]:
         """What becomes of the first good text ("use" or "skip"), and that text; or the last one that was tried."""

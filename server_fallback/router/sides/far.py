@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import monotonic
 from typing import Any
 from uuid import uuid4
@@ -47,7 +48,8 @@ class Far:
 
     ``base_url`` with or without /v1; ``model`` None for the server's only model. ``dialect``: what the server accepts
     besides OpenAI's parameters; "nearfar" is `nearfar serve`. ``vision``: its model reads images, ``video``:
-    videos, and ``sound``: recordings in messages, which only `nearfar serve` reports itself.
+    videos, and ``sound``: recordings in messages, which only `nearfar serve` reports itself. ``ca``: see
+    `make_upstream`.
     """
 
     base_url: str
@@ -57,6 +59,7 @@ class Far:
     vision: bool = False
     video: bool = False
     sound: bool = False
+    ca: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class FarSide:
         self.far, self._hides_ids, self._strict = far, hides_ids, strict
         self.model: FarModel | None = None
         self._upstream: Upstream = make_upstream(
-            far.base_url, far.api_key, any_request_id=far.dialect != "openai", health=health_path(far.dialect)
+            far.base_url, far.api_key, far.ca, any_request_id=far.dialect != "openai", health=health_path(far.dialect)
         )
         self._queue = FarQueue()
         self._upstream.observe_headers = lambda headers: self._queue.update(headers, monotonic())

@@ -86,7 +86,7 @@ class SpeculatedFar:
     ) -> AsyncGenerator[AnswerPiece, None]:
         far, model = self._far.far, await self._far.reach(call)
         assert model.tokenizer_sha256 is not None
-        far_model = FarModel(far.base_url, model.id, model.tokenizer_sha256, far.api_key)
+        far_model = FarModel(far.base_url, model.id, model.tokenizer_sha256, far.api_key, far.ca)
         source = WireSpeculation(
             drafts.drafter,
             far_model,

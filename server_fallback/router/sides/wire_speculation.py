@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -24,6 +25,7 @@ from nearfar.compiler.runtime.errors import DeviceError, NearfarError, QueueFull
 
 from ...engine.request import AnswerEnd, FinishReason, GeneratedToken, TokenRequest
 from ...engine.verification import VerifyingSource
+from ...executors.http_transport import tls_failure, trusting
 from ...schema.common import NOT_NOW_STATUSES, ErrorDetail, Reply
 from ...schema.verify import PROTOCOL, VERSION, VerifyAccepted, VerifyDraft, VerifyError, VerifyOpen, VerifyOpened
 from .near_drafts import NearDrafts
@@ -49,13 +51,14 @@ MESSAGES: TypeAdapter[VerifyOpened | VerifyAccepted | VerifyError] = TypeAdapter
 class FarModel:
     """``url`` of the server, with or without /v1; ``model`` is the server's name for the model.
 
-    ``tokenizer_sha256`` is the hash of the near tokenizer.json.
+    ``tokenizer_sha256`` is the hash of the near tokenizer.json. ``ca``: see `make_upstream`.
     """
 
     url: str
     model: str
     tokenizer_sha256: str
     api_key: str | None = None
+    ca: Path | None = None
 
     @property
     def address(self) -> str:
@@ -140,6 +143,9 @@ class WireSpeculation:
 
     @asynccontextmanager
     async def _connected(self, request: TokenRequest) -> AsyncIterator[tuple[ClientConnection, VerifyOpened]]:
+        tls: dict[str, Any] = {}
+        if self.far.ca is not None and self.far.address.startswith("wss:"):
+            tls["ssl"] = trusting(self.far.ca)
         headers = {}
         if self.far.api_key is not None:
             headers["Authorization"] = f"Bearer {self.far.api_key}"
@@ -152,6 +158,7 @@ class WireSpeculation:
                 subprotocols=[Subprotocol(PROTOCOL)],
                 compression=None,
                 open_timeout=OPEN_SECONDS,
+                **tls,
             )
         except InvalidStatus as error:
             # A server without this route responds 403 or 404. Our server reports errors after the connection is open.
@@ -162,7 +169,8 @@ class WireSpeculation:
             code = "verify_unavailable" if status in (403, 404) else None
             raise far_error(self.far.url, status, ErrorDetail(message=message, type="", code=code)) from error
         except (OSError, TimeoutError, WebSocketException) as error:
-            raise Unavailable(f"{self.far.url}: cannot be reached ({error}); is the server running?") from error
+            failure = tls_failure(error) or f"cannot be reached ({error}); is the server running?"
+            raise Unavailable(f"{self.far.url}: {failure}") from error
         try:
             await self._send(socket, self._opening(request))
             opened = await self._receive(socket, VerifyOpened)

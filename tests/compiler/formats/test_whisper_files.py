@@ -16,6 +16,7 @@ from tiny_whisper import LANGUAGES, NO_SPEECH, NO_TIMESTAMPS, PREVIOUS, ROWS, ST
 from nearfar.compiler.formats import load
 from nearfar.compiler.formats.huggingface import read_spec
 from nearfar.compiler.ir.spec import AudioSpec
+from nearfar.compiler.ir.speech import LanguageToken
 from nearfar.compiler.measure.shapes import shape_checkpoint
 from nearfar.compiler.pipeline.compile import compile_any
 from nearfar.compiler.pipeline.options import CompileOptions
@@ -121,6 +122,9 @@ def test_a_model_of_one_language_needs_no_tasks(changed: Callable[..., Path]) ->
     speech = load(str(folder)).speech
     assert speech is not None
     assert (speech.languages, speech.transcribe, speech.previous) == ((), None, None)
+    speech = load(str(changed("generation_config.json", is_multilingual=False))).speech
+    assert speech is not None
+    assert speech.languages == (LanguageToken("en", None),)
 
 
 def test_keys_have_no_bias_and_convolutions_are_matrices(saved: Path) -> None:

@@ -8,6 +8,7 @@ import socket
 import ssl
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 import httpx
@@ -20,10 +21,14 @@ from fake_models import FakeExecutor, FakeModels
 from live_server import live_server
 from waiting import WAIT_SECONDS
 
-from nearfar.compiler.runtime.errors import RequestError
+from nearfar.compiler.runtime.errors import RequestError, Unavailable
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.tls import tls_context
+from nearfar.server_fallback.engine.request import TokenRequest
+from nearfar.server_fallback.executors.executor import Call
+from nearfar.server_fallback.executors.upstream import make_upstream
 from nearfar.server_fallback.kserve.grpc_server import GrpcServer
+from nearfar.server_fallback.router.sides.wire_speculation import FarModel, WireSpeculation
 
 
 def common_name(port: int) -> str:
@@ -51,6 +56,7 @@ def test_a_new_certificate_is_for_new_connections_and_streams_go_on(tmp_path: Pa
                 text = "".join([first, *lines])
             assert text.count('"content":"a"') == 60
             assert "[DONE]" in text
+        asyncio.run(requests_of_other_servers(url, cert))
         with pytest.raises(httpx.ConnectError, match="self-signed certificate"):
             httpx.get(f"{url}/health", verify=trusted)
         now = ssl.create_default_context(cafile=cert)
@@ -58,6 +64,30 @@ def test_a_new_certificate_is_for_new_connections_and_streams_go_on(tmp_path: Pa
         with socket.create_connection(("127.0.0.1", live.port), WAIT_SECONDS) as plain:
             plain.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             assert not plain.recv(100).startswith(b"HTTP")
+
+
+async def requests_of_other_servers(url: str, ca: Path) -> None:
+    """What our own server and gateway are as clients of another server."""
+
+    async def drafted(trusted: Path | None) -> None:
+        # It is refused before near is asked.
+        far = FarModel(url, "fake", "5ha", ca=trusted)
+        await anext(WireSpeculation(cast("Any", None), far).generate(TokenRequest([1, 2], 4)))
+
+    async def listed(trusted: Path | None) -> Any:
+        upstream = make_upstream(url, None, trusted)
+        try:
+            return await upstream.request("GET", "/v1/models", None, Call("1"))
+        finally:
+            await upstream.close()
+
+    for work in (drafted, listed):
+        with pytest.raises(Unavailable, match=r"certificate is not accepted .*: --tls-ca FILE"):
+            await work(None)
+    assert (await listed(ca))["data"][0]["id"] == "fake"
+    with pytest.raises(RequestError) as refused:
+        await drafted(ca)
+    assert refused.value.details["code"] == "verify_unavailable"
 
 
 def test_grpc_has_the_certificate_of_the_server_and_its_newer_one(tmp_path: Path) -> None:

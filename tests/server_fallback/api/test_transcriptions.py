@@ -6,7 +6,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tiny_whisper import CONTEXT, make_whisper
 from waiting import until
 
 from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.ir.speech import LanguageToken
 from nearfar.compiler.runtime.audio.transcribe import LIMITS
 from nearfar.compiler.runtime.errors import DeadlineExceeded, QueueFull, RequestError, Unavailable
 from nearfar.compiler.runtime.reference import ReferenceRunner
@@ -72,7 +73,11 @@ def speech_executor(bundle: Bundle, *, max_waiting: int = 4) -> SpeechExecutor:
 
 @pytest.fixture(scope="module")
 def models(bundle: Bundle) -> ModelsWithSpeech:
-    return ModelsWithSpeech(speech={"whisper": speech_executor(bundle)})
+    speech = bundle.manifest.speech
+    assert speech is not None
+    english = replace(speech, languages=(LanguageToken("en", None),), transcribe=None, translate=None)
+    other = replace(bundle, manifest=bundle.manifest.model_copy(update={"speech": english}))
+    return ModelsWithSpeech(speech={"whisper": speech_executor(bundle), "english": speech_executor(other)})
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +116,19 @@ def test_a_model_without_languages_and_timestamps_transcribes(tmp_path: Path) ->
     )
     for path, fields, message in cases:
         refused = post(app, path, **fields)
+        assert (refused.status_code, message in refused.text) == (400, True), refused.text
+
+
+def test_a_model_that_only_knows_english_accepts_that_language(app: FastAPI) -> None:
+    asked: dict[str, Any] = {"model": "english", "response_format": "verbose_json", "temperature": "0"}
+    found = post(app, **asked).json()
+    assert found == post(app, language="en", **asked).json()
+    assert (found["language"], found["text"] != "") == ("en", True)
+    for path, fields, message in (
+        ("transcriptions", {"language": "de"}, "language 'de' is not known to the model; known: en"),
+        ("translations", {}, "does not translate"),
+    ):
+        refused = post(app, path, model="english", **fields)
         assert (refused.status_code, message in refused.text) == (400, True), refused.text
 
 

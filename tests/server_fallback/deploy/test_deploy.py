@@ -22,7 +22,7 @@ from nearfar.compiler.options import Group, declared
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.engine.stats import BatchRecord, EngineStats, RequestRecord
-from nearfar.server_fallback.executors.executor import ExecutorState
+from nearfar.server_fallback.executors.executor import ExecutorState, PrefillState
 from nearfar.server_fallback.router.decision.policy import Policy
 
 DEPLOY = Path(__file__).parents[3] / "server_fallback/deploy"
@@ -40,7 +40,8 @@ def samples() -> dict[str, set[str]]:
     """The names of all samples of a server in use, and their labels."""
     record, batches, models = RequestRecord(), BatchRecord(), FakeModels(FakeExecutor())
     engine = EngineStats(requests=record.snapshot(), batches=batches.snapshot(), num_pages=1, max_adapters=1)
-    models.fake.current = ExecutorState(True, "", 1, 1, 1, engine)
+    prefill = PrefillState(1, 1, required=False, fallbacks={"slow": 1})
+    models.fake.current = ExecutorState(True, "", 1, 1, 1, engine, prefill=prefill)
     metrics = create_app(models, ApiConfig()).state.service.metrics
     for metric in vars(metrics).values():
         if hasattr(metric, "_labelnames") and metric._labelnames:
@@ -88,12 +89,14 @@ def test_the_configurations_are_those_of_the_commands() -> None:
     gateway = parsed("gateway", "--config", str(DEPLOY / "gateway.toml"))
     assert gateway.policy == DEPLOY / "policy.json"
     assert Policy.read(gateway.policy).mode == "prefer-near"
+    balancer = parsed("serve", "--config", str(DEPLOY / "balancer.toml"))
+    assert (balancer.executor, balancer.port) == ("upstream", serve.port)
     # Lines that are comments become options without their sign.
-    text = (DEPLOY / "nearfar.toml").read_text()
-    for line in re.findall(r"^# (\w+ = .*)$", text, re.MULTILINE):
-        key = line.partition(" ")[0]
-        if key not in ("name", "sha256", "requests_per_minute", "tokens_per_minute", "max_concurrent"):
-            assert has_key(type(serve), key), key
+    for file in ("nearfar.toml", "balancer.toml"):
+        for line in re.findall(r"^# (\w+ = .*)$", (DEPLOY / file).read_text(), re.MULTILINE):
+            key = line.partition(" ")[0]
+            if key not in ("name", "sha256", "requests_per_minute", "tokens_per_minute", "max_concurrent"):
+                assert has_key(type(serve), key), key
 
 
 def has_key(owner: type, key: str) -> bool:
@@ -107,11 +110,13 @@ def values() -> dict[str, Any]:
 
 def test_the_chart_calls_commands_with_options_that_exist(tmp_path: Path) -> None:
     for template, config in (
-        ("server.yaml", values()["config"]),
+        ("_server_pod.tpl", values()["config"]),
+        ("_server_pod.tpl", values()["prefill"]["balancer"]["config"]),
         ("gateway.yaml", values()["gateway"]["config"]),
     ):
         text = (CHART / "templates" / template).read_text()
-        arguments = re.findall(r"^ {12}- (serve|gateway|--[^{\n]*(?:\{\{.*)?)$", text, re.MULTILINE)
+        arguments = re.findall(r"^ +- (serve|gateway|--[^{\n]*(?:\{\{.*)?)$", text, re.MULTILINE)
+        arguments += [f"{option}=http://x" for option in re.findall(r'"nearfar.workers" \(list \. "(--[a-z-]+)"', text)]
         assert len(arguments) > 4
         file = tmp_path / template
         file.write_text(config)
@@ -121,6 +126,43 @@ def test_the_chart_calls_commands_with_options_that_exist(tmp_path: Path) -> Non
         ]
         options = parsed(*given)
         assert options.host == "0.0.0.0"
+
+
+def test_the_chart_starts_workers_apart_that_know_each_other(tmp_path: Path) -> None:
+    helm = shutil.which("helm")
+    if helm is None:
+        pytest.skip("helm is not installed")
+    given = tmp_path / "given.yaml"
+    secrets = {"keys": {"existingSecret": "k"}, "tls": {"existingSecret": "t", "authority": "ca.crt"}}
+    apart = {"replicas": 2, "workerKey": {"secretName": "w"}}
+    given.write_text(json.dumps({"replicas": 3, "prefill": apart, "gateway": {"enabled": True}, **secrets}))
+    command = [helm, "template", "x", str(CHART), "-n", "ns", "-f", str(given)]
+    rendered = [each for each in yaml.safe_load_all(subprocess.check_output(command)) if each]
+    sets = {each["metadata"]["name"]: each["spec"] for each in rendered if "replicas" in each.get("spec", {})}
+    assert {name: spec["replicas"] for name, spec in sets.items()} == {
+        "x-nearfar": 1, "x-nearfar-gateway": 1, "x-nearfar-prefill": 2, "x-nearfar-decode": 3,
+    }  # fmt: skip
+    commands = {}
+    for name, spec in sets.items():
+        pod = spec["template"]
+        assert spec["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        (container,) = pod["spec"]["containers"]
+        mounted = {each["name"] for each in container["volumeMounts"]}
+        claims = {each["metadata"]["name"] for each in spec.get("volumeClaimTemplates", [])}
+        assert mounted == {each["name"] for each in pod["spec"]["volumes"]} | claims
+        file = tmp_path / f"{name}.toml"
+        file.write_text(values()["gateway"]["config"] if name.endswith("gateway") else values()["config"])
+        args = [f"--config={file}" if each.startswith("--config") else each for each in container["args"]]
+        commands[name] = parsed(*args)
+    balancer, decode = commands["x-nearfar"], commands["x-nearfar-decode"]
+    assert balancer.others.upstream == tuple(
+        f"https://x-nearfar-decode-{index}.x-nearfar-decode.ns.svc:8000" for index in range(3)
+    )
+    assert balancer.local.prefill.prefill_from == decode.local.prefill.prefill_from
+    assert len(decode.local.prefill.prefill_from) == 2
+    assert commands["x-nearfar-prefill"].local.prefill.role == "prefill"
+    for options in (balancer, decode):
+        options.local.prefill.require_consistent(options.executor, options.front_ends)
 
 
 def test_probes_ask_for_routes_that_exist() -> None:
@@ -160,6 +202,33 @@ def test_compose_runs_commands_that_exist_with_files_that_exist() -> None:
     assert scraped["job_name"] == "nearfar"
     targets = scraped["static_configs"][0]["targets"]
     assert targets == [f"{name}:{parsed_port(name)}" for name in ("server", "gateway")]
+
+
+def test_compose_runs_workers_apart_that_know_each_other() -> None:
+    composed, apart = (yaml.safe_load((DEPLOY / f"compose{name}.yaml").read_text()) for name in ("", ".roles"))
+    commands = {
+        name: parsed(*(each.replace("/etc/nearfar", str(DEPLOY)) for each in service["command"]))
+        for name, service in apart["services"].items()
+        if "command" in service
+    }
+    decode = [name for name, options in commands.items() if options.local.prefill.role == "decode"]
+    prefill = [name for name, options in commands.items() if options.local.prefill.role == "prefill"]
+    addresses = {name: f"http://{name}:{commands[name].port}" for name in commands}
+    balancer = commands["server"]
+    assert balancer.others.upstream == tuple(addresses[name] for name in decode)
+    for name in ("server", *decode):
+        assert commands[name].local.prefill.prefill_from == tuple(addresses[each] for each in prefill)
+    for name in (*prefill, *decode):
+        service = apart["services"][name]
+        assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+        commands[name].local.prefill.require_consistent("local", 1)
+    for service in apart["services"].values():
+        for volume in service["volumes"]:
+            source = volume.partition(":")[0]
+            assert source in composed["volumes"] or (DEPLOY / source).is_file(), volume
+        assert set(service.get("depends_on", ())) <= apart["services"].keys()
+    (scraped,) = yaml.safe_load((DEPLOY / "workers.yaml").read_text())
+    assert [f"http://{target}" for target in scraped["targets"]] == [addresses[name] for name in (*prefill, *decode)]
 
 
 def parsed_port(service: str) -> int:

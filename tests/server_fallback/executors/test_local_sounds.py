@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
+from answers import whole
+from fake_models import FakeModels
 from hearing_families import AUDIO, PICTURE, Floats, make_hearing, sound, stored, wav
 from image_families import pattern
-from local_requests import chat, run
+from local_requests import CALL, chat, chat_request, run
 from PIL import Image
 from plain_target import compile_plain
 
@@ -27,14 +30,21 @@ from nearfar.compiler.runtime.media import encode_media, placed_features
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
+from nearfar.server_fallback.api.app import create_app
+from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.engine.config import EngineConfig
 from nearfar.server_fallback.engine.image_tower import ImageTower
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.token_engine import TokenEngine
+from nearfar.server_fallback.executors.apart import ApartEngine
+from nearfar.server_fallback.executors.executor import PrefillState
 from nearfar.server_fallback.executors.local import LocalExecutor
+from nearfar.server_fallback.executors.page_transfer import PageIdentity
+from nearfar.server_fallback.executors.prefill_options import PrefillOptions
 from nearfar.server_fallback.executors.text_model import TextModel
 from nearfar.server_fallback.images.options import ImageOptions
 from nearfar.server_fallback.images.reader import ImageReader
+from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.text.grammar.grammar_compiler import GrammarCompiler
 from nearfar.server_fallback.text.grammar.grammars import Grammars
 from nearfar.server_fallback.text.text_workers import TextWorkers
@@ -124,6 +134,43 @@ def test_an_answer_about_sounds_and_a_picture_is_that_of_one_runner(bundle: Bund
         assert cached(changed) == 0
         assert changed.choices[0].message.content == alone(bundle, other, [sound(32 * 30 + 7, 2), second], picture=True)
     assert state.ready
+
+
+def test_the_text_before_a_sound_or_a_picture_may_come_from_a_prefill_worker(bundle: Bundle) -> None:
+    text = {"type": "text", "text": "a long text that comes before everything else"}
+    for content in ([text, heard(wav(sound(32 * 9))), seen(60, 45)], [text, seen(60, 45), text]):
+        request = chat_request(messages=[{"role": "user", "content": content}], max_tokens=TOKENS, temperature=0)
+        with hearing(bundle) as local, hearing(bundle) as decode, hearing(bundle) as prefill:
+            expected = run(whole(local, request, CALL))
+            answer, prefills = run(answer_apart(bundle, decode, prefill, request))
+        assert answer.choices == expected.choices
+        assert answer.usage.prompt_tokens_details == expected.usage.prompt_tokens_details
+        # All whole pages of text, and no other.
+        assert (prefills.transfers, prefills.fallbacks) == (1, {})
+        assert 32 <= prefills.tokens < 64
+
+
+async def answer_apart(
+    bundle: Bundle, decode: LocalExecutor, prefill: LocalExecutor, request: ChatCompletionRequest
+) -> tuple[Any, PrefillState]:
+    """The answer of a decode worker, whose prefill worker is in this process, and what it had computed."""
+    engine = decode._engine
+    assert isinstance(engine, TokenEngine)
+    identity = prefill._pages = PageIdentity.of(bundle.manifest, engine.prefix_key)
+    assert identity is not None
+    options = PrefillOptions(
+        role="decode", prefill_from=("http://prefill",), prefill_tokens=16, local_prefill=False
+    )  # fmt: skip
+    apart = ApartEngine(engine, identity, options, "fake")
+    models = FakeModels(prefill)  # type: ignore[arg-type]
+    apart._workers.all[0].upstream.client = httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(models, ApiConfig()))
+    )
+    try:
+        answer = await whole(LocalExecutor(apart, decode._model, workers=decode._workers), request, CALL)
+        return answer, apart.prefills()
+    finally:
+        await apart._workers.close()
 
 
 def test_recordings_that_cannot_be_heard_are_refused_by_their_part(bundle: Bundle) -> None:

@@ -5,9 +5,12 @@ as from one server alone, whatever happens to the prefill worker, its connection
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,18 +19,24 @@ import httpx
 import pytest
 from answers import whole
 from asgi import ask_of
+from certificates import write_certificate
 from served_demo import Served, start
+from tiny_adapters import MLP, make_adapter
 from waiting import until, wait_until
 
 from nearfar.compiler.runtime.errors import NearfarError, RequestError, Unavailable
+from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import ENVIRONMENT
+from nearfar.server_fallback.api.tls import tls_context
 from nearfar.server_fallback.executors import prefill_client
+from nearfar.server_fallback.executors.adaptable import AdaptableExecutor
 from nearfar.server_fallback.executors.apart import ApartEngine
 from nearfar.server_fallback.executors.executor import Call, ExecutorState, PrefillState
 from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.local_opener import open_executor
 from nearfar.server_fallback.executors.local_options import LocalOptions
 from nearfar.server_fallback.executors.prefill_options import PrefillOptions
+from nearfar.server_fallback.executors.prefill_workers import PrefillWorkers
 from nearfar.server_fallback.schema.chat import ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.pages import NOBODY, PAGES_ROUTE, VERSION
@@ -41,16 +50,18 @@ Fault = Callable[[bytes, int], bytes | None]
 
 
 class Proxy:
-    """A TCP proxy before the prefill worker, on the loop of the decode worker. ``fault`` counts from a request on."""
+    """A TCP proxy before the prefill worker, on the loop of the decode worker. ``fault`` counts from a request on.
+    ``tls``: it decrypts what it forwards.
+    """
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._port, self._tls = port, tls
         self.fault: Fault | None = None
         self.port = 0
         self._connections = set[asyncio.Task[None]]()
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
@@ -134,6 +145,20 @@ class Workers:
         state = self.apart.state().prefill
         assert state is not None
         return state
+
+    @asynccontextmanager
+    async def reaching(
+        self, url: str, *, key: str = KEY, ca: Path | None = None, local_prefill: bool = False
+    ) -> AsyncIterator[LocalExecutor]:
+        """The decode worker, with another prefill worker."""
+        engine = engine_of(self.apart)
+        before, options = engine._workers, engine._options
+        engine._workers, engine._options = PrefillWorkers([url], key, ca), replace(options, local_prefill=local_prefill)
+        try:
+            yield self.apart
+        finally:
+            await engine._workers.close()
+            engine._workers, engine._options = before, options
 
     def fallbacks(self, reason: str) -> int:
         return self.state.fallbacks.get(reason, 0)
@@ -335,31 +360,79 @@ def test_a_unix_socket_and_a_wrong_key(workers: Workers) -> None:
     socket = workers.prefill.log.parent / "socket"
     assert socket.stat().st_mode & 0o077 == 0
 
-    async def through(key: str) -> tuple[list[Any], PrefillState | None]:
-        options = replace(workers.options, prefill_from=(f"unix:{socket}",), api_key=key)
-        executor = await workers.opened(options)
+    async def through(key: str, request: Any) -> list[Any]:
+        async with workers.reaching(f"unix:{socket}", key=key, local_prefill=True) as executor:
+            return await answer_of(executor, request)
+
+    before, request, other = workers.state, completion(11), completion(13)
+    assert workers.run(through(KEY, request)) == workers.run(answer_of(workers.alone, request))
+    assert (workers.state.transfers, workers.state.fallbacks) == (before.transfers + 1, before.fallbacks)
+    assert workers.run(through("another-key", other)) == workers.run(answer_of(workers.alone, other))
+    assert workers.fallbacks("refused") == before.fallbacks.get("refused", 0) + 1
+
+
+def test_a_connection_with_tls_needs_the_authority_and_the_name_of_the_certificate(
+    workers: Workers, tmp_path: Path
+) -> None:
+    cert, key = write_certificate(tmp_path, "prefill")
+    (tmp_path / "other").mkdir()
+    other, _ = write_certificate(tmp_path / "other", "another one")
+    proxy = Proxy(httpx.URL(workers.prefill.url).port or 0, tls_context(ApiConfig(tls_cert=cert, tls_key=key)))
+    workers.run(proxy.open())
+    url, request = f"https://127.0.0.1:{proxy.port}", completion(20)
+
+    async def through(url: str, ca: Path | None) -> list[Any]:
+        async with workers.reaching(url, ca=ca) as executor:
+            return await answer_of(executor, request)
+
+    authority = (
+        r"certificate is not accepted \(.*\); give the certificate of the authority that signed it: --tls-ca FILE"
+    )
+    for given, ca, message in (
+        (url, None, authority),
+        (url, other, authority),
+        (url.replace("127.0.0.1", "localhost"), cert, "certificate is not accepted .*; write a name that it has"),
+        (workers.prefill.url.replace("http:", "https:"), cert, "no connection with TLS could be made .* write http://"),
+    ):
+        with pytest.raises(Unavailable, match=message) as refused:
+            workers.run(through(given, ca))
+        assert refused.value.details["reason"] == "unreachable"
+        # The address is in it once.
+        assert refused.value.message.count(given) == 1
+    before = workers.state.transfers
+    assert workers.run(through(url, cert)) == workers.run(answer_of(workers.alone, request))
+    assert workers.state.transfers == before + 1
+    workers.run(proxy.close())
+
+
+def test_prompts_that_an_adapter_reads_are_computed_here(
+    workers: Workers, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
+) -> None:
+    make_adapter(tmp_path / "red", tiny_checkpoints["qwen3"], MLP, rank=4, alpha=8, seed=3)
+
+    async def adapted(executor: LocalExecutor, request: Any) -> list[Any]:
+        assert isinstance(executor, AdaptableExecutor)
+        identity = await executor.load_adapter("red", str(tmp_path / "red"))
         try:
-            return await answer_of(executor, completion(11)), executor.state().prefill
+            return await answer_of(executor.with_adapter("red", identity), request)  # type: ignore[arg-type]
         finally:
-            await executor.close()
+            await executor.unload_adapter("red")
 
-    expected = workers.run(answer_of(workers.alone, completion(11)))
-    found, state = workers.run(through(KEY))
-    assert found == expected
-    assert state is not None
-    assert (state.transfers, state.fallbacks) == (1, {})
-    found, state = workers.run(through("another-key"))
-    assert found == expected
-    assert state is not None
-    assert state.fallbacks == {"refused": 1}
+    request = completion(21)
+    plain = workers.run(answer_of(workers.apart, request))
+    before = workers.state
+    # The pages of the model itself are in the cache, and are not those of the adapter.
+    red = workers.run(adapted(workers.apart, request))
+    assert red == workers.run(adapted(workers.alone, request))
+    assert red != plain
+    assert workers.state == before
 
 
-def test_a_decode_worker_that_may_not_compute_prompts_fails_with_a_reason(workers: Workers) -> None:
+def test_a_decode_worker_that_may_not_compute_prompts_fails_with_a_reason(
+    workers: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
     async def work() -> NearfarError:
-        executor = await workers.opened(
-            replace(workers.options, prefill_from=("http://127.0.0.1:9",), local_prefill=False)
-        )
-        try:
+        async with workers.reaching("http://127.0.0.1:9") as executor:
             await until(lambda: not executor.state().ready)
             assert "none of 1 prefill workers answers" in executor.state().detail
             # A short prompt is computed here.
@@ -367,12 +440,13 @@ def test_a_decode_worker_that_may_not_compute_prompts_fails_with_a_reason(worker
             with pytest.raises(Unavailable) as refused:
                 await answer_of(executor, completion(12))
             return refused.value
-        finally:
-            await executor.close()
 
-    error = workers.run(work())
+    with caplog.at_level(logging.WARNING, "nearfar.server"):
+        error = workers.run(work())
     assert error.details["code"] == "prefill_unavailable"
     assert error.details["reason"] == "unreachable"
+    failed = [each for each in caplog.records if each.message == "prefill_worker_failed"]
+    assert [each.fields["message"] for each in failed] == ["no connection could be made; check that it is running"]  # type: ignore[attr-defined]
 
 
 def test_health_and_metrics_report_prefill_workers() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
+from fake_openai import FakeOpenAI, Reply, text_chunks
+from opened_upstreams import ask, with_upstream
 
 from nearfar.compiler.cli import main
 from nearfar.compiler.runtime.errors import RequestError
@@ -17,7 +19,8 @@ from nearfar.server_fallback.executors.prefill_placement import PrefillPlacement
 from nearfar.server_fallback.executors.prefill_workers import BLOCK_TOKENS, PrefillWorkers, token_hashes
 from nearfar.server_fallback.executors.relay import Relay
 from nearfar.server_fallback.executors.upstream_bounds import bounds_of
-from nearfar.server_fallback.schema.chat import ChatCompletionChunk
+from nearfar.server_fallback.executors.upstream_executor import UpstreamExecutor
+from nearfar.server_fallback.schema.chat import ChatCompletionChunk, ChatCompletionRequest
 from nearfar.server_fallback.schema.completions import CompletionRequest
 from nearfar.server_fallback.schema.pages import NOBODY, PREFILL_HEADER
 from nearfar.server_fallback.text.output import Chunks
@@ -100,6 +103,20 @@ def test_only_long_prompts_that_the_decode_worker_has_not_seen_are_placed() -> N
     placed(work)
 
 
+def test_a_prompt_with_a_picture_is_not_placed() -> None:
+    server = FakeOpenAI(lambda _: Reply(chunks=text_chunks("a")))
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}
+
+    async def check(executor: UpstreamExecutor) -> None:
+        for content in ("short", [picture]):
+            asked = {"model": "ours", "messages": [{"role": "user", "content": content}]}
+            await ask(executor, question=ChatCompletionRequest.model_validate(asked))
+
+    with_upstream(check, server, dialect="nearfar", prefill_urls=("http://127.0.0.1:9",))
+    # The decode worker, which knows how much text is before the picture, decides.
+    assert [each.headers.get(PREFILL_HEADER.lower()) for each in server.received] == [NOBODY, None]
+
+
 def test_a_worker_is_busy_until_the_answer_begins() -> None:
     def work(workers: PrefillWorkers) -> None:
         placement, answer = PrefillPlacement(workers, 256), relay()
@@ -134,6 +151,7 @@ def test_a_worker_needs_an_address() -> None:
         (["--role", "decode", "--executor", "upstream", "--upstream", "http://a"], "the upstream servers have roles"),
         (["--executor", "upstream", "--upstream", "http://a", "--prefill-from", "http://b"], "add --dialect nearfar"),
         (["--role", "decode", "--prefill-from", "http://a", "--prefill-api-key-env", "NOT_SET"], "NOT_SET"),
+        (["--role", "decode", "--prefill-from", "https://a", "--tls-ca", "no.pem"], "--tls-ca no.pem: No such file"),
         (["--socket", "a", "--front-ends", "2"], "--socket"),
     ],
 )

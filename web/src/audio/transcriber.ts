@@ -6,7 +6,7 @@ import { readParams, signal } from "../api/params.js";
 import type { Gate } from "../engine/gate.js";
 import { drawAt } from "../engine/resolved_sampling.js";
 import { BundleError, DeviceError, RequestError } from "../errors.js";
-import type { Manifest } from "../runtime/manifest.js";
+import type { LanguageToken, Manifest } from "../runtime/manifest.js";
 import type { Runner } from "../runtime/runner.js";
 import { addTokens, emptyBatch, settingsRow } from "../runtime/batch.js";
 import { nextTokens } from "../shared/transcription/next_tokens.js";
@@ -217,7 +217,7 @@ export class Transcriber {
     const { frames, read } = job.reading.window(seek);
     this.#heard = read;
     await this.#turns.compute(job.signal, async (runner) => this.#listener.listen(runner, read));
-    const language = given ?? (model.languages.length === 0 ? null : await this.#detectLanguage(job));
+    const language = given ?? (await this.#detectLanguage(job));
     const prompt = transcriptionPrompt(model, { ...job, language });
     const start = prompt.indexOf(model.start);
     const logits = await this.#forward(job, prompt, 0, [...new Set([start, prompt.length - 1])]);
@@ -252,12 +252,13 @@ export class Transcriber {
     return first < Infinity || text.trim() === "" ? text : ` ${text.trim()}`;
   }
 
-  /** The language whose token is likeliest after the start. */
-  async #detectLanguage(job: Job): Promise<string> {
-    const [logits = new Float32Array()] = await this.#forward(job, [this.#model.start], 0, [0]);
-    return this.#model.languages.reduce((best, each) =>
-      Number(logits[each.token]) > Number(logits[best.token]) ? each : best,
-    ).code;
+  /** The language whose token is likeliest after the start; null for a model that names none. */
+  async #detectLanguage(job: Job): Promise<string | null> {
+    const { languages, start } = this.#model;
+    if (languages.length < 2) return languages[0]?.code ?? null;
+    const [logits = new Float32Array()] = await this.#forward(job, [start], 0, [0]);
+    const likelihood = ({ token }: LanguageToken): number => Number(token === null ? -Infinity : logits[token]);
+    return languages.reduce((best, each) => (likelihood(each) > likelihood(best) ? each : best)).code;
   }
 
   /**

@@ -187,13 +187,13 @@ export interface ClassifierSpec {
   readonly transitions: TransitionSpec | null;
 }
 
-/** The token of a language, by its code such as "en". */
+/** The token of a language, by its code such as "en"; None if it is the model's only one, which no prompt names. */
 export interface LanguageToken {
   readonly code: string;
-  readonly token: number;
+  readonly token: number | null;
 }
 
-/** A prompt is ``start``, and if there are ``languages``, one of them and the task; then ``no_timestamps``, unless the text is to have timestamps: all tokens after it, ``seconds`` / rows of a window apart. Without that token, the model writes no timestamps, and ``seconds`` are those of its longest window. ``previous`` precedes a text that was transcribed before, None if the model has no such token. The probability of ``no_speech`` after ``start`` is that of a window without speech. ``suppressed`` tokens are never written, ``suppressed_first`` not as the first one. With timestamps, the first one is at most number ``max_initial_timestamp``, unless that is None. */
+/** A prompt is ``start``, and if ``languages`` have tokens, one of them and the task; then ``no_timestamps``, unless the text is to have timestamps: all tokens after it, ``seconds`` / rows of a window apart. Without that token, the model writes no timestamps, and ``seconds`` are those of its longest window. ``previous`` precedes a text that was transcribed before, None if the model has no such token. The probability of ``no_speech`` after ``start`` is that of a window without speech. ``suppressed`` tokens are never written, ``suppressed_first`` not as the first one. With timestamps, the first one is at most number ``max_initial_timestamp``, unless that is None. */
 export interface SpeechSpec {
   readonly start: number;
   readonly no_timestamps: number | null;

@@ -109,4 +109,10 @@ it("prompts with the language, the task and the end of the text before", () => {
   expect(checkTask(MODEL, "de", true)).toBeNull();
   expect(() => checkTask(MODEL, "fr", false)).toThrow("known: en, de");
   expect(() => checkTask({ ...MODEL, languages: [], translate: null }, null, true)).toThrow("does not translate");
+  const english = { ...MODEL, languages: [{ code: "en", token: null }], transcribe: null, translate: null };
+  expect(checkTask(english, "en", false)).toBeNull();
+  expect(() => checkTask(english, "de", false)).toThrow("language 'de' is not known to the model; known: en");
+  expect(transcriptionPrompt(english, { ...plain, language: "en" })).toEqual(
+    transcriptionPrompt({ ...english, languages: [] }, plain),
+  );
 });

@@ -6,7 +6,7 @@
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{/* Called with a list of the root and the component, server or gateway. */}}
+{{/* Called with a list of the root and the component: server, gateway, prefill or decode. */}}
 {{- define "nearfar.selector" -}}
 app.kubernetes.io/name: {{ (index . 0).Chart.Name }}
 app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
@@ -49,4 +49,22 @@ readinessProbe:
   httpGet: { path: /health/ready, port: http, scheme: {{ .scheme }} }
   periodSeconds: 5
   timeoutSeconds: 5
+{{- end }}
+
+{{- define "nearfar.scheme" -}}
+{{ ternary "https" "http" (ne .Values.tls.existingSecret "") }}
+{{- end }}
+
+{{/*
+The options with the addresses of workers. Called with a list of the root, the option and the role. Names of this length
+may be matched by a certificate for *.RELEASE-nearfar-ROLE.NAMESPACE.svc.
+*/}}
+{{- define "nearfar.workers" -}}
+{{- $root := index . 0 -}}
+{{- $role := index . 2 -}}
+{{- $service := printf "%s-%s" (include "nearfar.name" $root) $role -}}
+{{- range $number := until (int (ternary $root.Values.prefill.replicas $root.Values.replicas (eq $role "prefill"))) -}}
+{{- if $number }}
+{{ end }}- {{ printf "%s=%s://%s-%d.%s.%s.svc:8000" (index $ 1) (include "nearfar.scheme" $root) $service $number $service $root.Release.Namespace }}
+{{- end }}
 {{- end }}

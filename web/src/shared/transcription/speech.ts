@@ -24,7 +24,7 @@ export const secondsPerStamp = ({ seconds, rows }: SpeechModel): number => secon
 
 /** How sound is transcribed. */
 export interface TranscriptionTask {
-  /** Its code, such as "en"; null if it is not known yet, and for models of one language. */
+  /** Its code, such as "en"; null if it is not known yet, and for models that do not name theirs. */
   readonly language: string | null;
   readonly translate: boolean;
   readonly timestamps: boolean;
@@ -52,10 +52,10 @@ export function transcriptionPrompt(model: SpeechModel, task: TranscriptionTask)
   const kept = task.previous.slice(Math.max(0, task.previous.length - (Math.floor(model.context / 2) - 1)));
   const before = kept.length > 0 && previous !== null ? [previous, ...kept] : [];
   const tokens = [...before, start];
-  const language = languages.find(({ code }) => code === task.language);
-  if (language !== undefined) {
+  const language = languages.find(({ code }) => code === task.language)?.token ?? null;
+  if (language !== null) {
     const chosen = task.translate ? translate : transcribe;
-    tokens.push(language.token, ...(chosen === null ? [] : [chosen]));
+    tokens.push(language, ...(chosen === null ? [] : [chosen]));
   }
   return task.timestamps || no_timestamps === null ? tokens : [...tokens, no_timestamps];
 }
