@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import serving_process
 from bench_compile import ROOT, machine
@@ -67,23 +67,51 @@ OUTPUTS = (24, 64)
 # Between workers on one machine, by HTTP.
 LINK_SPEED = 1e9
 ALONE = 5
+# What the table shows, and its factor.
+FIGURES = {
+    "first token, mean, ms": ("ttft_mean", 1000), "short prompts, p50": ("ttft_short_p50", 1000),
+    "long prompts, p50": ("ttft_long_p50", 1000), "all, p50": ("ttft_p50", 1000), "all, p90": ("ttft_p90", 1000),
+    "further tokens, ms": ("tpot_p50", 1000), "output tokens a second": ("tokens_per_second", 1),
+}  # fmt: skip
+
+
+class Measured(NamedTuple):
+    """Of a request, in seconds; ``end`` is since the first arrival."""
+
+    prompt_tokens: int
+    output_tokens: int
+    ttft: float
+    tpot: float | None
+    end: float
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Medians in seconds, and output tokens a second from the first arrival to the last token."""
+    """In seconds, and output tokens a second from the first arrival to the last token. The median of all times to the
+    first token lies between those of short and of long prompts, where few requests are, so one of them may move it by
+    half; the mean and the medians of both kinds say more.
+    """
 
+    ttft_mean: float
+    ttft_short_p50: float
+    ttft_long_p50: float
     ttft_p50: float
+    ttft_p90: float
     tpot_p50: float
     tokens_per_second: float
 
     @staticmethod
-    def of(times: Sequence[tuple[float, float | None, float, int]]) -> Figures:
-        """``times``: of each request its TTFT, its TPOT, when it ended, and its tokens."""
+    def of(all_measured: Sequence[Measured]) -> Figures:
+        first = [each.ttft for each in all_measured]
+        least_long = PROMPTS["long"][0]
         return Figures(
-            statistics.median(first for first, _, _, _ in times),
-            statistics.median(between for _, between, _, _ in times if between is not None),
-            sum(tokens for *_, tokens in times) / max(end for _, _, end, _ in times),
+            statistics.mean(first),
+            statistics.median(each.ttft for each in all_measured if each.prompt_tokens < least_long),
+            statistics.median(each.ttft for each in all_measured if each.prompt_tokens >= least_long),
+            statistics.median(first),
+            statistics.quantiles(first, n=10)[-1],
+            statistics.median(each.tpot for each in all_measured if each.tpot is not None),
+            sum(each.output_tokens for each in all_measured) / max(each.end for each in all_measured),
         )
 
 
@@ -111,11 +139,13 @@ def main() -> None:
             overhead = measure_alone(fleet)
             measured = replace(device, request_seconds=overhead)
             transfer = measure_transfer(fleet, measured, workers) if workers[0] else 0.0
-            real = real_figures(asyncio.run(fleet.run(requests)))
+            real = real_times(asyncio.run(fleet.run(requests)))
         simulated = simulate(measured, workers, requests, transfer)
         found["results"][name] = {
             "rate": rate, "load": os.getloadavg()[0], "request_seconds": overhead, "transfer_seconds": transfer,
-            "real": asdict(real), "simulated": asdict(simulated),
+            "real": asdict(Figures.of(real)), "simulated": asdict(Figures.of(simulated)),
+            # Prompt tokens, and the real and the simulated time to the first token.
+            "ttft": [[a.prompt_tokens, round(a.ttft, 4), round(b.ttft, 4)] for a, b in zip(real, simulated, strict=True)],
         }  # fmt: skip
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(found, indent=1) + "\n")
@@ -182,21 +212,24 @@ def measure_transfer(fleet: Fleet, device: Device, workers: tuple[int, int, int]
     for index in range(ALONE):
         request = Request(0.0, PROMPTS["long"][0] + index, 2)
         real = asyncio.run(fleet.run([request]))[0].ttft_seconds or 0.0
-        beside.append(real - simulate(device, workers, [request], 0.0).ttft_p50)
+        beside.append(real - simulate(device, workers, [request], 0.0)[0].ttft)
     return max(0.0, statistics.median(beside))
 
 
-def real_figures(results: Sequence[Result]) -> Figures:
+def real_times(results: Sequence[Result]) -> list[Measured]:
     errors = [each.error for each in results if each.error is not None]
     assert not errors, errors[:3]
-    return Figures.of(
-        [(each.ttft_seconds or 0.0, each.tpot_seconds, each.end_seconds or 0.0, each.output_tokens) for each in results]
-    )
+    return [
+        Measured(
+            each.prompt_tokens, each.output_tokens, each.ttft_seconds or 0.0, each.tpot_seconds, each.end_seconds or 0.0
+        )
+        for each in results
+    ]
 
 
 def simulate(
     device: Device, workers: tuple[int, int, int], requests: Sequence[Request], transfer_seconds: float
-) -> Figures:
+) -> list[Measured]:
     prefill, decode, whole = workers
     link = LinkSpeed(LINK_SPEED, transfer_seconds)
     layout = Layout(device, whole=whole, prefill=prefill, decode=decode, link=link)
@@ -204,23 +237,23 @@ def simulate(
         SimulatedRequest(number, each.arrival_seconds, [Segment(-1 - number, each.prompt_tokens)], each.output_tokens)
         for number, each in enumerate(requests)
     ]
-    ran = run(layout, arrivals)
-    return Figures.of(
-        [(each.first_token_seconds, each.token_seconds, each.finish, each.output_tokens) for each in ran.requests]
-    )
+    return [
+        Measured(each.prompt_tokens, each.output_tokens, each.first_token_seconds, each.token_seconds, each.finish)
+        for each in run(layout, arrivals).requests
+    ]
 
 
 def report(found: dict[str, Any]) -> None:
     table = Table(title=f"{found['machine']}; real / simulated, and the difference", title_justify="left")
-    for column in ("workers", "load", "first token, ms", "further tokens, ms", "output tokens a second"):
+    for column in ("workers", "load", *FIGURES):
         table.add_column(column, justify="left" if column == "workers" else "right")
     for name, each in found["results"].items():
         cells = []
-        for figure, scale in (("ttft_p50", 1000), ("tpot_p50", 1000), ("tokens_per_second", 1)):
+        for figure, scale in FIGURES.values():
             real, simulated = each["real"][figure], each["simulated"][figure]
             cells.append(f"{real * scale:.0f} / {simulated * scale:.0f}, {simulated / real - 1:+.0%}")
         table.add_row(name, f"{each['load']:.1f}", *cells)
-    Console(width=140).print(table)
+    Console(width=180).print(table)
 
 
 if __name__ == "__main__":
