@@ -15,8 +15,8 @@ from .workload import Clients, Workload, all_requests
 
 # The highest rate that holds and the lowest that does not differ by this share.
 PRECISION = 0.02
-# A search begins with steps of 17 %, and doubles them until it has passed the rate.
-FIRST_STRIDE = 8
+# A search begins with steps of 8 %, and doubles them until it has passed the rate.
+FIRST_STRIDE = 4
 # Below this rate for each GPU, a single request misses the bounds.
 LEAST_RATE = 1e-3
 Progress = Callable[[str], None]

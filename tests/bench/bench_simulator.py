@@ -6,7 +6,7 @@ The servers are real: processes of workers, a gateway, HTTP, the engine and tran
 workers, do not change what is compared. What a request costs outside the devices is measured with requests that are
 alone.
 
-    python tests/bench/bench_simulator.py -o tests/bench/results/simulator.json
+    python tests/bench/bench_simulator.py --requests 60 -o tests/bench/results/simulator.json
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SHAPES = Shapes(
     },
 )  # fmt: skip
 CONTEXT, SEQUENCES = 2048, 16
-# Long steps: the few milliseconds by which a busy machine delays a process are a small part of them.
+# Long steps: the few milliseconds by which a machine delays a process are a small part of them.
 PACE = StepCosts(((1.0, 0.060), (16.0, 0.070), (256.0, 0.350)), row=0.0005, read=1e-6, pair=1e-7)
 # Workers (prefill, decode, whole), and arrivals a second.
 CONFIGURATIONS: dict[str, tuple[tuple[int, int, int], float]] = {
@@ -120,6 +120,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "build/bench", help="folder for the model")
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--slower", type=float, default=1.0, metavar="FACTOR", help="longer steps and gaps, for a machine that is busy"
+    )
     parser.add_argument("--only", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS))
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "build/bench/simulator.json")
     options = parser.parse_args()
@@ -127,16 +130,17 @@ def main() -> None:
     bundle = make_bundle(options.folder)
     # Importing a server takes minutes on a machine that has much else to do.
     serving_process.START_SECONDS = 600.0
-    os.environ["NEARFAR_PACED_COSTS"] = json.dumps(asdict(PACE))
+    pace = slower(PACE, options.slower)
+    os.environ["NEARFAR_PACED_COSTS"] = json.dumps(asdict(pace))
     os.environ["PYTHONPATH"] = str(Path(__file__).parent / "paced_device")
-    device = paced_device(bundle)
-    found: dict[str, Any] = {"machine": machine(), "requests": options.requests, "pace": asdict(PACE), "results": {}}
+    device = paced_device(bundle, pace)
+    found: dict[str, Any] = {"machine": machine(), "requests": options.requests, "pace": asdict(pace), "results": {}}
     for name in options.only:
-        workers, rate = CONFIGURATIONS[name]
+        workers, rate = CONFIGURATIONS[name][0], CONFIGURATIONS[name][1] / options.slower
         requests = make_requests(options.requests, rate, options.seed)
         with ExitStack() as running:
             fleet = Fleet(running, bundle, options.folder, workers)
-            overhead = measure_alone(fleet)
+            overhead = measure_alone(fleet, pace)
             measured = replace(device, request_seconds=overhead)
             transfer = measure_transfer(fleet, measured, workers) if workers[0] else 0.0
             real = real_times(asyncio.run(fleet.run(requests)))
@@ -162,14 +166,19 @@ def make_bundle(folder: Path) -> Path:
     return bundle
 
 
-def paced_device(bundle: Path) -> Device:
+def slower(costs: StepCosts, factor: float) -> StepCosts:
+    knots = tuple((count, seconds * factor) for count, seconds in costs.knots)
+    return StepCosts(knots, costs.row * factor, costs.read * factor, costs.pair * factor)
+
+
+def paced_device(bundle: Path, pace: StepCosts) -> Device:
     """The device of a worker of `Fleet`, with the limits that the server gives it."""
     planned = asyncio.run(LocalOpener(LocalOptions(max_sequences=SEQUENCES)).plan(str(bundle)))
     limits, manifest = planned.memory.limits, planned.bundle.manifest
     assert limits.pages is not None
     assert isinstance(manifest, Manifest)
     return Device(
-        "paced", "bench_simulator.py", PACE, limits.pages * manifest.page_size, token_bytes=64, context=CONTEXT,
+        "paced", "bench_simulator.py", pace, limits.pages * manifest.page_size, token_bytes=64, context=CONTEXT,
         step_tokens=limits.tokens, sequences=SEQUENCES, page_size=manifest.page_size,
     )  # fmt: skip
 
@@ -193,12 +202,12 @@ def make_requests(count: int, rate: float, seed: int) -> list[Request]:
     ]
 
 
-def measure_alone(fleet: Fleet) -> float:
+def measure_alone(fleet: Fleet, pace: StepCosts) -> float:
     """The median time to the first token of a short prompt that is alone, beside that of its step."""
     asyncio.run(fleet.run([Request(0.0, 40 + index, 2) for index in range(2 * fleet.size)]))
     alone = [asyncio.run(fleet.run([Request(0.0, 50 + index, 2)]))[0] for index in range(ALONE)]
     beside = [
-        (each.ttft_seconds or 0.0) - PACE.seconds(Shape(each.prompt_tokens, 1, 0, each.prompt_tokens**2 // 2))
+        (each.ttft_seconds or 0.0) - pace.seconds(Shape(each.prompt_tokens, 1, 0, each.prompt_tokens**2 // 2))
         for each in alone
     ]
     return max(0.0, statistics.median(beside))

@@ -57,7 +57,7 @@ DISTSERVE_BOUNDS = Bounds(0.2, 0.1)
 # Table 6: the most that TTFT, TBT and the whole answer may be, in times of those of a request alone on A100s, for a
 # share of the requests.
 SLOWDOWNS = {0.5: (2.0, 1.25, 1.25), 0.9: (3.0, 1.5, 1.5), 0.99: (6.0, 5.0, 5.0)}
-SPLITWISE_REQUESTS = 2000
+SPLITWISE_REQUESTS = 600
 # A fifth of the machines: the cluster, whole H100s or A100s, or the prefill and decode workers with their letters; and
 # how much more than the first one it delivers, as published.
 CLUSTERS: dict[str, tuple[tuple[str, str, float | None], ...]] = {
@@ -161,7 +161,7 @@ def splitwise() -> dict[str, Any]:
             for name, workers, published in clusters
         }
     for lengths, chosen in SPLITS.items():
-        splits = [f"{prefill}H+{SPLIT_MACHINES - prefill}H" for prefill in range(1, SPLIT_MACHINES)]
+        splits = [f"{prefill}H+{SPLIT_MACHINES - prefill}H" for prefill in range(3, SPLIT_MACHINES)]
         rates = {split: splitwise_rate(split, lengths) for split in splits}
         found["splits"][lengths] = {"rates": rates, "published": chosen}
     return found

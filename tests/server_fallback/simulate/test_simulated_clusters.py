@@ -28,7 +28,7 @@ def workload(**changed: Any) -> Workload:
     return Workload.model_validate(
         {
             "arrivals": {"kind": "poisson", "rate": 4.0},
-            "requests": 120,
+            "requests": 50,
             "prompt": {"kind": "uniform", "least": 1, "most": 900},
             "output": {"kind": "uniform", "least": 1, "most": 60},
             **changed,
@@ -140,7 +140,7 @@ def test_what_does_not_fit_the_context_is_refused_or_cut_and_counted() -> None:
 
 def test_the_routers_policy_decides_which_side_answers() -> None:
     fleet = Fleet(10, 400.0, 30.0, sigma=0.0, context=2048, round_trip_seconds=0.1, private_share=0.25)
-    layout, load = Layout(device(), whole=1), workload(requests=60)
+    layout, load = Layout(device(), whole=1), workload(requests=60, prompt={"kind": "uniform", "least": 1, "most": 400})
 
     def under(policy: dict[str, Any]) -> Ran:
         return run(layout, load.make(1, Path(), devices=10), near=(fleet, Policy.read({"version": 1, **policy}), 1))
