@@ -5,8 +5,9 @@ cache while the worker computes the rest.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
@@ -29,6 +30,9 @@ from .upstream import Upstream, reader_of
 
 # A worker that sends nothing for so long, not even that it is still there, has lost the request.
 SILENT_SECONDS = 10.0
+# The most blocks of a transfer that are written between two steps: more would keep the device from the next one for
+# longer.
+WRITES_AT_ONCE = 8
 
 
 class ImportingEngine(Protocol):
@@ -105,28 +109,72 @@ async def transfer(
 async def _receive(frames: FrameReader, engine: ImportingEngine, identity: PageIdentity, wanted: Transfer) -> bool:
     """False if there is no room for a block."""
     total, chain = len(wanted.token_ids), BlockChain(identity, wanted.token_ids, wanted.start)
-    size = identity.page_size
-    while True:
-        header, data = await frames.next()
-        match header:
-            case BlockFrame(start=start, end=end):
-                # Pages that lie behind a window at the end are left out, at the beginning only.
-                follows = start == wanted.done if wanted.done > wanted.start else start >= wanted.start
-                if not follows or start % size or end % size or not start < end <= total:
-                    raise damaged(f"the tokens {start} to {end} after {wanted.done} of {total}")
-                block = PageBlock(start, end, data)
-                if await chain.next(block) != header.sha256:
-                    raise damaged(f"other bytes, tokens or pages of another model for the tokens {start} to {end}")
-                if not await engine.write_block(BlockWrite(wanted.token_ids, block)):
-                    return False
-                wanted.done = end
-            case EndFrame():
-                if wanted.done < total:
-                    raise damaged(f"the end after {wanted.done} of {total} tokens")
-                wanted.cached_tokens, wanted.queue_seconds = header.cached_tokens, header.queue_seconds
-                return True
-            case ErrorFrame(error=error):
-                raise streamed_error("the prefill worker", error.model_dump())
+    size, received = identity.page_size, wanted.start
+    async with _Writes(engine, wanted) as writes:
+        while True:
+            header, data = await frames.next()
+            match header:
+                case BlockFrame(start=start, end=end):
+                    # Pages that lie behind a window at the end are left out, at the beginning only.
+                    follows = start == received if received > wanted.start else start >= wanted.start
+                    if not follows or start % size or end % size or not start < end <= total:
+                        raise damaged(f"the tokens {start} to {end} after {received} of {total}")
+                    block = PageBlock(start, end, data)
+                    if await chain.next(block) != header.sha256:
+                        raise damaged(f"other bytes, tokens or pages of another model for the tokens {start} to {end}")
+                    if not await writes.add(block):
+                        return False
+                    received = end
+                case EndFrame():
+                    if not await writes.finish():
+                        return False
+                    if wanted.done < total:
+                        raise damaged(f"the end after {wanted.done} of {total} tokens")
+                    wanted.cached_tokens, wanted.queue_seconds = header.cached_tokens, header.queue_seconds
+                    return True
+                case ErrorFrame(error=error):
+                    raise streamed_error("the prefill worker", error.model_dump())
+
+
+class _Writes:
+    """The blocks of a transfer that are being written, in order. A busy engine writes only between two steps, so with
+    one block at a time a prompt would arrive no faster than a block a step.
+    """
+
+    def __init__(self, engine: ImportingEngine, wanted: Transfer) -> None:
+        self._engine, self._wanted = engine, wanted
+        self._open = deque[tuple[int, asyncio.Task[bool]]]()
+
+    async def __aenter__(self) -> _Writes:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """What was written before a failure is counted, and nothing is written after it."""
+        tasks = [task for _, task in self._open]
+        try:
+            if kind is not asyncio.CancelledError:
+                # The error that ends the transfer is known already.
+                with suppress(NearfarError):
+                    await self.finish()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def add(self, block: PageBlock) -> bool:
+        """False if there is no room for one of the blocks."""
+        write = BlockWrite(self._wanted.token_ids, block)
+        self._open.append((block.end, asyncio.create_task(self._engine.write_block(write))))
+        return await self.finish(WRITES_AT_ONCE - 1)
+
+    async def finish(self, most_open: int = 0) -> bool:
+        """Wait until at most so many are being written. False if there is no room for one of the blocks."""
+        while len(self._open) > most_open:
+            end, task = self._open.popleft()
+            if not await task:
+                return False
+            self._wanted.done = end
+        return True
 
 
 def _reason(error: Exception, *, began: bool) -> Reason:

@@ -20,7 +20,7 @@ from ..executors.replicas import MOST_BLOCKS, Replicas
 from .events import Clock
 from .layout import Layout, Store
 from .network import Link
-from .prefixes import PrefixStore
+from .prefixes import BlockImport, PrefixStore
 from .request import NEVER, Segment, SimulatedRequest
 from .worker import Worker
 
@@ -164,6 +164,9 @@ class Cluster:
             worker.add(request, tokens, request.output_tokens)
 
         def begin() -> None:
+            worker.call(look)
+
+        def look() -> None:
             start = worker.cached_prefix(tokens)
             if end - start < self.layout.least_prefill:
                 release()
@@ -173,12 +176,14 @@ class Cluster:
             prefill.queued += cost
             prefill.remember(prefixes)
 
-            def arrived() -> None:
+            def written() -> None:
                 prefill.queued -= cost
                 worker.write_prefix(tokens[:end])
-                release()
+                # It looks once more whether all is there.
+                worker.call(release)
 
-            self._after(prefill.upstream, lambda: self._export(prefill.upstream, request, tokens, start, end, arrived))
+            blocks = BlockImport(start, end, worker.call, written)
+            self._after(prefill.upstream, lambda: self._export(prefill.upstream, request, tokens, blocks))
 
         def release() -> None:
             answer()
@@ -195,19 +200,18 @@ class Cluster:
         else:
             backend.held.append(begin)
 
-    def _export(
-        self, backend: Backend, request: SimulatedRequest, tokens: list[int], start: int, end: int, arrived: Action
-    ) -> None:
-        """Compute a prompt from ``start`` to ``end`` on a prefill worker, and send its pages as they become full."""
+    def _export(self, backend: Backend, request: SimulatedRequest, tokens: list[int], blocks: BlockImport) -> None:
+        """Compute a prompt on a prefill worker, and send its blocks as they become full."""
         link, worker = backend.link, backend.worker
         assert link is not None
-        page_size, token_bytes, sent = worker.device.page_size, worker.device.token_bytes, start
+        left, end = deque(blocks.ends), blocks.ends[-1]
+        sent = blocks.start
 
         def computed(position: int) -> None:
             nonlocal sent
-            full = position // page_size * page_size
-            size, sent = max(0, full - sent) * token_bytes, max(sent, full)
-            link.send(size, arrived if position == end else _nothing)
+            while left and left[0] <= position:
+                link.send((left[0] - sent) * worker.device.token_bytes, blocks.arrived)
+                sent = left.popleft()
             if position == end and backend.store is not None:
                 backend.store.put(tokens[:end])
 
@@ -244,9 +248,6 @@ class Cluster:
 
         assert request.first != NEVER
         backend.link.send(full * worker.device.token_bytes, arrived)
-
-
-def _nothing() -> None: ...
 
 
 def prefixes_of(segments: Sequence[Segment]) -> list[bytes]:

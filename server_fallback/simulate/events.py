@@ -21,7 +21,11 @@ class Clock:
         heappush(self._events, (time, next(self._numbers), action))
 
     def run(self) -> None:
-        """Until nothing is left to call."""
+        """Until nothing is left to call, or `stop` is called."""
         while self._events:
             self.now, _, action = heappop(self._events)
             action()
+
+    def stop(self) -> None:
+        """Forget what was planned."""
+        self._events.clear()

@@ -1,17 +1,21 @@
-"""Keys and values that move: what a worker's cache takes over from another one, and a store that workers share.
+"""Keys and values that move: what a worker's cache takes over from another one, block by block, and a store that
+workers share.
 
 Both are the engine's own cache of pages and prefixes, so what is found, kept and evicted follows its rules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from nearfar.compiler.runtime.page_groups import PageGroup
 
 from ..engine.config import SchedulerConfig
 from ..engine.kv_cache import KvCache
+from ..engine.page_blocks import block_tokens
 from ..engine.sequence import Sequence
+from ..executors.prefill_client import WRITES_AT_ONCE
 
 
 def adopt(kv: KvCache, tokens: Items[int]) -> int:
@@ -27,6 +31,36 @@ def adopt(kv: KvCache, tokens: Items[int]) -> int:
     held = sequence.computed
     kv.release(sequence)
     return held
+
+
+class BlockImport:
+    """The blocks of a prefix that arrive from a prefill worker, as `prefill_client.transfer` receives them: each is
+    written between two steps of the engine, a few of them at once. ``call`` is that of the engine's `Worker`, and
+    ``done`` is called when the last block is written. ``ends`` are the positions at which the blocks end.
+    """
+
+    def __init__(self, start: int, end: int, call: Callable[[Callable[[], None]], None], done: Callable[[], None]):
+        size = block_tokens(end)
+        self.start, self.ends = start, [*range(start + size, end, size), end]
+        self._call, self._done = call, done
+        self._arrived = self._begun = self._written = 0
+
+    def arrived(self) -> None:
+        """The next block is here."""
+        self._arrived += 1
+        self._write()
+
+    def _write(self) -> None:
+        while self._begun < min(self._arrived, self._written + WRITES_AT_ONCE):
+            self._begun += 1
+            self._call(self._end)
+
+    def _end(self) -> None:
+        self._written += 1
+        if self._written == len(self.ends):
+            self._done()
+        else:
+            self._write()
 
 
 class PrefixStore:

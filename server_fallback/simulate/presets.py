@@ -51,9 +51,19 @@ def opt(name: str, gpus: int, tokens: int, token_bytes: int, costs: StepCosts) -
     )  # fmt: skip
 
 
-def splitwise(name: str, prompts: Mapping[int, float], tokens: Mapping[int, float], long: float, cache: int) -> Device:
-    """Llama-2-70B in float16 on 8 GPUs. ``prompts``: milliseconds of a prompt by its tokens. ``tokens``: those of a
-    decoding step by its sequences, after 512 to 640 tokens each; ``long``: of one sequence after 8,192.
+def splitwise(
+    model: str,
+    gpu: str,
+    prompts: Mapping[int, float],
+    tokens: Mapping[int, float],
+    long: float,
+    *,
+    cache_tokens: int,
+    token_bytes: int,
+    context: int,
+) -> Device:
+    """A model in float16 on 8 GPUs. ``prompts``: milliseconds of a prompt by its tokens. ``tokens``: those of a decoding
+    step by its sequences, after 512 to 640 tokens each; ``long``: of one sequence after 8,192.
     """
     middle = 576
     read = max(0.0, (long - tokens[1]) / (8192 - middle))
@@ -63,8 +73,9 @@ def splitwise(name: str, prompts: Mapping[int, float], tokens: Mapping[int, floa
         # Medians of neighbours may fall by a percent.
         knots.append((float(count), max(cost * MILLISECOND, knots[-1][1] if knots else 0.0)))
     return Device(
-        name, "Splitwise, splitwise-sim/data/perf_model.csv", StepCosts(tuple(knots), read=read * MILLISECOND), cache,
-        token_bytes=327_680, context=8192, gpus=8, lookahead=ONE_STEP,
+        f"{model} on 8 x {gpu} 80 GB", "Splitwise, splitwise-sim/data/perf_model.csv",
+        StepCosts(tuple(knots), read=read * MILLISECOND), cache_tokens, token_bytes, context, gpus=8,
+        lookahead=ONE_STEP,
     )  # fmt: skip
 
 
@@ -119,16 +130,29 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
             distserve_costs((19.600576, 0.0646752, 6.037182e-6), (20.450487, 1.870012e-4, 0.0726316)),
         ),
         "llama2-70b-8a100": splitwise(
-            "Llama-2-70B on 8 x A100 80 GB",
+            "Llama-2-70B", "A100",
             {128: 65.3, 256: 66.8, 512: 94.3, 1024: 154.5, 2048: 274.2, 4096: 661.2, 8192: 1549.8},
             {1: 44.8, 2: 44.6, 4: 45.8, 8: 46.4, 16: 50.4, 32: 53.0, 64: 71.6},
-            46.5, 1_200_000,
+            46.5, cache_tokens=1_200_000, token_bytes=327_680, context=8192,
         ),
         "llama2-70b-8h100": splitwise(
-            "Llama-2-70B on 8 x H100 80 GB",
+            "Llama-2-70B", "H100",
             {128: 58.2, 256: 51.7, 512: 53.4, 1024: 77.9, 2048: 136.8, 4096: 390.3, 8192: 844.9},
             {1: 29.7, 2: 30.3, 4: 31.6, 8: 32.5, 16: 34.2, 32: 38.6, 64: 50.2},
-            31.4, 1_200_000,
+            31.4, cache_tokens=1_200_000, token_bytes=327_680, context=8192,
+        ),
+        # The 352 GB of weights leave room for as many keys and values of 4 MB.
+        "bloom-176b-8a100": splitwise(
+            "BLOOM-176B", "A100",
+            {128: 79.7, 256: 99.2, 512: 173.8, 1024: 289.2, 2048: 540.4, 4096: 1348.2, 8192: 3593.2},
+            {1: 48.8, 2: 50.0, 4: 51.0, 8: 53.0, 16: 57.3, 32: 65.4, 64: 96.6},
+            51.3, cache_tokens=70_000, token_bytes=4_014_080, context=16_384,
+        ),
+        "bloom-176b-8h100": splitwise(
+            "BLOOM-176B", "H100",
+            {128: 48.3, 256: 51.2, 512: 75.5, 1024: 132.6, 2048: 253.1, 4096: 688.7, 8192: 1535.4},
+            {1: 36.1, 2: 36.9, 4: 38.1, 8: 38.1, 16: 40.6, 32: 45.8, 64: 63.8},
+            37.4, cache_tokens=70_000, token_bytes=4_014_080, context=16_384,
         ),
     }
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..router.decision.policy import Policy
@@ -32,10 +32,12 @@ def run(
     *,
     clients: int | None = None,
     near: tuple[Fleet, Policy, int] | None = None,
+    is_enough: Callable[[SimulatedRequest], bool] | None = None,
     leaps: bool = True,
 ) -> Ran:
     """``arrivals`` as `Workload.make` returns them. ``clients``: that many of them are sent at first, and another one
-    whenever one is answered. ``near``: devices, their policy, and the seed of their speeds.
+    whenever one is answered. ``near``: devices, their policy, and the seed of their speeds. ``is_enough`` is called
+    with each request that was answered or refused, and the simulation ends when it returns True.
     """
     clock = Clock()
     requests: list[SimulatedRequest] = []
@@ -47,6 +49,9 @@ def run(
         side.send(request)
 
     def done(request: SimulatedRequest) -> None:
+        if is_enough is not None and is_enough(request):
+            clock.stop()
+            return
         if request.turn is not None:
             pause, following = request.turn
             clock.at(clock.now + pause, lambda: arrive(following))

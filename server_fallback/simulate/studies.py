@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import log
 from pathlib import Path
 
 from .layout import Layout
 from .run import Ran, run
 from .scenario import Scenario
-from .summary import Bounds, SimulatedSummary, share_in_time, summarize
-from .workload import Clients, Workload
+from .summary import Limit, SimulatedSummary, Verdict, summarize
+from .workload import Clients, Workload, all_requests
 
-# A search ends when the highest rate that holds and the lowest that does not differ by less.
+# The highest rate that holds and the lowest that does not differ by this share.
 PRECISION = 0.02
+# A search begins with steps of 8 %, and doubles them until it has passed the rate.
+FIRST_STRIDE = 4
 # Below this rate for each GPU, a single request misses the bounds.
 LEAST_RATE = 1e-3
 Progress = Callable[[str], None]
@@ -40,26 +43,54 @@ def simulate(scenario: Scenario, folder: Path, layout: Layout) -> Ran:
     return run(layout, arrivals, clients=clients, near=fleet)
 
 
-def goodput(
-    layout: Layout, workload: Workload, bounds: Bounds, seed: int, *, near_rate: float | None = None
-) -> Goodput:
-    """Search the rate. ``near_rate`` is a guess."""
+class GoodputSearch:
+    """The highest rate of a layout at which all limits hold. Rates are powers of 1 + PRECISION, so two searches of a
+    layout find the same one, wherever they begin; it is assumed that what holds at a rate holds at all lower ones.
+    A simulation ends as soon as its outcome is certain.
+    """
 
-    def holds(rate: float) -> bool:
-        requests = workload.at_rate(rate).make(seed, Path())
-        return share_in_time(run(layout, requests), bounds) >= bounds.share
+    def __init__(self, layout: Layout, workload: Workload, limits: Sequence[Limit], seed: int) -> None:
+        self.layout, self._workload, self._limits, self._seed = layout, workload, limits, seed
+        self._known: dict[int, bool] = {}
 
-    low, high = 0.0, float("inf")
-    rate = near_rate or float(layout.gpus)
-    while high > low * (1 + PRECISION):
-        if rate < LEAST_RATE * layout.gpus:
-            return Goodput(layout, 0.0)
-        if holds(rate):
-            low = rate
-        else:
-            high = rate
-        rate = low * 1.5 if high == float("inf") else high / 1.5 if low == 0 else (low + high) / 2
-    return Goodput(layout, low)
+    def exceeds(self, rate: float) -> bool:
+        """Whether the limits hold at the next rate after this one, which a search has found."""
+        return self._holds(exponent_of(rate) + 1)
+
+    def find(self, near_rate: float) -> Goodput:
+        """``near_rate`` is a guess."""
+        low: int | None = None
+        high: int | None = None
+        least, at, stride = exponent_of(LEAST_RATE * self.layout.gpus), exponent_of(near_rate), FIRST_STRIDE
+        while low is None or high is None:
+            if self._holds(at):
+                low, at = at, at + stride
+            elif at <= least:
+                return Goodput(self.layout, 0.0)
+            else:
+                high, at = at, max(least, at - stride)
+            stride *= 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._holds(middle):
+                low = middle
+            else:
+                high = middle
+        return Goodput(self.layout, (1 + PRECISION) ** low)
+
+    def _holds(self, exponent: int) -> bool:
+        if exponent not in self._known:
+            requests = self._workload.at_rate((1 + PRECISION) ** exponent).make(self._seed, Path())
+            verdict = Verdict(self._limits, len(all_requests(requests)))
+            run(self.layout, requests, is_enough=verdict.answered)
+            assert verdict.holds is not None
+            self._known[exponent] = verdict.holds
+        return self._known[exponent]
+
+
+def exponent_of(rate: float) -> int:
+    """That of the nearest power of 1 + PRECISION."""
+    return round(log(rate) / log(1 + PRECISION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,44 +104,51 @@ class Split:
 
 def splits(scenario: Scenario, folder: Path, progress: Progress) -> Iterator[Split]:
     """For more and more GPUs. The best split of a number is searched from the proportion of the one before it, a worker
-    at a time, while it gets better.
+    at a time, while it gets better. Of a split that is no better, one simulation shows it.
     """
     assert scenario.bounds is not None
     assert scenario.cluster.gpus is not None
-    bounds, workload, seed = scenario.bounds.made(), scenario.workload, scenario.seed
+    bounds = scenario.bounds.made()
     device = scenario.device.made(folder)
     decode = device if scenario.decode_device is None else scenario.decode_device.made(folder)
-    known: dict[tuple[int, int, int], Goodput] = {}
+    searches: dict[tuple[int, int, int], GoodputSearch] = {}
 
-    def measured(guess: float | None, *, whole: int = 0, prefill: int = 0, decode: int = 0) -> Goodput:
+    def search(*, whole: int = 0, prefill: int = 0, decode: int = 0) -> GoodputSearch:
         key = (whole, prefill, decode)
-        if key not in known:
+        if key not in searches:
             layout = scenario.layout(folder, whole=whole, prefill=prefill, decode=decode)
-            known[key] = goodput(layout, workload, bounds, seed, near_rate=guess)
-            progress(f"{layout.name}: {known[key].rate:.2f} requests/s")
-        return known[key]
+            searches[key] = GoodputSearch(layout, scenario.workload, bounds.limits, scenario.seed)
+        return searches[key]
 
-    share, best_rate = 0.5, None
+    def found(searched: GoodputSearch, near_rate: float) -> Goodput:
+        goodput = searched.find(near_rate)
+        progress(f"{goodput.layout.name}: {goodput.rate:.2f} requests/s")
+        return goodput
+
+    share = 0.5
+    # Of the last number of workers, for each of them.
+    whole_rate = apart_rate = float(device.gpus)
     most = scenario.cluster.gpus
     for workers in range(1, most // device.gpus + 1):
         gpus = workers * device.gpus
-        whole = measured(best_rate, whole=workers)
+        whole = found(search(whole=workers), whole_rate * workers)
+        whole_rate = whole.rate / workers or whole_rate
         best: Goodput | None = None
         # Prefill workers, and as many decode workers as the rest of the GPUs makes.
         pairs = [(count, (gpus - count * device.gpus) // decode.gpus) for count in range(1, workers + 1)]
         pairs = [pair for pair in pairs if pair[1] > 0]
         if pairs:
             index = min(range(len(pairs)), key=lambda each: abs(pairs[each][0] / workers - share))
-            best = measured(whole.rate or None, prefill=pairs[index][0], decode=pairs[index][1])
+            best = found(search(prefill=pairs[index][0], decode=pairs[index][1]), apart_rate * workers)
             for direction in (-1, 1):
                 at = index + direction
                 while 0 <= at < len(pairs):
-                    found = measured(best.rate or None, prefill=pairs[at][0], decode=pairs[at][1])
-                    if found.rate <= best.rate:
+                    other = search(prefill=pairs[at][0], decode=pairs[at][1])
+                    if not (other.exceeds(best.rate) if best.rate else other.find(apart_rate * workers).rate):
                         break
-                    best, at = found, at + direction
+                    best, at = found(other, best.rate or apart_rate * workers), at + direction
             share = best.layout.prefill / workers
-        best_rate = whole.rate * (workers + 1) / workers or None
+            apart_rate = best.rate / workers or apart_rate
         yield Split(gpus, whole, best)
 
 

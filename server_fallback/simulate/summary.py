@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..bench.summary import Percentiles, percentiles
 from .request import SimulatedRequest
 from .run import Ran
+
+
+class Limit(NamedTuple):
+    """``holds`` must be true for ``share`` of all requests."""
+
+    holds: Callable[[SimulatedRequest], bool]
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +29,41 @@ class Bounds:
     token_seconds: float
     share: float = 0.9
 
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        return (Limit(self.holds, self.share),)
+
     def holds(self, request: SimulatedRequest) -> bool:
         between = request.token_seconds
         in_time = request.first_token_seconds <= self.first_token_seconds
         return in_time and (between is None or between <= self.token_seconds)
+
+
+class Verdict:
+    """Whether all ``limits`` hold for ``count`` requests, as soon as that is certain: ``holds`` is None before."""
+
+    def __init__(self, limits: Sequence[Limit], count: int) -> None:
+        self._limits, self._left = limits, count
+        # How many more requests may miss each limit.
+        self._misses = [most_misses(limit.share, count) for limit in limits]
+        self.holds: bool | None = None
+
+    def answered(self, request: SimulatedRequest) -> bool:
+        """Count a request that was answered or refused. True if the verdict is certain."""
+        self._left -= 1
+        for index, limit in enumerate(self._limits):
+            if request.refused or not limit.holds(request):
+                self._misses[index] -= 1
+        if min(self._misses) < 0:
+            self.holds = False
+        elif min(self._misses) >= self._left:
+            self.holds = True
+        return self.holds is not None
+
+
+def most_misses(share: float, count: int) -> int:
+    """How many of ``count`` requests may miss a limit that must hold for a share of them."""
+    return max(misses for misses in range(count + 1) if (count - misses) / count >= share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,9 @@ class Worker:
         self._open: deque[tuple[Step, float]] = deque()
         # When the device has computed all that was submitted.
         self._free_at = 0.0
-        self._is_steady = self._is_reading = False
+        self._is_steady = self._is_reading = self._is_calling = False
+        # What is done between two steps, in this order.
+        self._calls: list[Callable[[], None]] = []
         self._leap: Leap | None = None
         # Events of the clock that were planned before this number are void.
         self._plan = 0
@@ -88,6 +90,16 @@ class Worker:
         held = adopt(self.scheduler.kv, tokens)
         self._resume()
         return held
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Call ``action`` between two steps, as `Inbox.call` does: when the oldest step is read, at once if there is
+        none.
+        """
+        self._interrupt()
+        if self._open or self._is_calling:
+            self._calls.append(action)
+        else:
+            action()
 
     def add(self, request: SimulatedRequest, prompt: Items[int], output_tokens: int) -> None:
         """Queue a request now. It ends after ``output_tokens``."""
@@ -190,8 +202,22 @@ class Worker:
         self._is_reading = is_reading
 
     def _continue(self) -> None:
-        if not (self._leaps and self._begin_leap()):
+        self._run_calls()
+        if not (self._leaps and not self._calls and self._begin_leap()):
             self._turn(self._clock.now)
+        while self._calls and not self._open:
+            self._run_calls()
+            self._turn(self._clock.now)
+
+    def _run_calls(self) -> None:
+        """Those that are added meanwhile come between the next two steps."""
+        if not self._calls:
+            return
+        calls, self._calls = self._calls, []
+        self._is_calling = True
+        for call in calls:
+            call()
+        self._is_calling = False
 
     # --- leaps ---
 
@@ -245,7 +271,7 @@ class Worker:
 
     def _resume(self) -> None:
         """Begin a turn if the worker was idle."""
-        if not self._open and self._leap is None:
+        if not self._open and self._leap is None and not self._is_calling:
             self._turn(self._clock.now)
 
     def _at(self, time: float, action: Callable[[], None]) -> None:

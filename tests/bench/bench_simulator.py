@@ -6,7 +6,7 @@ The servers are real: processes of workers, a gateway, HTTP, the engine and tran
 workers, do not change what is compared. What a request costs outside the devices is measured with requests that are
 alone.
 
-    python tests/bench/bench_simulator.py -o tests/bench/results/simulator.json
+    python tests/bench/bench_simulator.py --requests 60 -o tests/bench/results/simulator.json
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import serving_process
 from bench_compile import ROOT, machine
@@ -53,7 +53,7 @@ SHAPES = Shapes(
     },
 )  # fmt: skip
 CONTEXT, SEQUENCES = 2048, 16
-# Long steps: the few milliseconds by which a busy machine delays a process are a small part of them.
+# Long steps: the few milliseconds by which a machine delays a process are a small part of them.
 PACE = StepCosts(((1.0, 0.060), (16.0, 0.070), (256.0, 0.350)), row=0.0005, read=1e-6, pair=1e-7)
 # Workers (prefill, decode, whole), and arrivals a second.
 CONFIGURATIONS: dict[str, tuple[tuple[int, int, int], float]] = {
@@ -67,23 +67,51 @@ OUTPUTS = (24, 64)
 # Between workers on one machine, by HTTP.
 LINK_SPEED = 1e9
 ALONE = 5
+# What the table shows, and its factor.
+FIGURES = {
+    "first token, mean, ms": ("ttft_mean", 1000), "short prompts, p50": ("ttft_short_p50", 1000),
+    "long prompts, p50": ("ttft_long_p50", 1000), "all, p50": ("ttft_p50", 1000), "all, p90": ("ttft_p90", 1000),
+    "further tokens, ms": ("tpot_p50", 1000), "output tokens a second": ("tokens_per_second", 1),
+}  # fmt: skip
+
+
+class Measured(NamedTuple):
+    """Of a request, in seconds; ``end`` is since the first arrival."""
+
+    prompt_tokens: int
+    output_tokens: int
+    ttft: float
+    tpot: float | None
+    end: float
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Medians in seconds, and output tokens a second from the first arrival to the last token."""
+    """In seconds, and output tokens a second from the first arrival to the last token. The median of all times to the
+    first token lies between those of short and of long prompts, where few requests are, so one of them may move it by
+    half; the mean and the medians of both kinds say more.
+    """
 
+    ttft_mean: float
+    ttft_short_p50: float
+    ttft_long_p50: float
     ttft_p50: float
+    ttft_p90: float
     tpot_p50: float
     tokens_per_second: float
 
     @staticmethod
-    def of(times: Sequence[tuple[float, float | None, float, int]]) -> Figures:
-        """``times``: of each request its TTFT, its TPOT, when it ended, and its tokens."""
+    def of(all_measured: Sequence[Measured]) -> Figures:
+        first = [each.ttft for each in all_measured]
+        least_long = PROMPTS["long"][0]
         return Figures(
-            statistics.median(first for first, _, _, _ in times),
-            statistics.median(between for _, between, _, _ in times if between is not None),
-            sum(tokens for *_, tokens in times) / max(end for _, _, end, _ in times),
+            statistics.mean(first),
+            statistics.median(each.ttft for each in all_measured if each.prompt_tokens < least_long),
+            statistics.median(each.ttft for each in all_measured if each.prompt_tokens >= least_long),
+            statistics.median(first),
+            statistics.quantiles(first, n=10)[-1],
+            statistics.median(each.tpot for each in all_measured if each.tpot is not None),
+            sum(each.output_tokens for each in all_measured) / max(each.end for each in all_measured),
         )
 
 
@@ -92,6 +120,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / "build/bench", help="folder for the model")
     parser.add_argument("--requests", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--slower", type=float, default=1.0, metavar="FACTOR", help="longer steps and gaps, for a machine that is busy"
+    )
     parser.add_argument("--only", nargs="+", choices=CONFIGURATIONS, default=list(CONFIGURATIONS))
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "build/bench/simulator.json")
     options = parser.parse_args()
@@ -99,23 +130,26 @@ def main() -> None:
     bundle = make_bundle(options.folder)
     # Importing a server takes minutes on a machine that has much else to do.
     serving_process.START_SECONDS = 600.0
-    os.environ["NEARFAR_PACED_COSTS"] = json.dumps(asdict(PACE))
+    pace = slower(PACE, options.slower)
+    os.environ["NEARFAR_PACED_COSTS"] = json.dumps(asdict(pace))
     os.environ["PYTHONPATH"] = str(Path(__file__).parent / "paced_device")
-    device = paced_device(bundle)
-    found: dict[str, Any] = {"machine": machine(), "requests": options.requests, "pace": asdict(PACE), "results": {}}
+    device = paced_device(bundle, pace)
+    found: dict[str, Any] = {"machine": machine(), "requests": options.requests, "pace": asdict(pace), "results": {}}
     for name in options.only:
-        workers, rate = CONFIGURATIONS[name]
+        workers, rate = CONFIGURATIONS[name][0], CONFIGURATIONS[name][1] / options.slower
         requests = make_requests(options.requests, rate, options.seed)
         with ExitStack() as running:
             fleet = Fleet(running, bundle, options.folder, workers)
-            overhead = measure_alone(fleet)
+            overhead = measure_alone(fleet, pace)
             measured = replace(device, request_seconds=overhead)
             transfer = measure_transfer(fleet, measured, workers) if workers[0] else 0.0
-            real = real_figures(asyncio.run(fleet.run(requests)))
+            real = real_times(asyncio.run(fleet.run(requests)))
         simulated = simulate(measured, workers, requests, transfer)
         found["results"][name] = {
             "rate": rate, "load": os.getloadavg()[0], "request_seconds": overhead, "transfer_seconds": transfer,
-            "real": asdict(real), "simulated": asdict(simulated),
+            "real": asdict(Figures.of(real)), "simulated": asdict(Figures.of(simulated)),
+            # Prompt tokens, and the real and the simulated time to the first token.
+            "ttft": [[a.prompt_tokens, round(a.ttft, 4), round(b.ttft, 4)] for a, b in zip(real, simulated, strict=True)],
         }  # fmt: skip
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(found, indent=1) + "\n")
@@ -132,14 +166,19 @@ def make_bundle(folder: Path) -> Path:
     return bundle
 
 
-def paced_device(bundle: Path) -> Device:
+def slower(costs: StepCosts, factor: float) -> StepCosts:
+    knots = tuple((count, seconds * factor) for count, seconds in costs.knots)
+    return StepCosts(knots, costs.row * factor, costs.read * factor, costs.pair * factor)
+
+
+def paced_device(bundle: Path, pace: StepCosts) -> Device:
     """The device of a worker of `Fleet`, with the limits that the server gives it."""
     planned = asyncio.run(LocalOpener(LocalOptions(max_sequences=SEQUENCES)).plan(str(bundle)))
     limits, manifest = planned.memory.limits, planned.bundle.manifest
     assert limits.pages is not None
     assert isinstance(manifest, Manifest)
     return Device(
-        "paced", "bench_simulator.py", PACE, limits.pages * manifest.page_size, token_bytes=64, context=CONTEXT,
+        "paced", "bench_simulator.py", pace, limits.pages * manifest.page_size, token_bytes=64, context=CONTEXT,
         step_tokens=limits.tokens, sequences=SEQUENCES, page_size=manifest.page_size,
     )  # fmt: skip
 
@@ -163,12 +202,12 @@ def make_requests(count: int, rate: float, seed: int) -> list[Request]:
     ]
 
 
-def measure_alone(fleet: Fleet) -> float:
+def measure_alone(fleet: Fleet, pace: StepCosts) -> float:
     """The median time to the first token of a short prompt that is alone, beside that of its step."""
     asyncio.run(fleet.run([Request(0.0, 40 + index, 2) for index in range(2 * fleet.size)]))
     alone = [asyncio.run(fleet.run([Request(0.0, 50 + index, 2)]))[0] for index in range(ALONE)]
     beside = [
-        (each.ttft_seconds or 0.0) - PACE.seconds(Shape(each.prompt_tokens, 1, 0, each.prompt_tokens**2 // 2))
+        (each.ttft_seconds or 0.0) - pace.seconds(Shape(each.prompt_tokens, 1, 0, each.prompt_tokens**2 // 2))
         for each in alone
     ]
     return max(0.0, statistics.median(beside))
@@ -182,21 +221,24 @@ def measure_transfer(fleet: Fleet, device: Device, workers: tuple[int, int, int]
     for index in range(ALONE):
         request = Request(0.0, PROMPTS["long"][0] + index, 2)
         real = asyncio.run(fleet.run([request]))[0].ttft_seconds or 0.0
-        beside.append(real - simulate(device, workers, [request], 0.0).ttft_p50)
+        beside.append(real - simulate(device, workers, [request], 0.0)[0].ttft)
     return max(0.0, statistics.median(beside))
 
 
-def real_figures(results: Sequence[Result]) -> Figures:
+def real_times(results: Sequence[Result]) -> list[Measured]:
     errors = [each.error for each in results if each.error is not None]
     assert not errors, errors[:3]
-    return Figures.of(
-        [(each.ttft_seconds or 0.0, each.tpot_seconds, each.end_seconds or 0.0, each.output_tokens) for each in results]
-    )
+    return [
+        Measured(
+            each.prompt_tokens, each.output_tokens, each.ttft_seconds or 0.0, each.tpot_seconds, each.end_seconds or 0.0
+        )
+        for each in results
+    ]
 
 
 def simulate(
     device: Device, workers: tuple[int, int, int], requests: Sequence[Request], transfer_seconds: float
-) -> Figures:
+) -> list[Measured]:
     prefill, decode, whole = workers
     link = LinkSpeed(LINK_SPEED, transfer_seconds)
     layout = Layout(device, whole=whole, prefill=prefill, decode=decode, link=link)
@@ -204,23 +246,23 @@ def simulate(
         SimulatedRequest(number, each.arrival_seconds, [Segment(-1 - number, each.prompt_tokens)], each.output_tokens)
         for number, each in enumerate(requests)
     ]
-    ran = run(layout, arrivals)
-    return Figures.of(
-        [(each.first_token_seconds, each.token_seconds, each.finish, each.output_tokens) for each in ran.requests]
-    )
+    return [
+        Measured(each.prompt_tokens, each.output_tokens, each.first_token_seconds, each.token_seconds, each.finish)
+        for each in run(layout, arrivals).requests
+    ]
 
 
 def report(found: dict[str, Any]) -> None:
     table = Table(title=f"{found['machine']}; real / simulated, and the difference", title_justify="left")
-    for column in ("workers", "load", "first token, ms", "further tokens, ms", "output tokens a second"):
+    for column in ("workers", "load", *FIGURES):
         table.add_column(column, justify="left" if column == "workers" else "right")
     for name, each in found["results"].items():
         cells = []
-        for figure, scale in (("ttft_p50", 1000), ("tpot_p50", 1000), ("tokens_per_second", 1)):
+        for figure, scale in FIGURES.values():
             real, simulated = each["real"][figure], each["simulated"][figure]
             cells.append(f"{real * scale:.0f} / {simulated * scale:.0f}, {simulated / real - 1:+.0%}")
         table.add_row(name, f"{each['load']:.1f}", *cells)
-    Console(width=140).print(table)
+    Console(width=180).print(table)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def test_the_split_of_gpus_is_searched_and_drawn(
         ("whole = 1", "gpus = 2\nlink = { gigabytes_per_second = 300.0 }\nfirst_token = 'prefill'"),
     )
     drawn = tmp_path / "split.svg"
-    assert main(["simulate", str(scenario), "--json", "--plot", str(drawn), "--requests", "40"]) == 0
+    assert main(["simulate", str(scenario), "--json", "--plot", str(drawn), "--requests", "24"]) == 0
     found = printed_json(capsys)
     one, two = found["result"]
     assert one["apart"] is None, "one GPU cannot be split"

@@ -10,7 +10,7 @@ from simulated_workers import COSTS, device, request
 
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.router.decision.policy import Policy
-from nearfar.server_fallback.simulate.costs import Shape
+from nearfar.server_fallback.simulate.costs import Shape, StepCosts
 from nearfar.server_fallback.simulate.layout import Layout, Store
 from nearfar.server_fallback.simulate.near import Fleet
 from nearfar.server_fallback.simulate.network import LinkSpeed
@@ -28,7 +28,7 @@ def workload(**changed: Any) -> Workload:
     return Workload.model_validate(
         {
             "arrivals": {"kind": "poisson", "rate": 4.0},
-            "requests": 120,
+            "requests": 50,
             "prompt": {"kind": "uniform", "least": 1, "most": 900},
             "output": {"kind": "uniform", "least": 1, "most": 60},
             **changed,
@@ -64,6 +64,21 @@ def test_a_prompt_alone_goes_through_the_prefill_worker_the_link_and_the_decode_
     assert alone.workers == [0, 1]
     assert alone.first == pytest.approx(arrived + COSTS.seconds(Shape(2, 1, 0, 2 * 1008 + 3)))
     assert alone.cached_tokens == 0
+
+
+@pytest.mark.parametrize("leaps", [True, False])
+def test_a_busy_decode_worker_writes_the_blocks_of_a_prompt_between_two_steps(leaps: bool) -> None:
+    """Each step takes 0.1 s. The first request decodes all the time. The second one arrives at 0.05: what is cached is
+    looked up at 0.1, and the prompt is computed until 0.2. Of its 16 blocks, 8 are written at 0.3 and 8 at 0.4; at 0.5
+    the prompt is looked up again and takes part in the next step.
+    """
+    on = device(StepCosts(((1.0, 0.1),)), lookahead=1)
+    requests = [request(0, 0.0, 10, 100), request(1, 0.05, 1010, 3)]
+    run(Layout(on, prefill=1, decode=1, link=LinkSpeed(1e9, 0.001)), requests, leaps=leaps)
+    assert requests[1].first == pytest.approx(0.6)
+    alone = request(0, 0.0, 1010, 3)
+    run(Layout(on, prefill=1, decode=1, link=LinkSpeed(1e9, 0.001)), [alone], leaps=leaps)
+    assert alone.first == pytest.approx(0.1 + 0.001 + 1008 * TOKEN_BYTES / 1e9 + 0.1)
 
 
 def test_as_in_the_papers_the_prefill_worker_has_the_first_token() -> None:
@@ -125,7 +140,7 @@ def test_what_does_not_fit_the_context_is_refused_or_cut_and_counted() -> None:
 
 def test_the_routers_policy_decides_which_side_answers() -> None:
     fleet = Fleet(10, 400.0, 30.0, sigma=0.0, context=2048, round_trip_seconds=0.1, private_share=0.25)
-    layout, load = Layout(device(), whole=1), workload(requests=60)
+    layout, load = Layout(device(), whole=1), workload(requests=60, prompt={"kind": "uniform", "least": 1, "most": 400})
 
     def under(policy: dict[str, Any]) -> Ran:
         return run(layout, load.make(1, Path(), devices=10), near=(fleet, Policy.read({"version": 1, **policy}), 1))

@@ -13,25 +13,25 @@ def test_requests_of_one_step_wait_as_in_an_m_d_1_queue() -> None:
     """One by one as Lindley's recursion has it, and on average as Pollaczek and Khinchin: load * service / (2 (1 -
     load)).
     """
-    service, load, count = 0.02, 0.6, 8000
+    service, load, count, simulated = 0.02, 0.6, 100_000, 1500
     gaps = np.random.default_rng(3).exponential(service / load, count)
-    arrivals = np.cumsum(gaps)
+    arrivals = np.cumsum(gaps[:simulated])
     requests = [request(number, float(at), 5, 1) for number, at in enumerate(arrivals)]
     serve(device(StepCosts(((1.0, service),)), sequences=1), requests)
-    waits, expected = [each.first_token_seconds - service for each in requests], [0.0]
-    for gap in gaps[1:]:
+    expected = [0.0]
+    for gap in gaps[1:].tolist():
         expected.append(max(0.0, expected[-1] + service - gap))
-    assert waits == pytest.approx(expected, abs=1e-9)
-    assert np.mean(waits) == pytest.approx(load * service / (2 * (1 - load)), rel=0.1)
+    assert [each.first_token_seconds - service for each in requests] == pytest.approx(expected[:simulated], abs=1e-9)
+    assert np.mean(expected) == pytest.approx(load * service / (2 * (1 - load)), rel=0.03)
 
 
 def test_the_number_of_requests_inside_follows_littles_law() -> None:
     """Number = rate * time, counted at moments that nothing depends on."""
-    rate, count = 3.0, 1500
+    rate, count = 8.0, 800
     chance = np.random.default_rng(5)
     arrivals = np.cumsum(chance.exponential(1 / rate, count))
     requests = [
-        request(number, float(at), int(chance.integers(1, 600)), int(chance.integers(1, 120)))
+        request(number, float(at), int(chance.integers(1, 120)), int(chance.integers(1, 120)))
         for number, at in enumerate(arrivals)
     ]
     probes = np.sort(chance.uniform(0, arrivals[-1], 4000))
@@ -59,13 +59,13 @@ def test_every_request_ends_once_and_pages_stay_within_the_pool() -> None:
     chance = np.random.default_rng(7)
     requests = [
         request(number, number * 0.02, int(chance.integers(1, 900)), int(chance.integers(1, 300)))
-        for number in range(200)
+        for number in range(80)
     ]
     on = device(cache_tokens=3000)
     worker, _, finished = serve(on, requests)
     (pages,) = worker.scheduler.kv.pages
     assert worker.scheduler.preemptions > 0, "the pool must be too small for all at once"
-    assert sorted(each.number for each in finished) == list(range(200))
+    assert sorted(each.number for each in finished) == list(range(80))
     assert all(each.arrival <= each.started < each.first <= each.finish for each in requests)
     assert worker.most_pages <= pages.size == on.pages
     assert pages.free + len(pages.idle) == pages.size

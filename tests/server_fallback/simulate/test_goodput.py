@@ -1,0 +1,121 @@
+"""The goodput that a search finds: it ends simulations early, skips rates and layouts, and still finds what complete
+simulations of all of them find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from simulated_workers import COSTS, request
+
+from nearfar.server_fallback.simulate import studies
+from nearfar.server_fallback.simulate.layout import Layout
+from nearfar.server_fallback.simulate.network import LinkSpeed
+from nearfar.server_fallback.simulate.request import SimulatedRequest
+from nearfar.server_fallback.simulate.run import Ran, run
+from nearfar.server_fallback.simulate.scenario import Scenario
+from nearfar.server_fallback.simulate.studies import PRECISION, GoodputSearch, exponent_of, splits
+from nearfar.server_fallback.simulate.summary import Bounds, Limit, Verdict, most_misses, share_in_time
+from nearfar.server_fallback.simulate.workload import Workload
+
+BOUNDS = Bounds(0.4, 0.06)
+LOAD = {
+    "arrivals": {"kind": "poisson", "rate": 1.0},
+    "requests": 30,
+    "prompt": {"kind": "uniform", "least": 100, "most": 500},
+    "output": {"kind": "uniform", "least": 1, "most": 40},
+}
+SCENARIO = Scenario.model_validate(
+    {
+        "study": "split",
+        "device": {
+            "own": {
+                "name": "a test", "source": "this file", "cache_tokens": 20_000, "token_bytes": 1000, "context": 2048,
+                "costs": {"knots": [list(knot) for knot in COSTS.knots], "row": COSTS.row, "pair": COSTS.pair},
+            }
+        },
+        "workload": LOAD,
+        "cluster": {"gpus": 3, "link": {"gigabytes_per_second": 10.0}, "first_token": "prefill"},
+        "bounds": {"first_token_ms": 400.0, "token_ms": 60.0},
+    }
+)  # fmt: skip
+
+
+def holds(layout: Layout, exponent: int) -> bool:
+    """By a simulation to its end."""
+    requests = Workload.model_validate(LOAD).at_rate((1 + PRECISION) ** exponent).make(SCENARIO.seed, Path())
+    return share_in_time(run(layout, requests), BOUNDS) >= BOUNDS.share
+
+
+@pytest.mark.parametrize("near_rate", [0.5, 60.0])
+def test_a_search_finds_the_last_rate_at_which_complete_simulations_hold(near_rate: float) -> None:
+    layout = SCENARIO.layout(Path(), whole=1)
+    search = GoodputSearch(layout, SCENARIO.workload, BOUNDS.limits, SCENARIO.seed)
+    found = exponent_of(search.find(near_rate).rate)
+    assert holds(layout, found)
+    assert not holds(layout, found + 1)
+    assert not search.exceeds((1 + PRECISION) ** found)
+    assert search.exceeds((1 + PRECISION) ** (found - 1))
+
+
+def test_bounds_that_one_request_alone_misses_have_no_goodput() -> None:
+    search = GoodputSearch(SCENARIO.layout(Path(), whole=1), SCENARIO.workload, Bounds(0.001, 1.0).limits, 1)
+    assert search.find(1.0).rate == 0.0
+
+
+def test_the_best_split_is_that_of_a_search_of_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated: list[Layout] = []
+
+    def counted(layout: Layout, arrivals: Sequence[SimulatedRequest], **others: object) -> Ran:
+        simulated.append(layout)
+        return run(layout, arrivals, **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(studies, "run", counted)
+    found = list(splits(SCENARIO, Path(), lambda _: None))
+    quick = len(simulated)
+    for split in found:
+        gpus = split.gpus
+        layouts = [SCENARIO.layout(Path(), prefill=count, decode=gpus - count) for count in range(1, gpus)]
+        rates = {
+            (layout.prefill, layout.decode): GoodputSearch(
+                layout, SCENARIO.workload, BOUNDS.limits, SCENARIO.seed
+            ).find(float(gpus)).rate
+            for layout in layouts
+        }  # fmt: skip
+        best = None if split.apart is None else split.apart.rate
+        assert best == max(rates.values(), default=None)
+        if split.apart is not None:
+            assert rates[split.apart.layout.prefill, split.apart.layout.decode] == best
+    assert quick <= 40
+
+
+def answered(number: int, first: float) -> SimulatedRequest:
+    made = request(number, 0.0, 10, 1)
+    made.first = made.finish = first
+    return made
+
+
+@pytest.mark.parametrize("late", [{0, 1}, {0, 1, 2}, {7, 8, 9}, set(), {3, 9}])
+def test_a_verdict_is_that_of_all_requests(late: set[int]) -> None:
+    """Eight of ten must be in time, and half of them in half the time."""
+    limits = [
+        Limit(lambda each: each.first_token_seconds <= 1.0, 0.8),
+        Limit(lambda each: each.first_token_seconds <= 0.5, 0.5),
+    ]
+    requests = [answered(number, 2.0 if number in late else 0.4 if number % 2 else 0.9) for number in range(10)]
+    verdict = Verdict(limits, len(requests))
+    certain = next(index for index, each in enumerate(requests) if verdict.answered(each))
+    expected = all(sum(map(limit.holds, requests)) >= limit.share * len(requests) for limit in limits)
+    assert verdict.holds == expected
+    assert certain < 9 or late & {8, 9}, "it is certain before the end"
+
+
+def test_how_many_requests_may_miss_a_limit() -> None:
+    assert [most_misses(share, 10) for share in (0.9, 0.95, 1.0, 0.5)] == [1, 0, 0, 5]
+    # 0.7 * 10 is less than 7 by a rounding error, and so on.
+    for count in (7, 10, 30, 400):
+        for share in (0.1, 0.3, 0.7, 0.9, 0.99):
+            misses = most_misses(share, count)
+            assert (count - misses) / count >= share > (count - misses - 1) / count
