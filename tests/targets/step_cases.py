@@ -65,7 +65,7 @@ def step_cases(
     """A case for each row of the last step of each graph, if its kernels differ from those of the rows before it.
 
     Without the exhaustive ones, all rows of an op's first graph, and of its other graphs every third row in turn, or
-    every tenth if there are many. ``in_turn``: of many rows of a first graph, each has one of the two activation
+    every twentieth if there are many. ``in_turn``: of many rows of a first graph, each has one of the two activation
     dtypes.
     """
     seen: set[tuple[str, ...]] = set()
@@ -89,7 +89,7 @@ def step_cases(
                 if first:
                     exhaustive = in_turn and many and (number + activations.index(activation)) % 2 > 0
                 else:
-                    exhaustive = (turn + number) % (10 if many else 3) > 0
+                    exhaustive = (turn + number) % (20 if many else 3) > 0
                 yield replace(case, exhaustive=exhaustive)
 
 

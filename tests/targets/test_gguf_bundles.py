@@ -84,7 +84,7 @@ def test_a_mixed_file_computes_with_the_values_of_its_blocks(
 # Files whose types differ within a matrix of the graph: a, b and z of a gated delta rule; experts' gates and what they
 # gate. The weights of the last two do not contain the factor of residuals.
 PARTS = {
-    "qwen35": ({"ssm_alpha": Type.F32, "ssm_beta": Type.Q8_0, "attn_gate": Type.Q5_K, "": Type.Q4_K}, "webgpu"),
+    "qwen35": ({"ssm_alpha": Type.F32, "ssm_beta": Type.Q8_0, "attn_gate": Type.Q5_K, "": Type.Q4_K}, "cpu"),
     "lfm2moe": ({"ffn_up_exps": Type.Q6_K, "ffn_down": Type.Q6_K, "": Type.Q4_K}, "cpu"),
     "granite": ({"attn_v": Type.Q6_K, "": Type.Q4_K}, "cuda"),
     "granitemoe": ({"ffn_up_exps": Type.Q6_K, "": Type.Q4_K}, "webgpu"),

@@ -4,7 +4,7 @@ each response, and none is a server error. So the errors of each API have the fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -75,7 +75,19 @@ STORE_OPERATIONS = (
     ("GET", "/api/ps"),
 )
 MODES = list(schemathesis.GenerationMode)
+POSITIVE, NEGATIVE = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
 load_all_checks()
+
+
+def in_turn(operations: Sequence[tuple[str, str]]) -> list[Any]:
+    """Each operation with valid requests or with invalid ones. The others are exhaustive: one test of the API's form of
+    errors suffices, and `test_every_operation_gives_many_requests_an_answer_that_it_names` has hundreds of both.
+    """
+    return [
+        pytest.param(*operation, mode, marks=[pytest.mark.exhaustive] * ((turn + number) % 2))
+        for turn, operation in enumerate(operations)
+        for number, mode in enumerate((POSITIVE, NEGATIVE))
+    ]
 
 
 @dataclass
@@ -169,23 +181,21 @@ def check_all(document: Any, mode: schemathesis.GenerationMode, examples: int) -
                 check(operation, mode, examples)
 
 
-@pytest.mark.parametrize(("method", "path"), OPERATIONS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("method", "path", "mode"), in_turn(OPERATIONS))
 def test_every_answer_is_one_that_the_document_names(
     document: Any, method: str, path: str, mode: schemathesis.GenerationMode
 ) -> None:
     check(document[path][method], mode, EXAMPLES)
 
 
-@pytest.mark.parametrize(("method", "path"), STORE_OPERATIONS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("method", "path", "mode"), in_turn(STORE_OPERATIONS))
 def test_every_answer_about_the_store_is_one_that_the_document_names(
     store_document: Any, method: str, path: str, mode: schemathesis.GenerationMode
 ) -> None:
     check(store_document[path][method], mode, EXAMPLES)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param(POSITIVE, marks=pytest.mark.exhaustive), NEGATIVE])
 def test_every_answer_of_kserves_api_is_one_that_its_document_names(
     kserve_document: Any, mode: schemathesis.GenerationMode
 ) -> None:

@@ -134,7 +134,8 @@ def test_a_bundle_of_onnx_keeps_states_beside_whole_sequences(tmp_path: Path) ->
         runner.close()
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "mamba2"])
+# Layers of states beside attention, and a model without pages.
+@pytest.mark.parametrize("family", [pytest.param("lfm2", marks=pytest.mark.exhaustive), "qwen3_5_text", "mamba2"])
 def test_mixed_requests_get_the_tokens_of_transformers(family: str, tmp_path: Path) -> None:
     make_family(family, tmp_path / "checkpoint")
     random = np.random.default_rng(36)
@@ -160,7 +161,15 @@ def test_mixed_requests_get_the_tokens_of_transformers(family: str, tmp_path: Pa
         assert draft is None or stats.accepted_tokens == stats.drafted_tokens > 0
 
 
-@pytest.mark.parametrize(("kv", "assists"), [("activation", False), ("q8", False), ("activation", True), ("q8", True)])
+@pytest.mark.parametrize(
+    ("kv", "assists"),
+    [
+        ("activation", False),
+        pytest.param("q8", False, marks=pytest.mark.exhaustive),
+        pytest.param("activation", True, marks=pytest.mark.exhaustive),
+        ("q8", True),
+    ],
+)
 def test_heads_of_a_model_draft_tokens_and_change_none(kv: KvName, assists: bool, tmp_path: Path) -> None:
     """Of seven requests in two waves, with prefixes in the cache, some are sampled. The small pool preempts. The rows
     that the model keeps for its heads are no keys and values, and stay as they are. An assistant needs no pages.

@@ -68,11 +68,11 @@ def count(metrics: str, name: str) -> float:
 @pytest.mark.parametrize(
     "name",
     [
-        "smolvlm",
+        # Its text rotates by row and column, and its layers get features of their own.
         "qwen3_vl",
         *(
             pytest.param(each, marks=pytest.mark.exhaustive)
-            for each in ("gemma3", "gemma4", "gemma4_bounded", "gemma4_unified", "lfm2_vl", "qwen3_5")
+            for each in ("smolvlm", "gemma3", "gemma4", "gemma4_bounded", "gemma4_unified", "lfm2_vl", "qwen3_5")
         ),
     ],
 )

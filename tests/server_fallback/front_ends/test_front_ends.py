@@ -173,7 +173,9 @@ def test_openai_s_client_reads_transcripts_of_the_main_process_window_by_window(
     def stream(sound: bytes) -> Iterator[openai.Stream[Any]]:
         # On a new connection, so that either front end may answer.
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="the-admins-key", max_retries=0) as client:
-            yield client.audio.transcriptions.create(model="whisper", file=("a.wav", sound), stream=True)
+            yield client.audio.transcriptions.create(
+                model="whisper", file=("a.wav", sound), stream=True, temperature=0.2
+            )
 
     first = len(server.lines("request"))
 

@@ -17,6 +17,7 @@ from cpu_steps import Batch, Inputs, StepCase
 from kernel_harness import Run
 from projection_parts import Parts, parts_of
 
+from nearfar.compiler.ir.ops.elementwise import OPS as ELEMENTWISE
 from nearfar.compiler.ir.ops.op import ACTIVATIONS
 from nearfar.compiler.ir.sampling import Settings
 from nearfar.compiler.ir.watermark import COLUMNS
@@ -88,22 +89,21 @@ MORE_PROJECTIONS: tuple[tuple[bool, str, int, int, str, str, tuple[str, ...], di
 def all_cases() -> Iterator[StepCase]:
     cases = (
         embed_cases, row_cases, projection_cases, expert_cases, lora_cases, rope_cases, attention_cases, text_cases,
+        state_cases, kept_cases, image_cases,
     )  # fmt: skip
     yield from selected(case for each in cases for case in each())
     yield from sampling_cases()
-    yield from state_cases()
-    yield from kept_cases()
-    yield from image_cases()
 
 
 def selected(cases: Iterable[StepCase]) -> Iterator[StepCase]:
-    """`make test` runs every tenth case of an op at its levels, or at two more than the base level if it has all of
-    them, and the others at the base level alone.
+    """`make test` runs every tenth case of a template at its levels, or at two more than the base level if it has all
+    of them, and the others at the base level alone. All ops on elements have one template, of which one case suffices.
     """
     turns: Counter[str] = Counter()
     for case in cases:
-        turn = turns[case.op] % 10
-        turns[case.op] += not case.exhaustive
+        template, every = ("elementwise", 100) if case.op in ELEMENTWISE else (case.op, 10)
+        turn = turns[template] % every
+        turns[template] += not case.exhaustive
         usual = case.levels
         if not case.exhaustive and case.quantization != "q2c":
             usual = () if turn else ("avx512", "neon") if case.levels is None else case.levels
@@ -188,13 +188,17 @@ def row_cases() -> Iterator[StepCase]:
         inputs: Inputs = {"x": (x, "S", columns)}
         yield StepCase(f"fake_quantize_{columns}", "fake_quantize", inputs, attrs, batches, "float16")
         yield on_rows(f"clip_{columns}", "clip", inputs, {"limit": 0.7, "dtype": y}, "float16")
-    for activation, columns in zip(ACTIVATIONS, (1, 3, 16, 17, 33, 7, 5, 12, 9), strict=True):
+    for turn, (activation, columns) in enumerate(zip(ACTIVATIONS, (1, 3, 16, 17, 33, 7, 5, 12, 9), strict=True)):
         attrs = {"activation": activation}
-        yield gate_case(
-            f"gate_{activation}", "gate", {"gate": ("float32", "S", columns), "up": ("float32", "S", columns)}, attrs
+        inputs = {"gate": ("float32", "S", columns), "up": ("float32", "S", columns)}
+        of_activation = (
+            gate_case(f"gate_{activation}", "gate", inputs, attrs),
+            on_rows(f"activate_{activation}", "activate", {"x": ("float32", "S", columns)}, attrs),
+            gate_case(f"gate_halves_{activation}", "gate_halves", {"x": ("float32", "R", 2 * (columns + 2))}, attrs),
         )
-        yield on_rows(f"activate_{activation}", "activate", {"x": ("float32", "S", columns)}, attrs)
-        yield gate_case(f"gate_halves_{activation}", "gate_halves", {"x": ("float32", "R", 2 * (columns + 2))}, attrs)
+        # Each activation with one op.
+        for number, case in enumerate(of_activation):
+            yield replace(case, exhaustive=number != turn % 3)
     wide: Inputs = {"gate": ("float32", "S", 33), "up": ("activation", "S", 41)}
     yield on_rows("gate_wide", "gate", wide, {"start": 5}, "float16")
     oss = {"limit": 2.0, "slope": 1.702, "shift": 1.0}
@@ -359,14 +363,15 @@ def lora_cases() -> Iterator[StepCase]:
 
 
 def rope_cases() -> Iterator[StepCase]:
-    for num_heads, head_dim, rotary_dim, x, y, norm in (
+    sizes = (
         (3, 24, 24, "float32", "float32", 0),
         (1, 2, 2, "activation", "activation", 0),
         (2, 80, 32, "activation", "float32", 0),
         (7, 256, 6, "float32", "activation", 0),
         (3, 24, 20, "activation", "activation", 24),
         (6, 18, 18, "float32", "activation", 54),
-    ):
+    )
+    for turn, (num_heads, head_dim, rotary_dim, x, y, norm) in enumerate(sizes):
         inputs: Inputs = {
             "x": (x, "S", num_heads * head_dim),
             "positions": ("int32", "S"),
@@ -382,7 +387,7 @@ def rope_cases() -> Iterator[StepCase]:
         name = f"rope_{num_heads}_{head_dim}_{rotary_dim}_{norm}"
         yield StepCase(name, "rope", inputs, attrs, batches, "float16")
         by_row = {**inputs, "table": ("float32", "S", rotary_dim)}
-        yield StepCase(f"{name}_by_row", "rope", by_row, attrs, batches, "float16")
+        yield StepCase(f"{name}_by_row", "rope", by_row, attrs, batches, "float16", exhaustive=turn % 2 == 0)
 
 
 def sampling_cases() -> Iterator[StepCase]:

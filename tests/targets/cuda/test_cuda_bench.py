@@ -46,6 +46,8 @@ def test_many_sequences_run_in_mixed_steps_and_through_the_engine(cuda_bundle: P
     print_result("tiny", result)
 
 
+# The next ones time kernels, and test_cuda_runner.py replays graphs.
+@pytest.mark.exhaustive
 def test_one_sequence_is_measured_against_copies(cuda_bundle: Path, emulated_cuda: Path) -> None:
     driver = EmulatedDriver(emulated_cuda)
     speed = measure_copies(driver, 1 << 20)
@@ -75,6 +77,8 @@ def test_a_token_reads_all_weights_except_an_embedding_that_is_not_the_head(cuda
     assert read(table) - read("another") == table_bytes
 
 
+# The next test times the kernels of one op.
+@pytest.mark.exhaustive
 def test_every_kernel_that_fits_is_timed(cuda_bundle: Path, emulated_cuda: Path) -> None:
     driver = EmulatedDriver(emulated_cuda)
     bundle = open_bundle(cuda_bundle)

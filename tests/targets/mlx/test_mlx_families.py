@@ -112,12 +112,12 @@ GROUPED: dict[str, dict[str, Any]] = {
         "intermediate_size": 64,
     },
 }
-# They have every block: LayerNorms and sub-layers side by side; soft caps and norms behind sub-layers; windows; heads
-# of two sizes and shared keys and values; multipliers; YaRN; scaled queries; parts of heads and biases; two tables of
-# rotations; a feed-forward without a gate. test_mlx_lm.py has GLM-4, Ernie 4.5 and HunYuan, and with Llama and Qwen the
-# norms of queries and keys.
+# They have every block: a mixture with multipliers and states; the gated delta rule; LayerNorms and sub-layers side by
+# side; soft caps and norms behind sub-layers; windows, heads of two sizes, two tables of rotations and shared keys and
+# values; YaRN; scaled queries; parts of heads and biases; a feed-forward without a gate. test_mlx_lm.py has GLM-4 and
+# Ernie 4.5, and with Llama and Qwen the norms of queries and keys.
 USUAL = (
-    *BEYOND, "cohere2", "gemma2", "gemma3_text", "gemma4_text", "granite", "nemotron", "olmo3", "ministral3",
+    "granitemoehybrid_experts", "qwen3_5_text", "cohere2", "gemma2", "gemma4_text", "nemotron", "ministral3",
     "stablelm", "phi3_long",
 )  # fmt: skip
 
@@ -147,10 +147,11 @@ def cases(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 
 @pytest.fixture(scope="module")
-def quantized(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    """Folders of 4-bit integers."""
+def quantized(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Mapping[str, Path]:
+    """The folders of 4-bit integers of this session."""
     found = {}
-    for name, sizes in GROUPED.items():
+    names = names_in(request, "test_integers")
+    for name, sizes in ((name, sizes) for name, sizes in GROUPED.items() if name in names):
         folder = tmp_path_factory.mktemp(f"{name}_q4")
         make_family(name, folder / "checkpoint", **{**WIDE, **sizes})
         found[name] = export(folder / "checkpoint", folder / "mlx", quantization="q4f32").path
@@ -213,7 +214,7 @@ def test_folders_are_read_back_as_the_same_models(cases: Mapping[str, Case]) -> 
             assert {*differences(case.bundle.manifest.spec, read)} <= REWRITTEN.get(name, frozenset()), name
 
 
-@pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.parametrize("name", usual_or_exhaustive(BEYOND, USUAL))
 def test_integers_of_experts_and_states_are_those_that_mlx_lm_reads(
     name: str, quantized: Mapping[str, Path], answers: Mapping[str, tuple[Any, list[int]]]
 ) -> None:
@@ -222,7 +223,7 @@ def test_integers_of_experts_and_states_are_those_that_mlx_lm_reads(
     assert relative_error(answers[f"{name} q4"][0], logits_of(quantized[name])) < F32
 
 
-@pytest.mark.parametrize("name", BEYOND)
+@pytest.mark.parametrize("name", usual_or_exhaustive(BEYOND, USUAL))
 def test_our_runner_leaves_experts_and_states_to_mlx_lm(name: str, cases: Mapping[str, Case]) -> None:
     with pytest.raises(UnsupportedModel, match="which the MLX runner does not compute; run the folder with mlx-lm, or"):
         open_runner("mlx", cases[name].bundle, LIMITS)

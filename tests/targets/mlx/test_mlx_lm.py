@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from case_selection import names_in, usual_or_exhaustive
 from decoder_families import make_family
 from plain_target import compile_plain
 from tolerances import F32, relative_error
@@ -41,6 +42,8 @@ CASES = [
 # The same for families whose checkpoints this suite writes. The first two store rows for interleaved RoPE.
 FAMILY_CASES = [("glm4", "f32", None), ("ernie4_5", "q4f32", 32), ("hunyuan_v1_dense", "f32", None)]
 TINY = [checkpoint for checkpoint, _, _ in (*CASES, *FAMILY_CASES)]
+# The others have parts and formats that these have: Ernie 4.5 the 4 bits of `llama_plain_wide`, GLM-4 its floats.
+USUAL = ("qwen2_wide", "qwen3_wide", "llama_wide", "glm4", "ernie4_5")
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +62,16 @@ def folders(
     demo: Mapping[str, Bundle | ExportBundle],
     compile_tiny: CompileTiny,
     tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
     mlx: Any,  # noqa: ARG001
 ) -> Mapping[str, Path]:
+    names = {*names_in(request), *USUAL}
     tiny = {
         checkpoint: compile_tiny(checkpoint, quantization, target="mlx", group_size=group, activations=("float32",))
         for checkpoint, quantization, group in CASES
+        if checkpoint in names
     }
-    for family, quantization, group in FAMILY_CASES:
+    for family, quantization, group in (case for case in FAMILY_CASES if case[0] in names):
         folder = tmp_path_factory.mktemp(family)
         make_family(family, folder / "checkpoint")
         options = CompileOptions(
@@ -105,13 +111,13 @@ def answers(
     return {name: (answer, np.load(job["logits"])) for name, job, answer in zip(folders, jobs, found, strict=True)}
 
 
-@pytest.mark.parametrize("checkpoint", TINY)
+@pytest.mark.parametrize("name", usual_or_exhaustive(TINY, USUAL))
 def test_mlx_lms_logits_and_greedy_tokens_are_ours(
-    checkpoint: str, answers: Mapping[str, Any], folders: Mapping[str, Path], prompt_token_ids: list[int]
+    name: str, answers: Mapping[str, Any], folders: Mapping[str, Path], prompt_token_ids: list[int]
 ) -> None:
-    runner = open_runner("mlx", open_any(folders[checkpoint]), Limits(tokens=75, rows=75))
+    runner = open_runner("mlx", open_any(folders[name]), Limits(tokens=75, rows=75))
     logits = np.concatenate(list(score(runner, prompt_token_ids, 75)))
-    (theirs,), their_logits = answers[checkpoint]
+    (theirs,), their_logits = answers[name]
     assert relative_error(their_logits, logits) < F32
     assert theirs["token_ids"] == list(generate(runner, prompt_token_ids, TOKENS, Sampler()))
     runner.close()

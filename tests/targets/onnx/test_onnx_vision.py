@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from case_selection import usual_or_exhaustive
 from hearing_families import make_hearing
 from image_families import marker_id, pattern
 from onnx_bundles import export_folder
@@ -217,7 +218,11 @@ def test_frames_of_a_patch_may_differ_if_the_model_reads_videos(tmp_path: Path) 
         image_features(tmp_path / "pictures", inputs)
 
 
-@pytest.mark.parametrize("family", [*PROMPTS])
+# The others have towers and prompts of these kinds, and all of them have their features and logits above.
+IN_JAVASCRIPT = ("smolvlm", "lfm2_vl", "qwen3_vl", "gemma4")
+
+
+@pytest.mark.parametrize("family", usual_or_exhaustive(PROMPTS, IN_JAVASCRIPT))
 def test_transformers_js_loads_the_folder_and_generates_the_same_tokens(
     node: str, family: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -293,7 +298,7 @@ def test_our_runner_and_options_for_texts_refuse_pictures_by_name(smolvlm: Case,
     assert [path.name for path in (tmp_path / "text/onnx").glob("*.onnx")] == ["model.onnx"]
 
 
-@pytest.mark.parametrize("family", ["gemma4", "gemma4_unified"])
+@pytest.mark.parametrize("family", ["gemma4", pytest.param("gemma4_unified", marks=pytest.mark.exhaustive)])
 def test_a_model_that_hears_sees_alone_and_refuses_sound_by_name(family: str, node: str, tmp_path: Path) -> None:
     make_hearing(family, tmp_path / "checkpoint", **GEMMA4)
     notes: list[str] = []

@@ -125,8 +125,15 @@ def without_opening(tokens: list[int], is_last: bool) -> list[int]:
     return tokens[:-1] if repeats else tokens
 
 
-@pytest.mark.parametrize("seconds", [1.0, 3.7, 6.02])
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("seed", "seconds"),
+    [
+        # Each number of windows and each model once.
+        (seed, seconds) if turn % 4 == seed else pytest.param(seed, seconds, marks=pytest.mark.exhaustive)
+        for seed in range(4)
+        for turn, seconds in enumerate((1.0, 6.02, 3.7))
+    ],
+)
 def test_segments_are_those_of_transformers(whispers: Callable[[int], Whisper], seed: int, seconds: float) -> None:
     whisper, samples = whispers(seed), chirp(int(16000 * seconds))
     (expected,) = whisper.generate(samples, return_timestamps=True, language="de", return_segments=True)["segments"]
@@ -190,7 +197,7 @@ def test_a_text_that_is_not_good_is_tried_at_higher_temperatures(whispers: Calla
     first = whisper.transcriber(logprob=0.0).transcribe(chirp(16000), options)
     assert {each.temperature for each in first.segments} == {1.0}
     assert first == whisper.transcriber(logprob=0.0).transcribe(chirp(16000), options)
-    other = TranscriptionOptions(language="de", timestamps=True, seed=6)
+    other = TranscriptionOptions(language="de", timestamps=True, seed=6, temperature=1.0)
     assert first.text != whisper.transcriber(logprob=0.0).transcribe(chirp(16000), other).text
     good = whisper.transcriber(logprob=-99.0, compression_ratio=99.0).transcribe(chirp(16000), options)
     assert {each.temperature for each in good.segments} == {0.0}
@@ -210,8 +217,10 @@ def test_a_prompt_precedes_each_window(whispers: Callable[[int], Whisper]) -> No
     assert found.tokens != whisper.transcriber().transcribe(samples, GREEDY).segments[0].tokens
 
 
-@pytest.mark.parametrize("prompt", ["", "abc"])
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize(
+    ("seed", "prompt"),
+    [(0, "abc"), *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in ((0, ""), (3, ""), (3, "abc")))],
+)
 def test_windows_continue_the_text_of_those_before_as_in_transformers(
     whispers: Callable[[int], Whisper], seed: int, prompt: str
 ) -> None:
