@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from light_bundle import lighten
-from page_looks import DESK
+from page_looks import DESK, resize
 from page_model import NAME, page_bundle
 from playwright.sync_api import Browser, Page
 
@@ -44,6 +44,31 @@ SCRIPTED = """(pieces) => {
             tokensPerSecond: null };
         yield { type: "done", text: "", finishReason: "stop", timings };
     };
+}"""
+
+
+# Holds the next answer of the page's engine after so many tokens, until it is stopped or the page ends. A small model
+# writes a hundred tokens in less time than a test needs to look at the page.
+HOLD_NEXT = """(count) => {
+    const engine = window.nearfar.engine;
+    const { generate } = engine;
+    engine.generate = async function* (messages, options) {
+        engine.generate = generate;
+        let written = 0;
+        for await (const event of generate.call(engine, messages, options)) {
+            yield event;
+            if (++written === count) await new Promise((_, reject) => {
+                options.signal.addEventListener("abort", () => reject(options.signal.reason));
+            });
+        }
+    };
+}"""
+# Resolves `window.seen` when a node shows these words.
+SEE = """(node, words) => {
+    window.seen = new Promise((resolve) => {
+        const look = () => { if (node.textContent.includes(words)) resolve(); };
+        new MutationObserver(look).observe(node, { childList: true, subtree: true, characterData: true });
+    });
 }"""
 
 
@@ -82,6 +107,18 @@ def open_page(browser: Browser, problems: list[str], script: str | None = None, 
 def send(page: Page, text: str) -> None:
     page.fill("#prompt", text)
     page.press("#prompt", "Enter")
+
+
+def hold_next(page: Page, tokens: int) -> None:
+    """Hold the next answer of the page's own model after so many tokens, until it is stopped or the page ends."""
+    page.evaluate(HOLD_NEXT, tokens)
+
+
+def click_and_see(page: Page, selector: str, words: str) -> None:
+    """Click a button that shows the words for a moment only, which a test on a busy machine would miss."""
+    page.eval_on_selector(selector, SEE, words)
+    page.click(selector)
+    page.evaluate("() => window.seen")
 
 
 def new_chat(page: Page) -> None:
@@ -128,7 +165,7 @@ def wait_until_ready(page: Page) -> None:
 
 def start_over(page: Page) -> Page:
     """The page without a conversation, on a desk, with answers of the model of at most four tokens."""
-    page.set_viewport_size({"width": DESK[0], "height": DESK[1]})
+    resize(page, DESK)
     page.evaluate("() => { window.nearfar.engine.generate = window.generate; }")
     if page.is_visible("#new-chat"):
         new_chat(page)

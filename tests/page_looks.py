@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
 
 from conftest import ROOT
 from playwright.sync_api import Page
@@ -10,6 +10,8 @@ from playwright.sync_api import Page
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 SCREENSHOTS = ROOT / "build" / "screenshots"
 DESK, PHONE, NARROW = (1280, 800), (390, 780), (360, 640)
+# `make test-all` looks at all colours in all sizes, and keeps pictures.
+EVERY_LOOK = bool(os.environ.get("NEARFAR_ALL_VARIANTS"))
 # The lowest contrast between text and its background (W3C, WCAG 2.2, 1.4.3), over all visible text.
 LEAST_CONTRAST = """() => {
     const parse = (text) => {
@@ -45,22 +47,34 @@ NAMELESS = """() => [...document.querySelectorAll("button, input, textarea, a, [
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
-def look(page: Page) -> Iterator[str]:
-    """Yield the name of each look of a page: light and dark, on a desk and on a phone.
+def require_legible(page: Page, name: str, *, full_page: bool = False) -> None:
+    """Asserts that all text has enough contrast and that nothing overflows: dark on a narrow phone and light on a desk,
+    because colours and sizes do not depend on each other. The page stays light on a desk.
 
-    Checks the contrast and the overflow of each look, and of a narrow phone.
+    `make test-all` checks each with each, and a usual phone. Its pictures are build/screenshots/NAME-*.png.
     """
     page.emulate_media(reduced_motion="reduce")
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        for size, (width, height) in (("desk", DESK), ("phone", PHONE), ("narrow", NARROW)):
-            page.set_viewport_size({"width": width, "height": height})
-            assert page.evaluate(OVERFLOW) <= 0, (scheme, size)
-            contrast, text = page.evaluate(LEAST_CONTRAST)
-            assert contrast >= 4.5, (scheme, size, contrast, text)
-            if size != "narrow":
-                page.evaluate("() => scrollTo(0, 0)")
-                yield f"{size}-{scheme}"
+    sizes = {"narrow": NARROW, "phone": PHONE, "desk": DESK}
+    usual = [("dark", "narrow"), ("light", "desk")]
+    for scheme, size in [(scheme, size) for scheme in ("dark", "light") for size in sizes] if EVERY_LOOK else usual:
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        resize(page, sizes[size])
+        assert page.evaluate(OVERFLOW) <= 0, (scheme, size)
+        contrast, text = page.evaluate(LEAST_CONTRAST)
+        assert contrast >= 4.5, (scheme, size, contrast, text)
+        if size != "narrow":
+            page.evaluate("() => scrollTo(0, 0)")
+            picture(page, f"{name}-{size}-{scheme}", full_page=full_page)
+
+
+def picture(page: Page, name: str, *, full_page: bool = False) -> None:
+    """Keep a picture of the page, which takes as long as many checks, for `make test-all`."""
+    if EVERY_LOOK:
+        page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=full_page)
+
+
+def resize(page: Page, size: tuple[int, int]) -> None:
+    page.set_viewport_size({"width": size[0], "height": size[1]})
 
 
 def fact(page: Page, answer: int, term: str) -> str:
@@ -75,13 +89,14 @@ def fact(page: Page, answer: int, term: str) -> str:
 
 
 def require_accessible(page: Page) -> None:
-    """Asserts that axe finds no violation of WCAG 2.2 (A and AA), on a desk and on a phone, and that controls have
-    names.
+    """Asserts that axe finds no violation of WCAG 2.2 (A and AA) on a phone, and on a desk in `make test-all`, and that
+    controls have names. The page stays on a desk.
     """
     page.evaluate(AXE.read_text())
-    for width, height in (DESK, PHONE):
-        page.set_viewport_size({"width": width, "height": height})
+    for size in (DESK, PHONE) if EVERY_LOOK else (PHONE,):
+        resize(page, size)
         tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
         found = page.evaluate("(tags) => window.axe.run(document, { runOnly: tags })", tags)
         assert [(rule["id"], [node["html"][-90:] for node in rule["nodes"]]) for rule in found["violations"]] == []
     assert page.evaluate(NAMELESS) == []
+    resize(page, DESK)

@@ -1,5 +1,5 @@
 """The bundles of tiny models of sound with random weights for tests in a browser: a Whisper with windows of one second
-and three languages, Moonshines, and a Parakeet.
+and three languages, Moonshines, a Parakeet, and a model that chats about sounds.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from hearing_families import make_hearing
 from light_bundle import Tokens, few_kernels, lighten
 from made_once import kept_folder, made_once
 from tiny_moonshine import make_moonshine, make_moonshine_streaming
@@ -37,6 +38,11 @@ def page_parakeet() -> Path:
     return kept_bundle(
         "parakeet", lambda checkpoint: make_parakeet(checkpoint, num_mel_bins=80), context=20, tokens="many"
     )
+
+
+def page_listener() -> Path:
+    """A Gemma 4 that reads sounds and pictures in chats, with its self-test. Tests must not change it."""
+    return kept_bundle("listener", lambda checkpoint: make_hearing("gemma4_unified", checkpoint), context=256)
 
 
 def kept_bundle(

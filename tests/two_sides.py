@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 from chat_pages import NOT_KEPT, new_chat, send
 from page_looks import DESK, fact
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Browser, BrowserContext, Page, Route
 from recording_proxy import RecordingProxy, recording_proxy
 from served_demo import compile_for_server, require_found, serving
 
@@ -132,6 +132,29 @@ def page_of(browser: Browser, script: str) -> Iterator[Page]:
     yield page
     context.close()
     assert errors == []
+
+
+@dataclass
+class Opened:
+    """A page of both sides, whose weights are paused until `load`."""
+
+    page: Page
+    weights: list[Route]
+    loading: bool = True
+
+    def open(self, url: str) -> None:
+        self.page.route(
+            "**/bundle/weights/*", lambda route: self.weights.append(route) if self.loading else route.continue_()
+        )
+        self.page.goto(url)
+        self.page.click("#consent-accept")
+        self.page.wait_for_selector("body[data-sides]")
+
+    def load(self) -> None:
+        self.loading = False
+        for route in self.weights:
+            route.continue_()
+        self.page.wait_for_selector("body[data-near=ready]")
 
 
 def near_signals_in_python(bundle: Path, prompts: Sequence[str]) -> dict[str, NearSignals]:

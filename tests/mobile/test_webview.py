@@ -1,7 +1,7 @@
 """The Capacitor example in headless Chromium with a phone's viewport, with a stub of the native side. It uses neither a
 phone nor a phone's web view.
 
-Pictures go to build/screenshots.
+`make test-all` keeps pictures in build/screenshots.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, TIMEOUT_MS, lacks
 from native_app import NativeApp
+from page_looks import OVERFLOW
+from page_looks import picture as keep_picture
 from playwright.sync_api import Browser, BrowserContext, Page, Route, ViewportSize
 from static_site import serve
 
 WEBVIEW = ROOT / "mobile" / "webview"
-SCREENSHOTS = ROOT / "build" / "screenshots"
 IPHONE = "Mozilla/5.0 (iPhone; CPU iPhone OS 18_5 like Mac OS X) AppleWebKit/605.1.15 (KHTML, like Gecko) Mobile/15E148"
 ASK = {"messages": [{"role": "user", "content": "what is 27 + 58?"}], "temperature": 0, "stream": True}
-OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ STOP_IN_MID_ANSWER = """() => {
 
 def picture(page: Page, name: str) -> None:
     assert page.evaluate(OVERFLOW) <= 0
-    page.screenshot(path=SCREENSHOTS / f"webview-{name}.png")
+    keep_picture(page, f"webview-{name}")
 
 
 def test_a_page_sends_hello_when_it_is_loaded_and_to_each_app_that_sends_hello(app: NativeApp) -> None:

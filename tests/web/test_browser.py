@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chat_pages import hold_next
 from conftest import ROOT
 from light_bundle import lighten
 from page_model import page_bundle
@@ -354,6 +355,7 @@ def test_the_page_answers_offline_with_the_text_that_python_decodes(context: Bro
 @pytest.mark.exhaustive
 def test_a_stopped_answer_leaves_the_page_ready_for_the_next(page: Page, address: str) -> None:
     open_page(page, address, "ready")
+    hold_next(page, 4)
     page.click("#examples button >> nth=0")
     page.wait_for_selector(".answer[data-state=streaming]")
     page.click("#send")

@@ -51,8 +51,8 @@ def adapters(tiny_checkpoints: Mapping[str, Path], tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(scope="module")
-def bundle(compile_tiny: CompileTiny) -> Bundle:
-    return open_bundle(compile_tiny("qwen3", "f32", target="webgpu", lora_rank=4))
+def bundle(compile_light: CompileTiny) -> Bundle:
+    return open_bundle(compile_light("qwen3", "f32", target="webgpu", activations=("float32",), lora_rank=4))
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +190,8 @@ def test_what_cannot_be_loaded_is_refused_by_name(page: Page) -> None:
         assert part in (message or ""), (message, part)
 
 
+# test_workers.py has an engine in a worker, and web/test/worker what is called there.
+@pytest.mark.exhaustive
 def test_an_engine_in_a_worker_has_adapters(page: Page, expected: dict[str | None, list[int]]) -> None:
     found: list[Any] = page.evaluate("""async () => {
         const worker = new Worker("./engine_worker.js", { type: "module" });

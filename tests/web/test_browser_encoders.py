@@ -153,32 +153,44 @@ def export_onnx(checkpoint: Path, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("encoders")
-    return {
-        "vectors": make_bundle(folder / "vectors", "mean_tokens"),
-        "reranker": make_bundle(folder / "reranker", "ForSequenceClassification", num_labels=1),
-        "tagger": make_bundle(folder / "tagger", "ForTokenClassification", num_labels=3),
-    }
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("vectors"), "mean_tokens")
 
 
 @pytest.fixture(scope="module")
-def site(bundles: dict[str, Path], chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
+def site(vectors: Path, chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: ARG001
     site = tmp_path_factory.mktemp("site")
     for script in SCRIPTS:
         shutil.copy(PAGE.parent / script, site)
     (site / "index.html").write_text('<!doctype html><body><script type="module" src="start.js"></script>')
     (site / "start.js").write_text(START)
     (site / "engine_worker.js").write_text('import { serveEngine } from "./worker.js";\nserveEngine(self);\n')
+    shutil.copytree(vectors, site / "vectors")
+    lighten(site / "vectors", self_test=True)
+    return site
+
+
+@pytest.fixture
+def with_transformers_js(site: Path, vectors: Path) -> None:
+    """Used by tests that need the site's Transformers.js and an ONNX form of its model of vectors."""
     if not TRANSFORMERS_JS.is_dir():
         lacks(f"{TRANSFORMERS_JS} is not there (npm ci in web/)")
     shutil.copy(TRANSFORMERS_JS / "dist/transformers.min.js", site)
     (site / "ort").symlink_to(TRANSFORMERS_JS / "node_modules/onnxruntime-web/dist")
-    export_onnx(bundles["vectors"].parent / "checkpoint", site / "vectors-onnx")
+    export_onnx(vectors.parent / "checkpoint", site / "vectors-onnx")
+
+
+@pytest.fixture
+def scorers(site: Path, tmp_path: Path) -> dict[str, Path]:
+    """Bundles that SCORE loads, which are in the site as well."""
+    bundles = {
+        "reranker": make_bundle(tmp_path / "reranker", "ForSequenceClassification", num_labels=1),
+        "tagger": make_bundle(tmp_path / "tagger", "ForTokenClassification", num_labels=3),
+    }
     for name, bundle in bundles.items():
         shutil.copytree(bundle, site / name)
-        lighten(site / name, self_test=name == "vectors")
-    return site
+        lighten(site / name)
+    return bundles
 
 
 @pytest.fixture(scope="module")
@@ -215,11 +227,9 @@ def reference(bundle: Path) -> tuple[Tokenizer, ReferenceRunner]:
     return Tokenizer(opened.tokenizer_files()), ReferenceRunner(opened, activation="float32")
 
 
-def test_sixty_four_texts_are_one_submission_with_the_vectors_of_the_reference(
-    page: Page, bundles: dict[str, Path]
-) -> None:
+def test_sixty_four_texts_are_one_submission_with_the_vectors_of_the_reference(page: Page, vectors: Path) -> None:
     found = page.evaluate(EMBED, TEXTS)
-    tokenizer, runner = reference(bundles["vectors"])
+    tokenizer, runner = reference(vectors)
     ids = [tokenizer.encode(text) for text in TEXTS]
     expected = np.stack([embed(runner, each) for each in ids])
     assert relative_error(np.array(found["vectors"], np.float32), expected) < F32
@@ -236,15 +246,14 @@ def test_sixty_four_texts_are_one_submission_with_the_vectors_of_the_reference(
 
 
 @pytest.mark.exhaustive
-def test_the_fastest_of_webgpu_and_transformers_js_is_chosen_by_measurement(
-    page: Page, bundles: dict[str, Path]
-) -> None:
+@pytest.mark.usefixtures("with_transformers_js")
+def test_the_fastest_of_webgpu_and_transformers_js_is_chosen_by_measurement(page: Page, vectors: Path) -> None:
     texts = TEXTS[3:9]
     found = page.evaluate(CHOOSE, texts)
-    tokenizer, runner = reference(bundles["vectors"])
+    tokenizer, runner = reference(vectors)
     expected = np.stack([embed(runner, tokenizer.encode(text)) for text in texts])
-    for vectors in (*found["vectors"], found["chosen"]):
-        assert relative_error(np.array(vectors, np.float32), expected) < F32
+    for each in (*found["vectors"], found["chosen"]):
+        assert relative_error(np.array(each, np.float32), expected) < F32
     assert [each["name"] for each in found["refused"]] == ["first"]
     assert "cosine of its vector with that of 'near'" in found["refused"][0]["reason"]
     assert [each["sample"] for each in found["measured"]] == ["short", "batch"]
@@ -257,9 +266,9 @@ def test_the_fastest_of_webgpu_and_transformers_js_is_chosen_by_measurement(
 
 
 @pytest.fixture
-def served(address: str, bundles: dict[str, Path], tmp_path: Path) -> Iterator[str]:
+def served(address: str, vectors: Path, tmp_path: Path) -> Iterator[str]:
     """The address of `nearfar serve` with the embedding model."""
-    checkpoint = bundles["vectors"].parent / "checkpoint"
+    checkpoint = vectors.parent / "checkpoint"
     with one_compilation():
         options = CompileOptions(target="cpu", quantization="f32", activations=("float32",), context=CONTEXT)
         compile_model(str(checkpoint), tmp_path / "checkpoint", options)
@@ -268,10 +277,10 @@ def served(address: str, bundles: dict[str, Path], tmp_path: Path) -> Iterator[s
 
 
 @pytest.mark.exhaustive
-def test_a_hybrid_embeds_and_ranks_alike_on_both_sides(page: Page, served: str, bundles: dict[str, Path]) -> None:
+def test_a_hybrid_embeds_and_ranks_alike_on_both_sides(page: Page, served: str, vectors: Path) -> None:
     texts = TEXTS[3:6]
     found = page.evaluate(HYBRID, [f"{served}/v1", texts, "what is a boat", DOCUMENTS])
-    tokenizer, runner = reference(bundles["vectors"])
+    tokenizer, runner = reference(vectors)
     expected = np.stack([embed(runner, tokenizer.encode(text)) for text in texts])
     for side in ("near", "far"):
         assert relative_error(np.array(found["vectors"][side], np.float32), expected) < F32, side
@@ -280,10 +289,10 @@ def test_a_hybrid_embeds_and_ranks_alike_on_both_sides(page: Page, served: str, 
 
 
 @pytest.mark.exhaustive
-def test_a_worker_ranks_and_labels_as_the_reference_does(page: Page, bundles: dict[str, Path]) -> None:
+def test_a_worker_ranks_and_labels_as_the_reference_does(page: Page, scorers: dict[str, Path]) -> None:
     text = "Hello naïve world"
     found = page.evaluate(SCORE, ["what is a boat", DOCUMENTS, text])
-    tokenizer, runner = reference(bundles["reranker"])
+    tokenizer, runner = reference(scorers["reranker"])
     asked = [tokenizer.encode_shortened("what is a boat", document, 1000) for document in DOCUMENTS]
     pairs = [Text(each.ids, each.token_types) for each in asked]
     expected = np.concatenate(classify(runner, pairs))
@@ -291,7 +300,7 @@ def test_a_worker_ranks_and_labels_as_the_reference_does(page: Page, bundles: di
     assert [each["index"] for each in found["results"]] == np.argsort(-expected, kind="stable").tolist()
     assert found["results"][0]["document"] == {"text": DOCUMENTS[int(expected.argmax())]}
     assert found["aborted"] == "enough"
-    tokenizer, runner = reference(bundles["tagger"])
+    tokenizer, runner = reference(scorers["tagger"])
     encoded = tokenizer.encode_shortened(text, None, CONTEXT)
     (probabilities,) = classify(runner, [Text(encoded.ids)])
     np.testing.assert_allclose([each["probs"] for each in found["tokens"]], probabilities, rtol=1e-4)

@@ -9,7 +9,9 @@ import pytest
 from chat_pages import (
     SCRIPTED,
     ask,
+    click_and_see,
     new_chat,
+    open_page,
     page_server,
     requests,
     script,
@@ -17,8 +19,9 @@ from chat_pages import (
     send,
     start_over,
 )
-from page_looks import AXE, DESK, NAMELESS, PHONE, SCREENSHOTS, look
+from page_looks import DESK, PHONE, picture, require_accessible, require_legible, resize
 from playwright.sync_api import Browser, Page
+from sounds import wav
 
 from nearfar.compiler.browser.page_server import PageServer
 
@@ -110,8 +113,7 @@ def test_markdown_code_tables_and_formulas_are_rendered(chat: Page) -> None:
     assert text.locator("table td").count() == 6
     assert text.locator("ol li").count() == 2
     assert "It costs $5 or $6." in (text.text_content() or "")
-    chat.click(".copy-code")
-    chat.wait_for_selector(".copy-code:has-text('Copied')")
+    click_and_see(chat, ".copy-code", "Copied")
     assert chat.evaluate("() => navigator.clipboard.readText()").startswith("def quicksort(items: list[int])")
 
 
@@ -172,6 +174,7 @@ def test_finished_blocks_keep_their_elements_while_the_answer_grows(chat: Page) 
 def test_a_full_context_drops_the_oldest_turns_but_not_the_system_prompt(chat: Page) -> None:
     chat.fill("#system-prompt", "be brief")
     context = chat.evaluate("() => window.nearfar.engine.info.context")
+    script(chat, "done")
     for turn in range(4):
         ask(chat, f"{turn} {'word ' * 20}")
     assert chat.locator(".answer .problem").count() == 0
@@ -181,10 +184,9 @@ def test_a_full_context_drops_the_oldest_turns_but_not_the_system_prompt(chat: P
     first = chat.evaluate(
         "() => document.querySelector('.forgotten').nextElementSibling.querySelector('.question').lastChild.data"
     )
-    script(chat, "done")
     last = f"last {'word ' * 20}"
     ask(chat, last)
-    messages = requests(chat)[0]
+    messages = requests(chat)[-1]
     assert messages[0] == {"role": "system", "content": "be brief"}
     assert messages[1]["content"] >= first
     assert messages[-1]["content"] == last.strip()
@@ -225,7 +227,7 @@ def is_in_view(page: Page, selector: str) -> bool:
 
 
 def test_after_a_long_message_the_answer_or_the_error_is_in_view(chat: Page) -> None:
-    chat.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    resize(chat, PHONE)
     chat.evaluate("() => { window.countTokens = window.nearfar.engine.countTokens; }")
     chat.evaluate("() => { window.nearfar.engine.countTokens = async () => 10; }")
     script(chat, None, "Short.", None, "\n\nLines:\n\n" + "a line\n\n" * 40)
@@ -246,7 +248,7 @@ def test_after_a_long_message_the_answer_or_the_error_is_in_view(chat: Page) -> 
     chat.evaluate("() => { window.nearfar.engine.countTokens = window.countTokens; }")
     ask(chat, "\n".join(f"too long {number}" for number in range(41)))
     assert is_in_view(chat, ".answer .problem")
-    chat.screenshot(path=SCREENSHOTS / "long-phone-light.png")
+    picture(chat, "long-phone-light")
 
 
 def test_a_text_file_becomes_part_of_the_message(chat: Page, tmp_path: Path) -> None:
@@ -255,9 +257,11 @@ def test_a_text_file_becomes_part_of_the_message(chat: Page, tmp_path: Path) -> 
     (tmp_path / "large.txt").write_bytes(b"x" * 256_001)
     script(chat, "read")
     (tmp_path / "clip.mp4").write_bytes(b"\0\0\0\x08ftyp")
+    (tmp_path / "talk.wav").write_bytes(wav(bytes(320), 1, 16))
     for name, words in (
         ("picture.png", "is an image"),
         ("clip.mp4", "is a video, which the model on this device"),
+        ("talk.wav", "is a recording, and nothing on this device hears"),
         ("large.txt", "at most 256 kB"),
     ):
         chat.set_input_files("#attach-file", tmp_path / name)
@@ -276,7 +280,7 @@ def test_a_text_file_becomes_part_of_the_message(chat: Page, tmp_path: Path) -> 
 
 
 def test_a_host_with_several_models_offers_them(browser: Browser, server: PageServer) -> None:
-    page = browser.new_page()
+    page = open_page(browser, [])
     models = [{"name": "Small", "bundle": "./small/"}, {"name": "Large", "bundle": "./large/"}, {"name": 3}]
     page.route("**/bundles.json", lambda route: route.fulfill(json=models))
     page.goto(f"{server.url}?bundle=./small/")
@@ -292,7 +296,7 @@ def test_a_host_with_several_models_offers_them(browser: Browser, server: PageSe
         "#model-picker", "(select) => { select.value = './large/'; select.dispatchEvent(new Event('change')); }"
     )
     page.wait_for_url("**/?bundle=.%2Flarge%2F")
-    page.close()
+    page.context.close()
 
 
 def test_the_page_opens_and_answers_without_a_network(chat: Page) -> None:
@@ -322,25 +326,19 @@ def test_every_part_is_legible_and_large_enough_to_touch(chat: Page) -> None:
     ask(chat, "How fast are sorting algorithms, and why?")
     chat.wait_for_selector(".answer .hljs-keyword")
     chat.click(".thinking summary")
-    for shown in look(chat):
-        chat.screenshot(path=SCREENSHOTS / f"rich-{shown}.png")
-    chat.evaluate(AXE.read_text())
-    for width, height in (DESK, PHONE):
-        chat.set_viewport_size({"width": width, "height": height})
-        tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
-        found = chat.evaluate("(tags) => window.axe.run(document, { runOnly: tags })", tags)
-        assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]] == []
+    require_legible(chat, "rich")
+    require_accessible(chat)
+    for size in (DESK, PHONE):
+        resize(chat, size)
         sizes = """() => [...document.querySelectorAll("button, input, select, textarea, summary, a.plain")]
             .filter((node) => node.checkVisibility() && !node.closest(".unseen") && node.type !== "radio")
             .map((node) => [node.getBoundingClientRect(), node.outerHTML.slice(0, 120)])
             .filter(([box]) => box.width < 24 || box.height < 24)
             .map(([, html]) => html)"""
         assert chat.evaluate(sizes) == []
-    assert chat.evaluate(NAMELESS) == []
-    chat.emulate_media(color_scheme="light")
     chat.click("#open-history")
     chat.wait_for_selector("#history-search", state="visible")
-    chat.screenshot(path=SCREENSHOTS / "history-phone-light.png")
+    picture(chat, "history-phone-light")
     chat.keyboard.press("Escape")
     chat.wait_for_selector("#history-search", state="hidden")
 
@@ -358,8 +356,7 @@ def test_with_full_storage_the_page_lists_the_stored_models_and_deletes_them(cha
         item = page.locator("#failure #stored-list li:has-text('last used')")
         assert "page-model" in (item.text_content() or "")
         assert "MB" in (item.text_content() or "") or "kB" in (item.text_content() or "")
-        for shown in look(page):
-            page.screenshot(path=SCREENSHOTS / f"storage-{shown}.png")
+        require_legible(page, "storage")
         item.locator("button").click()
         item.locator("button:text-is('Really delete?')").click()
         page.wait_for_selector("#failure #stored-list li:has-text('last used')", state="detached")

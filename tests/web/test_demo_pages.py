@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from light_bundle import few_kernels, one_compilation
+from plain_target import without_kernels
 from rich.console import Console
 
 from nearfar.compiler.browser.page_server import PageServer
@@ -46,12 +47,12 @@ def test_demo_models_are_served_by_their_names(monkeypatch: pytest.MonkeyPatch) 
         served.append((open_bundle(server.bundle).manifest.model, server.transcribes))
 
     monkeypatch.setattr(demo, "serve", serve)
-    with one_compilation(), few_kernels():
+    with without_kernels():
         assert main(["demo", "demo-eyes", "--serve", "--transcriber", "demo-ears"]) == 0
     assert served == [("nearfar-demo-eyes", True)]
 
 
 def test_a_demo_model_that_hears_nothing_is_no_transcriber(capsys: pytest.CaptureFixture[str]) -> None:
-    with one_compilation(), few_kernels():
+    with without_kernels():
         assert main(["demo", "--serve", "--transcriber", "demo"]) != 0
     assert "--transcriber demo: transcribes no sound" in " ".join(capsys.readouterr().err.split())

@@ -97,6 +97,8 @@ def test_an_encoder_has_the_times_of_batches_of_texts(tmp_path: Path) -> None:
         assert 0 < each.low <= each.seconds <= each.high
 
 
+# web/test/probe/memory.test.ts has the limit, and the test of a platform's limit below a refusal.
+@pytest.mark.exhaustive
 @pytest.mark.skipif(platform.system() != "Linux", reason="limits the address space as Linux does")
 def test_a_page_without_addresses_for_the_model_is_refused_and_does_not_end(bundle: Path) -> None:
     report = probe(bundle, "--pages", str(MORE_PAGES), address_space=ADDRESS_SPACE)

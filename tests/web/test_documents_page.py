@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from chat_pages import open_page
 from light_bundle import lighten
-from page_looks import SCREENSHOTS, look, require_accessible
+from page_looks import require_accessible, require_legible
 from page_model import page_bundle, page_encoder
 from pdf_files import pdf_of
 from playwright.sync_api import Browser, Page
@@ -365,8 +365,7 @@ def test_every_part_is_legible_and_large_enough_to_touch(opened: Opened) -> None
     page = opened.page
     connect(opened)
     ask(page, "Where does Ana live?")
-    for shown in look(page):
-        page.screenshot(path=SCREENSHOTS / f"documents-{shown}.png", full_page=True)
+    require_legible(page, "documents", full_page=True)
     require_accessible(page)
 
 

@@ -84,6 +84,8 @@ def test_vectors_are_those_of_the_reference(browser: Browser, address: str, comp
     assert "maximum context length is 128 tokens. However, input has 129 tokens" in errors[1]
 
 
+# test_documents_page.py finds passages with an encoder in a worker and sends nothing; web/test/retrieval has the index.
+@pytest.mark.exhaustive
 def test_documents_are_found_from_the_browsers_storage_and_nothing_is_sent(browser: Browser, address: str) -> None:
     context = browser.new_context()
     page = context.new_page()

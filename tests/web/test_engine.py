@@ -102,35 +102,35 @@ def open_engine(page: Page, address: str, bundle: str = "./bundle/", **options: 
     page.evaluate(LOAD, [bundle, options])
 
 
-# Each chunk loads the model once more: a part of a prompt and one longer than it, then those between as well.
-@pytest.mark.parametrize("chunks", [[13, 250], pytest.param([4, 13, 64, 75, 250], marks=pytest.mark.exhaustive)])
+# Each chunk loads the model once more: a part of a prompt, then others and one longer than it. The engine of the other
+# tests has chunks of 64.
+@pytest.mark.parametrize("chunks", [[13], pytest.param([4, 13, 64, 75, 250], marks=pytest.mark.exhaustive)])
 def test_answers_are_the_same_whatever_the_chunk_of_prompts_is(
-    chunks: list[int], browser: Browser, address: str, expected: dict[str, list[int]]
+    chunks: list[int], page: Page, expected: dict[str, list[int]]
 ) -> None:
     """The reference computes chunks of 64. The steps show that each chunk is used."""
     script = """async ([{ prompt_token_ids: promptIds }, chunks]) => {
         const results = [];
-        for (const prefillChunk of chunks) {
-            const engine = await window.Engine.load("./bundle/", { prefillChunk });
+        for (const prefillChunk of [null, ...chunks]) {
+            const engine = prefillChunk === null
+                ? window.engine : await window.Engine.load("./bundle/", { prefillChunk });
             const answer = async (sampling) => {
                 const ids = [];
                 const request = { promptIds, maxTokens: 12, sampling };
                 for await (const { tokenId } of engine.generateTokens(request)) ids.push(tokenId);
                 return ids;
             };
+            const before = engine.counts.steps;
             const greedy = await answer({});
-            const { steps } = engine.counts;
+            const steps = engine.counts.steps - before;
             const sampled = await answer({ temperature: 1.5, seed: 7 });
             results.push({ chunk: engine.info.prefillChunk, greedy, sampled, steps });
-            engine.destroy();
+            if (prefillChunk !== null) engine.destroy();
         }
         return results;
     }"""
-    page = browser.new_page()
-    page.goto(address)
-    page.wait_for_selector("body[data-state=ready]", state="attached")
     results = page.evaluate(script, [expected, chunks])
-    page.close()
+    chunks = [64, *chunks]
     assert [result["chunk"] for result in results] == chunks
     assert [result["greedy"] for result in results] == [expected["token_ids"]] * len(chunks)
     assert [result["sampled"] for result in results] == [results[0]["sampled"]] * len(chunks)
@@ -270,7 +270,7 @@ def test_the_memory_of_a_model_is_known_before_it_is_loaded(page: Page, browser:
 
 
 # The TypeScript tests compile every schema; here a few of them show that the engine in a browser keeps to one.
-@pytest.mark.parametrize("count", [10, pytest.param(50, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [4, pytest.param(50, marks=pytest.mark.exhaustive)])
 def test_answers_meet_their_schemas(page: Page, browser: Browser, address: str, count: int) -> None:
     usable = [schema for schema in SCHEMAS.values() if isinstance(schema, dict)][:50]
     schemas = usable[:: len(usable) // count]
@@ -303,7 +303,7 @@ def test_answers_meet_their_schemas(page: Page, browser: Browser, address: str, 
     # A schema whose shortest answer is longer than 48 tokens is refused before the first token.
     refused = [text for text in texts if isinstance(text, list)]
     assert all(code == "request_error" and "48" in message for code, message in refused), refused
-    assert len(refused) < count / 10
+    assert len(refused) <= count / 10
     for text in texts:
         if isinstance(text, str):
             json.loads(text)

@@ -109,6 +109,8 @@ def test_the_form_fills_itself_in(page: Page, url: str) -> None:
     expect(page.get_by_label("Level")).to_have_value("30")
 
 
+# The TypeScript tests have calls of tools, and the documents the same template.
+@pytest.mark.exhaustive
 def test_the_model_calls_a_tool_of_the_page(page: Page, url: str) -> None:
     page.goto(f"{url}tools/")
     expect(page.locator("#status")).to_have_text("ready")

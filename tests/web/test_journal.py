@@ -25,7 +25,7 @@ import { connectEngine } from "./client.js";
 import { journalled } from "./journal.js";
 
 // Sampled, with log-probabilities, by two choices whose tokens alternate.
-const request = { messages: [{ role: "user", content: "tell me" }], max_tokens: 60, temperature: 1, seed: 5, n: 2,
+const request = { messages: [{ role: "user", content: "tell me" }], max_tokens: 30, temperature: 1, seed: 5, n: 2,
     logprobs: true, stream: true };
 const gpu = { store: false };
 const onError = (error) => { throw error; };
@@ -97,25 +97,27 @@ def page(browser: Browser, chromium: str, tmp_path_factory: pytest.TempPathFacto
 
 def test_a_page_that_is_loaded_again_in_mid_answer_ends_it_with_the_same_tokens(page: Page) -> None:
     whole = page.evaluate("async () => whole(await engine())")
-    assert [len(text.split()) for text in whole] == [60, 60]
+    assert [len(text.split()) for text in whole] == [30, 30]
     with page.expect_navigation():
         # The evaluation ends with its page.
-        page.evaluate("() => void engine().then((engine) => begin(engine, 20, () => location.reload()))")
+        page.evaluate("() => void engine().then((engine) => begin(engine, 12, () => location.reload()))")
     page.wait_for_selector(READY, state="attached")
     result = page.evaluate("async () => resume(await engine())")
     tokens, done = result.pop("before")
     # Of two choices; the last part of fewer than 8 tokens is lost, or also one that was being written.
-    assert 16 <= tokens < 120
+    assert 8 <= tokens < 60
     assert tokens % 8 == 0
     assert not done
-    assert result == {"texts": whole, "ids": ["x"], "after": [120, True], "left": []}
+    assert result == {"texts": whole, "ids": ["x"], "after": [60, True], "left": []}
 
 
+# test_workers.py has the error of a worker that ends, and web/test/journal answers after errors.
+@pytest.mark.exhaustive
 def test_an_answer_whose_worker_ends_is_continued_by_another_worker(page: Page) -> None:
     result = page.evaluate("""async () => {
         const first = await inWorker();
         const whole = await window.whole(first);
-        const failed = await begin(first, 20, () => window.worker.terminate()).catch((error) => error.code);
+        const failed = await begin(first, 12, () => window.worker.terminate()).catch((error) => error.code);
         return { failed, whole, ...(await resume(await inWorker())) };
     }""")
     assert result["failed"] == "worker_error"

@@ -46,7 +46,7 @@ window.answers = async (options, bundle = "./bundle/") => {
     for (const sampling of [{ temperature: 0 }, { temperature: 1, seed: 5 }]) {
         const messages = [{ role: "system", content: SYSTEM }, { role: "user", content: "who?" }];
         const ids = [];
-        for await (const event of engine.generate(messages, { maxTokens: 24, ...sampling })) {
+        for await (const event of engine.generate(messages, { maxTokens: 8, ...sampling })) {
             if (event.type === "token") ids.push(event.tokenId);
             else found.push({ ids, cached: event.timings.cachedTokens });
         }

@@ -3,7 +3,7 @@
 The page's engine runs the demo model on WebGPU, `nearfar serve` a model on the CPU.
 
 Answers come from the right side, change sides if one fails, and stay on the device if they are private. Without near,
-far answers. Screenshots are written to build/screenshots. The tests are in one file because they share a loaded page
+far answers. The tests are in one file because they share a loaded page
 and its two servers.
 """
 
@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -21,41 +19,33 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from chat_pages import new_chat, send
 from demo_model.traffic import part_of
-from page_looks import DESK, NAMELESS, SCREENSHOTS, fact, look
-from playwright.sync_api import Browser, Page, Route
+from page_looks import NAMELESS, fact, require_legible
+from playwright.sync_api import Browser, Page
 from recording_proxy import RecordingProxy
 from routed_prompts import DEMO_POLICY, EASY, GO, HARD, MARGIN, POLICY, STAY, UNSURE, reading_first_tokens
 from two_sides import (
-    FAILURES,
     FAR_MODEL,
     KEEP_DEVICES,
     LOSE_DEVICE,
     NO_WEBGPU,
     STORY,
-    Failure,
+    Opened,
     assert_continued,
     begin_a_story_far,
     connect,
     ended,
     far_alone,
-    generated_tokens,
     near_signals_in_python,
-    on_both_sides,
-    open_journal_page,
     page_of,
     pin,
     serve_far,
     situation,
 )
-from waiting import wait_until
 
 from nearfar.compiler.browser.page_server import PageServer
-from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.router.answer.signals import SIGNAL_TOKENS
 from nearfar.server_fallback.router.decision.decide import decide
 from nearfar.server_fallback.router.decision.policy import Policy
-from nearfar.server_fallback.router.hybrid import Hybrid
-from nearfar.server_fallback.schema.routed import RoutedDecideResponse
 
 
 @pytest.fixture(scope="module")
@@ -80,35 +70,18 @@ def far_server(near_server: PageServer, tmp_path_factory: pytest.TempPathFactory
         yield proxy
 
 
-@dataclass
-class Opened:
-    """The page of both sides, whose weights are paused until the test releases them."""
-
-    page: Page
-    weights: list[Route]
-    loading: bool = True
-
-
 @pytest.fixture(scope="module")
 def opened(browser: Browser, near_server: PageServer, far_server: RecordingProxy) -> Iterator[Opened]:
     with page_of(browser, f"({KEEP_DEVICES})()") as page:
         opened = Opened(page, [])
-        page.route(
-            "**/bundle/weights/*", lambda route: opened.weights.append(route) if opened.loading else route.continue_()
-        )
-        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': './policy.json'})}")
-        page.click("#consent-accept")
-        page.wait_for_selector("body[data-sides]")
+        opened.open(f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': './policy.json'})}")
         yield opened
 
 
 @pytest.fixture(scope="module")
 def loaded(opened: Opened) -> Page:
     """The chat page with both sides, loaded once."""
-    opened.loading = False
-    for route in opened.weights:
-        route.continue_()
-    opened.page.wait_for_selector("body[data-near=ready]")
+    opened.load()
     return opened.page
 
 
@@ -157,21 +130,28 @@ def test_while_near_loads_far_answers_and_private_messages_wait_for_near(
     assert "swiftshader" in fact(page, 1, "Ran on")
 
 
+# The traces in tests/conformance route by words alone.
+@pytest.mark.parametrize(
+    "prompts", [(STAY[0], UNSURE), pytest.param((*STAY, *GO), marks=pytest.mark.exhaustive)], ids=["usual", "all"]
+)
 def test_the_fitted_policy_routes_easy_and_hard_prompts_as_in_python(
-    chat: Page, near_server: PageServer, far_server: RecordingProxy, route_by: Callable[..., None]
+    prompts: Sequence[str],
+    chat: Page,
+    near_server: PageServer,
+    far_server: RecordingProxy,
+    route_by: Callable[..., None],
 ) -> None:
-    """Route real prompts by the fitted predictor with one of near's own signals, from WebGPU here and from numpy in
-    Python.
+    """Route prompts on which the predictor was not fitted, with one of near's own signals, from WebGPU here and from
+    numpy in Python.
 
-    The prompts are of several tasks, and the predictor was not fitted on them. Each gain is at least ``MARGIN`` from
-    the threshold, while rounding in the engines moves a gain by less than a hundredth. By its words alone, near would
-    answer one of the prompts. It is sent to far because near's first tokens show low confidence, so the test fails
-    without real signals.
+    Each gain is at least ``MARGIN`` from the threshold, while rounding in the engines moves a gain by less than a
+    hundredth. By its words alone, near would answer UNSURE. It is sent to far because near's first tokens show low
+    confidence, so the test fails without real signals.
     """
     quality = reading_first_tokens(json.loads(DEMO_POLICY.read_text())["quality"])
     policy = Policy.read({"version": 1, "mode": "auto", "quality": quality})
     assert policy.quality.predictor is not None
-    signals = near_signals_in_python(near_server.bundle, [*STAY, *GO])
+    signals = near_signals_in_python(near_server.bundle, prompts)
     # On a busy machine, near's first tokens take longer than the default limit allows.
     route_by(quality=quality, timeouts={"near_first_token_ms": 120_000})
     # The text after the signals does not matter.
@@ -198,9 +178,8 @@ def test_the_fitted_policy_routes_easy_and_hard_prompts_as_in_python(
         assert chat.locator(".mark").count() == 0
         new_chat(chat)
     chat.fill("#max-tokens", "")
-    unsure = decide(policy, situation(UNSURE, None)).scores["gain"]
-    assert unsure is not None
-    assert unsure < policy.quality.threshold - MARGIN
+    without_signals = decide(policy, situation(UNSURE, None)).scores["gain"] or 0.0
+    assert 0.0 != without_signals < policy.quality.threshold - MARGIN
 
 
 def test_without_a_policy_file_the_demo_page_uses_the_fitted_policy_and_explains_its_threshold(chat: Page) -> None:
@@ -212,43 +191,6 @@ def test_without_a_policy_file_the_demo_page_uses_the_fitted_policy_and_explains
     assert f"ahead by more than {points} points" in (chat.text_content("#far-state") or "")
     chat.evaluate("(search) => history.replaceState(null, '', search)", given)
     connect(chat)
-
-
-def test_far_decides_what_near_is_unsure_of_and_a_calibration_stays_with_its_model(
-    far_server: RecordingProxy, light_demo: Path
-) -> None:
-    questions = {
-        "room": {"type": "choice", "question": "Which room?", "choices": ["kitchen", "bedroom", "garage"]},
-        "lit": {"type": "yes_no", "question": "Is it about lights?"},
-    }
-    certain = {"temperature": 1.0, "bias": {"Yes": 0.0, "No": 40.0}}
-
-    async def work(hybrid: Hybrid) -> None:
-        async def ask(**options: Any) -> RoutedDecideResponse:
-            return await hybrid.decide("turn on the kitchen light", questions, **options)
-
-        near, far = await ask(pin="near"), await ask(pin="far")
-        assert [each.calibration_model for each in (near, far)] == ["nearfar-demo", "nearfar-demo-far"]
-        assert near.decisions["room"].confidence < 0.9 < near.decisions["lit"].confidence
-        shared = await ask(abstain_below=0.9)
-        assert shared.sides == {"room": "far", "lit": "near"}
-        assert shared.decisions["room"].answer == far.decisions["room"].answer == "kitchen"
-        sent = bytes(far_server.received)
-        kept = await ask(abstain_below=0.9, labels=["private"])
-        assert (kept.decisions["room"].answer, bytes(far_server.received)) == (None, sent)
-        for side, model in (("near", "nearfar-demo"), ("far", "nearfar-demo-far")):
-            calibration = {"version": 1, "model": model, "questions": {"lit": certain}}
-            answers = [
-                (await ask(pin=each, calibration=calibration)).decisions["lit"].answer for each in ("near", "far")
-            ]
-            assert answers == [side != "near", side != "far"]
-        with pytest.raises(
-            RequestError, match="was fitted to demo, and this model is nearfar-demo or nearfar-demo-far"
-        ):
-            await ask(calibration={"version": 1, "model": "demo", "questions": {}})
-
-    far_server.come_back()
-    on_both_sides(light_demo, far_server, {"escalation": {"then": "continue"}}, work)
 
 
 @pytest.mark.exhaustive
@@ -300,8 +242,7 @@ def test_the_page_asks_before_masked_texts_leave_and_shows_them_word_for_word(
         "I am [EMAIL_1].\nWhat is 27 + 58?",
     ]
     assert "Send this to 127.0.0.1" in (chat.text_content("#leaving-title") or "")
-    for name in look(chat):
-        chat.screenshot(path=SCREENSHOTS / f"leaving-{name}.png")
+    require_legible(chat, "leaving")
     assert chat.evaluate(NAMELESS) == []
     assert len(far_server.received) == before
     chat.click("#leaving-refuse")
@@ -321,9 +262,7 @@ def test_the_page_asks_before_masked_texts_leave_and_shows_them_word_for_word(
     assert body.keys() - {"model", "stream", "stream_options", "messages"} <= {
         (each.text_content() or "") for each in chat.locator(".answer .leaving .place").all()
     }
-    for name in look(chat):
-        chat.screenshot(path=SCREENSHOTS / f"left-{name}.png")
-    chat.set_viewport_size({"width": DESK[0], "height": DESK[1]})
+    require_legible(chat, "left")
 
 
 @pytest.mark.exhaustive
@@ -409,66 +348,8 @@ def test_if_the_server_dies_near_continues_and_both_sides_read_well_in_light_and
     chat.click("#private")
     send(chat, EASY)
     ended(chat, 1)
-    for shown in look(chat):
-        chat.screenshot(path=SCREENSHOTS / f"hybrid-{shown}.png")
+    require_legible(chat, "hybrid")
     assert chat.evaluate(NAMELESS) == []
-
-
-# The TypeScript tests check the reasons of each failure; test_without_either_side shows the page without WebGPU.
-@pytest.mark.parametrize(
-    "failure",
-    [
-        pytest.param(failure, id=name, marks=() if name == "no bundle" else pytest.mark.exhaustive)
-        for name, failure in FAILURES.items()
-    ],
-)
-def test_without_near_far_answers_alone_and_the_page_explains_why(
-    failure: Failure, browser: Browser, near_server: PageServer, far_server: RecordingProxy
-) -> None:
-    with far_alone(browser, failure.script, near_server, far_server, failure.bundle) as page:
-        notice = page.text_content("#near-notice") or ""
-        assert page.is_visible("#near-notice")
-        for part in (*failure.words, "Private messages are not sent"):
-            assert part in notice
-        assert page.is_disabled("#pin input[value=near]")
-        send(page, EASY)
-        assert ended(page) == {"text": "27 + 58 = 85", "side": "far", "reason": "near_unavailable"}
-        badge = page.text_content(".answer .sided") or ""
-        assert badge.startswith("Far")
-        assert badge.endswith("no model was ready on this device")
-        for part in ("every message that is not private", "Private messages are not sent"):
-            assert part in (page.text_content("#far-state") or "")
-
-
-# Neither runs anything of the page first. A test below loads the chat page again.
-@pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param(Page.close, id="closed"),
-        pytest.param(Page.reload, id="loaded again", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_far_goes_on_without_its_page_and_the_next_one_gets_its_one_answer(
-    end: Callable[[Page], object], browser: Browser, near_server: PageServer, far_server: RecordingProxy
-) -> None:
-    far_server.come_back()
-    with page_of(browser, NO_WEBGPU) as page:
-        opened = partial(open_journal_page, page.context, near_server, far_server)
-        counts = [generated_tokens(far_server)]
-        whole = opened().evaluate("begin('whole')")
-        counts.append(generated_tokens(far_server))
-        far_server.hold(8)
-        first = opened()
-        first.evaluate("() => void begin('story')")
-        first.wait_for_function("text.length > 8")
-        end(first)
-        # The server ends the answer before anyone asks for its rest.
-        wait_until(lambda: generated_tokens(far_server) - counts[1] == counts[1] - counts[0])
-        far_server.release()
-        following = opened()
-        wait_until(lambda: not following.evaluate("running('story')"))
-        assert following.evaluate("resume('story')") == whole
-        assert generated_tokens(far_server) - counts[1] == counts[1] - counts[0]
 
 
 def test_the_chat_page_shows_the_rest_of_a_far_answer_when_it_is_loaded_again(
@@ -488,14 +369,10 @@ def test_the_chat_page_shows_the_rest_of_a_far_answer_when_it_is_loaded_again(
         assert received.count(b"post /v1/chat/completions") == received.count(b"last-event-id: 0") == 1
 
 
-@pytest.mark.parametrize(
-    "redirects",
-    [pytest.param(False, id="foreign"), pytest.param(True, id="redirected", marks=pytest.mark.exhaustive)],
-)
 def test_nothing_is_fetched_or_sent_elsewhere_before_the_user_agrees(
-    redirects: bool, browser: Browser, near_server: PageServer, far_server: RecordingProxy, policy_file: Path
+    browser: Browser, near_server: PageServer, far_server: RecordingProxy, policy_file: Path
 ) -> None:
-    """A link names a server and a policy of another origin, or a policy that redirects there."""
+    """A link names a server and a policy of another origin."""
     far_server.come_back()
     text = policy_file.read_text()
     elsewhere = f"http://127.0.0.1:{urlsplit(near_server.url).port}/policy.json"
@@ -503,29 +380,20 @@ def test_nothing_is_fetched_or_sent_elsewhere_before_the_user_agrees(
         requests: list[str] = []
         page.on("request", lambda request: requests.append(request.url))
         page.route(elsewhere, lambda route: route.fulfill(body=text, headers={"Access-Control-Allow-Origin": "*"}))
-        page.route("**/moved.json", lambda route: route.fulfill(status=302, headers={"Location": elsewhere}))
         before = bytes(far_server.received)
-        policy = "./moved.json" if redirects else elsewhere
-        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': policy})}")
+        page.goto(f"{near_server.url}?{urlencode({'far': far_server.url, 'policy': elsewhere})}")
         dialog = page.locator("#consent")
         dialog.wait_for()
         assert far_server.url in (dialog.text_content() or "")
-        assert ("may send every message there" in (dialog.text_content() or "")) is not redirects
-        if not redirects:
-            for shown in look(page):
-                page.screenshot(path=SCREENSHOTS / f"consent-{shown}.png")
-            assert page.evaluate(NAMELESS) == []
+        assert "may send every message there" in (dialog.text_content() or "")
+        require_legible(page, "consent")
+        assert page.evaluate(NAMELESS) == []
         page.click("#consent-refuse")
         page.wait_for_selector("body[data-state=error]")
         assert bytes(far_server.received) == before
         assert [url for url in requests if not url.startswith(near_server.origin)] == []
         page.reload()
         page.click("#consent-accept")
-        if redirects:
-            page.wait_for_selector("#far-problem", state="visible")
-            assert "answers with a redirect, which is not followed" in (page.text_content("#far-problem") or "")
-            assert elsewhere not in requests
-            return
         page.wait_for_selector("body[data-near=failed][data-state=ready]")
         assert elsewhere in requests
         # The lock also works under that policy.
@@ -536,28 +404,6 @@ def test_nothing_is_fetched_or_sent_elsewhere_before_the_user_agrees(
         page.reload()
         page.wait_for_selector("body[data-near=failed][data-state=ready]")
         assert dialog.count() == 0
-    assert b"quokka" not in far_server.received
-
-
-@pytest.mark.exhaustive
-def test_without_near_a_private_message_is_refused_before_it_is_sent(
-    browser: Browser, near_server: PageServer, far_server: RecordingProxy
-) -> None:
-    with far_alone(browser, NO_WEBGPU, near_server, far_server) as page:
-        before = bytes(far_server.received)
-        page.click("#private")
-        assert "would never be answered" in (page.text_content("#privacy") or "")
-        send(page, "my diary says quokka")
-        assert (page.text_content("#status") or "").startswith("Not sent.")
-        assert page.input_value("#prompt") == "my diary says quokka"
-        assert page.locator(".answer").count() == 0
-        assert bytes(far_server.received) == before
-        for shown in look(page):
-            page.screenshot(path=SCREENSHOTS / f"far-alone-{shown}.png")
-        assert page.evaluate(NAMELESS) == []
-        page.click("#private")
-        send(page, EASY)
-        assert ended(page)["side"] == "far"
     assert b"quokka" not in far_server.received
 
 
@@ -579,8 +425,7 @@ def test_without_either_side_the_page_explains_and_a_server_that_is_connected_th
         page.wait_for_selector("#failure #far-problem", state="visible")
         assert "does not answer" in (page.text_content("#far-problem") or "")
         assert f"--cors-origin {near_server.origin}" in (page.text_content("#far-problem") or "")
-        for shown in look(page):
-            page.screenshot(path=SCREENSHOTS / f"no-side-{shown}.png", full_page=True)
+        require_legible(page, "no-side", full_page=True)
         far_server.come_back()
         page.click("#far-connect")
         page.wait_for_selector("body[data-state=ready]")
@@ -589,6 +434,8 @@ def test_without_either_side_the_page_explains_and_a_server_that_is_connected_th
         assert ended(page) == {"text": "27 + 58 = 85", "side": "far", "reason": "near_unavailable"}
         assert page.evaluate("() => window.sameDocument")
         assert page.locator("#panel #far-form").count() == 1
+        assert "Private messages are not sent" in (page.text_content("#near-notice") or "")
+        assert page.is_disabled("#pin input[value=near]")
 
 
 def test_if_the_device_is_lost_during_an_answer_far_continues(chat: Page) -> None:

@@ -142,5 +142,7 @@ def test_a_page_without_a_bundler_loads_the_package_from_another_origin(page: Pa
     assert found.scripts_for_json == ["grammar.js"]
 
 
+# A test above imports the package in Node; the TypeScript tests run engines there.
+@pytest.mark.exhaustive
 def test_node_answers(app: Path, node: str, swiftshader: Mapping[str, str]) -> None:
     Answers.read(run([node, "node.mjs"], app, swiftshader)).check()

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 from hearing_families import make_hearing, sound, stored, wav
 from image_families import pattern
-from light_bundle import few_kernels, lighten
+from page_whisper import kept_bundle, page_listener
 from PIL import Image
 from playwright.sync_api import Browser, Page
 from site_pages import engine_page
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.ir.sampling import Sampler
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.audio.prepared_sound import prepare_sound
 from nearfar.compiler.runtime.generate import generate
 from nearfar.compiler.runtime.images.patches import prepare_image
@@ -48,15 +47,6 @@ document.body.dataset.state = "ready";
 WORKER = 'import { serveEngine } from "./worker.js"; serveEngine(self);'
 
 
-def bundle_of(family: str, folder: Path) -> Bundle:
-    make_hearing(family, folder / "checkpoint")
-    options = CompileOptions(target="webgpu", quantization="f32", context=256, activations=("float32",))
-    with few_kernels():
-        compile_model(str(folder / "checkpoint"), folder / "bundle", options)
-    lighten(folder / "bundle", self_test=True)
-    return open_bundle(folder / "bundle")
-
-
 def page_with(browser: Browser, bundle: Bundle, site: Path) -> Any:
     scripts = ("nearfar.js", "client.js", "worker.js", "images.js", "audio.js", "attachments.js", "language-model.js")
     files = {"index.html": HTML, "start.js": START, "engine_worker.js": WORKER}
@@ -64,8 +54,8 @@ def page_with(browser: Browser, bundle: Bundle, site: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return bundle_of("gemma4_unified", tmp_path_factory.mktemp("hearing"))
+def bundle() -> Bundle:
+    return open_bundle(page_listener())
 
 
 @pytest.fixture(scope="module")
@@ -137,10 +127,9 @@ def test_a_conformer_hears_in_the_page_as_in_numpy(
     chromium: str,  # noqa: ARG001
     tmp_path: Path,
 ) -> None:
-    bundle = bundle_of("gemma4", tmp_path)
-    (tmp_path / "site").mkdir()
+    bundle = open_bundle(kept_bundle("conformer", lambda checkpoint: make_hearing("gemma4", checkpoint), context=256))
     sounds = (sound(160 * 93 + 5), sound(700, 1))
-    with page_with(browser, bundle, tmp_path / "site") as page:
+    with page_with(browser, bundle, tmp_path) as page:
         found = page.evaluate("async (parts) => ask(engine, parts)", content(sounds))
         prompt, ids = expected(bundle, sounds)
         assert (found["prompt"], found["ids"]) == (prompt, ids)

@@ -22,6 +22,10 @@ from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
+# Pages read them as the Whisper of test_transcripts_page.py; targets/test_moonshine.py has their kernels, and
+# web/test/audio rows of sound that grows.
+pytestmark = pytest.mark.exhaustive
+
 
 def long_sound() -> FloatArray:
     samples = chirp(31 * 16_000)
@@ -32,8 +36,7 @@ def long_sound() -> FloatArray:
 SOUNDS: dict[str, FloatArray] = {"short": chirp(700), "clip": chirp(20_001), "long": long_sound()}
 
 
-# Pages compute both alike; test_moonshine.py has the kernels of both.
-@pytest.fixture(scope="module", params=["streaming", pytest.param("moonshine", marks=pytest.mark.exhaustive)])
+@pytest.fixture(scope="module", params=["streaming", "moonshine"])
 def bundle(request: pytest.FixtureRequest) -> Bundle:
     return open_bundle(page_moonshine() if request.param == "moonshine" else page_moonshine_streaming())
 
@@ -61,7 +64,7 @@ def file_of(sound: str) -> str:
     return base64.b64encode(wav(SOUNDS[sound].astype("<f4").tobytes(), 3, 32)).decode()
 
 
-@pytest.mark.parametrize("sound", ["short", "clip", pytest.param("long", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("sound", ["short", "clip", "long"])
 def test_transcripts_are_those_of_python(page: Page, python: Transcriber, sound: str) -> None:
     assert page.evaluate("() => engine.info.selfTest.state") == "passed"
     found = page.evaluate("(asked) => transcribe(...asked)", [file_of(sound), {"temperature": 0, "timestamps": True}])
@@ -75,7 +78,6 @@ def test_transcripts_are_those_of_python(page: Page, python: Transcriber, sound:
     assert found == reference
 
 
-@pytest.mark.exhaustive
 def test_sound_that_grows_has_the_transcripts_of_whole_clips(page: Page, bundle: Bundle) -> None:
     """Of each part a streaming model reads only the rows that change; a sound of another beginning in between is read
     whole.

@@ -1,5 +1,5 @@
 """Recordings in the chat page: files of sound that are dropped, pasted or chosen, with a transcriber, with a model that
-hears, and with neither. Screenshots are written to build/screenshots.
+hears, and with neither.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ import av
 import numpy as np
 import pytest
 from chat_pages import open_page, send
-from hearing_families import make_hearing
-from light_bundle import few_kernels, light_copy, lighten
-from page_looks import SCREENSHOTS, fact, look, require_accessible
+from light_bundle import light_copy
+from page_looks import fact, require_accessible, require_legible
 from page_model import page_bundle
-from page_whisper import page_moonshine
+from page_whisper import page_listener, page_moonshine
 from playwright.sync_api import Browser, Page
 from sounds import chirp
 
 from nearfar.compiler.browser.page_server import PageServer
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
 SOUND = chirp(16_000)
 FORMATS = {
@@ -116,8 +114,7 @@ def test_a_recording_is_a_message_s_sound_which_a_transcriber_writes_down(
         drop(page, encoded("flac"), "dropped.flac")
         drop(page, encoded("m4a"), "dropped.m4a")
         page.wait_for_function(PLAYS, arg=5)
-        for shown in look(page):
-            page.screenshot(path=SCREENSHOTS / f"recordings-typed-{shown}.png")
+        require_legible(page, "recordings-typed")
         for _ in range(4):
             page.click("#attachments .chip:last-child button")
         send(page, "what did she say?")
@@ -127,9 +124,7 @@ def test_a_recording_is_a_message_s_sound_which_a_transcriber_writes_down(
         assert fact(page, 0, "Recordings").startswith(written)
         assert fact(page, 0, "Heard").startswith("“")
         page.click(".answer .ran summary")
-        for shown in look(page):
-            page.screenshot(path=SCREENSHOTS / f"recordings-heard-{shown}.png")
-        page.emulate_media(color_scheme="light")
+        require_legible(page, "recordings-heard")
         require_accessible(page)
         page.click(".regenerate")
         page.wait_for_selector(".answer[data-state=done]")
@@ -154,22 +149,9 @@ def test_a_file_that_is_no_sound_is_refused_by_name(browser: Browser, model: Pat
         assert not page.is_visible("#attachments .chip")
 
 
-def test_a_recording_is_refused_if_nothing_hears_it(browser: Browser, model: Path) -> None:
-    with chat_page(browser, model) as page:
-        drop(page, wav_file(32 * 90), "talk.wav", "audio/wav")
-        page.wait_for_selector(
-            "#attachment-problem:has-text('talk.wav is a recording, and nothing on this device hears')"
-        )
-        assert not page.is_visible("#attachments .chip")
-
-
+# test_chat_page.py has a recording that nothing hears.
 def test_a_model_that_hears_reads_a_recording_itself(browser: Browser, chromium: str, tmp_path: Path) -> None:  # noqa: ARG001
-    make_hearing("gemma4_unified", tmp_path / "checkpoint")
-    options = CompileOptions(target="webgpu", quantization="f32", context=256, activations=("float32",))
-    with few_kernels():
-        compile_model(str(tmp_path / "checkpoint"), tmp_path / "bundle", options)
-    lighten(tmp_path / "bundle", self_test=False)
-    with chat_page(browser, tmp_path / "bundle") as page:
+    with chat_page(browser, light_copy(page_listener(), tmp_path / "bundle")) as page:
         drop(page, wav_file(32 * 90), "talk.wav", "audio/wav")
         page.wait_for_selector("#attachments audio.sound[aria-label='talk.wav']")
         send(page, "what?")

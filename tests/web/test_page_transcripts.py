@@ -42,6 +42,11 @@ CASES: list[tuple[str, dict[str, Any], TranscriptionOptions]] = [
 ]
 
 
+# test_transcripts_page.py compares a file with Python; web/test/audio has windows, temperatures and refusals, and
+# web/test/worker streams.
+pytestmark = pytest.mark.exhaustive
+
+
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
     return open_bundle(page_whisper())
@@ -70,10 +75,9 @@ def python(bundle: Bundle) -> Transcriber:
     return Transcriber(ReferenceRunner(bundle, limits=LIMITS, activation="float32"), tokenizer)
 
 
-# The stream below has timestamps and several windows.
 @pytest.mark.parametrize(
     ("sound", "options", "expected"),
-    [CASES[0], *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in CASES[1:])],
+    CASES,
 )
 def test_transcripts_are_those_of_python(
     page: Page, python: Transcriber, sound: str, options: dict[str, Any], expected: TranscriptionOptions
@@ -96,7 +100,6 @@ def test_a_stream_yields_the_segments_of_the_transcript(page: Page, python: Tran
     assert end["segments"] == segments
 
 
-@pytest.mark.exhaustive
 def test_an_engine_in_a_worker_streams_the_same_transcript(page: Page, python: Transcriber) -> None:
     segments, end = page.evaluate("(file) => inWorker(file)", file_of("long"))
     reference = python.transcribe(SOUNDS["long"], TranscriptionOptions(temperature=0.0))
@@ -104,7 +107,6 @@ def test_an_engine_in_a_worker_streams_the_same_transcript(page: Page, python: T
     assert end["segments"] == segments
 
 
-@pytest.mark.exhaustive
 def test_the_model_has_passed_its_self_test_and_is_loaded_again_after_unload(page: Page) -> None:
     ask = "([file, options]) => transcribe(file, options)"
     before = page.evaluate(ask, [file_of("short"), {"temperature": 0}])

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from page_eyes import page_eyes
 from page_looks import fact
 from playwright.sync_api import Browser, Page
-from test_pictures import MAX_TOKENS, TEMPLATE, bundle_of, checkpoint_of, page_with, png_of
+from test_pictures import MAX_TOKENS, page_with, png_of
 from video_families import greedy_video_answer
 from video_files import GREYS, grey_video, trimmed_video, turned_video
 
 from nearfar.compiler.browser.page_server import PageServer
-from nearfar.compiler.bundle.folder import Bundle
+from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.runtime.images.decode_video import open_video
 from nearfar.compiler.runtime.images.patches import PreparedImage
 from nearfar.compiler.runtime.images.videos import VideoFrames, prepare_video
@@ -25,19 +26,11 @@ from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
 KINDS = {"webm": "video/webm", "vp9": "video/webm", "h264": "video/mp4"}
-WATCHES = TEMPLATE.replace("{% else %}", "{% elif part['type'] == 'video' %}{{ '<video>' }}{% else %}", 1)
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = checkpoint_of("smolvlm", tmp_path_factory.mktemp("videos"))
-    (found / "chat_template.jinja").write_text(WATCHES)
-    return found
-
-
-@pytest.fixture(scope="module")
-def bundle(checkpoint: Path) -> Bundle:
-    return bundle_of(checkpoint)
+def bundle() -> Bundle:
+    return open_bundle(page_eyes().bundle)
 
 
 @pytest.fixture(scope="module")
@@ -112,31 +105,31 @@ def prompt_of(checkpoint: Path, video: PreparedImage) -> list[int]:
     return tokenizer.encode(f"user: {video.text}what?\nassistant:", False, split_special_tokens=False)
 
 
-def test_answers_about_frames_are_those_of_transformers(page: Page, bundle: Bundle, checkpoint: Path) -> None:
+def test_answers_about_frames_are_those_of_transformers(page: Page, bundle: Bundle) -> None:
     """The frames of a file, as Python decodes them, and the file."""
     spec = bundle.manifest.images
     assert spec is not None
     opened = open_video(grey_video("webm"))
     frames = list(opened.read(range(GREYS)))
     video = prepare_video(spec, VideoFrames.of(frames, 10.0))
+    checkpoint = page_eyes().checkpoint
     prompt = prompt_of(checkpoint, video)
     urls = [f"data:image/png;base64,{base64.b64encode(png_of(each)).decode()}" for each in frames]
     found: Any = page.evaluate(
         """async ([urls, url]) => {
             const blobs = await Promise.all(urls.map(async (each) => (await fetch(each)).blob()));
             const file = { type: "video_url", video_url: { url } };
-            return [await ask(engine, { type: "video", frames: urls, fps: 10 }, "what?"),
-                    await ask(engine, { type: "video", frames: blobs, fps: 10 }, "what?"),
+            return [await ask(engine, { type: "video", frames: [urls[0], ...blobs.slice(1)], fps: 10 }, "what?"),
                     await ask(engine, file, "what?"),
                     await ask(engine, { type: "video", video: await (await fetch(url)).blob() }, "what?")];
         }""",
         [urls, url_of("webm")],
     )
     expected = greedy_video_answer(checkpoint, prompt, video, MAX_TOKENS)
-    assert [(each["prompt"], each["ids"]) for each in found[:2]] == [(prompt, expected)] * 2
+    assert [(each["prompt"], each["ids"]) for each in found[:1]] == [(prompt, expected)]
     # Chromium's colours may differ by a level, so the same file has the same answer each time.
-    assert found[2]["prompt"] == prompt
-    assert found[2]["ids"] == found[3]["ids"]
+    assert found[1]["prompt"] == prompt
+    assert found[1]["ids"] == found[2]["ids"]
 
 
 @pytest.mark.exhaustive

@@ -1,6 +1,6 @@
 """The chat page and the bench page in headless Chromium: mouse and keyboard, desk and phone, light and dark.
 
-Screenshots are written to build/screenshots.
+`make test-all` keeps pictures in build/screenshots.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from chat_pages import ask, markdown, new_chat, open_page, page_server
-from page_looks import DESK, NAMELESS, PHONE, SCREENSHOTS, fact, look
+from chat_pages import ask, hold_next, markdown, new_chat, open_page, page_server, send
+from page_looks import DESK, NAMELESS, PHONE, fact, require_legible, resize
 from page_model import page_bundle
 from playwright.sync_api import Browser, Page
 
@@ -23,7 +23,7 @@ BENCH_CONTEXT = 96
 
 @pytest.fixture(scope="module")
 def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:  # noqa: ARG001
-    with page_server(tmp_path_factory.mktemp("pages"), self_test=True) as server:
+    with page_server(tmp_path_factory.mktemp("pages")) as server:
         yield server
 
 
@@ -42,7 +42,7 @@ def loaded(browser: Browser, server: PageServer) -> Iterator[Page]:
 @pytest.fixture
 def chat(loaded: Page) -> Page:
     """The chat page without a conversation, on a desk, with answers of at most six tokens."""
-    loaded.set_viewport_size({"width": DESK[0], "height": DESK[1]})
+    resize(loaded, DESK)
     if loaded.is_visible("#new-chat"):
         new_chat(loaded)
     loaded.fill("#max-tokens", "6")
@@ -107,9 +107,9 @@ def test_a_complete_answer_is_copied_and_announced_to_screen_readers(chat: Page)
 
 
 def test_escape_stops_an_answer_and_the_next_one_is_complete(chat: Page) -> None:
-    chat.fill("#max-tokens", "")
-    chat.fill("#prompt", "hello")
-    chat.press("#prompt", "Enter")
+    chat.fill("#max-tokens", "40")
+    hold_next(chat, 4)
+    send(chat, "hello")
     chat.wait_for_selector(".answer[data-state=streaming][aria-busy=true]")
     assert chat.get_attribute("#send", "aria-label") == "Stop"
     chat.keyboard.press("Escape")
@@ -158,12 +158,11 @@ def test_a_question_that_does_not_fit_shows_what_to_do(chat: Page) -> None:
 
 def test_a_missing_bundle_shows_what_to_do(browser: Browser, server: PageServer) -> None:
     page = open_page(browser, [])
-    for path in ("", "bench.html"):
+    for path in ("bench.html", ""):
         page.goto(f"{server.url}{path}?bundle=./nowhere/")
         page.wait_for_selector("body[data-state=error]")
         assert "nowhere/manifest.json answers 404" in (page.text_content("#failure-message .what") or "")
         assert page.text_content("#failure-message .fix") == "check that the bundle is there"
-    page.goto(f"{server.url}?bundle=./nowhere/")
     page.fill("#other-bundle", "./elsewhere/")
     page.press("#other-bundle", "Enter")
     page.wait_for_url("**/?bundle=.%2Felsewhere%2F")
@@ -187,7 +186,7 @@ def test_the_model_card_describes_the_model_on_this_device(chat: Page) -> None:
 
 
 def test_on_a_phone_the_panel_opens_and_gives_the_focus_back(chat: Page) -> None:
-    chat.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    resize(chat, PHONE)
     assert not chat.is_visible("#temperature")
     chat.focus("#open-panel")
     chat.keyboard.press("Enter")
@@ -259,7 +258,5 @@ def test_both_pages_read_well_in_light_and_dark_on_a_desk_and_a_phone(
     if name == "chat":
         ask(page, "hello")
         page.click(".ran summary")
-    for shown in look(page):
-        page.screenshot(path=SCREENSHOTS / f"{name}-{shown}.png", full_page=name == "bench")
-    page.emulate_media(color_scheme="light")
+    require_legible(page, name, full_page=name == "bench")
     assert page.evaluate(NAMELESS) == []

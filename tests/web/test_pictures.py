@@ -11,31 +11,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chat_pages import open_page
 from image_families import pattern
-from light_bundle import few_kernels, light_copy, lighten
+from light_bundle import light_copy
+from page_eyes import Eyes, page_eyes
 from page_looks import fact
 from PIL import Image
 from playwright.sync_api import Browser, Page
 from site_pages import engine_page
-from vision_families import greedy_answer, make_vision
+from vision_families import greedy_answer
 
 from nearfar.compiler.browser.page_server import PageServer
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
-from nearfar.compiler.formats import load
-from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.images.patches import prepare_image
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 
-TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] }}: {% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}{{ '<image>' }}{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
-    "{{ '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
 MAX_TOKENS = 8
-# Four tiles and an overview, and a single tile.
-PICTURES = {"cat": pattern(90, 61), "dog": pattern(20, 20)[::-1]}
+# Four tiles and an overview, and single tiles.
+PICTURES = {"cat": pattern(90, 61), "dog": pattern(20, 20)[::-1], "fox": pattern(24, 24)}
 QUESTIONS = (("cat", "what?"), ("cat", "and who is it?"), ("dog", "what?"))
 HTML = '<!doctype html><body><script type="module" src="start.js"></script>'
 START = """import { Engine } from "./nearfar.js";
@@ -64,18 +58,13 @@ Expected = list[tuple[list[int], list[int]]]
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint_of("smolvlm", tmp_path_factory.mktemp("smolvlm"))
+def bundle() -> Bundle:
+    return open_bundle(page_eyes().bundle)
 
 
 @pytest.fixture(scope="module")
-def bundle(checkpoint: Path) -> Bundle:
-    return bundle_of(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def expected(bundle: Bundle, checkpoint: Path) -> Expected:
-    return generated(bundle, checkpoint)
+def expected() -> Expected:
+    return generated(page_eyes())
 
 
 @pytest.fixture(scope="module")
@@ -89,35 +78,17 @@ def page(
         yield opened
 
 
-def checkpoint_of(family: str, folder: Path) -> Path:
-    checkpoint = folder / "checkpoint"
-    make_vision(family, checkpoint)
-    spec = load(str(checkpoint)).images
-    assert spec is not None
-    (checkpoint / "chat_template.jinja").write_text(TEMPLATE.replace("<image>", spec.prompt.mark))
-    return checkpoint
-
-
-def bundle_of(checkpoint: Path) -> Bundle:
-    output = checkpoint.parent / "bundle"
-    options = CompileOptions(target="webgpu", quantization="f32", context=256, activations=("float32",))
-    with few_kernels():
-        compile_model(str(checkpoint), output, options)
-    lighten(output, self_test=True)
-    return open_bundle(output)
-
-
-def generated(bundle: Bundle, checkpoint: Path) -> Expected:
+def generated(eyes: Eyes) -> Expected:
     """For each question, the prompt's tokens and those that transformers generates greedily."""
-    spec = bundle.manifest.images
+    spec = open_bundle(eyes.bundle).manifest.images
     assert spec is not None
-    tokenizer = Tokenizer(TokenizerFiles.at(checkpoint / "tokenizer.json"))
+    tokenizer = Tokenizer(TokenizerFiles.at(eyes.checkpoint / "tokenizer.json"))
     found = []
     for picture, text in QUESTIONS:
         pixels = np.ascontiguousarray(PICTURES[picture])
         written = f"user: {prepare_image(spec, pixels).text}{text}\nassistant:"
         prompt = tokenizer.encode(written, False, split_special_tokens=False)
-        found.append((prompt, greedy_answer(checkpoint, prompt, [pixels], MAX_TOKENS)))
+        found.append((prompt, greedy_answer(eyes.checkpoint, prompt, [pixels], MAX_TOKENS)))
     # Otherwise a picture that was not seen would go unnoticed: the first and the last question are about two.
     assert tuple(found[0][1]) != tuple(found[-1][1])
     return found
@@ -182,11 +153,9 @@ def test_models_that_see_both_ways_rotate_by_rows_or_have_states_answer_as_trans
     chromium: str,  # noqa: ARG001
     tmp_path: Path,
 ) -> None:
-    checkpoint = checkpoint_of(family, tmp_path)
-    bundle = bundle_of(checkpoint)
-    (tmp_path / "site").mkdir()
-    with page_with(browser, bundle, tmp_path / "site") as page:
-        require_seen_once(page, answers_of(page), generated(bundle, checkpoint))
+    eyes = page_eyes(family)
+    with page_with(browser, open_bundle(eyes.bundle), tmp_path) as page:
+        require_seen_once(page, answers_of(page), generated(eyes))
 
 
 def test_pictures_that_a_page_has_are_the_same_as_their_addresses(page: Page, expected: Expected) -> None:
@@ -206,6 +175,8 @@ def test_pictures_that_a_page_has_are_the_same_as_their_addresses(page: Page, ex
     assert [each["ids"] for each in found] == [expected[2][1]] * 7
 
 
+# web/test/worker/connect_engine.test.ts has what pages send to workers, test_workers.py an engine in one.
+@pytest.mark.exhaustive
 def test_an_engine_in_a_worker_answers_about_pictures(page: Page, expected: Expected) -> None:
     found: list[dict[str, Any]] = page.evaluate("""async () => {
         const worker = new Worker("./engine_worker.js", { type: "module" });
@@ -229,6 +200,9 @@ def test_an_engine_in_a_worker_answers_about_pictures(page: Page, expected: Expe
     assert [each["ids"] for each in found] == [expected[index][1] for index in (0, 1, 0, 2)]
 
 
+# web/test/images has what is stored of messages, and web/test/session.test.ts sessions; test_kept_prefixes.py and the
+# exhaustive tests of test_engine.py have the browser's storage of pages.
+@pytest.mark.exhaustive
 def test_a_saved_session_keeps_its_pictures(page: Page, expected: Expected) -> None:
     found: dict[str, Any] = page.evaluate("""async () => {
         const say = async (session, content) => {
@@ -305,13 +279,13 @@ def test_both_sides_and_descriptions_read_the_pictures_that_a_page_has(page: Pag
             const answer = await nf.chat.completions.create({ messages, temperature: 0, max_tokens: 8, ...rest });
             return [answer.choices[0].message.content, answer.route];
         };
-        const blob = await (await fetch("./cat.png")).blob();
+        const blob = await (await fetch("./dog.png")).blob();
         const bitmap = await createImageBitmap(blob);
         const canvas = new OffscreenCanvas(bitmap.width, bitmap.height);
         canvas.getContext("2d").drawImage(bitmap, 0, 0);
         const nf = await over({ mode: "prefer-near" });
         const near = [];
-        for (const part of [at("./cat.png"), { type: "image", image: bitmap }])
+        for (const part of [at("./dog.png"), { type: "image", image: bitmap }])
             near.push(await asked(nf, part));
         const sides = [];
         const own = [blob, bitmap, canvas].map((image) => ({ type: "image", image }));
@@ -329,7 +303,7 @@ def test_both_sides_and_descriptions_read_the_pictures_that_a_page_has(page: Pag
         image = Image.open(
             io.BytesIO(base64.b64decode(part["image_url"]["url"].removeprefix("data:image/png;base64,")))
         )
-        assert np.array_equal(np.asarray(image.convert("RGB")), PICTURES["cat"])
+        assert np.array_equal(np.asarray(image.convert("RGB")), PICTURES["dog"])
     assert described[0] == {"type": "text", "text": found["route"]["described"][0]["text"]}
     assert described[0]["text"].startswith("[Picture, described on the user's device: ")
 
@@ -364,7 +338,7 @@ def test_the_chat_page_shows_pictures_that_are_dropped_and_pasted(
     tmp_path: Path,
 ) -> None:
     with PageServer(light_copy(bundle.path, tmp_path / "bundle")) as server:
-        page = browser.new_page()
+        page = open_page(browser, [])
         page.goto(server.url)
         page.wait_for_selector("body[data-near=ready]")
         transfer = """async ([url, name]) => {
@@ -373,20 +347,21 @@ def test_the_chat_page_shows_pictures_that_are_dropped_and_pasted(
             data.items.add(new File([bytes], name, { type: "image/png" }));
             return data;
         }"""
-        dropped = page.evaluate_handle(transfer, [data_url("cat"), "cat.png"])
+        # One tile each; the tests above have several.
+        dropped = page.evaluate_handle(transfer, [data_url("dog"), "dog.png"])
         page.dispatch_event("body", "drop", {"dataTransfer": dropped})
-        page.wait_for_selector("#attachments img.picture[alt='cat.png']")
+        page.wait_for_selector("#attachments img.picture[alt='dog.png']")
         page.evaluate(
             "(data) => document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data }))",
-            page.evaluate_handle(transfer, [data_url("dog"), "cat.png"]),
+            page.evaluate_handle(transfer, [data_url("fox"), "fox.png"]),
         )
         page.wait_for_function("() => document.querySelectorAll('#attachments img.picture').length === 2")
         assert page.eval_on_selector_all("#attachments img", "(all) => all.map((image) => image.naturalWidth)") == [
-            90,
             20,
+            24,
         ]
         # Both questions fit into the context, and the first answer has text.
-        for field, value in (("max-tokens", 16), ("temperature", 0)):
+        for field, value in (("max-tokens", 8), ("temperature", 0)):
             page.eval_on_selector(f"#{field}", "(input, value) => { input.value = value; }", str(value))
         for count, question in enumerate(("who is it?", "and who else?"), 1):
             page.fill("#prompt", question)
@@ -409,8 +384,8 @@ def test_the_chat_page_shows_pictures_that_are_dropped_and_pasted(
         # The page that is loaded next shows the conversation again.
         page.reload()
         page.wait_for_selector(".question img.picture")
-        page.wait_for_function("() => document.querySelector('.question img.picture').naturalWidth === 90")
-        page.close()
+        page.wait_for_function("() => document.querySelector('.question img.picture').naturalWidth === 20")
+        page.context.close()
 
 
 @pytest.mark.exhaustive

@@ -253,6 +253,8 @@ def test_a_store_that_becomes_full_during_the_download_is_the_same_error(page: P
     assert failed["error"]["details"].get("neededBytes", 0) > 0, failed["error"]
 
 
+# The next test has two pages as well, and web/test/store/stored_source.test.ts two loads at once.
+@pytest.mark.exhaustive
 def test_two_pages_that_load_at_once_fetch_each_file_once(page: Page, server: Server) -> None:
     other = open_page(page.context.new_page(), server)
     server.behaviour.hold[f"/bundle/{BIG}"] = 6 * MIB
@@ -309,6 +311,8 @@ def test_a_loaded_bundle_of_another_origin_loads_again_when_its_server_is_gone(p
     assert "manifest.json" in load(page, host, "sibling", error="bundle_error")["error"]["message"]
 
 
+# test_chat_page.py lists and deletes models, and web/test/store/bundle_store.test.ts has shared files.
+@pytest.mark.exhaustive
 def test_stored_bundles_are_listed_and_deleted_and_shared_files_stay(page: Page, server: Server) -> None:
     assert page.evaluate(LIST) == []
     server.behaviour.cut[f"/sibling/{SMALL}"] = 0
@@ -346,12 +350,14 @@ def test_a_bundle_cannot_be_deleted_while_it_loads(page: Page, server: Server) -
     assert page.evaluate(delete, "delete") is None
 
 
+# test_journal.py and others load without a store; web/test/runtime/source.test.ts has the requests.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "missing",
     [
         "StorageManager.prototype.getDirectory = () => Promise.reject(new DOMException('private', 'SecurityError'))",
-        pytest.param("delete FileSystemFileHandle.prototype.createWritable", marks=pytest.mark.exhaustive),
-        pytest.param("delete Navigator.prototype.locks", marks=pytest.mark.exhaustive),
+        "delete FileSystemFileHandle.prototype.createWritable",
+        "delete Navigator.prototype.locks",
     ],
 )
 def test_without_a_store_a_bundle_loads_straight_from_the_network(

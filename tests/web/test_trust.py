@@ -1,5 +1,5 @@
 """Self-test and tuning in headless Chromium: a bundle with a kernel that is wrong answers like the sound one, and the
-page can tell. web/test/runtime/trust.test.ts has all these cases on Dawn in Node, with kernels for a test.
+page can tell.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ LOAD = """async ([bundle, prompt, maxTokens, options]) => {
     return { activation, selfTest, kernels, ids, tuning, phases: [...phases], compiled: window.compiled };
 }"""
 MAX_TOKENS = 12
+# web/test/runtime/trust.test.ts has all these cases on Dawn in Node, with kernels for a test. test_store.py loads a
+# bundle again whose self-test the browser remembers, and test_webgpu_runner.py has the logits of all kernels of int8.
+pytestmark = pytest.mark.exhaustive
 # Every kernel leaves the workgroups beyond its last one alone.
 GUARD = "> podArgs.packGridDimX"
 
@@ -103,7 +106,6 @@ def load(page: Page, address: str, bundle: str, expected: dict[str, list[int]], 
     return found
 
 
-@pytest.mark.exhaustive
 def test_a_sound_bundle_passes_within_its_tolerance(
     page: Page, address: str, expected: dict[str, list[int]], site: Path
 ) -> None:
@@ -135,7 +137,6 @@ def test_a_wrong_kernel_is_switched_off_once_and_answers_stay_those_of_the_sound
     assert wrong not in second["compiled"], "what is switched off is not even compiled"
 
 
-@pytest.mark.exhaustive
 def test_without_the_self_test_the_wrong_kernel_would_have_changed_the_answer(
     page: Page, address: str, expected: dict[str, list[int]]
 ) -> None:
@@ -144,7 +145,6 @@ def test_without_the_self_test_the_wrong_kernel_would_have_changed_the_answer(
     assert found["ids"] != expected["token_ids"]
 
 
-@pytest.mark.exhaustive
 def test_a_bundle_that_cannot_be_right_here_does_not_load(
     page: Page, address: str, expected: dict[str, list[int]]
 ) -> None:
@@ -155,7 +155,6 @@ def test_a_bundle_that_cannot_be_right_here_does_not_load(
     assert error["message"].startswith(error["details"]["adapter"])
 
 
-@pytest.mark.exhaustive
 def test_a_measured_tuning_ships_with_a_bundle_and_answers_stay(
     context: BrowserContext, address: str, expected: dict[str, list[int]], site: Path, bundle: Path
 ) -> None:
@@ -193,8 +192,6 @@ def integer_bundle(site: Path) -> Path:
     return path
 
 
-# trust.test.ts has int8 that is right and wrong, test_webgpu_runner.py the logits of all kernels of int8.
-@pytest.mark.exhaustive
 def test_int8_answers_as_the_python_runner_does(
     page: Page,
     address: str,
@@ -218,7 +215,6 @@ def test_int8_answers_as_the_python_runner_does(
     assert {"quantize_rows", "linear_dots", "linear_dot_tile"} <= templates
 
 
-@pytest.mark.exhaustive
 def test_a_device_whose_integer_products_are_wrong_answers_with_the_next_dtype(
     page: Page, address: str, expected: dict[str, list[int]], integer_bundle: Path, site: Path
 ) -> None:

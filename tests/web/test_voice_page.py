@@ -1,7 +1,7 @@
 """The voice page: a tiny Whisper hears what a test's microphone sends, scripted answers are spoken by a stand-in for
 the browser's voices or by a server, and who speaks meanwhile stops them.
 
-Screenshots are written to build/screenshots.
+`make test-all` keeps pictures in build/screenshots.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from chat_pages import open_page, script
 from light_bundle import light_copy
-from page_looks import DESK, SCREENSHOTS, look, require_accessible
+from page_looks import DESK, require_accessible, require_legible, resize
 from page_model import page_bundle
 from page_whisper import page_whisper
 from playwright.sync_api import Browser, Page
@@ -92,7 +92,7 @@ def loaded(browser: Browser, chromium: str, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def page(loaded: Page) -> Iterator[Page]:
     """The page, in a conversation that begins."""
-    loaded.set_viewport_size({"width": DESK[0], "height": DESK[1]})
+    resize(loaded, DESK)
     loaded.evaluate("() => { window.spoken.length = 0; window.cancelled = 0; }")
     loaded.click("#toggle")
     state(loaded, "listening")
@@ -161,8 +161,10 @@ def test_a_server_speaks(page: Page, speech: Speech) -> None:
     page.select_option("#speaker", "far")
     page.fill("#speech-url", f"http://127.0.0.1:{speech.server.server_port}")
     page.keyboard.press("Escape")
+    turns = page.locator(".timings").count()
     say(page, 0.5)
-    state(page, "speaking")
+    # The server's sounds are short, so the page speaks only for a moment.
+    page.wait_for_function("(count) => document.querySelectorAll('.timings').length > count", arg=turns)
     state(page, "listening")
     assert speech.asked == [
         {"model": "kokoro", "input": text, "voice": "af_heart", "response_format": "wav"}
@@ -180,9 +182,7 @@ def test_the_page_reads_well_in_light_and_dark_on_a_desk_and_a_phone(page: Page)
     state(page, "speaking")
     page.evaluate("() => finish()")
     page.wait_for_function("() => spoken.length === 2")
-    for shown in look(page):
-        page.screenshot(path=SCREENSHOTS / f"voice-{shown}.png", full_page=True)
-    page.emulate_media(color_scheme="light")
+    require_legible(page, "voice", full_page=True)
     require_accessible(page)
     page.evaluate("() => finish()")
     state(page, "listening")

@@ -89,5 +89,7 @@ def test_an_answer_follows_a_json_schema_and_a_grammar(page: Page) -> None:
     assert isinstance(run(page, "json_mode"), dict)
 
 
+# test_chat_page.py lists and deletes stored models, and web/test/store has the store.
+@pytest.mark.exhaustive
 def test_stored_models_are_found_and_deleted(page: Page) -> None:
     assert run(page, "cache_usage") == {"cached": True, "stillCached": True, "afterDeletion": False}

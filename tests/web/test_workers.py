@@ -79,7 +79,8 @@ def page(browser: Browser) -> Iterator[Page]:
     [
         # The example of near or far has whole and streamed answers, too.
         pytest.param("openai", "streamed: 27 + 58 = 85", marks=pytest.mark.exhaustive),
-        ("language_model", "used:"),
+        # test_pictures.py and test_page_hearing.py have sessions of that interface.
+        pytest.param("language_model", "used:", marks=pytest.mark.exhaustive),
         # A test below has decisions in a worker, the TypeScript tests have those of every kind and calibrations.
         pytest.param("decisions", "calibrated:", marks=pytest.mark.exhaustive),
         # test_webllm.py has other uses of that interface.
@@ -121,19 +122,31 @@ def test_the_example_of_a_service_worker_runs_as_it_stands_and_two_pages_share_i
     assert answer.startswith("27 + 58 = 85")
 
 
-def test_decisions_of_an_engine_in_a_worker_are_those_of_complete_answers(
-    page: Page, address: str, light_demo: Path
-) -> None:
+@pytest.fixture(scope="module")
+def connected(browser: Browser, address: str) -> Iterator[Page]:
+    """A page whose ``window.engine`` is in ``window.worker``. The last test that uses it ends the worker."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{address}index.html")
+    page.wait_for_selector("body[data-state=ready]")
+    page.evaluate(
+        """async () => {
+            window.worker = window.startWorker();
+            window.engine = await window.client.connectEngine(window.worker, "./bundle/");
+        }"""
+    )
+    yield page
+    context.close()
+
+
+def test_decisions_of_an_engine_in_a_worker_are_those_of_complete_answers(connected: Page, light_demo: Path) -> None:
     from transformers import AutoTokenizer
 
     context, choices = "dim the kitchen lights", ["kitchen", "kitchen lights", "30"]
-    page.goto(f"{address}index.html")
-    page.wait_for_selector("body[data-state=ready]")
-    logprobs = page.evaluate(
+    logprobs = connected.evaluate(
         """async ([context, choices]) => {
-            const engine = await window.client.connectEngine(window.startWorker(), "./bundle/");
             const questions = { room: { type: "choice", question: "which room?", choices } };
-            return (await engine.decide(context, questions)).decisions.room.logprobs[0];
+            return (await window.engine.decide(context, questions)).decisions.room.logprobs[0];
         }""",
         [context, choices],
     )
@@ -208,20 +221,18 @@ def test_the_example_for_node_runs(node: str, swiftshader: Mapping[str, str], li
     assert (done.returncode, done.stdout) == (0, "27 + 58 = 85"), done.stderr
 
 
-def test_an_engine_in_a_worker_is_left_aborted_and_outlived(page: Page, address: str) -> None:
-    page.goto(f"{address}index.html")
-    page.wait_for_selector("body[data-state=ready]")
-    found = page.evaluate(
+def test_an_engine_in_a_worker_is_left_aborted_and_outlived(connected: Page) -> None:
+    found = connected.evaluate(
         """async (messages) => {
-            const { connectEngine } = window.client;
-            const worker = window.startWorker();
-            const engine = await connectEngine(worker, "./bundle/");
+            const { worker, engine } = window;
             const ask = () => engine.chat.completions.create({ messages, temperature: 0, stream: true });
             const found = { model: engine.info.model, tokens: await engine.countTokens("27") };
             for await (const chunk of await ask()) if (chunk.choices[0].delta.content) break;
             const controller = new AbortController();
             const aborted = engine.chat.completions.create({ messages, temperature: 0 }, { signal: controller.signal });
-            setTimeout(() => controller.abort(), 20);
+            // The call is on its way, and a fast worker would soon have answered.
+            await Promise.resolve();
+            controller.abort();
             found.aborted = await aborted.catch((error) => error.name);
             const refused = engine.chat.completions.create({ messages, audio: {} });
             found.refused = await refused.catch((error) => [error.name, error.status, error.param]);

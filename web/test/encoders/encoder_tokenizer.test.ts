@@ -7,6 +7,7 @@ import { describe, expect, test } from "vitest";
 import { EncoderTokenizer } from "../../src/encoders/tokenizer/encoder_tokenizer.js";
 import { PATTERNS } from "../../src/encoders/tokenizer/stable_tokens.js";
 import { Tokenizer } from "../../src/text/tokenizer.js";
+import { runs } from "../exhaustive.js";
 import { NO_TOKENS, byteLevelTokenizer } from "../text/tokenizers.js";
 
 interface Vectors {
@@ -57,7 +58,7 @@ describe.each(Object.keys(VECTORS.tokenizers))("%s", (name) => {
     let seed = 1;
     const random = (most: number): number => (seed = (seed * 48271) % 2147483647) % most;
     let beginnings = 0;
-    for (let round = 0; round < 60; round++) {
+    for (let round = 0; round < runs(20, 60); round++) {
       const some = Array.from({ length: 1 + random(4) }, () => parts[random(parts.length)]);
       const text = some.join(random(2) === 0 ? " " : "").repeat(1 + random(20));
       const count = 1 + random(20);
@@ -69,7 +70,7 @@ describe.each(Object.keys(VECTORS.tokenizers))("%s", (name) => {
       expect(found.spans?.slice(0, count)).toEqual(whole.spans.slice(0, count));
       expect(tokenizer.beginning(text, count)).toBe(text.slice(0, whole.spans[count]?.[0]));
     }
-    expect(beginnings).toBeGreaterThan(10);
+    expect(beginnings).toBeGreaterThan(3);
   });
 
   const isBert = name.startsWith("bert") || name === "mpnet";
@@ -82,7 +83,7 @@ describe.each(Object.keys(VECTORS.tokenizers))("%s", (name) => {
     ...(isBert ? ["a.b_"] : ["ab", "1", "🦊👍", ...(name === "albert" ? [] : ["é"])]),
     ...(isBytePair ? ["龘", "\u200d", " ", "\n", "日AA", "a!'ll"] : []),
   ])("of many %j, no more is read than a context may need", (text) => {
-    const { ids, isBeginning } = tokenizer.tokens(text.repeat(200_000 / text.length), 256);
+    const { ids, isBeginning } = tokenizer.tokens(text.repeat(100_000 / text.length), 256);
     expect(isBeginning).toBe(true);
     expect(ids.length).toBeGreaterThan(256);
     expect(ids.length).toBeLessThan(4 * 16 * 256);

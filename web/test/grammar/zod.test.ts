@@ -6,6 +6,7 @@ import { beforeAll, expect, test } from "vitest";
 import { z } from "zod";
 
 import { GrammarWasm } from "../../src/grammar/wasm.js";
+import { oneOf } from "../exhaustive.js";
 import { accepts } from "./accepts.js";
 import { VOCABULARY, demoGrammars, pick } from "./pick.js";
 
@@ -109,11 +110,15 @@ test.each(Object.entries(CASES))("%s: Zod and the grammar agree on right and wro
   expect(type.safeParse(JSON.parse(text)).success, text).toBe(true);
 });
 
-test.each(Object.entries(CASES))("%s: the schemas of the AI SDK and LangChain become grammars", async (_, [type]) => {
-  const schema = z.object({ field: type });
-  const format = await Output.object({ schema }).responseFormat;
-  for (const written of [format?.type === "json" ? format.schema : undefined, toJsonSchema(schema)]) {
-    expect(written).toHaveProperty("properties.field");
-    expect(accepts(wasm, { kind: "json_schema", schema: written as object }, ["{}"])).toEqual([false]);
-  }
-});
+// The forms differ around the field, not in it.
+test.each(oneOf(4, Object.entries(CASES)))(
+  "%s: the schemas of the AI SDK and LangChain become grammars",
+  async (_, [type]) => {
+    const schema = z.object({ field: type });
+    const format = await Output.object({ schema }).responseFormat;
+    for (const written of [format?.type === "json" ? format.schema : undefined, toJsonSchema(schema)]) {
+      expect(written).toHaveProperty("properties.field");
+      expect(accepts(wasm, { kind: "json_schema", schema: written as object }, ["{}"])).toEqual([false]);
+    }
+  },
+);

@@ -12,7 +12,7 @@ import { mulberry32 } from "../engine/mulberry32.js";
 import { memoryDisk } from "../store/memory_folder.js";
 import { pageEngine, pageStore, raise } from "./pages.js";
 
-const ANSWERS = Number(process.env.NEARFAR_FAULTS ?? 14);
+const ANSWERS = Number(process.env.NEARFAR_FAULTS ?? 6);
 const TOOL = {
   type: "function",
   function: {

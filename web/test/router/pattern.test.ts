@@ -5,6 +5,7 @@ import { expect, test } from "vitest";
 
 import { compilePattern } from "../../src/shared/decision/pattern.js";
 import { PrivateCheck } from "../../src/shared/decision/privacy.js";
+import { runs } from "../exhaustive.js";
 
 /** A pattern, and the equivalent JavaScript regular expression for texts with boundaries. */
 interface Expression {
@@ -56,11 +57,11 @@ test("a pattern finds what the native engine finds, with boundaries and without"
       expect(compiled.test(given)).toBe(new RegExp(pattern, "u").test(given));
       expect(compiled.test(given, true)).toBe(new RegExp(across, "u").test(given));
     }),
-    { numRuns: 2000 },
+    { numRuns: runs(600, 2000) },
   );
 });
 
-const LONG = 100_000;
+const LONG = 30_000;
 /** No two parts of the text are alike, so a search always reaches new sets of states. */
 const RANDOM = Array.from({ length: LONG }, (_, index) =>
   Math.imul(index ^ (index >>> 3), 0x9e3779b1) < 0 ? "a" : "b",
@@ -72,13 +73,13 @@ test.each([
   ["(?:a?b?){240}c", RANDOM],
   ["(?:a|b)*a(?:a|b){320}c", RANDOM],
   ["[\\w.+-]+@([\\w-]+\\.)+[a-z]{2,}", "a".repeat(LONG)],
-])("%s searches 100,000 characters within a second or so", { timeout: 60_000 }, (pattern, text) => {
+])("%s searches 30,000 characters within half a second or so", { timeout: 60_000 }, (pattern, text) => {
   const check = PrivateCheck.of({ labels: [], patterns: [pattern], ignore_case: true });
   const start = process.cpuUsage();
   check.matches(text);
   const { user } = process.cpuUsage(start);
   // In processor time; a backtracking engine takes minutes or years.
-  expect(user).toBeLessThan(5_000_000);
+  expect(user).toBeLessThan(3_000_000);
 });
 
 test("nested loops are searched completely", () => {
@@ -87,7 +88,7 @@ test("nested loops are searched completely", () => {
 });
 
 test("a text is private if its search needs too many visits", () => {
-  const texts = Array.from({ length: 3 }, () => RANDOM);
+  const texts = Array.from({ length: 10 }, () => RANDOM);
   expect(PrivateCheck.of({ labels: [], patterns: ["a.{0,490}c"], ignore_case: false }).matches(...texts)).toBe(true);
 });
 
