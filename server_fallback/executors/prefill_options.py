@@ -20,8 +20,8 @@ class PrefillOptions:
     """prefill: compute prompts for decode workers, and answer no requests; decode: let prefill workers compute long
     prompts (default: both, this server alone)"""
     prefill_from: tuple[Url, ...] = ()
-    """a prefill worker, http[s]://host:port or unix:PATH; may be repeated; with --executor upstream, one of those of the
-    upstream servers"""
+    """a prefill worker, http[s]://host:port or unix:PATH; may be repeated; with --executor upstream, one of those of
+    the upstream servers"""
     prefill_api_key_env: Annotated[str | None, Flag(metavar="NAME")] = None
     """the environment variable that holds the prefill workers' API key"""
     prefill_tokens: Count = 256

@@ -181,3 +181,14 @@ def _blocks(blocks: Sequence[int], tokens: int) -> Iterator[Segment]:
     for block in blocks:
         yield Segment(SHARED + block, min(HASHED_TOKENS, tokens))
         tokens -= HASHED_TOKENS
+
+
+def all_requests(requests: Sequence[SimulatedRequest]) -> list[SimulatedRequest]:
+    """With the later turns of conversations, by number."""
+    found: list[SimulatedRequest] = []
+    for request in requests:
+        each: SimulatedRequest | None = request
+        while each is not None:
+            found.append(each)
+            each = None if each.turn is None else each.turn[1]
+    return sorted(found, key=lambda each: each.number)

@@ -32,7 +32,8 @@ from rich.table import Table
 from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.server_fallback.engine.page_blocks import PageBlock
 from nearfar.server_fallback.executors.executor import Call
-from nearfar.server_fallback.executors.page_transfer import BlockChain, FrameReader, PageIdentity, frame
+from nearfar.server_fallback.executors.page_transfer import BlockChain, FrameReader, PageIdentity
+from nearfar.server_fallback.schema.frame import frame
 from nearfar.server_fallback.executors.upstream import make_upstream, reader_of
 from nearfar.server_fallback.processes.connection import Connection
 from nearfar.server_fallback.schema.pages import BlockFrame, EndFrame
@@ -203,9 +204,9 @@ async def send_stream(blocks: list[PageBlock]) -> AsyncGenerator[bytes, None]:
     chain = BlockChain(IDENTITY, [0] * blocks[-1].end, 0)
     for block in blocks:
         header = BlockFrame(start=block.start, end=block.end, sha256=await chain.next(block))
-        yield frame(header, block.data)
+        yield frame(header.model_dump(), block.data)
         yield block.data
-    yield frame(EndFrame(cached_tokens=0, queue_seconds=0.0))
+    yield frame(EndFrame(cached_tokens=0, queue_seconds=0.0).model_dump())
 
 
 async def send_shared(blocks: list[PageBlock]) -> AsyncGenerator[bytes, None]:
@@ -215,11 +216,11 @@ async def send_shared(blocks: list[PageBlock]) -> AsyncGenerator[bytes, None]:
     with mmap.mmap(descriptor, 0) as memory:
         os.close(descriptor)
         first = BlockFrame(start=0, end=0, sha256="0" * 64)
-        yield frame(first, name) + name
+        yield frame(first.model_dump(), name) + name
         for block in blocks:
             memory[block.start * TOKEN_BYTES : block.end * TOKEN_BYTES] = block.data
-            yield frame(BlockFrame(start=block.start, end=block.end, sha256=await chain.next(block)))
-        yield frame(EndFrame(cached_tokens=0, queue_seconds=0.0))
+            yield frame(BlockFrame(start=block.start, end=block.end, sha256=await chain.next(block)).model_dump())
+        yield frame(EndFrame(cached_tokens=0, queue_seconds=0.0).model_dump())
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from nearfar.server_fallback.executors.page_transfer import (
     FrameReader,
     PageIdentity,
     TransferFailed,
-    frame,
 )
 from nearfar.server_fallback.executors.prefill_client import WRITES_AT_ONCE, Transfer, _receive
+from nearfar.server_fallback.schema.frame import frame
 from nearfar.server_fallback.schema.pages import BlockFrame, EndFrame
 
 IDENTITY = PageIdentity("bundle", "float16", page_size=16, page_bytes=64)
@@ -37,7 +37,7 @@ class BusyEngine:
         raise AssertionError(token_ids, adapter)
 
     async def write_block(self, write: BlockWrite) -> bool:
-        done = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._calls.append((write.block.end, done))
         return await done
 
@@ -60,9 +60,9 @@ async def sent(blocks: int, *, ends: bool) -> bytes:
     for start in range(0, blocks * BLOCK_TOKENS, BLOCK_TOKENS):
         block = PageBlock(start, start + BLOCK_TOKENS, bytes(32))
         header = BlockFrame(start=block.start, end=block.end, sha256=await chain.next(block))
-        parts += [frame(header, block.data), block.data]
+        parts += [frame(header.model_dump(), block.data), block.data]
     if ends:
-        parts.append(frame(EndFrame(cached_tokens=0, queue_seconds=0.0)))
+        parts.append(frame(EndFrame(cached_tokens=0, queue_seconds=0.0).model_dump()))
     return b"".join(parts)
 
 
@@ -103,7 +103,7 @@ def test_several_blocks_are_written_between_two_steps() -> None:
     engine = BusyEngine()
     wanted, has_room, steps = transferred(engine, asyncio.run(sent(BLOCKS, ends=True)))
     assert (has_room, wanted.done) == (True, len(TOKENS))
-    assert engine.written == [end for end in range(BLOCK_TOKENS, len(TOKENS) + 1, BLOCK_TOKENS)]
+    assert engine.written == list(range(BLOCK_TOKENS, len(TOKENS) + 1, BLOCK_TOKENS))
     assert steps == [WRITES_AT_ONCE, BLOCKS - WRITES_AT_ONCE]
 
 
