@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from math import log
 from pathlib import Path
 
+from nearfar.compiler.runtime.errors import RequestError
+
 from .layout import Layout
 from .run import Ran, run
 from .scenario import Scenario
@@ -19,6 +21,8 @@ PRECISION = 0.02
 FIRST_STRIDE = 4
 # Below this rate for each GPU, a single request misses the bounds.
 LEAST_RATE = 1e-3
+# Above this one, all requests arrive at once.
+MOST_RATE = 1e4
 Progress = Callable[[str], None]
 
 
@@ -58,11 +62,16 @@ class GoodputSearch:
         return self._holds(exponent_of(rate) + 1)
 
     def find(self, near_rate: float) -> Goodput:
-        """``near_rate`` is a guess."""
+        """``near_rate`` is a guess. Raises RequestError if the limits hold at all rates."""
         low: int | None = None
         high: int | None = None
         least, at, stride = exponent_of(LEAST_RATE * self.layout.gpus), exponent_of(near_rate), FIRST_STRIDE
+        most = exponent_of(MOST_RATE * self.layout.gpus)
         while low is None or high is None:
+            if at > most:
+                raise RequestError(
+                    f"{self.layout.name}: the bounds hold even if all requests arrive at once; simulate more requests"
+                )
             if self._holds(at):
                 low, at = at, at + stride
             elif at <= least:

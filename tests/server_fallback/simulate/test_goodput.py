@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from simulated_workers import COSTS, request
 
+from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.simulate import studies
 from nearfar.server_fallback.simulate.layout import Layout
 from nearfar.server_fallback.simulate.request import SimulatedRequest
@@ -19,10 +20,10 @@ from nearfar.server_fallback.simulate.studies import PRECISION, GoodputSearch, e
 from nearfar.server_fallback.simulate.summary import Bounds, Limit, Verdict, most_misses, share_in_time
 from nearfar.server_fallback.simulate.workload import Workload
 
-BOUNDS = Bounds(0.4, 0.06)
+BOUNDS = Bounds(0.15, 0.06)
 LOAD = {
     "arrivals": {"kind": "poisson", "rate": 1.0},
-    "requests": 30,
+    "requests": 24,
     "prompt": {"kind": "uniform", "least": 100, "most": 500},
     "output": {"kind": "uniform", "least": 1, "most": 40},
 }
@@ -37,7 +38,7 @@ SCENARIO = Scenario.model_validate(
         },
         "workload": LOAD,
         "cluster": {"gpus": 3, "link": {"gigabytes_per_second": 10.0}, "first_token": "prefill"},
-        "bounds": {"first_token_ms": 400.0, "token_ms": 60.0},
+        "bounds": {"first_token_ms": 150.0, "token_ms": 60.0},
     }
 )  # fmt: skip
 
@@ -59,9 +60,11 @@ def test_a_search_finds_the_last_rate_at_which_complete_simulations_hold(near_ra
     assert search.exceeds((1 + PRECISION) ** (found - 1))
 
 
-def test_bounds_that_one_request_alone_misses_have_no_goodput() -> None:
-    search = GoodputSearch(SCENARIO.layout(Path(), whole=1), SCENARIO.workload, Bounds(0.001, 1.0).limits, 1)
-    assert search.find(1.0).rate == 0.0
+def test_bounds_that_never_or_always_hold() -> None:
+    layout = SCENARIO.layout(Path(), whole=1)
+    assert GoodputSearch(layout, SCENARIO.workload, Bounds(0.001, 1.0).limits, 1).find(1.0).rate == 0.0
+    with pytest.raises(RequestError, match="simulate more requests"):
+        GoodputSearch(layout, SCENARIO.workload, Bounds(100.0, 100.0).limits, 1).find(1.0)
 
 
 def test_the_best_split_is_that_of_a_search_of_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
