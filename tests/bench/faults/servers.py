@@ -97,7 +97,8 @@ class Server:
 
     def renew_certificate(self) -> None:
         made = Path(mkdtemp(dir=self.folder))
-        cert, key = write_certificate(made, self.name)
+        # OpenSSL finds only one certificate of a name.
+        cert, key = write_certificate(made, f"{self.name} {self.certificates}")
         self.trust.load_verify_locations(cert)
         self.certificates += 1
         key.replace(self.folder / "key.pem")
