@@ -190,8 +190,8 @@ def test_a_process_killed_from_outside_is_replaced() -> None:
         assert process.pid not in (first, second)
         process.close()
         # So is the template that is read when its model is loaded, and no mistake is found in it.
-        for times in (1, 2):
-            process = TemplateProcess(ChatTemplate("ok", {}))
+        for times, source in ((1, "ok"), (2, HANGS_WHEN_COMPILED)):
+            process = TemplateProcess(ChatTemplate(source, {}))
             checks = asyncio.create_task(process.check())
             await until(lambda: process.pid is not None)  # noqa: B023
             for _ in range(times - 1):
