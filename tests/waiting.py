@@ -12,10 +12,10 @@ WAIT_SECONDS = 120.0
 POLL_SECONDS = 0.01
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + WAIT_SECONDS
+def wait_until(holds: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
+    give_up = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < give_up, f"did not happen within {WAIT_SECONDS:g} s"
+        assert time.monotonic() < give_up, f"did not happen within {seconds:g} s"
         time.sleep(POLL_SECONDS)
 
 

@@ -96,9 +96,11 @@ class SharedModels:
             entry = ModelEntry(model.name, model.model, model.created)
             self._table.put(entry)
         entry.task, entry.answers_at_once = model.task, model.answers_at_once
-        entry.memory_bytes, entry.asleep = model.memory_bytes, model.asleep
+        entry.memory_bytes = model.memory_bytes
         if entry.executor is None and model.share is not None:
+            # A model that wakes up is asleep until its engine can be used here.
             await self._open(entry, model.share)
+        entry.asleep = model.asleep
         entry.aliases, entry.adapters = list(model.aliases), dict(model.adapters)
 
     async def _replace(self, old: ModelEntry, model: SharedModel, share: LocalShare | SpeechShare) -> None:

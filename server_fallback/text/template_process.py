@@ -60,14 +60,14 @@ class TemplateProcess:
 
     async def check(self) -> None:
         """Compile the template. Raises CheckpointError if it is not valid Jinja or takes too much time or memory, and
-        Unavailable if the process was ended from outside.
+        Unavailable if the process was ended from outside twice.
         """
         try:
             async with self._turns.turn(""):
-                await self._process.call(self._job, self._limits.seconds)
+                await self._call(self._job, self._limits.seconds)
         except WorkerEnded as ended:
             reason = self._reason(ended, self._limits.seconds)
-            if ended.timed_out or ended.fault:
+            if _is_own_fault(ended):
                 raise _does_not_compile(reason) from ended
             raise self._unavailable(reason) from ended
         except MemoryError as error:
@@ -90,11 +90,11 @@ class TemplateProcess:
             self._require_closed_circuit()
             self._circuit.begin()
             try:
-                text: str = await self._process.call(job, seconds)
+                text: str = await self._call(job, seconds)
                 self._circuit.succeeded()
             except WorkerEnded as ended:
                 reason = self._reason(ended, seconds)
-                if ended.timed_out or ended.fault:
+                if _is_own_fault(ended):
                     raise self._reached(reason, is_long=is_long) from ended
                 raise self._unavailable(reason) from ended
             except MemoryError as error:
@@ -111,6 +111,15 @@ class TemplateProcess:
 
     def close(self) -> None:
         self._process.close()
+
+    async def _call(self, job: RenderJob, seconds: float) -> Any:
+        """The same text comes of a second call, which is made if the process is ended from outside."""
+        try:
+            return await self._process.call(job, seconds)
+        except WorkerEnded as ended:
+            if _is_own_fault(ended):
+                raise
+        return await self._process.call(job, seconds)
 
     def _reached(self, reason: str, *, is_long: bool) -> NearfarError:
         """The error for a prompt that reached a limit."""
@@ -134,6 +143,10 @@ class TemplateProcess:
             code="chat_template",
             retry_after_seconds=max(1.0, self._circuit.seconds_until_trial),
         )
+
+
+def _is_own_fault(ended: WorkerEnded) -> bool:
+    return ended.timed_out or ended.fault
 
 
 def _does_not_compile(reason: str) -> CheckpointError:

@@ -44,7 +44,7 @@ class Fault:
 # Codes of errors, or for Ollama's API parts of messages. A fault that is not here explains none.
 EXPLAINED: Mapping[str, Sequence[str]] = {
     "front end killed": (BROKEN,),
-    "engine killed": ("unavailable", "the process of the engine"),
+    "engine killed": ("unavailable", "device_error"),
     "worker killed": ("chat_template", "chat template", "grammar"),
     "keys changed": ("invalid_api_key", "does not know this API key"),
     "certificate changed": (),
@@ -156,7 +156,7 @@ class Faults:
     async def _write_wrong_file(self, server: Server, rng: random.Random) -> None:
         """A server that reads a file with a mistake stays as it is."""
         server.write(
-            rng.choice(("max_bodies = 1", "port = 1", 'tls_cert = "nothing.pem"', "=", 'models = ["nothing"]'))
+            rng.choice(("max_bodies = 1", 'host = "0.0.0.0"', 'tls_cert = "nothing.pem"', "=", 'models = ["nothing"]'))
         )
         line = await asyncio.to_thread(server.hang_up)
         assert line["event"] == "reload_refused", line

@@ -26,9 +26,7 @@ EXIT_SECONDS = 100.0
 
 @dataclass
 class Memory:
-    """Samples of (seconds since the start, bytes) of each server on a thread until `stop`: the proportional set sizes
-    of all its processes, in which a page that several of them share counts once.
-    """
+    """Samples of (seconds since the start, bytes) of each server on a thread until `stop` (see `_bytes_of`)."""
 
     servers: Mapping[str, Server]
     samples: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
@@ -60,11 +58,23 @@ class Memory:
         started = time.monotonic()
         while not self._stopped.wait(SAMPLE_SECONDS):
             for name, server in self.servers.items():
-                size = 0
-                for process in server.processes():
-                    with suppress(psutil.Error):
-                        size += process.memory_full_info().pss
-                self.samples[name].append((time.monotonic() - started, size))
+                self.samples[name].append((time.monotonic() - started, _bytes_of(server)))
+
+
+def _bytes_of(server: Server) -> int:
+    """The proportional set sizes of all processes, in which a page that several of them share counts once. The engines
+    of the store come and go with its models, so there it is the main process alone: what it holds itself, because its
+    part of what it shares changes with them.
+    """
+    size = 0
+    for process in server.processes():
+        with suppress(psutil.Error):
+            if server.name != "store":
+                size += process.memory_full_info().pss
+            elif process.pid == server.process.pid:
+                memory = process.memory_info()
+                size = memory.rss - memory.shared
+    return size
 
 
 def left_over(server: Server) -> list[str]:

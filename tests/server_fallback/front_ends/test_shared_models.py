@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -17,6 +18,7 @@ from nearfar.server_fallback.front_ends import shared_models
 from nearfar.server_fallback.front_ends.messages import Publish, SharedModel
 from nearfar.server_fallback.front_ends.shared_models import SharedModels
 from nearfar.server_fallback.processes.connection import Connection
+from nearfar.server_fallback.schema.models import ModelCard
 
 SHARE = LocalShare(cast(Bundle, None), "m", "/engine.socket", None)
 MODEL = SharedModel("m", "./m", 0, ("alias",), {}, "generate", None, 0, SHARE)
@@ -83,5 +85,31 @@ def test_a_model_that_cannot_be_read_is_not_tried_again(monkeypatch: pytest.Monk
         models, _ = await published(monkeypatch, [CheckpointError("tokenizer.json: is not JSON")])
         await turns()
         assert not models.states()["m"].ready
+
+    asyncio.run(work())
+
+
+def test_a_model_that_wakes_up_is_asleep_until_its_engine_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        may_open = asyncio.Event()
+
+        async def open_shared(*_: object) -> Executor:
+            await may_open.wait()
+            return cast(Executor, FakeExecutor())
+
+        monkeypatch.setattr(shared_models, "open_shared", open_shared)
+        models = SharedModels(cast(Connection, Link()))
+        asleep = replace(MODEL, share=None, asleep=ModelCard(id="m", root="m", created=0))
+        await models.publish(Publish((asleep,)))
+        waking = asyncio.ensure_future(models.publish(Publish((MODEL,))))
+        await turns()
+        with pytest.raises(Unavailable) as error:
+            await models.executor("alias")
+        assert error.value.details["code"] == "model_asleep"
+        may_open.set()
+        await waking
+        assert models.states()["m"].ready
+        await models.executor("alias")
+        await models.close(0.0)
 
     asyncio.run(work())

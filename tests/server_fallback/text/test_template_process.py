@@ -163,6 +163,16 @@ def test_a_template_that_takes_too_much_memory_fails() -> None:
     run(work())
 
 
+async def killed(process: TemplateProcess) -> int:
+    """Kill the process, and wait for another one. Returns its id."""
+    pid = process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: process.pid != pid)
+    assert process.pid is not None
+    return process.pid
+
+
 def test_a_process_killed_from_outside_is_replaced() -> None:
     async def work() -> None:
         process = TemplateProcess(ChatTemplate(SOMETIMES, {"bos_token": ""}))
@@ -171,12 +181,29 @@ def test_a_process_killed_from_outside_is_replaced() -> None:
         assert first is not None
         hangs = asyncio.create_task(render(process, "hang"))
         await asyncio.sleep(0.05)
-        os.kill(first, signal.SIGKILL)
+        second = await killed(process)
+        # The chat is rendered again, once.
+        os.kill(second, signal.SIGKILL)
         with pytest.raises(Unavailable, match="its process was ended"):
             await hangs
         assert await render(process) == "hi"
-        assert process.pid != first
+        assert process.pid not in (first, second)
         process.close()
+        # So is the template that is read when its model is loaded, and no mistake is found in it.
+        for times, source in ((1, "ok"), (2, HANGS_WHEN_COMPILED)):
+            process = TemplateProcess(ChatTemplate(source, {}))
+            checks = asyncio.create_task(process.check())
+            await until(lambda: process.pid is not None)  # noqa: B023
+            for _ in range(times - 1):
+                await killed(process)
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+            if times == 1:
+                await checks
+            else:
+                with pytest.raises(Unavailable, match="its process was ended"):
+                    await checks
+            process.close()
 
     run(work())
 
