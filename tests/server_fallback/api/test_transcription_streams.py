@@ -20,7 +20,7 @@ from sounds import wav
 from test_transcriptions import ModelsWithSpeech, speech_executor
 from tiny_moonshine import make_moonshine
 from tiny_parakeet import make_parakeet
-from tiny_whisper import CONTEXT, make_whisper
+from tiny_whisper import SHORT_CONTEXT, make_whisper
 from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.bundle.folder import Bundle
@@ -55,7 +55,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     for name, make in MAKERS.items():
         (folder / name).mkdir()
         make(folder / name)
-        found[name] = compile_plain(folder / name, folder / f"{name}-bundle", "f32", CONTEXT)
+        found[name] = compile_plain(folder / name, folder / f"{name}-bundle", "f32", SHORT_CONTEXT)
     return found
 
 
