@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_whisper(path / "model")
     compile_plain(path / "model", path / "whisper", "f32", SHORT_CONTEXT)
     for seed, name in enumerate(("one.wav", "two.wav")):
-        noise = np.random.default_rng(seed).normal(0, 0.1, 8000 * (seed + 1)).astype("<f4")
+        noise = np.random.default_rng(seed).normal(0, 0.1, 16000 * (seed + 1)).astype("<f4")
         (path / name).write_bytes(wav(noise.tobytes(), 3, 32))
     (path / "text.wav").write_text("no sound")
     return path
@@ -61,7 +61,7 @@ def test_transcripts_precede_the_message(folder: Path, tiny_bundle: Path, capsys
     answer = json.loads(out)
     assert [each["text"] for each in answer["transcripts"]] == transcripts
     assert [each["file"] for each in answer["transcripts"]] == [str(sound) for sound in sounds]
-    assert [each["seconds"] for each in answer["transcripts"]] == [0.5, 1]
+    assert [each["seconds"] for each in answer["transcripts"]] == [1, 2]
     said = "".join(f"[Transcript of a recording]\n{text}\n[End of transcript]\n" for text in transcripts)
     tokenizer = Tokenizer(open_bundle(tiny_bundle).tokenizer_files())
     assert answer["prompt_token_ids"] == tokenizer.encode_chat([{"role": "user", "content": f"{said}what?"}])
