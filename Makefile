@@ -124,7 +124,7 @@ define every_part
 	@rm -f $(LOGS)/parts.log $(LOGS)/parts.status
 	@parts() { { $(PAIR) "$$@" 2>&1; echo $$? >> $(LOGS)/parts.status; } | tee -a $(LOGS)/parts.log; }; \
 	trap 'kill 0' INT; \
-	parts packages .venv/.dev web/dist/.built mobile; \
+	parts packages .venv/.dev .venv/.collected web/dist/.built mobile; \
 	parts --jobs=1 check unit-tests & \
 	$(1) && tests= || tests=pytest; \
 	wait; \
@@ -432,6 +432,11 @@ demo-model: .venv/.dev
 
 .venv/.dev: pyproject.toml | .venv/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# In a fresh clone, each process of pytest would compile the product's modules and rewrite the assertions of all tests.
+.venv/.collected: .venv/.dev
+	@$(BIN)/pytest --collect-only -q > /dev/null 2>&1 || true
 	@touch $@
 
 web/node_modules/.installed: web/package-lock.json

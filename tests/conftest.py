@@ -175,8 +175,16 @@ def compile_tiny(tiny_checkpoints: Mapping[str, Path]) -> CompileTiny:
 
 @pytest.fixture(scope="session")
 def compile_light(tiny_checkpoints: Mapping[str, Path]) -> CompileTiny:
-    """As `compile_tiny`, but with few kernels: for tests that need none, such as those of the reference runner."""
+    """As `compile_tiny`, but with few kernels: for tests that read the manifest, or run a model on wgpu."""
     return compiler_of(tiny_checkpoints, kept_folder("light-bundles"), few_kernels)
+
+
+@pytest.fixture(scope="session")
+def compile_numpy(tiny_checkpoints: Mapping[str, Path]) -> CompileTiny:
+    """As `compile_tiny`, but without kernels: for tests of the reference runner."""
+    from plain_target import without_kernels
+
+    return compiler_of(tiny_checkpoints, kept_folder("numpy-bundles"), lambda: without_kernels(in_float32=False))
 
 
 @pytest.fixture(scope="session")

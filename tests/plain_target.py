@@ -18,7 +18,10 @@ from nearfar.compiler.quant import Quantization
 
 
 class PlainTarget:
-    """Implements `Target`."""
+    """Implements `Target`. ``in_float32``: bundles offer no other activations."""
+
+    def __init__(self, *, in_float32: bool = True) -> None:
+        self.in_float32 = in_float32
 
     MAX_BINDING_BYTES = 1 << 30
     EXTRA_ACTIVATIONS: tuple[str, ...] = ()
@@ -31,20 +34,22 @@ class PlainTarget:
         self,
         plan: Plan,
         quantization: Quantization,  # noqa: ARG002
-        activations: tuple[str, ...],  # noqa: ARG002
+        activations: tuple[str, ...],
         arch: str | None,  # noqa: ARG002
         progress: Callable[[int, int], None],  # noqa: ARG002
     ) -> LoweredPlan:
-        float32 = ActivationEntry(dtype="float32", needs=[])
+        offered = ("float32",) if self.in_float32 else activations
+        entries = tuple(ActivationEntry(dtype=dtype, needs=[]) for dtype in offered)  # type: ignore[arg-type]
         lists = tuple(f"{step.op}_none" for step in plan.steps)
-        return LoweredPlan(None, {}, (float32,), {}, dict.fromkeys(lists, ()), {}, lists)
+        return LoweredPlan(None, {}, entries, {}, dict.fromkeys(lists, ()), {}, lists)
 
 
 @contextmanager
-def without_kernels() -> Iterator[None]:
+def without_kernels(*, in_float32: bool = True) -> Iterator[None]:
     """Bundles that are compiled inside, for whatever target, have no kernels."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: PlainTarget())
+        target = PlainTarget(in_float32=in_float32)
+        patch.setattr("nearfar.compiler.pipeline.compile.load_target", lambda _: target)
         yield
 
 

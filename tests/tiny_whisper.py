@@ -18,6 +18,8 @@ TRANSLATE, TRANSCRIBE, PREVIOUS, NO_SPEECH, NO_TIMESTAMPS = range(TEXT + 5, TEXT
 FIRST_TIMESTAMP = NO_TIMESTAMPS + 1
 VOCABULARY = FIRST_TIMESTAMP + ROWS + 1
 CONTEXT = 40
+# Random weights write until the context is full, so the texts of a bundle with this context take a third of the time.
+SHORT_CONTEXT = 16
 
 
 def make_whisper(path: Path, *, seed: int = 0, scale: float = 0.1, **changes: Any) -> Any:

@@ -56,6 +56,9 @@ SIZES = (3, 33)
 # For ops with a state: a text of several chunks of 64 rows, of which the last one is short or full, between short ones.
 STATE_SIZES = (3, 33, 150, 74)
 
+# Large kernels with loops that other cases have too, at other sizes.
+AGAIN = ("gated_delta_large", "convolved_delta_shared_keys", "ragged_attention_linear_window")
+
 VariantsOf = Callable[[Step, Context], Sequence[Variant]]
 
 
@@ -90,7 +93,7 @@ def step_cases(
                     exhaustive = in_turn and many and (number + activations.index(activation)) % 2 > 0
                 else:
                     exhaustive = (turn + number) % (20 if many else 3) > 0
-                yield replace(case, exhaustive=exhaustive)
+                yield replace(case, exhaustive=exhaustive or case.name.startswith(AGAIN))
 
 
 def case_of(name: str, row: Variant, step: Step, context: Context, activation: str) -> Case:

@@ -59,7 +59,9 @@ def test_adapters_on_a_gpu_change_the_logits_as_in_transformers(
         assert relative_error(row, expected) < F32, slot
 
 
-@pytest.mark.parametrize(("target", "make_runner"), [("cpu", CpuRunner), ("webgpu", WebGPURunner)])
+@pytest.mark.parametrize(
+    ("target", "make_runner"), [("cpu", CpuRunner), pytest.param("webgpu", WebGPURunner, marks=pytest.mark.exhaustive)]
+)
 def test_adapters_change_a_model_whose_checkpoint_stores_integers(
     target: str, make_runner: Callable[..., Runner], tmp_path: Path
 ) -> None:

@@ -63,7 +63,9 @@ def expected(model: Any, frames: FloatArray) -> FloatArray:
     return scores[: -(-len(frames) // 8)]
 
 
-@pytest.mark.parametrize("target", ["numpy", "webgpu", "cpu", pytest.param("cuda", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "target", ["numpy", "webgpu", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("cpu", "cuda"))]
+)
 def test_scores_are_those_of_transformers(
     target: str, parakeet: tuple[Path, Any], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -108,7 +108,7 @@ class Stopped(Exception):
     pass
 
 
-@pytest.mark.parametrize("phase", ["fit", "tune"])
+@pytest.mark.parametrize("phase", ["fit", pytest.param("tune", marks=pytest.mark.exhaustive)])
 def test_an_interrupted_calibration_continues_with_the_same_result(
     phase: str, checkpoint: Checkpoint, sample: Sample, quantized: Quantized, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

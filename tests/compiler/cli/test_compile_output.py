@@ -99,7 +99,7 @@ def test_on_a_terminal_the_phases_are_bars_within_80_columns(tmp_path: Path) -> 
     assert max(map(len, lines)) <= 80
 
 
-@pytest.mark.parametrize("target", ["onnx", "mlx"])
+@pytest.mark.parametrize("target", [pytest.param("onnx", marks=pytest.mark.exhaustive), "mlx"])
 def test_the_printed_command_runs_for_any_path(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / AWKWARD
     assert main(["compile", "demo", "--target", target, "-o", str(output)]) == 0
@@ -154,15 +154,19 @@ def test_a_graph_for_another_device_is_inspected(export_onnx: CompileTiny) -> No
     assert shlex.split(found.command)[-2] == "inspect"
 
 
+# Importing mlx-lm takes 5 s; targets/mlx/test_mlx_lm.py runs folders with it.
+@pytest.mark.parametrize("runs", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_what_our_mlx_runner_does_not_compute_is_tried_with_mlx_lm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, output = tmp_path / "checkpoint", tmp_path / AWKWARD
     make_family("lfm2", folder, hidden_size=96, intermediate_size=96, num_attention_heads=6)
     compile_any(str(folder), output, CompileOptions(target="mlx", quantization="f32"))
     found = trial.find_trial(open_any(output))
     assert "causal_conv, which the MLX runner does not compute" in str(found.reason)
-    assert run_line(f"{found.command} --max-tokens 2", tmp_path).strip()
+    assert str(output) in shlex.split(found.command)
+    assert "mlx_lm" in found.command
+    assert not runs or run_line(f"{found.command} --max-tokens 2", tmp_path).strip()
     monkeypatch.setattr(trial, "find_spec", lambda _: None)
     assert shlex.split(trial.find_trial(open_any(output)).command)[-2:] == ["inspect", str(output)]
     capsys.readouterr()

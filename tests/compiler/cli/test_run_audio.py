@@ -13,7 +13,7 @@ from light_bundle import few_kernels, one_compilation
 from plain_target import compile_plain
 from sounds import wav
 from test_run_options import pipe
-from tiny_whisper import CONTEXT, make_whisper
+from tiny_whisper import SHORT_CONTEXT, make_whisper
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.cli import main
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("audio")
     (path / "model").mkdir()
     make_whisper(path / "model")
-    compile_plain(path / "model", path / "whisper", "f32", CONTEXT)
+    compile_plain(path / "model", path / "whisper", "f32", SHORT_CONTEXT)
     for seed, name in enumerate(("one.wav", "two.wav")):
         noise = np.random.default_rng(seed).normal(0, 0.1, 16000 * (seed + 1)).astype("<f4")
         (path / name).write_bytes(wav(noise.tobytes(), 3, 32))

@@ -10,7 +10,7 @@ import pytest
 from plain_target import compile_plain
 from sounds import wav
 from tiny_parakeet import make_parakeet
-from tiny_whisper import CONTEXT, make_whisper
+from tiny_whisper import SHORT_CONTEXT, make_whisper
 
 from nearfar.compiler.cli import main
 
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("transcribe")
     (path / "model").mkdir()
     make_whisper(path / "model")
-    compile_plain(path / "model", path / "whisper", "f32", CONTEXT)
+    compile_plain(path / "model", path / "whisper", "f32", SHORT_CONTEXT)
     noise = np.random.default_rng(0).normal(0, 0.1, 32000).astype("<f4")
     (path / "noise.wav").write_bytes(wav(noise.tobytes(), 3, 32))
     return path
@@ -69,7 +69,7 @@ def test_an_encoder_whose_rows_name_tokens_knows_when_words_are_said(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_parakeet(tmp_path, num_mel_bins=80)
-    compile_plain(tmp_path, tmp_path / "parakeet", "f32", CONTEXT)
+    compile_plain(tmp_path, tmp_path / "parakeet", "f32", SHORT_CONTEXT)
     texts = {}
     for form in ("text", "verbose_json", "srt", "vtt"):
         assert transcribe(folder, "--format", form, bundle=str(tmp_path / "parakeet")) == 0

@@ -26,11 +26,11 @@ NEW_TOKENS = 12
 
 # Rows of 70 and 72 weights, biases, a rotation with factors; fused and partly rotated projections; tied embeddings.
 @pytest.mark.parametrize("name", ["llama", "phi3", "qwen3"])
-def test_transformers_continues_with_the_same_tokens(name: str, compile_light: CompileTiny, tmp_path: Path) -> None:
+def test_transformers_continues_with_the_same_tokens(name: str, compile_numpy: CompileTiny, tmp_path: Path) -> None:
     import torch
     import transformers
 
-    bundle = open_bundle(compile_light(name, target="webgpu", self_test=False))
+    bundle = open_bundle(compile_numpy(name, target="webgpu", self_test=False))
     export_safetensors(bundle, tmp_path / "x", "float32")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "x")
     ours = ReferenceRunner(bundle, limits=Limits(tokens=64, rows=64, pages=16))
@@ -69,8 +69,8 @@ def test_heads_that_draft_tokens_and_layers_with_states_are_those_of_the_checkpo
     assert np.abs(theirs - heads.logits).max() < 1e-4 * np.abs(heads.logits).max()
 
 
-def test_float16_notes_its_error_and_is_read_again(compile_light: CompileTiny, tmp_path: Path) -> None:
-    bundle = open_bundle(compile_light("qwen3", target="webgpu", self_test=False))
+def test_float16_notes_its_error_and_is_read_again(compile_numpy: CompileTiny, tmp_path: Path) -> None:
+    bundle = open_bundle(compile_numpy("qwen3", target="webgpu", self_test=False))
     notes: list[str] = []
     assert export_safetensors(bundle, tmp_path / "x", note=notes.append) == {"float16": len(bundle_tensors(bundle))}
     assert "float16 rounds weights" in notes[0]
@@ -81,8 +81,8 @@ def test_float16_notes_its_error_and_is_read_again(compile_light: CompileTiny, t
         np.testing.assert_array_equal(read.tensors[name].rows(0, tensor.shape[0]), values.astype(np.float16))
 
 
-def test_only_an_exported_folder_is_replaced(compile_light: CompileTiny, tmp_path: Path) -> None:
-    bundle = open_bundle(compile_light("qwen3", target="webgpu", self_test=False))
+def test_only_an_exported_folder_is_replaced(compile_numpy: CompileTiny, tmp_path: Path) -> None:
+    bundle = open_bundle(compile_numpy("qwen3", target="webgpu", self_test=False))
     export_safetensors(bundle, tmp_path / "x")
     with pytest.raises(OutputError, match="exists already"):
         export_safetensors(bundle, tmp_path / "x")

@@ -59,12 +59,12 @@ def self_test_of(bundle: Bundle) -> SelfTestEntry:
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_the_logits_are_those_of_transformers(
-    checkpoint: str, compile_light: CompileTiny, tiny_checkpoints: Mapping[str, Path]
+    checkpoint: str, compile_numpy: CompileTiny, tiny_checkpoints: Mapping[str, Path]
 ) -> None:
     import torch
     import transformers
 
-    test = self_test_of(open_bundle(compile_light(checkpoint, "f32")))
+    test = self_test_of(open_bundle(compile_numpy(checkpoint, "f32")))
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_checkpoints[checkpoint], dtype=torch.float32).eval()
     with torch.no_grad():
         logits = model(torch.tensor([test.prompt_ids])).logits[0].numpy()
@@ -103,9 +103,9 @@ def test_the_manifest_states_that_a_bundle_has_no_self_test(
     assert open_bundle(tmp_path / "bundle").manifest.self_test is None
 
 
-def test_each_activation_dtype_of_the_bundle_has_a_tolerance(compile_light: CompileTiny) -> None:
+def test_each_activation_dtype_of_the_bundle_has_a_tolerance(compile_numpy: CompileTiny) -> None:
     def dtypes(*arguments: str, **options: tuple[str, ...]) -> set[str]:
-        return set(self_test_of(open_bundle(compile_light(*arguments, **options))).tolerances)
+        return set(self_test_of(open_bundle(compile_numpy(*arguments, **options))).tolerances)
 
     assert dtypes("qwen3", "f32") == {"float32"}
     assert dtypes("qwen3", "q4f16") == {"float32", "float16"}
@@ -240,9 +240,9 @@ def test_logits_that_are_not_numbers_are_refused(bundle: Bundle, monkeypatch: py
 
 @pytest.mark.parametrize("checkpoint", ["llama_plain", "qwen2", "qwen3"])
 def test_a_walk_in_blocks_of_rows_computes_the_same_as_the_plan(
-    checkpoint: str, compile_light: CompileTiny, monkeypatch: pytest.MonkeyPatch
+    checkpoint: str, compile_numpy: CompileTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = open_bundle(compile_light(checkpoint, "q8f16"))
+    bundle = open_bundle(compile_numpy(checkpoint, "q8f16"))
     prompt = self_test_of(bundle).prompt_ids
     expected = ReferenceRunner(bundle).forward(make_batch([Chunk(prompt, 0, (0, 1), range(24))], 16)).logits
     monkeypatch.setattr(graph_walk, "BLOCK_ELEMENTS", 700)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plain_target import without_kernels
 
 from nearfar.compiler import quant
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
@@ -47,9 +48,9 @@ class Watched:
 
 @pytest.mark.parametrize("quantization", quant.NAMES)
 def test_every_plane_equals_that_of_the_complete_tensor(
-    quantization: str, compile_light: Callable[..., Path], tiny_checkpoints: Mapping[str, Path]
+    quantization: str, compile_numpy: Callable[..., Path], tiny_checkpoints: Mapping[str, Path]
 ) -> None:
-    bundle = open_bundle(compile_light("qwen3", quantization))
+    bundle = open_bundle(compile_numpy("qwen3", quantization))
     tensors = load(str(tiny_checkpoints["qwen3"])).tensors
     for layer in range(3):
         for name, parts in PARTS.items():
@@ -64,8 +65,8 @@ def test_every_plane_equals_that_of_the_complete_tensor(
 
 
 @pytest.mark.parametrize("quantization", quant.NAMES)
-def test_planes_are_aligned_and_do_not_overlap(quantization: str, compile_light: Callable[..., Path]) -> None:
-    check_layout(open_bundle(compile_light("qwen3", quantization)))
+def test_planes_are_aligned_and_do_not_overlap(quantization: str, compile_numpy: Callable[..., Path]) -> None:
+    check_layout(open_bundle(compile_numpy("qwen3", quantization)))
 
 
 def check_layout(bundle: Bundle) -> None:
@@ -79,19 +80,20 @@ def check_layout(bundle: Bundle) -> None:
 
 
 def test_small_shards_and_blocks_hold_the_same_weights(
-    compile_light: Callable[..., Path],
+    compile_numpy: Callable[..., Path],
     tiny_checkpoints: Mapping[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 
-    single = open_bundle(compile_light("qwen3", "q4f16"))
+    single = open_bundle(compile_numpy("qwen3", "q4f16"))
     monkeypatch.setattr(weights, "SHARD_BYTES", 8_000)
     monkeypatch.setattr(weights, "BLOCK_ELEMENTS", 500)
-    split = compile_model(
-        str(tiny_checkpoints["qwen3"]), tmp_path / "split", CompileOptions(context=256, activations=("float32",))
-    )
+    with without_kernels():
+        split = compile_model(
+            str(tiny_checkpoints["qwen3"]), tmp_path / "split", CompileOptions(context=256, activations=("float32",))
+        )
     assert len(split.manifest.shards) > 5
     check_layout(split)
     open_bundle(split.path).verify()
@@ -114,7 +116,7 @@ def test_the_rows_of_a_plane_of_tiles_can_be_restored(quantization: str) -> None
 
 
 def test_any_rows_of_a_weight_in_tiles_can_be_read(
-    compile_light: Callable[..., Path],
+    compile_numpy: Callable[..., Path],
     tiny_checkpoints: Mapping[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -128,7 +130,7 @@ def test_any_rows_of_a_weight_in_tiles_can_be_read(
         for name, rows, columns in ((table, 509, 72), ("model.norm.weight", 72, None))
     }
     entries, shards = weights.write_weights(checkpoint, parameters, fmt, tmp_path, lambda *_: None, "tiles16")
-    manifest = open_bundle(compile_light("qwen2", "q4f16")).manifest.model_copy(
+    manifest = open_bundle(compile_numpy("qwen2", "q4f16")).manifest.model_copy(
         update={"weights": entries, "shards": shards}
     )
     bundle = Bundle(tmp_path, manifest)

@@ -24,7 +24,7 @@ CompileTiny = Callable[..., Path]
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_greedy_answers_are_those_of_transformers(
-    checkpoint: str, compile_light: CompileTiny, tiny_checkpoints: Mapping[str, Path], prompt_token_ids: list[int]
+    checkpoint: str, compile_numpy: CompileTiny, tiny_checkpoints: Mapping[str, Path], prompt_token_ids: list[int]
 ) -> None:
     import torch
     import transformers
@@ -34,18 +34,18 @@ def test_greedy_answers_are_those_of_transformers(
     answer = model.generate(
         prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=30, pad_token_id=0
     )
-    runner = ReferenceRunner(open_bundle(compile_light(checkpoint, "f32")))
+    runner = ReferenceRunner(open_bundle(compile_numpy(checkpoint, "f32")))
     assert list(generate(runner, prompt_token_ids, 30, Sampler())) == answer[0, len(prompt_token_ids) :].tolist()
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 10, 75, 100])
 def test_scores_are_the_logits_of_every_token_in_blocks(
     rows_at_once: int,
-    compile_light: CompileTiny,
+    compile_numpy: CompileTiny,
     transformers_logits: Callable[[str], np.ndarray],
     prompt_token_ids: list[int],
 ) -> None:
-    runner = ReferenceRunner(open_bundle(compile_light("llama", "f32")))
+    runner = ReferenceRunner(open_bundle(compile_numpy("llama", "f32")))
     blocks = list(score(runner, prompt_token_ids, rows_at_once))
     assert [len(block) for block in blocks[:-1]] == [rows_at_once] * (len(blocks) - 1)
     assert relative_error(np.concatenate(blocks), transformers_logits("llama")) < F32

@@ -26,18 +26,18 @@ CompileTiny = Callable[..., Path]
 def test_logits_are_those_of_transformers_in_chunks_of_any_size(
     checkpoint: str,
     chunk: int,
-    compile_light: CompileTiny,
+    compile_numpy: CompileTiny,
     transformers_logits: Callable[[str], np.ndarray],
     prompt_token_ids: list[int],
 ) -> None:
-    runner = ReferenceRunner(open_bundle(compile_light(checkpoint, "f32")))
+    runner = ReferenceRunner(open_bundle(compile_numpy(checkpoint, "f32")))
     found = chunked_logits(runner, prompt_token_ids, chunk)
     assert relative_error(found, transformers_logits(checkpoint)) < F32
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
-def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, compile_light: CompileTiny) -> None:
-    bundle = open_bundle(compile_light(checkpoint, "q4f16"))
+def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, compile_numpy: CompileTiny) -> None:
+    bundle = open_bundle(compile_numpy(checkpoint, "q4f16"))
     found = ragged_logits(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20)))
     for mine, alone in zip(
         found, sequences_alone(ReferenceRunner(bundle, limits=Limits(sequences=8, pages=20))), strict=True
@@ -47,9 +47,9 @@ def test_a_ragged_batch_computes_what_each_sequence_alone_does(checkpoint: str, 
 
 @pytest.mark.parametrize("quantization", ["q4f16", "q8f16", "f16"])
 def test_f16_activations_stay_close_to_f32_ones(
-    quantization: str, compile_light: CompileTiny, prompt_token_ids: list[int]
+    quantization: str, compile_numpy: CompileTiny, prompt_token_ids: list[int]
 ) -> None:
-    bundle = open_bundle(compile_light("qwen3", quantization))
+    bundle = open_bundle(compile_numpy("qwen3", quantization))
     half, single = (
         chunked_logits(ReferenceRunner(bundle, activation=dtype), prompt_token_ids, 75)
         for dtype in ("float16", "float32")
@@ -58,12 +58,12 @@ def test_f16_activations_stay_close_to_f32_ones(
     assert 0 < error < F16
 
 
-def test_float32_is_the_default_if_the_bundle_offers_it(compile_light: CompileTiny) -> None:
-    assert ReferenceRunner(open_bundle(compile_light("qwen3", "q4f16"))).activation == "float32"
-    only_half = compile_light("qwen3", "q4f16", activations=("float16",))
+def test_float32_is_the_default_if_the_bundle_offers_it(compile_numpy: CompileTiny) -> None:
+    assert ReferenceRunner(open_bundle(compile_numpy("qwen3", "q4f16"))).activation == "float32"
+    only_half = compile_numpy("qwen3", "q4f16", activations=("float16",))
     assert ReferenceRunner(open_bundle(only_half)).activation == "float16"
 
 
-def test_an_activation_that_the_bundle_does_not_offer_is_refused(compile_light: CompileTiny) -> None:
+def test_an_activation_that_the_bundle_does_not_offer_is_refused(compile_numpy: CompileTiny) -> None:
     with pytest.raises(DeviceError, match="compiled for float32 activations, not for float16"):
-        ReferenceRunner(open_bundle(compile_light("qwen3", "f32")), activation="float16")
+        ReferenceRunner(open_bundle(compile_numpy("qwen3", "f32")), activation="float16")

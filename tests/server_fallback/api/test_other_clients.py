@@ -25,10 +25,6 @@ from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.api.keys import read_keys
 from nearfar.server_fallback.executors.local import LocalExecutor
 
-try:
-    import anthropic
-except ModuleNotFoundError:
-    anthropic = None
 KEY = "sk-web-12345678"
 ASK: dict[str, Any] = {"model": "fake", "max_tokens": 100, "messages": [{"role": "user", "content": "hi"}]}
 WEATHER = {
@@ -50,9 +46,17 @@ def address(models: FakeModels) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def shared(address: str) -> Iterator[Any]:
-    if anthropic is None:
+def anthropic() -> Any:
+    # Not at the top: each process that collects tests would need seconds for the import.
+    try:
+        import anthropic
+    except ModuleNotFoundError:
         lacks("the package anthropic is not installed")
+    return anthropic
+
+
+@pytest.fixture(scope="module")
+def shared(address: str, anthropic: Any) -> Iterator[Any]:
     with anthropic.Anthropic(base_url=address, api_key=KEY, max_retries=0) as client:
         yield client
 
@@ -186,7 +190,7 @@ def test_the_first_turn_of_a_coding_agent_streams(client: Any, models: FakeModel
     asyncio.run(local.close())
 
 
-def test_errors_are_the_client_s_own_classes(client: Any, models: FakeModels) -> None:
+def test_errors_are_the_client_s_own_classes(client: Any, models: FakeModels, anthropic: Any) -> None:
     def raised(kind: Any, **more: Any) -> Any:
         with pytest.raises(kind) as error:
             client.messages.create(**{**ASK, **more})
@@ -209,7 +213,7 @@ def test_errors_are_the_client_s_own_classes(client: Any, models: FakeModels) ->
 
 @pytest.mark.usefixtures("client")
 def test_the_async_client_streams_beside_pings(
-    address: str, models: FakeModels, monkeypatch: pytest.MonkeyPatch
+    address: str, models: FakeModels, anthropic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.01)
     models.fake = FakeExecutor(delay_seconds=0.03)

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from plain_target import compile_plain
 from sounds import wav
 from test_transcriptions import ModelsWithSpeech, speech_executor
-from tiny_whisper import CONTEXT, make_whisper
+from tiny_whisper import SHORT_CONTEXT, make_whisper
 
 from nearfar.compiler.bundle.folder import Bundle
 from nearfar.server_fallback.api.app import create_app
@@ -35,7 +35,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder: Path = tmp_path_factory.mktemp("recordings")
     (folder / "model").mkdir()
     make_whisper(folder / "model")
-    return compile_plain(folder / "model", folder / "bundle", "f32", CONTEXT)
+    return compile_plain(folder / "model", folder / "bundle", "f32", SHORT_CONTEXT)
 
 
 @pytest.fixture

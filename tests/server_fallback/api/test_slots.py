@@ -40,8 +40,8 @@ MOST_BYTES = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def bundle(compile_light: Callable[..., Path]) -> Bundle:
-    return open_bundle(compile_light("qwen3", "q4f16", self_test=False))
+def bundle(compile_numpy: Callable[..., Path]) -> Bundle:
+    return open_bundle(compile_numpy("qwen3", "q4f16", self_test=False))
 
 
 class Server:

@@ -22,7 +22,7 @@ from plain_target import compile_plain
 from sounds import wav
 from tiny_moonshine import make_moonshine
 from tiny_parakeet import make_parakeet
-from tiny_whisper import CONTEXT, make_whisper
+from tiny_whisper import SHORT_CONTEXT, make_whisper
 from waiting import until
 
 from nearfar.compiler.bundle.folder import Bundle
@@ -63,7 +63,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder: Path = tmp_path_factory.mktemp("speech")
     (folder / "model").mkdir()
     make_whisper(folder / "model")
-    return compile_plain(folder / "model", folder / "bundle", "f32", CONTEXT)
+    return compile_plain(folder / "model", folder / "bundle", "f32", SHORT_CONTEXT)
 
 
 def speech_executor(bundle: Bundle, *, max_waiting: int = 4) -> SpeechExecutor:
@@ -102,7 +102,7 @@ def post(app: FastAPI, path: str = "transcriptions", *, file: bytes | None = NOI
 
 def test_a_model_without_languages_and_timestamps_transcribes(tmp_path: Path) -> None:
     make_moonshine(tmp_path / "model", seed=2, scale=0.2)
-    executor = speech_executor(compile_plain(tmp_path / "model", tmp_path / "bundle", "f32", CONTEXT))
+    executor = speech_executor(compile_plain(tmp_path / "model", tmp_path / "bundle", "f32", SHORT_CONTEXT))
     app = create_app(ModelsWithSpeech(speech={"whisper": executor}), ApiConfig())
     found = post(app, response_format="verbose_json", temperature="0").json()
     (segment,) = found["segments"]
@@ -206,7 +206,7 @@ def test_what_cannot_be_transcribed_is_refused(
 
 def test_a_model_that_knows_when_words_are_said_answers_with_their_times(tmp_path: Path) -> None:
     make_parakeet(tmp_path, num_mel_bins=80)
-    bundle = compile_plain(tmp_path, tmp_path / "bundle", "f32", CONTEXT)
+    bundle = compile_plain(tmp_path, tmp_path / "bundle", "f32", SHORT_CONTEXT)
     app = create_app(ModelsWithSpeech(speech={"whisper": speech_executor(bundle)}), ApiConfig())
     words: dict[str, Any] = {"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]}
     answer = post(app, **words).json()

@@ -31,8 +31,8 @@ COUNT = 24
 
 
 @pytest.fixture(scope="module")
-def marking(compile_light: Callable[..., Path]) -> Bundle:
-    return open_bundle(compile_light("qwen3", "q4f16", watermark=True, self_test=False))
+def marking(compile_numpy: Callable[..., Path]) -> Bundle:
+    return open_bundle(compile_numpy("qwen3", "q4f16", watermark=True, self_test=False))
 
 
 def runner_of(bundle: Bundle, rows: int = 8) -> ReferenceRunner:

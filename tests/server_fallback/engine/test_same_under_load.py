@@ -159,7 +159,7 @@ def test_32_mixed_requests_on_a_model_are_answered_as_each_alone(tiny_bundle: Pa
     assert under_load(runner(8), model, requests, noise) == alone(runner(8), model, requests)
 
 
-@pytest.mark.parametrize("kv", ["q8", "q4"])
+@pytest.mark.parametrize("kv", ["q8", pytest.param("q4", marks=pytest.mark.exhaustive)])
 def test_mixed_requests_with_keys_and_values_of_integers_are_answered_as_each_alone(
     kv: KvName, tiny_checkpoints: Mapping[str, Path], tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from answers import all_chunks
 from draft_assistant import DraftAssistant
 from draft_heads import DraftHeads
 from plain_target import compile_plain
-from tiny_whisper import CONTEXT, make_whisper
+from tiny_whisper import SHORT_CONTEXT, make_whisper
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
 from nearfar.compiler.runtime.audio.transcribe import LIMITS
@@ -211,7 +211,7 @@ def test_a_bundle_with_an_input_that_the_engine_does_not_provide_is_refused(bund
 def test_a_model_of_sound_is_opened_in_the_main_process_only(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     make_whisper(tmp_path / "model")
-    compile_plain(tmp_path / "model", tmp_path / "whisper", "f32", CONTEXT)
+    compile_plain(tmp_path / "model", tmp_path / "whisper", "f32", SHORT_CONTEXT)
 
     async def scenario() -> Executor:
         opening = await LocalOpener(SMALL).prepare(str(tmp_path / "whisper"), None)

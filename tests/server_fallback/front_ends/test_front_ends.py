@@ -25,7 +25,7 @@ import pytest
 from light_bundle import few_kernels, one_compilation
 from served_demo import compile_for_server, require_found, serving
 from sounds import wav
-from tiny_whisper import CONTEXT, make_whisper
+from tiny_whisper import SHORT_CONTEXT, make_whisper
 from waiting import WAIT_SECONDS, wait_until
 
 from nearfar.compiler.bundle.signature import new_key
@@ -116,7 +116,7 @@ def speech_bundle(folder: Path) -> Path:
     (folder / "checkpoint").mkdir()
     make_whisper(folder / "checkpoint")
     options = CompileOptions(
-        target="cpu", arch=default_arch("cpu"), quantization="f32", context=CONTEXT, self_test=False
+        target="cpu", arch=default_arch("cpu"), quantization="f32", context=SHORT_CONTEXT, self_test=False
     )
     with one_compilation(), few_kernels():
         compile_model(str(folder / "checkpoint"), folder / "whisper", options)

@@ -21,7 +21,7 @@ from hybrid_sides import FAR_USAGE, FakeFar, FakeNear, completion, policy, run
 from plain_target import compile_plain
 from test_hybrid_files import RECORDING, TRANSCRIPT, Heard, about
 from test_transcriptions import NOISE, speech_executor
-from tiny_whisper import CONTEXT, make_whisper
+from tiny_whisper import SHORT_CONTEXT, make_whisper
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.cli import main
@@ -296,7 +296,7 @@ def test_a_model_of_sound_is_served_as_it_is() -> None:
 def test_transcripts_stream_beside_a_pair(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     make_whisper(tmp_path / "model")
-    bundle = compile_plain(tmp_path / "model", tmp_path / "bundle", "f32", CONTEXT)
+    bundle = compile_plain(tmp_path / "model", tmp_path / "bundle", "f32", SHORT_CONTEXT)
 
     async def open_speech() -> SpeechExecutor:
         return speech_executor(bundle)

@@ -112,10 +112,6 @@ DECODE_MMA = (
 )
 
 
-# Step cases of large kernels with loops that others have too, at other sizes.
-AGAIN = ("gated_delta_large", "convolved_delta_shared_keys", "ragged_attention_linear_window")
-
-
 def some_variants(step: Step, context: Context) -> list[Variant]:
     """The variants of a step, with only the smallest tiles of the tensor cores; `cuda_projections` has the others."""
 
@@ -133,8 +129,7 @@ def cuda_cases() -> Iterator[Case]:
         if case.dtype is None or "relu2" not in case.name:
             # WebGPU's tests run the templates with float32 and with every part that a projection computes or stores.
             again = case.name.startswith("linear_") or "_float32_" in case.name
-            exhaustive = case.exhaustive or case.name.startswith(AGAIN) or (again and turn % 3 > 0)
-            yield replace(case, exhaustive=exhaustive)
+            yield replace(case, exhaustive=case.exhaustive or (again and turn % 3 > 0))
     # These cases test CUDA's code. WebGPU's tests cover the logic of the templates completely.
     yield from list(portable_cases())[::16]
     yield adversarial_case(1100, 256)

@@ -53,7 +53,7 @@ SETTINGS = (
 def sampling_cases() -> Iterator[Case]:
     yield from conformance_cases()
     for columns in (1, 100, 256, 509):
-        yield replace(sample_case(columns, SETTINGS), exhaustive=columns in (100, 256))
+        yield replace(sample_case(columns, SETTINGS), exhaustive=columns in (1, 100, 256))
         # SwiftShader takes long for kernels of this size.
         yield replace(top_logprobs_case(columns), on_dawn=columns in (1, 509))
     # Chunks that end after the last column, fewer columns than places, and more chunks than a workgroup has threads.
@@ -62,12 +62,13 @@ def sampling_cases() -> Iterator[Case]:
         yield replace(case, on_dawn=columns == 2100)
     # Chunks that end after the last column, a chunk of one column, and more chunks than a workgroup has threads.
     for columns, width in ((509, 256), (1025, 1024), (66_000, 256)):
-        settings = SETTINGS if columns < 66_000 else SETTINGS[-6:]
+        # lavapipe takes seconds for all of them.
+        settings = SETTINGS[::2] if columns < 66_000 else SETTINGS[-2:]
         case = chunked_case(sample_case(columns, settings), columns, width)
         yield replace(case, on_dawn=columns == 1025, exhaustive=columns == 509)
     yield adversarial_case(2048, 1024)
     # Blocks of more columns than a workgroup has threads.
-    yield replace(sample_case(66_000, SETTINGS[-4:]), on_dawn=True)
+    yield replace(sample_case(66_000, SETTINGS[-2:]), on_dawn=True)
     for columns in (37, 256, 515):
         yield replace(adjust_logits_case(columns), on_dawn=True)
         yield replace(mark_logits_case(columns), on_dawn=columns == 515)
