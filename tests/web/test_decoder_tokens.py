@@ -314,7 +314,7 @@ def test_clones_and_saved_sessions_go_on_from_the_states_of_a_recurrent_model(
     bundle = bundle_of("qwen3_5_text")
     context = browser.new_context()
     with serve(site) as url:
-        page = open_session_page(context, url)
+        first, second = (open_session_page(context, url) for _ in range(2))
         begin = """async () => {
             const session = window.engine.createSession();
             const question = "a question whose state is not one of a page's border";
@@ -328,13 +328,13 @@ def test_clones_and_saved_sessions_go_on_from_the_states_of_a_recurrent_model(
             ]);
             return [started, ...answers];
         }"""
-        started, *answers = page.evaluate(begin)
+        started, *answers = first.evaluate(begin)
         restore = """async () => {
             const session = window.engine.createSession();
             await session.restore("kept");
             return window.ask(session, "go on", 8);
         }"""
-        answers.append(page.evaluate(restore))
+        answers.append(second.evaluate(restore))
     context.close()
     assert started["promptTokens"] % bundle.manifest.page_size > 0
     tokenizer = Tokenizer.from_file(str(bundle.path / "tokenizer.json"))

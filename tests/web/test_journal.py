@@ -60,6 +60,13 @@ window.begin = async (engine, count, then) => {
         return then();
     });
 };
+// Reloads the page once a part of the answer is written, which takes as long as the machine needs.
+window.written = async (engine) => {
+    const pause = () => new Promise((resolve) => setTimeout(resolve, 10));
+    while (((await engine.journals.list())[0]?.tokens ?? 0) < 8) await pause();
+    location.reload();
+    await new Promise(() => undefined);
+};
 window.resume = async (engine) => {
     const [before] = await engine.journals.list();
     const { answer } = await engine.journals.resume("x");
@@ -100,7 +107,7 @@ def test_a_page_that_is_loaded_again_in_mid_answer_ends_it_with_the_same_tokens(
     assert [len(text.split()) for text in whole] == [30, 30]
     with page.expect_navigation():
         # The evaluation ends with its page.
-        page.evaluate("() => void engine().then((engine) => begin(engine, 12, () => location.reload()))")
+        page.evaluate("() => void engine().then((engine) => begin(engine, 12, () => written(engine)))")
     page.wait_for_selector(READY, state="attached")
     result = page.evaluate("async () => resume(await engine())")
     tokens, done = result.pop("before")

@@ -223,12 +223,14 @@ const toHead =
     else whole(request, response, bytes);
   };
 
-test.runIf(hasAdapter).each<[string, Answer]>([
-  ["refuses HEAD", toHead((response) => response.writeHead(403).end())],
-  ["returns 404 to HEAD", toHead((response) => response.writeHead(404).end())],
-  ["returns length 0 to HEAD", toHead((response) => response.writeHead(200, { "Content-Length": 0 }).end())],
-  ["closes the connection on HEAD", toHead((response) => response.destroy())],
-])("a bundle can be loaded from a host that %s", async (_, answer) => {
+test.runIf(hasAdapter).each(
+  oneOf<[string, Answer]>(3, [
+    ["refuses HEAD", toHead((response) => response.writeHead(403).end())],
+    ["returns 404 to HEAD", toHead((response) => response.writeHead(404).end())],
+    ["returns length 0 to HEAD", toHead((response) => response.writeHead(200, { "Content-Length": 0 }).end())],
+    ["closes the connection on HEAD", toHead((response) => response.destroy())],
+  ]),
+)("a bundle can be loaded from a host that %s", async (_, answer) => {
   const { url } = await host({ [SHARD]: answer });
   (await Engine.load(url, { gpu })).destroy();
 });
@@ -237,11 +239,13 @@ const withoutRanges: Answer = (request, response, bytes) => {
   response.writeHead(200, { "Content-Length": bytes.length }).end(request.method === "HEAD" ? undefined : bytes);
 };
 
-test.runIf(hasAdapter).each<[string, Answer]>([
-  ["the rest arrives as a range", cutOnce(whole)],
-  ["the length is unknown", cutOnce(whole, true)],
-  ["the server has no ranges", cutOnce(withoutRanges)],
-])(
+test.runIf(hasAdapter).each(
+  oneOf<[string, Answer]>(2, [
+    ["the rest arrives as a range", cutOnce(whole)],
+    ["the length is unknown", cutOnce(whole, true)],
+    ["the server has no ranges", cutOnce(withoutRanges)],
+  ]),
+)(
   "a shard is resumed in the same load after a broken connection, and progress never decreases: %s",
   async (_, answer) => {
     const { url, requests } = await host({ [SHARD]: answer });
