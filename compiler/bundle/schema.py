@@ -33,12 +33,13 @@ from ..ir.sounds import MelSpec, SoundSpec
 from ..ir.spec import (
     AudioSpec,
     ConformerSpec,
+    ExpertSpec,
     HearingSpec,
     ModelSpec,
     ReceptiveField,
     VisionSpec,
 )
-from ..ir.speech import LanguageToken, SpeechSpec
+from ..ir.speech import CtcSpec, LanguageToken, SpeechSpec
 from ..ir.tasks import ClassifierSpec, EmbeddingSpec, PromptSpec, TransitionSpec
 from ..ir.videos import ByCount, ByRate, BySeconds, FrameArea, FrameEdge, FrameVolume, VideoPrompt, VideoSpec
 from . import device_report, entries, manifest, probe
@@ -49,12 +50,11 @@ NULL = {"type": "null"}
 # The page checks these types by code.
 WITHOUT_DATA = {"Expr", "Condition", "TemplateTree"}
 # The page does not read the fields of these types, because the plan has what follows from them.
-UNTYPED = {
-    "ConvolutionSpec", "CtcSpec", "DenseSpec", "DistanceSpec", "ExpertSpec", "OriginEntry", "RopeSpec", "StateSpec",
-}  # fmt: skip
+UNTYPED = {"ConvolutionSpec", "DenseSpec", "DistanceSpec", "RopeSpec", "StateSpec"}
 # It does not check the fields of these types.
 UNREAD = UNTYPED | {
-    "AudioSpec", "ConformerSpec", "HearingSpec", "LanguageToken", "ReceptiveField", "SpeechSpec", "VisionSpec",
+    "AudioSpec", "ConformerSpec", "CtcSpec", "ExpertSpec", "HearingSpec", "LanguageToken", "OriginEntry",
+    "ReceptiveField", "SpeechSpec", "VisionSpec",
 }  # fmt: skip
 HEADER = """\
 // The bundle's manifest. Written by compiler/bundle/schema.py from manifest.py and entries.py there: edit those files.
@@ -104,6 +104,7 @@ def typescript() -> str:
     table = vars(entries) | vars(manifest)
     own = (entry for entry in table.values() if isinstance(entry, type) and issubclass(entry, entries.Entry))
     classes = [
+        ExpertSpec,
         VisionSpec,
         HearingSpec,
         ReceptiveField,
@@ -116,6 +117,7 @@ def typescript() -> str:
         ClassifierSpec,
         LanguageToken,
         SpeechSpec,
+        CtcSpec,
         FixedSize,
         LongestEdge,
         AreaBounds,

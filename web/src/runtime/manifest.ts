@@ -11,6 +11,22 @@ export const FORMAT_VERSION = 8;
 /** The names of all dims; expr.ts describes them. */
 export const DIMS: readonly string[] = ["A", "B", "C", "DR", "F", "G", "H", "I", "L", "LS", "LW", "M", "N", "P", "PD", "PH", "PS", "PW", "R", "S", "T", "V", "W", "Z"];
 
+/** The experts of a mixture: feed-forwards of ``intermediate_size``, of which each token uses ``chosen`` of ``number``. `ops.experts.route` defines ``router``, ``normalized`` and ``scale``. The layers in ``dense_layers`` have a feed-forward of the model's intermediate size instead. ``biases``: those of the router and of every expert; ``choice_bias``: a bias of scores for the choice only. ``limit``, ``slope`` and ``shift`` are those of the experts' gates; see `ops.elementwise.gated`. */
+export interface ExpertSpec {
+  readonly number: number;
+  readonly chosen: number;
+  readonly intermediate_size: number;
+  readonly router: "softmax" | "sigmoid" | "softmax_chosen";
+  readonly normalized: boolean;
+  readonly scale: number;
+  readonly dense_layers: readonly number[];
+  readonly biases: boolean;
+  readonly choice_bias: boolean;
+  readonly limit: number | null;
+  readonly slope: number;
+  readonly shift: number;
+}
+
 /** The tower of a model that sees pictures, and the projector behind it: together they make features, which take the places of tokens' embeddings. ``model_type`` is that of the complete model; `arch/vision` has one file for each. A patch has ``patch_elements`` numbers, a block of ``block`` x ``block`` patches becomes one feature, and a tile of a picture has at most ``tile_patches``. The tower has a table of ``positions``. ``projector_size``: the elements between the projector's two projections, which pass through ``projector_activation``; None if it has only one. ``projector_norm``: it has a norm before them, with ``projector_eps``; ``projector_bias``: they have biases. ``both_ways``: the layers of the text model in which the tokens of a picture see all of it, and not only those before them; "windows" are those with a window. Towers rotate by row and column if ``tile_side``, the most patches of a tile's side, is not 0. The rows behind each of ``deepstack_layers`` become as many more features, which are added behind the first layers of the text model (DeepStack). ``mrope_section``: of the pairs that the text model's rotation has, those that turn by each of a token's three positions, interleaved (M-RoPE); empty if tokens have one position. ``bounded``: the inputs and outputs of its layers' projections have bounds. ``frames``: a patch of a video joins as many. `images.ImageSpec` says how pictures become patches. */
 export interface VisionSpec {
   readonly model_type: string;
@@ -124,7 +140,7 @@ export interface ModelSpec {
   readonly shared_intermediate_size: number | null;
   readonly per_layer_size: number;
   readonly per_layer_vocab_size: number;
-  readonly experts: object | null;
+  readonly experts: ExpertSpec | null;
   readonly causal: boolean;
   readonly sinks: boolean;
   readonly qkv_limit: number | null;
@@ -206,6 +222,12 @@ export interface SpeechSpec {
   readonly suppressed: readonly number[];
   readonly suppressed_first: readonly number[];
   readonly max_initial_timestamp: number | null;
+}
+
+/** How the rows of an encoder of sound become text: the likeliest token of each row is written unless it is ``blank`` or that of the row before (connectionist temporal classification, Graves et al. 2006). ``features`` names how frames are made of samples. */
+export interface CtcSpec {
+  readonly blank: number;
+  readonly features: "parakeet";
 }
 
 /** Every picture gets this size, whatever its aspect ratio (Gemma 3). */
@@ -387,6 +409,17 @@ export interface PrefixEntry {
   readonly tokens: number;
   readonly tokens_sha256: string;
   readonly activation: "float32" | "float16";
+}
+
+/** What the checkpoint's own files say about where it comes from and under which license it is. None: they do not say. ``repository`` and ``revision`` are those of the Hugging Face Hub that it was downloaded from. ``license`` is the hub's name of the license, such as "apache-2.0"; "other" has a ``license_name``. ``base_models`` are the models that it was made from. ``read_from`` names the files that say so. */
+export interface OriginEntry {
+  readonly repository: string | null;
+  readonly revision: string | null;
+  readonly license: string | null;
+  readonly license_name: string | null;
+  readonly license_link: string | null;
+  readonly base_models: readonly string[];
+  readonly read_from: readonly string[];
 }
 
 /** One plane of a weight: ``size`` bytes at ``offset`` of shard number ``shard``. */
@@ -630,14 +663,14 @@ export interface Description {
   readonly images: ImageSpec | null;
   readonly sounds: SoundSpec | null;
   readonly speech: SpeechSpec | null;
-  readonly ctc: object | null;
+  readonly ctc: CtcSpec | null;
   readonly quantization: string;
   readonly context: number;
   readonly page_size: number;
   readonly kv: "activation" | "q8" | "q4" | "fp8";
   readonly tokenizer: TokenizerEntry;
   readonly files: readonly FileEntry[];
-  readonly origin: object | null;
+  readonly origin: OriginEntry | null;
   readonly prefixes: readonly PrefixEntry[];
 }
 

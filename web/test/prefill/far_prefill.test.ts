@@ -14,7 +14,7 @@ import type { PrefillDecision } from "../../src/prefill/plan.js";
 import type { RunnerLimits } from "../../src/runtime/memory.js";
 import { collect } from "../engine/engine_set_up.js";
 import type { SentBlock } from "./kv_runner.js";
-import { BASE, KvRunner, PAGE, VOCAB, blocksOf, layoutOf, manifestOf, written } from "./kv_runner.js";
+import { BASE, KvRunner, PAGE, VOCAB, blocksOf, joined, layoutOf, manifestOf, written } from "./kv_runner.js";
 
 const PROMPT = Array.from({ length: 130 }, (_, index) => (7 * index + 3) % VOCAB);
 const FULL = 128;
