@@ -33,9 +33,9 @@ from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.server_fallback.engine.page_blocks import PageBlock
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.page_transfer import BlockChain, FrameReader, PageIdentity
-from nearfar.server_fallback.schema.frame import frame
 from nearfar.server_fallback.executors.upstream import make_upstream, reader_of
 from nearfar.server_fallback.processes.connection import Connection
+from nearfar.server_fallback.schema.frame import frame
 from nearfar.server_fallback.schema.pages import BlockFrame, EndFrame
 
 ROOT = Path(__file__).parents[2]
