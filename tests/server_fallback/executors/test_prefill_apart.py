@@ -220,7 +220,10 @@ REQUESTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+# Several answers are sampled, too.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name == "sampled")) for name in REQUESTS]
+)
 def test_every_kind_of_answer_is_that_of_one_server_alone(workers: Workers, name: str) -> None:
     before = workers.state
     expected = workers.run(answer_of(workers.alone, REQUESTS[name]))
@@ -279,7 +282,15 @@ def stall(part: bytes, sent: int) -> bytes:
     return b"" if sent > 60_000 else part
 
 
-@pytest.mark.parametrize(("fault", "reason"), [(flip, "damaged"), (lie, "damaged"), (cut, "broken"), (stall, "slow")])
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (flip, "damaged"),
+        pytest.param(lie, "damaged", marks=pytest.mark.exhaustive),
+        (cut, "broken"),
+        (stall, "slow"),
+    ],
+)
 def test_what_a_connection_damages_is_computed_here(
     workers: Workers, monkeypatch: pytest.MonkeyPatch, fault: Fault, reason: str
 ) -> None:
