@@ -149,7 +149,9 @@ def main() -> None:
             "rate": rate, "load": os.getloadavg()[0], "request_seconds": overhead, "transfer_seconds": transfer,
             "real": asdict(Figures.of(real)), "simulated": asdict(Figures.of(simulated)),
             # Prompt tokens, and the real and the simulated time to the first token.
-            "ttft": [[a.prompt_tokens, round(a.ttft, 4), round(b.ttft, 4)] for a, b in zip(real, simulated, strict=True)],
+            "ttft": [
+                [a.prompt_tokens, round(a.ttft, 4), round(b.ttft, 4)] for a, b in zip(real, simulated, strict=True)
+            ],
         }  # fmt: skip
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(found, indent=1) + "\n")

@@ -111,9 +111,7 @@ def splitwise_layout(workers: str) -> Layout:
     (prefill, device), (decode, decode_device) = parts
     # The slower side has the slower network.
     link = BESIDE_A100 if "A" in workers else BESIDE_H100
-    return Layout(
-        device, prefill=prefill, decode=decode, decode_device=decode_device, link=link, first_token="prefill"
-    )
+    return Layout(device, prefill=prefill, decode=decode, decode_device=decode_device, link=link, first_token="prefill")
 
 
 def slowdown_limits() -> list[Limit]:

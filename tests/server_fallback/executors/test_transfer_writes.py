@@ -103,7 +103,7 @@ def test_several_blocks_are_written_between_two_steps() -> None:
     engine = BusyEngine()
     wanted, has_room, steps = transferred(engine, asyncio.run(sent(BLOCKS, ends=True)))
     assert (has_room, wanted.done) == (True, len(TOKENS))
-    assert engine.written == [end for end in range(BLOCK_TOKENS, len(TOKENS) + 1, BLOCK_TOKENS)]
+    assert engine.written == list(range(BLOCK_TOKENS, len(TOKENS) + 1, BLOCK_TOKENS))
     assert steps == [WRITES_AT_ONCE, BLOCKS - WRITES_AT_ONCE]
 
 

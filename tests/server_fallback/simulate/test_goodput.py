@@ -13,7 +13,6 @@ from simulated_workers import COSTS, request
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.simulate import studies
 from nearfar.server_fallback.simulate.layout import Layout
-from nearfar.server_fallback.simulate.network import LinkSpeed
 from nearfar.server_fallback.simulate.request import SimulatedRequest
 from nearfar.server_fallback.simulate.run import Ran, run
 from nearfar.server_fallback.simulate.scenario import Scenario
