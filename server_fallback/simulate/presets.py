@@ -62,8 +62,8 @@ def splitwise(
     token_bytes: int,
     context: int,
 ) -> Device:
-    """A model in float16 on 8 GPUs. ``prompts``: milliseconds of a prompt by its tokens. ``tokens``: those of a
-    decoding step by its sequences, after 512 to 640 tokens each; ``long``: of one sequence after 8,192.
+    """A model in float16 on 8 GPUs. ``prompts``: milliseconds of a prompt by its tokens. ``tokens``: those of a step
+    that decodes, by its sequences, after 512 to 640 tokens each; ``long``: of one sequence after 8,192.
     """
     middle = 576
     read = max(0.0, (long - tokens[1]) / (8192 - middle))

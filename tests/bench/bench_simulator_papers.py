@@ -223,13 +223,14 @@ def report(found: dict[str, Any]) -> None:
         pairs = zip(each["simulated"], each["published"], strict=True)
         table.add_row(name, *(f"{said:.0f} / {published:.0f}" for said, published in pairs))
     console.print(table)
-    for title, clusters in found["splitwise"]["clusters"].items():
+    splitwise_found = found.get("splitwise", {"clusters": {}, "splits": {}})
+    for title, clusters in splitwise_found["clusters"].items():
         table = Table("cluster", "workers", "requests/s", "simulated", "published", title=f"Splitwise, {title}")
         for name, each in clusters.items():
             published = "-" if each["published"] is None else f"{each['published']:.2f}"
             table.add_row(name, each["workers"], f"{each['rate']:.1f}", f"{each['simulated']:.2f}", published)
         console.print(table)
-    for lengths, each in found["splitwise"]["splits"].items():
+    for lengths, each in splitwise_found["splits"].items():
         rates = ", ".join(f"{split} {rate:.1f}" for split, rate in each["rates"].items())
         console.print(f"{lengths}: published {each['published']}; requests/s: {rates}", highlight=False)
     if "mooncake" in found:
