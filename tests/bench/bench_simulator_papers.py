@@ -57,7 +57,7 @@ DISTSERVE_BOUNDS = Bounds(0.2, 0.1)
 # Table 6: the most that TTFT, TBT and the whole answer may be, in times of those of a request alone on A100s, for a
 # share of the requests.
 SLOWDOWNS = {0.5: (2.0, 1.25, 1.25), 0.9: (3.0, 1.5, 1.5), 0.99: (6.0, 5.0, 5.0)}
-SPLITWISE_REQUESTS = 600
+SPLITWISE_REQUESTS = 300
 # A fifth of the machines: the cluster, whole H100s or A100s, or the prefill and decode workers with their letters; and
 # how much more than the first one it delivers, as published.
 CLUSTERS: dict[str, tuple[tuple[str, str, float | None], ...]] = {

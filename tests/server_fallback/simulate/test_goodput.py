@@ -4,17 +4,15 @@ simulations of all of them find.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from simulated_workers import COSTS, request
 
 from nearfar.compiler.runtime.errors import RequestError
-from nearfar.server_fallback.simulate import studies
 from nearfar.server_fallback.simulate.layout import Layout
 from nearfar.server_fallback.simulate.request import SimulatedRequest
-from nearfar.server_fallback.simulate.run import Ran, run
+from nearfar.server_fallback.simulate.run import run
 from nearfar.server_fallback.simulate.scenario import Scenario
 from nearfar.server_fallback.simulate.studies import PRECISION, GoodputSearch, exponent_of, splits
 from nearfar.server_fallback.simulate.summary import Bounds, Limit, Verdict, most_misses, share_in_time
@@ -67,30 +65,17 @@ def test_bounds_that_never_or_always_hold() -> None:
         GoodputSearch(layout, SCENARIO.workload, Bounds(100.0, 100.0).limits, 1).find(1.0)
 
 
-def test_the_best_split_is_that_of_a_search_of_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulated: list[Layout] = []
-
-    def counted(layout: Layout, arrivals: Sequence[SimulatedRequest], **others: object) -> Ran:
-        simulated.append(layout)
-        return run(layout, arrivals, **others)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(studies, "run", counted)
-    found = list(splits(SCENARIO, Path(), lambda _: None))
-    quick = len(simulated)
-    for split in found:
-        gpus = split.gpus
-        layouts = [SCENARIO.layout(Path(), prefill=count, decode=gpus - count) for count in range(1, gpus)]
-        rates = {
-            (layout.prefill, layout.decode): GoodputSearch(
-                layout, SCENARIO.workload, BOUNDS.limits, SCENARIO.seed
-            ).find(float(gpus)).rate
-            for layout in layouts
-        }  # fmt: skip
-        best = None if split.apart is None else split.apart.rate
-        assert best == max(rates.values(), default=None)
-        if split.apart is not None:
-            assert rates[split.apart.layout.prefill, split.apart.layout.decode] == best
-    assert quick <= 40
+def test_the_best_split_is_that_of_a_search_of_all_of_them() -> None:
+    for split in splits(SCENARIO, Path(), lambda _: None):
+        rates = {}
+        for prefill in range(1, split.gpus):
+            layout = SCENARIO.layout(Path(), prefill=prefill, decode=split.gpus - prefill)
+            search = GoodputSearch(layout, SCENARIO.workload, BOUNDS.limits, SCENARIO.seed)
+            rates[prefill] = search.find(float(split.gpus)).rate
+        if split.apart is None:
+            assert not rates
+        else:
+            assert rates[split.apart.layout.prefill] == split.apart.rate == max(rates.values())
 
 
 def answered(number: int, first: float) -> SimulatedRequest:
@@ -99,19 +84,23 @@ def answered(number: int, first: float) -> SimulatedRequest:
     return made
 
 
-@pytest.mark.parametrize("late", [{0, 1}, {0, 1, 2}, {7, 8, 9}, set(), {3, 9}])
-def test_a_verdict_is_that_of_all_requests(late: set[int]) -> None:
-    """Eight of ten must be in time, and half of them in half the time."""
+@pytest.mark.parametrize(
+    ("late", "holds_all", "certain"),
+    [({0, 1}, True, 9), ({0, 1, 2}, False, 2), ({7, 8, 9}, False, 9), (set(), True, 7), ({3, 9}, False, 9)],
+)
+def test_a_verdict_is_that_of_all_requests_as_soon_as_it_is_certain(
+    late: set[int], holds_all: bool, certain: int
+) -> None:
+    """Eight of ten must be in time, and four of them in half the time."""
     limits = [
         Limit(lambda each: each.first_token_seconds <= 1.0, 0.8),
-        Limit(lambda each: each.first_token_seconds <= 0.5, 0.5),
+        Limit(lambda each: each.first_token_seconds <= 0.5, 0.4),
     ]
     requests = [answered(number, 2.0 if number in late else 0.4 if number % 2 else 0.9) for number in range(10)]
     verdict = Verdict(limits, len(requests))
-    certain = next(index for index, each in enumerate(requests) if verdict.answered(each))
-    expected = all(sum(map(limit.holds, requests)) >= limit.share * len(requests) for limit in limits)
-    assert verdict.holds == expected
-    assert certain < 9 or late & {8, 9}, "it is certain before the end"
+    assert next(index for index, each in enumerate(requests) if verdict.answered(each)) == certain
+    assert verdict.holds == holds_all
+    assert holds_all == all(sum(map(limit.holds, requests)) >= limit.share * len(requests) for limit in limits)
 
 
 def test_how_many_requests_may_miss_a_limit() -> None:
