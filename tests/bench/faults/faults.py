@@ -44,7 +44,8 @@ class Fault:
 # Codes of errors, or for Ollama's API parts of messages. A fault that is not here explains none.
 EXPLAINED: Mapping[str, Sequence[str]] = {
     "front end killed": (BROKEN,),
-    "engine killed": ("unavailable", "device_error"),
+    # An event of /v1/responses has one of OpenAI's codes.
+    "engine killed": ("unavailable", "device_error", "server_error"),
     "worker killed": ("chat_template", "chat template", "grammar"),
     "keys changed": ("invalid_api_key", "does not know this API key"),
     "certificate changed": (),
