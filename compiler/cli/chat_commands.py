@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..measure.report import quantization_of
 from ..nearest import did_you_mean
 from ..publish.licenses import license_of, stated
 from ..runtime.errors import NearfarError, RequestError, reason_of
@@ -161,7 +162,7 @@ def set_value(chat: Chat, argument: str) -> None:
         chat.reader.remembers = kind == "history"
         chat.note("lines are remembered" if chat.reader.remembers else "lines are not remembered from now on")
     else:
-        unknown = f"unknown setting {kind!r}{did_you_mean(kind, list(KINDS['/set']))}; " if kind else ""
+        unknown = f"unknown setting {kind!r}{did_you_mean(kind, list(KINDS['/set'])) or ';'} " if kind else ""
         raise RequestError(f"{unknown}/set {' | '.join(COMMANDS['/set'].kinds)}")
 
 
@@ -186,7 +187,7 @@ def set_parameter(chat: Chat, argument: str) -> None:
 
 def show(chat: Chat, argument: str) -> None:
     if argument not in SHOWN:
-        unknown = f"unknown kind {argument!r}{did_you_mean(argument, list(SHOWN))}; " if argument else ""
+        unknown = f"unknown kind {argument!r}{did_you_mean(argument, list(SHOWN)) or ';'} " if argument else ""
         raise RequestError(f"{unknown}/show {' | '.join(SHOWN)}")
     SHOWN[argument](chat)
 
@@ -197,7 +198,7 @@ def show_info(chat: Chat) -> None:
     rows = {
         "model": manifest.model,
         "architecture": manifest.spec.model_type,
-        "weights": f"{manifest.quantization}, for {manifest.target}",
+        "weights": f"{quantization_of(manifest)}, for {manifest.target}",
         "runs on": conversation.device,
         "context": f"{conversation.context:,} tokens, of which {conversation.cached_tokens:,} are used",
         "reads": ", ".join(abilities),

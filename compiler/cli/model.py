@@ -17,11 +17,15 @@ from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import MANIFEST_FILE
 from ..bundle.signature import TrustedKey
 from ..demo import DEMOS
+from ..formats.hub import hub_model
+from ..nearest import did_you_mean, did_you_mean_folder
 from ..pipeline.target import check_machine, open_runner
 from ..runtime.errors import DeviceError, RequestError
 from ..runtime.runner import Limits, Runner
 from ..store.model import StoredModel
+from ..store.names import StoreName, UnknownModel
 from ..store.opening import exists
+from ..store.sources import GGUF
 from ..store.store import Store
 from .phases import phases, progress_bars
 
@@ -41,12 +45,14 @@ def bundle_of(model: Path, ignore_keys: Sequence[str] = (), *, quiet: bool) -> t
     """The path of the model's bundle, and whether it was compiled here. ``quiet`` hides the progress of a compile.
     ``ignore_keys``: see `formats.load`.
 
-    A folder with a manifest is returned as it is, and so is a path that does not exist; opening it reports the error. A
-    checkpoint's folder, a demo model (DEMOS) and a stored model are compiled for this machine unless the store has
-    their bundle. Raises what compiling raises.
+    A folder with a manifest is returned as it is, and so is a path to nothing; opening it reports the error. A
+    checkpoint's folder, a GGUF file, a demo model (DEMOS) and a stored model are compiled for this machine unless the
+    store has their bundle. Raises what compiling raises, and UnknownModel for a name that nothing has.
     """
     store, stored = Store.of_user(), stored_of(model)
     checkpoint = checkpoint_of(model) if stored is None else store.path(stored)
+    if checkpoint is None and stored is None:
+        require_known(str(model), store)
     if checkpoint is None or (stored is not None and stored.is_bundle):
         refuse_ignore_key(ignore_keys, model)
         return checkpoint or model, False
@@ -58,6 +64,20 @@ def bundle_of(model: Path, ignore_keys: Sequence[str] = (), *, quiet: bool) -> t
         text = f"compiled {model} into the cache: {bundle}"
         Console(stderr=True, soft_wrap=True).print(escape(text), style="dim", highlight=False)
     return bundle, True
+
+
+def require_known(model: str, store: Store) -> None:
+    """Raises UnknownModel for a text that may be the name of a model, and is neither a path nor a stored model."""
+    if exists(model) or model.startswith((".", "/", "~")) or StoreName.parse_or_none(model) is None:
+        return
+    names = [*DEMOS, *(each.name for each in store.models())]
+    known = did_you_mean(model, names) or did_you_mean_folder(Path(model))
+    raise UnknownModel(
+        f"{model}: there is no such file or folder, and the store has no model of this name{known or ';'} nearfar list "
+        f"shows its models, and nearfar pull {'OWNER/NAME' if hub_model(model) is None else model} gets one from the "
+        "Hugging Face Hub",
+        param="model",
+    )
 
 
 def stored_of(model: Path) -> StoredModel | None:
@@ -93,11 +113,13 @@ def bundle_from(
 
 
 def checkpoint_of(model: Path) -> Path | None:
-    """The checkpoint that a path or a demo model's name stands for; None for everything else, such as a bundle."""
+    """The folder or GGUF file that a path or a demo model's name stands for; None for everything else, such as a
+    bundle.
+    """
     try:
         if (model / MANIFEST_FILE).is_file():
             return None
-        if (model / "config.json").is_file():
+        if (model / "config.json").is_file() or (model.suffix.lower() == GGUF and model.is_file()):
             return model
     except (OSError, ValueError):
         return None

@@ -135,12 +135,18 @@ def progress_bars(*, quiet: bool = False, transient: bool = False) -> Iterator[P
 def phases(bars: Progress) -> Callable[[str, int, int], None]:
     """A progress callback for the compiler, which shows one bar per phase."""
     tasks: dict[str, TaskID] = {}
+    # Phases of unknown length, which the next phase ends.
+    endless: set[str] = set()
 
     def progress(phase: str, done: int, total: int) -> None:
+        for ended in endless - {phase}:
+            bars.update(tasks[ended], completed=1, total=1)
+            endless.remove(ended)
         if phase not in tasks:
             bars.start()
             tasks[phase] = bars.add_task(PHASES[phase], total=total or None)
         bars.update(tasks[phase], completed=done, total=total or None)
+        (endless.discard if total else endless.add)(phase)
 
     return progress
 

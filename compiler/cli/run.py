@@ -14,6 +14,7 @@ from ..bundle.manifest import GENERATE, Description, Manifest
 from ..bundle.signature import read_trusted_keys
 from ..formats.peft import read_adapter
 from ..ir.sampling import DEFAULTS
+from ..measure.report import quantization_of
 from ..runtime.errors import RequestError
 from ..runtime.images.decode import Bytes, decode_image
 from ..runtime.images.decode_video import open_video
@@ -163,7 +164,7 @@ def write_adapter(runner: Runner, folder: Path | None) -> int:
 
 def weights_of(bundle: Bundle | ExportBundle) -> str:
     manifest = bundle.manifest
-    return f"{manifest.model} in {manifest.quantization}, {manifest.context:,} tokens of context"
+    return f"{manifest.model} in {quantization_of(manifest)}, {manifest.context:,} tokens of context"
 
 
 def refuse_sound(manifest: Description) -> None:

@@ -16,6 +16,7 @@ from ..bundle.folder import Bundle, ExportBundle
 from ..bundle.manifest import HEARING, VISION, Description, ExportManifest, Manifest
 from ..ir.expr import evaluate
 from ..ir.pages import DRAFT_PAGES, KEPT, KEPT_PAGES, PAGE_DIMS, SOURCE_PAGES
+from ..names import QUANTIZATIONS
 from ..runtime.errors import RequestError
 from ..runtime.generate import PREFILL_CHUNK
 from ..runtime.limits import patch_dims
@@ -260,6 +261,13 @@ def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:
         counts["parameters"] += math.prod(weight.shape)
         counts["bytes"] += sum(plane.size for plane in weight.planes)
     return dict(sorted(formats.items()))
+
+
+def quantization_of(manifest: Description) -> str:
+    """For people: the manifest's, unless the checkpoint was quantized before."""
+    if isinstance(manifest, ExportManifest) or weight_formats(manifest).keys() - {"f32"} <= set(QUANTIZATIONS):
+        return manifest.quantization
+    return "the checkpoint's quantization"
 
 
 def weight_bytes_per_token(manifest: Manifest) -> int:

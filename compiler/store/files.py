@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,21 +52,37 @@ class FileStore:
             if sha256_of(self.folder / files.folder / name) != entry.sha256:
                 raise damaged(self.folder / files.folder / name, "has other bytes than the record says")
 
-    def copy(self, sources: Mapping[str, Path], name: str, *, file: str | None = None, move: bool = False) -> Files:
+    def copy(
+        self,
+        sources: Mapping[str, Path],
+        name: str,
+        *,
+        file: str | None = None,
+        move: bool = False,
+        progress: Callable[[int, int], None] = lambda *_: None,
+    ) -> Files:
         """Store files under their names in a folder of this ``name``, both plain. ``move``: they are the store's own
-        downloads. Raises CheckpointError for another name of a file, and OutputError.
+        downloads. ``progress`` is called with the bytes that are copied and all bytes. Raises CheckpointError for
+        another name of a file, and OutputError.
         """
         for each in sources:
             if not is_plain_name(each):
                 raise CheckpointError(
                     f"{sources[each]}: a stored file's name consists of letters, digits, '_', '-' and '.'; rename it"
                 )
+        done, total = 0, sum(source.stat().st_size for source in sources.values() if source.is_file())
+
+        def copied(size: int) -> None:
+            nonlocal done
+            done += size
+            progress(done, max(done, total))
+
         with self._incoming() as incoming:
             found: dict[str, StoredFile] = {}
             for each, source in sources.items():
                 target = incoming / each
                 target.parent.mkdir(parents=True, exist_ok=True)
-                digest = sha256_of(source) if move else _copied(source, target)
+                digest = sha256_of(source) if move else _copied(source, target, copied)
                 if move:
                     source.replace(target)
                 found[each] = StoredFile(sha256=digest, size=target.stat().st_size)
@@ -142,8 +158,8 @@ def _digest_of(found: Mapping[str, StoredFile]) -> str:
     return hashlib.sha256(listed.encode()).hexdigest()[:DIGEST_DIGITS]
 
 
-def _copied(source: Path, target: Path) -> str:
-    """Copy a file. Returns the SHA-256 of the bytes that were copied."""
+def _copied(source: Path, target: Path, copied: Callable[[int], None]) -> str:
+    """Copy a file. Returns the SHA-256 of the bytes that were copied. ``copied`` receives the size of each part."""
     digest = hashlib.sha256()
     try:
         reading = source.open("rb")
@@ -153,6 +169,7 @@ def _copied(source: Path, target: Path) -> str:
         while data := reading.read(CHUNK_BYTES):
             digest.update(data)
             writing.write(data)
+            copied(len(data))
         writing.flush()
         os.fsync(writing.fileno())
     return digest.hexdigest()

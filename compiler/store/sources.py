@@ -30,7 +30,7 @@ from .names import MAX_NAME, StoreName
 
 # Called with what is done, the finished units and all units, 0 if unknown.
 Progress = Callable[[str, int, int], None]
-DOWNLOAD, COPY = "download", "copy"
+DOWNLOAD, COPY, READ = "download", "copy", "read"
 # Names of the hub as its pages and Ollama write them.
 _HUB_HOST = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<model>[^/]+/[^/?#]+)/?")
 _MARK = re.compile(r"sha256=([0-9a-f]{64})")
@@ -99,20 +99,21 @@ def acquire_bundle(
 
 
 def _copy(path: Path, files: FileStore, progress: Progress, trust: Sequence[TrustedKey]) -> Files:
-    progress(COPY, 0, 0)
+    shown = partial(progress, COPY)
+    shown(0, 0)
     if path.is_file():
         if path.suffix.lower() != GGUF:
             raise CheckpointError(
                 f"{path}: is a file, but not a GGUF file; pass the folder of the model", model=str(path)
             )
         parts = parts_of(path)
-        return files.copy({each.name: each for each in parts}, plain_name(path.stem), file=path.name)
+        return files.copy({each.name: each for each in parts}, plain_name(path.stem), file=path.name, progress=shown)
     if (path / MANIFEST_FILE).is_file():
         bundle = open_any(path, trust)
         bundle.verify()
         names = [name for name, _ in bundle.hashes()]
         names += [MANIFEST_FILE, *([SIGNATURE_FILE] if (path / SIGNATURE_FILE).is_file() else [])]
-        return files.copy({name: path / name for name in names}, plain_name(path.name))
+        return files.copy({name: path / name for name in names}, plain_name(path.name), progress=shown)
     names = wanted_files([each.relative_to(path).as_posix() for each in path.rglob("*") if each.is_file()])
     if not any(Path(name).name == name and name.endswith(".json") for name in names):
         ggufs = [each for each in path.glob("*") if each.suffix.lower() == GGUF]
@@ -122,7 +123,7 @@ def _copy(path: Path, files: FileStore, progress: Progress, trust: Sequence[Trus
             f"{path}: has neither config.json nor exactly one GGUF file; pass the folder or the file of a model",
             model=str(path),
         )
-    return files.copy({name: path / name for name in names}, plain_name(path.name))
+    return files.copy({name: path / name for name in names}, plain_name(path.name), progress=shown)
 
 
 def _of_hub(repository: HubModel, progress: Progress, quantization: str | None) -> Acquired:

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from time import time
@@ -34,7 +35,7 @@ from .go_template import chat_template
 from .model import Changes, Demo, Files, HubFiles, Source, StoredModel, now, read_record, written_record
 from .names import StoreName, UnknownModel
 from .place import VARIABLE, cache_folder
-from .sources import COPY, GGUF, Acquired, Progress, acquire, acquire_bundle, plain_name
+from .sources import COPY, GGUF, READ, Acquired, Progress, acquire, acquire_bundle, plain_name
 
 # A download that was broken off is continued, and an upload is used, within this time.
 STALE_SECONDS = 7 * 24 * 3600.0
@@ -82,7 +83,7 @@ class Store:
         if model is None:
             names = [each.name for each in self.models()]
             raise UnknownModel(
-                f"{name}: the store has no such model{did_you_mean(name, names)}; nearfar list shows those that "
+                f"{name}: the store has no such model{did_you_mean(name, names) or ';'} nearfar list shows those that "
                 "it has, and nearfar pull downloads others",
                 param="model",
             )
@@ -137,6 +138,7 @@ class Store:
         wanted = None if name is None else StoreName.parse(name)
         with self._adding():
             acquired = acquire(model, self.files, progress, trust, local=local)
+            progress(READ, 0, 0)
             return self._put(self._record_of(acquired, wanted, ignore_keys))
 
     def pull_bundle(
@@ -176,7 +178,9 @@ class Store:
         check_template(changes.template)
         progress(COPY, 0, 0)
         with self._adding():
-            source = self.files.copy(files, plain_name(wanted.model), file=ggufs[0] if ggufs else None)
+            file = ggufs[0] if ggufs else None
+            source = self.files.copy(files, plain_name(wanted.model), file=file, progress=partial(progress, COPY))
+            progress(READ, 0, 0)
             return self._derived(wanted, self._record_of(Acquired(wanted, source)), changes, parent=None)
 
     def copy(self, name: str, to: str) -> StoredModel:

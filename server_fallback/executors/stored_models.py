@@ -155,7 +155,7 @@ class StoredModels:
         if stored is None:
             names = [each.name for each in self.store.models()]
             raise UnknownModel(
-                f"the model {name[:100]!r} is not in the store{did_you_mean(name, names)}; available: "
+                f"the model {name[:100]!r} is not in the store{did_you_mean(name, names) or ';'} available: "
                 f"{', '.join(names) or 'none'}; nearfar pull downloads others",
                 param="model",
             )

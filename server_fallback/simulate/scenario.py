@@ -233,7 +233,7 @@ def preset(name: str) -> Device:
     """Raises RequestError, which proposes the nearest name."""
     if name not in DEVICES:
         raise RequestError(
-            f"device.preset: unknown '{name}'{did_you_mean(name, DEVICES)}; there are {', '.join(DEVICES)}"
+            f"device.preset: unknown '{name}'{did_you_mean(name, DEVICES) or ';'} there are {', '.join(DEVICES)}"
         )
     return DEVICES[name]
 

@@ -199,6 +199,7 @@ def check_blocks(events: Sequence[Any]) -> None:
     assert open_index == -1
 
 
+@pytest.mark.exhaustive
 def test_chats_have_the_same_turns(address: str) -> None:
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         for messages, step in chat_turns(FAILED):
