@@ -86,6 +86,19 @@ def test_each_phase_ends_when_the_next_begins() -> None:
     )
 
 
+def test_a_phase_of_unknown_length_ends_with_the_next() -> None:
+    with phases.progress_bars() as bars:
+        progress = phases.phases(bars)
+        progress("copy", 0, 0)
+        assert not bars.tasks[0].finished
+        progress("copy", 5, 10)
+        progress("read", 0, 0)
+        progress("graph", 1, 2)
+        assert [(task.description, task.finished) for task in bars.tasks] == [
+            ("copying", False), ("reading model", True), ("building graph", False),
+        ]  # fmt: skip
+
+
 def test_bars_with_the_longest_name_of_a_phase_fit_into_80_columns() -> None:
     assert len("running reference") == phases.NAME_WIDTH
 

@@ -36,6 +36,23 @@ def text_of(capsys: pytest.CaptureFixture[str]) -> object:
 
 
 @pytest.mark.usefixtures("cache")
+def test_a_name_that_nothing_has_is_refused_with_the_ways_to_get_a_model(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("qwen3-web").mkdir()
+    for name, advice in {
+        "demmo": "did you mean 'demo'? nearfar list",
+        "qwen3-wbe": "did you mean 'qwen3-web'? nearfar list",
+        "Qwen/Qwen3-0.6B": "name; nearfar list shows its models, and nearfar pull Qwen/Qwen3-0.6B gets one",
+    }.items():
+        assert main(["run", name, "hi"]) == 2
+        said = capsys.readouterr().err
+        assert f"{name}: there is no such file or folder, and the store has no model of this name" in said
+        assert advice in said
+
+
+@pytest.mark.usefixtures("cache")
 def test_the_demo_model_runs_from_the_cache(light_demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cached = bundle_path(CHECKPOINT, default_options())
     shutil.copytree(light_demo, cached)
@@ -43,12 +60,17 @@ def test_the_demo_model_runs_from_the_cache(light_demo: Path, capsys: pytest.Cap
     assert text_of(capsys) == "27 + 58 = 85"
 
 
+@pytest.mark.parametrize("name", ["model", "model.GGUF"])
 @pytest.mark.usefixtures("cache")
 def test_a_checkpoint_is_compiled_for_this_machine(
-    light_demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str, light_demo: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(CHECKPOINT, folder)
+    folder = tmp_path / name
+    if folder.suffix:
+        # The compiler, which would read it, is not what is tested here.
+        folder.write_bytes(b"GGUF")
+    else:
+        shutil.copytree(CHECKPOINT, folder)
     cached = bundle_path(folder, default_options())
 
     async def compiled(model: str, options: CompileOptions, progress: Progress) -> Path:

@@ -54,7 +54,10 @@ def files_of(folder: Path) -> list[str]:
 
 
 def test_a_folder_is_stored_by_its_content_and_read_like_the_original(store: Store) -> None:
-    model = store.pull(str(CHECKPOINT), "Own/Demo:q8f16")
+    progress = list[tuple[str, int, int]]()
+    model = store.pull(str(CHECKPOINT), "Own/Demo:q8f16", lambda *each: progress.append(each))
+    assert (progress[0], progress[-1]) == (("copy", 0, 0), ("read", 0, 0))
+    assert progress[-2] == ("copy", model.size_bytes, model.size_bytes)
     assert (model.name, model.quantization) == ("Own/Demo:q8f16", None)
     path = store.path(model)
     assert path.name == CHECKPOINT.name

@@ -89,17 +89,21 @@ def test_another_gguf_file_of_the_same_name_has_another_bundle(tmp_path: Path) -
 
 @pytest.mark.usefixtures("cache")
 def test_a_cached_bundle_is_found_without_another_process(
-    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoints: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    path = bundle_path(tiny_checkpoints["qwen3"], OPTIONS)
-    path.mkdir(parents=True)
-    (path / "manifest.json").touch()
+    file = tmp_path / "model.gguf"
+    file.touch()
+    models = [tiny_checkpoints["qwen3"], file]
+    paths = [bundle_path(model, OPTIONS) for model in models]
+    for path in paths:
+        path.mkdir(parents=True)
+        (path / "manifest.json").touch()
 
     def none(*_: object, **__: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr(subprocess, "Popen", none)
-    assert asyncio.run(compiled(str(tiny_checkpoints["qwen3"]), OPTIONS)) == path
+    assert [asyncio.run(compiled(str(model), OPTIONS)) for model in models] == paths
 
 
 @pytest.mark.usefixtures("cache")

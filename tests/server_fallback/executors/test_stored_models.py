@@ -98,7 +98,7 @@ def test_a_model_is_loaded_once_by_its_first_requests(store: Store) -> None:
         assert opener.opened == ["base"]
         assert next((card.id, card.root) for card in models.cards()) == ("base", "base")
         assert await models.executor("BASE:latest") is opener.executors[0]
-        with pytest.raises(UnknownModel, match=r"'chief' is not in the store; did you mean 'chef'\?; available: wider"):
+        with pytest.raises(UnknownModel, match=r"'chief' is not in the store; did you mean 'chef'\? available: wider"):
             async with models.using("chief"):
                 pass
 
