@@ -54,11 +54,17 @@ def rows(model: StoredModel, path: Path, bundles: list[Path]) -> list[tuple[str,
         ("adapter", "" if model.adapter is None else megabytes(model.adapter.size_bytes)),
         ("system", model.system or ""),
         ("template", model.template or ""),
-        ("requests inherit", "\n".join(f"{name} {value}" for name, value in model.parameters.given().items())),
+        ("requests inherit", "\n".join(f"{name} {value}" for name, value in inherited(model))),
         ("messages", "\n".join(f"{each.role}: {each.content}" for each in model.messages)),
         ("license", "\n".join(model.license) or model.details.license or ""),
     ]
     return [(name, text) for name, text in found if text]
+
+
+def inherited(model: StoredModel) -> list[tuple[str, str]]:
+    """Names and values of parameters; one with several values is listed with each."""
+    given = model.parameters.given().items()
+    return [(name, str(each)) for name, value in given for each in (value if isinstance(value, list) else [value])]
 
 
 def count_text(number: int | None) -> str:
