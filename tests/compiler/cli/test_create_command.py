@@ -33,11 +33,15 @@ def test_a_created_model_is_run_by_its_name(
 ) -> None:
     file = tmp_path / "Modelfile"
     file.write_text(
-        f"FROM {light_demo}\nSYSTEM be brief\nPARAMETER stop never\nPARAMETER num_predict 12\n"
+        f"FROM {light_demo}\nSYSTEM be brief\nPARAMETER stop never\nPARAMETER stop ,\nPARAMETER num_predict 12\n"
         f"MESSAGE user what is 1 + 1?\nMESSAGE assistant 1 + 1 = 2\n{TEMPLATE}\n"
     )
     assert main(["create", "calc", "-f", str(file)]) == 0
     assert "created calc" in capsys.readouterr().out
+    assert main(["show", "calc"]) == 0
+    shown = capsys.readouterr().out
+    assert "stop never" in shown
+    assert "stop ," in shown
     found = run(capsys, "calc", PROMPT)
     assert found["text"] == "27 + 58 = 85"
     # The prompt that the base's own template writes for the same messages.
