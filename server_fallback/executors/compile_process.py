@@ -52,7 +52,7 @@ class Compiling:
 
 
 async def compiled(model: str, options: CompileOptions, progress: Progress = lambda *_: None) -> Path:
-    """The bundle of a checkpoint's folder or a hub's model, from the cache or compiled into it now.
+    """The bundle of a checkpoint's folder, a GGUF file or a hub's model, from the cache or compiled into it now.
 
     Several processes that need the same bundle wait for the first one. A cancelled compile leaves nothing behind.
     Raises the errors of `compile_any`.
