@@ -280,4 +280,6 @@ def _most(per_minute: float) -> float:
 
 
 def _too_many(what: str, code: str, seconds: float) -> ApiError:
-    return ApiError(429, f"{what}; try again later", code, kind="rate_limit_error", headers=retry_after(seconds))
+    headers = retry_after(seconds)
+    message = f"{what}; try again in {headers['Retry-After']} s"
+    return ApiError(429, message, code, kind="rate_limit_error", headers=headers)
