@@ -265,7 +265,7 @@ def weight_formats(manifest: Manifest) -> dict[str, dict[str, int]]:
 
 def quantization_of(manifest: Description) -> str:
     """For people: the manifest's, unless the checkpoint was quantized before."""
-    if isinstance(manifest, ExportManifest) or weight_formats(manifest).keys() - {"f32"} <= set(QUANTIZATIONS):
+    if not isinstance(manifest, Manifest) or weight_formats(manifest).keys() - {"f32"} <= set(QUANTIZATIONS):
         return manifest.quantization
     return "the checkpoint's quantization"
 

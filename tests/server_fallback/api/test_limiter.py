@@ -169,6 +169,7 @@ def test_tokens_are_counted_when_they_are_known_and_the_next_request_waits() -> 
     assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
     # 30 tokens more than there were, and one to begin with.
     assert refused.value.headers["Retry-After"] == "31"
+    assert "; try again in 31 s" in str(refused.value)
     now[0] = 30.9
     assert not admitted(limiter, key)
     now[0] = 31.0
