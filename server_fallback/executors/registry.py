@@ -16,6 +16,7 @@ from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
+from ..garbage import free_memory
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from .executor import (
     Executor,
@@ -397,6 +398,7 @@ async def _close(entry: ModelEntry, executor: Executor) -> None:
         await executor.close()
     finally:
         entry.release()
+        await asyncio.to_thread(free_memory)
 
 
 def default_name(model: str) -> str:

@@ -256,6 +256,9 @@ class StoredModels:
         """Unload the idle model whose last use is oldest, or wait for a model to become idle or to leave. False if none
         does in time.
         """
+        if self._freed.is_set():
+            # A model has left, or become idle, while this one was refused.
+            return True
         idle = [each for each in self._loaded.values() if each.users == 0]
         if idle:
             await asyncio.shield(self._unload(min(idle, key=lambda each: each.last_used), "memory"))

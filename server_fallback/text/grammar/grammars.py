@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
+from ...garbage import free_memory
 from ..vocabulary import Vocabulary
 from .bounded import Bound, BoundedConstraint
 from .constraint import GrammarConstraint
@@ -178,7 +179,6 @@ class _Tables:
         self._shortener = Shortener(self.setup.tokens)
 
     def grammar(self, source: GrammarSource, reply: Compiled) -> _Grammar:
-        from .free_memory import free_memory
         from .xgrammar_binding import CompiledGrammar
 
         shortest = None if reply.first is None else self._shortener.needed(reply.first)

@@ -16,11 +16,11 @@ import numpy as np
 
 from nearfar.compiler.runtime.errors import RequestError
 
+from ...garbage import free_memory
 from ...processes.worker_loop import Send, serve
 from .bounded import Bound, BoundedConstraint
 from .completion import Ending, find_completion
 from .constraint import GrammarConstraint
-from .free_memory import free_memory
 from .matcher import Matcher, SearchTooLong, allowed_ids
 from .messages import READY, UNKNOWN_VOCABULARY, Compiled, Job, Setup
 from .rules import Rules, compile_source

@@ -121,7 +121,8 @@ class Faults:
 
     async def _kill_engine(self, server: Server, rng: random.Random) -> None:
         now = time.monotonic()
-        self._engine_kills = [each for each in self._engine_kills if now - each < KILL_MEMORY_SECONDS]
+        if self._engine_kills and now - self._engine_kills[-1] >= KILL_MEMORY_SECONDS:
+            self._engine_kills.clear()
         if len(self._engine_kills) >= MOST_ENGINE_KILLS:
             return
         self._engine_kills.append(now)
