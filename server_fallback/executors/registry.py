@@ -16,7 +16,7 @@ from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
-from ..garbage import free_memory
+from ..garbage import collect_now
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from .executor import (
     Executor,
@@ -398,7 +398,8 @@ async def _close(entry: ModelEntry, executor: Executor) -> None:
         await executor.close()
     finally:
         entry.release()
-        await asyncio.to_thread(free_memory)
+        # This coroutine and its caller hold the executor until they have ended.
+        asyncio.get_running_loop().call_soon(collect_now)
 
 
 def default_name(model: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -306,6 +308,27 @@ def test_a_model_sleeps_without_memory_and_wakes_with_its_adapters() -> None:
         assert registry.cards() == []
 
     run(test, budget=10_000_000, kind=AdapterExecutor)
+
+
+@pytest.mark.parametrize("leaves", ["unload", "sleep"])
+def test_the_memory_of_a_closed_model_is_free_at_once(leaves: str) -> None:
+    """Also if its executor refers to itself, as long as Python collects nothing of its own accord."""
+
+    async def test(registry: Registry, opener: FakeOpener) -> None:
+        await registry.load(LoadRequest(model="1"))
+        executor = opener.opened.pop()
+        executor.itself = executor  # type: ignore[attr-defined]
+        held = weakref.ref(executor)
+        del executor
+        gc.disable()
+        try:
+            await getattr(registry, leaves)("1")
+            await asyncio.sleep(0)
+            assert held() is None
+        finally:
+            gc.enable()
+
+    run(test)
 
 
 def test_a_model_that_loads_does_not_sleep() -> None:
