@@ -51,7 +51,8 @@ EXPLAINED: Mapping[str, Sequence[str]] = {
     "certificate changed": (),
     "options changed": (),
     "wrong file": (),
-    "asleep": ("model_asleep", "the model is asleep"),
+    # A chat may be rendered while its model falls asleep.
+    "asleep": ("model_asleep", "the model is asleep", "chat_template"),
     "models created and removed": (),
     "unloaded": (),
 }
