@@ -117,8 +117,9 @@ test("leaving a loop and aborting a signal end the generation in the worker", as
   expect(sources[0]?.running).toBe(0);
   const answer = engine.chat.completions.create({ messages }, { signal: AbortSignal.timeout(10) });
   await expect(answer).rejects.toMatchObject({ name: "TimeoutError" });
-  await pause(20);
-  expect(sources[0]?.running).toBe(0);
+  await waitFor(() => {
+    expect(sources[0]?.running).toBe(0);
+  });
   engine.destroy();
 });
 
@@ -132,8 +133,9 @@ test("pages that request the same bundle share its engine, and the last page tha
   expect(made.destroyed).toBe(0);
   expect((await second.completions.create({ prompt: "x" })).choices[0]?.text).toBe("x");
   second.destroy();
-  await pause();
-  expect(made.destroyed).toBe(1);
+  await waitFor(() => {
+    expect(made.destroyed).toBe(1);
+  });
   (await connectEngine(worker, BUNDLE)).destroy();
   expect(made.loads).toEqual([BUNDLE, BUNDLE]);
 });
@@ -153,15 +155,18 @@ test("a load ends when all callers that wait for it have aborted, and not before
     connectEngine(worker, BUNDLE, { signal: first.signal }),
     connectEngine(worker, BUNDLE, { signal: second.signal }),
   ];
-  await pause();
+  await waitFor(() => {
+    expect(signal).toBeDefined();
+  });
   first.abort();
   await expect(loads[0]).rejects.toMatchObject({ name: "AbortError" });
   await pause();
   expect(signal?.aborted).toBe(false);
   second.abort();
   await expect(loads[1]).rejects.toMatchObject({ name: "AbortError" });
-  await pause();
-  expect(signal?.aborted).toBe(true);
+  await waitFor(() => {
+    expect(signal?.aborted).toBe(true);
+  });
 });
 
 test("connecting from a page that is not a secure context fails with the reason", async () => {

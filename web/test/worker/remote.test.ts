@@ -4,6 +4,7 @@ import { Stream } from "../../src/api/stream.js";
 import { DeviceError, RequestError, WorkerError } from "../../src/errors.js";
 import { Remote } from "../../src/worker/remote.js";
 import { serve } from "../../src/worker/serve.js";
+import { waitFor } from "../wait_for.js";
 
 const pause = (ms = 0): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 
@@ -131,8 +132,9 @@ test("a signal aborts on both sides, with its own reason on this one", async () 
     const waiting = remote.call(["wait"], [{ signal: controller.signal }]);
     controller.abort(reason);
     await expect(waiting).rejects.toBe(reason);
-    await pause(5);
-    expect(received).toMatchObject({ message: "enough" });
+    await waitFor(() => {
+      expect(received).toMatchObject({ message: "enough" });
+    });
     await expect(remote.call(["wait"], [{ signal: controller.signal }])).rejects.toBe(reason);
   });
 });
@@ -179,8 +181,9 @@ test("a signal ends a stream with its reason", async () => {
       for await (const item of stream) if (item === 3) controller.abort(new Error("enough"));
     })();
     await expect(reading).rejects.toThrow("enough");
-    await pause(10);
-    expect(counter.returned).toBe(true);
+    await waitFor(() => {
+      expect(counter.returned).toBe(true);
+    });
   });
 });
 
