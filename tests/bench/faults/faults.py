@@ -51,8 +51,8 @@ EXPLAINED: Mapping[str, Sequence[str]] = {
     "certificate changed": (),
     "options changed": (),
     "wrong file": (),
-    # A chat may be rendered while its model falls asleep.
-    "asleep": ("model_asleep", "the model is asleep", "chat_template"),
+    # A request may be on its way while its model falls asleep.
+    "asleep": ("model_asleep", "the model is asleep", "chat_template", "unavailable", "being unloaded"),
     "models created and removed": (),
     "unloaded": (),
 }
