@@ -168,7 +168,7 @@ class _Writes:
         return await self.finish(WRITES_AT_ONCE - 1)
 
     async def finish(self, most_open: int = 0) -> bool:
-        """Wait until at most so many are being written. False if there is no room for one of the blocks."""
+        """Wait until at most ``most_open`` blocks are being written. False if there is no room for one of them."""
         while len(self._open) > most_open:
             end, task = self._open.popleft()
             if not await task:

@@ -142,8 +142,7 @@ class StoredModels:
 
     async def close(self, drain_seconds: float) -> None:
         for loaded in self._loaded.values():
-            if loaded.timer is not None:
-                loaded.timer.cancel()
+            self._stay(loaded)
         # The registry closes them. A request that ends later unloads nothing.
         self._loaded.clear()
         # A load that waits for memory sees that the registry is closed, and fails.
@@ -293,6 +292,7 @@ class StoredModels:
 
     @staticmethod
     def _stay(loaded: LoadedModel) -> None:
+        """Its time is over only when `_rest` starts it again."""
         if loaded.timer is not None:
             loaded.timer.cancel()
         loaded.expires = loaded.timer = None
@@ -308,8 +308,7 @@ class StoredModels:
     def _unload(self, loaded: LoadedModel, reason: str) -> asyncio.Task[None]:
         """No request finds it from now on. The task ends when it is closed, after the requests that use it."""
         del self._loaded[loaded.stored.engine_key]
-        if loaded.timer is not None:
-            loaded.timer.cancel()
+        self._stay(loaded)
 
         def closed(task: asyncio.Task[None]) -> None:
             if not task.cancelled():

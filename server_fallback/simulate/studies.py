@@ -113,7 +113,8 @@ class Split:
 
 def splits(scenario: Scenario, folder: Path, progress: Progress) -> Iterator[Split]:
     """For more and more GPUs. The best split of a number is searched from the proportion of the one before it, a worker
-    at a time, while it gets better. Of a split that is no better, one simulation shows it.
+    at a time, while it gets better. One simulation is enough to see that a split is no
+    better.
     """
     assert scenario.bounds is not None
     assert scenario.cluster.gpus is not None

@@ -249,8 +249,8 @@ class Meter {
 
   /**
    * The time of all layers, and of what follows them if all of them run, in ``share`` of the remaining time. With
-   * ``expected``, the ms of its first run: null if there is no time for it and it is not cheap. A first run that takes longer has compiled
-   * kernels, and is followed by another one.
+   * ``expected``, the ms of its first run: null if there is no time for it and it is not cheap. A first run that takes
+   * longer has compiled kernels, and is followed by another one.
    */
   layers(step: ReportTime["step"], batch: Batch, share: number): Promise<Measured>;
   layers(step: ReportTime["step"], batch: Batch, share: number, expected: number): Promise<Measured | null>;
