@@ -231,14 +231,12 @@ class Probe {
       last = now;
     };
     spent("read");
-    // On a CPU, kernels compile for long, and nobody waits for long answers.
-    const far = !onCpu;
     const {
       runner,
       device,
       activation: chosen,
       test,
-    } = await this.#open(manifest, small, file, source, adapter, far, spent);
+    } = await this.#open(manifest, small, file, source, adapter, onCpu, spent);
     try {
       const wanted = Math.max(0, plan.totalBytes - runner.info.totalBytes);
       const room = onCpu ? reserve(wanted) : await allocate(device, wanted);
@@ -248,7 +246,7 @@ class Probe {
       const weights = bytesOf(manifest);
       const until = Math.max(this.#start + limitMs, performance.now() + LEAST_SHARE * limitMs);
       const floorMs = room.copyBytesPerSecond === null ? 0 : (1000 * weights) / room.copyBytesPerSecond;
-      const measuring = { signal, until, floorMs, far, ends: layerEnds(manifest) };
+      const measuring = { signal, until, floorMs, onCpu, ends: layerEnds(manifest) };
       const memoryBudget = plan.totalBytes < needed ? plan.totalBytes : null;
       const fit = { activation: chosen, context: plan.context, memory_budget: memoryBudget };
       const measuredOf = (steps: Omit<MeasuredSteps, "times">, ms: number): DeviceReport["measured"] => ({
@@ -315,13 +313,13 @@ class Probe {
     file: ProbeFile,
     source: Source,
     adapter: GPUAdapter,
-    far: boolean,
+    onCpu: boolean,
     spent: (step: ReportTime["step"]) => void,
   ): Promise<OpenedProbe> {
     const { gpu } = this.options;
     const pages = Math.ceil(Math.min(LONG_CONTEXT, manifest.context) / manifest.page_size) + 1;
     try {
-      return await openProbe(manifest, small, file, source, { gpu, adapter, pages, far, signal: this.signal }, spent);
+      return await openProbe(manifest, small, file, source, { gpu, adapter, pages, onCpu, signal: this.signal }, spent);
     } catch (error) {
       if (!(error instanceof DeviceError)) throw error;
       const reason = error.details.step === "self-test" || "kernel" in error.details ? "wrong" : "memory";

@@ -9,7 +9,7 @@ import type { Runner } from "../runtime/runner.js";
 import { addText } from "../runtime/sequence_batch.js";
 import { CLOCK_MS, lastTokens } from "../tuning/batches.js";
 import type { Point, Span, StepTimes } from "./predict.js";
-import { atLeast, atMost, exactly, scale, spanOf } from "./predict.js";
+import { atLeast, atMost, exactly, scale, spanOf, sum } from "./predict.js";
 import type { ReportTime } from "./schema.js";
 
 /** The interface of a runner for these measurements. ``listen`` runs the first steps of the complete model. */
@@ -23,8 +23,11 @@ export interface MeasureOptions {
   readonly ends: readonly number[];
   /** The least ms of all layers of a token, for their weights; 0 if it is not known. */
   readonly floorMs: number;
-  /** Whether long contexts and large batches are measured too, for which other kernels must compile. */
-  readonly far: boolean;
+  /**
+   * Whether the host's processor is the device. Then neither long contexts nor large batches are measured, because kernels
+   * compile for long and nobody waits for such answers; and a token's way to the host takes time from the next step.
+   */
+  readonly onCpu: boolean;
   readonly now?: () => number;
 }
 
@@ -73,10 +76,10 @@ interface Measured {
   readonly layers: number;
 }
 
-/** The batches whose steps are measured. ``far``: see `MeasureOptions`. */
-export function batchesOf(limits: RunnerLimits, far: boolean): readonly Batch[] {
-  const { short, chunk, usual, other } = sizesOf(limits, far);
-  if (limits.splitsTexts === false) return textBatches(limits, far).map(({ batch }) => batch);
+/** The batches whose steps are measured. ``onCpu``: see `MeasureOptions`. */
+export function batchesOf(limits: RunnerLimits, onCpu: boolean): readonly Batch[] {
+  const { short, chunk, usual, other } = sizesOf(limits, onCpu);
+  if (limits.splitsTexts === false) return textBatches(limits, onCpu).map(({ batch }) => batch);
   return [
     tokensOf(limits, 1, usual, true),
     tokensOf(limits, short, short),
@@ -87,11 +90,11 @@ export function batchesOf(limits: RunnerLimits, far: boolean): readonly Batch[] 
 }
 
 /** ``other``: a second context, shorter or longer than the ``usual`` one. */
-function sizesOf({ context, tokens }: RunnerLimits, far: boolean) {
+function sizesOf({ context, tokens }: RunnerLimits, onCpu: boolean) {
   const usual = Math.min(CONTEXT, context);
   const chunk = Math.min(PREFILL_CHUNK, usual, tokens);
   const short = Math.min(SHORT, chunk);
-  return { usual, chunk, short, other: far && context > usual ? Math.min(LONG_CONTEXT, context) : short };
+  return { usual, chunk, short, other: !onCpu && context > usual ? Math.min(LONG_CONTEXT, context) : short };
 }
 
 /** No sequence runs, so that the first page of each group, and the first slot, are free. */
@@ -102,10 +105,10 @@ function tokensOf({ pageSize, groups }: RunnerLimits, tokens: number, context: n
 /** Batches of complete texts, by their tokens together, the fewest first. */
 function textBatches(
   { context, tokens, sequences }: RunnerLimits,
-  far: boolean,
+  onCpu: boolean,
 ): readonly { readonly at: number; readonly batch: Batch }[] {
   const found = new Map<number, Batch>();
-  for (const [texts, length] of TEXTS.slice(0, far ? 3 : 2)) {
+  for (const [texts, length] of TEXTS.slice(0, onCpu ? 2 : 3)) {
     const own = Math.min(length, context);
     const batch = emptyBatch();
     for (let text = 0; text < Math.min(texts, sequences, Math.floor(tokens / own)); text++)
@@ -118,7 +121,7 @@ function textBatches(
 /** Throws what the runner throws, and the signal's reason. For a model that generates text. */
 export async function measureSteps(runner: MeasuredRunner, options: MeasureOptions): Promise<MeasuredSteps> {
   const { limits } = runner;
-  const { usual, other, short, chunk } = sizesOf(limits, options.far);
+  const { usual, other, short, chunk } = sizesOf(limits, options.onCpu);
   const meter = new Meter(runner, options);
   const fewOf = ({ ms }: Span): number => (LEAST_LAYERS * ms) / options.ends.length;
   const one = tokensOf(limits, 1, usual, true);
@@ -165,8 +168,10 @@ export async function measureSteps(runner: MeasuredRunner, options: MeasureOptio
     if (far !== null) chunkPerContext = exactly(Math.max(0, far.span.ms - near.span.ms) / (most - chunk));
     exact &&= far !== null;
   }
+  const way = exactly(options.onCpu ? meter.roundTripMs : 0);
+  const tokens = points.map(({ at, span }) => ({ at, span: sum([span, way]) }));
   return {
-    times: { token: points, prompt, chunkPerContext, head: exactly(few), latency: meter.roundTripMs, exact },
+    times: { token: tokens, prompt, chunkPerContext, head: exactly(few), latency: meter.roundTripMs, exact },
     ...meter.result(await meter.sustained(one)),
   };
 }
@@ -178,10 +183,10 @@ export async function measureTexts(
 ): Promise<Omit<MeasuredSteps, "times"> & { readonly texts: readonly Point[]; readonly exact: boolean }> {
   const { limits } = runner;
   const meter = new Meter(runner, options);
-  const { usual } = sizesOf(limits, options.far);
+  const { usual } = sizesOf(limits, options.onCpu);
   const batches =
     limits.splitsTexts === false
-      ? textBatches(limits, options.far)
+      ? textBatches(limits, options.onCpu)
       : [...new Set([SHORT, 128].map((tokens) => Math.min(tokens, usual, limits.tokens)))].map((at) => ({
           at,
           batch: tokensOf(limits, at, at, true),

@@ -35,7 +35,7 @@ export interface OpenOptions {
   readonly adapter: GPUAdapter;
   readonly pages: number;
   /** See `MeasureOptions`. */
-  readonly far: boolean;
+  readonly onCpu: boolean;
   readonly signal: AbortSignal;
 }
 
@@ -50,7 +50,7 @@ export async function openProbe(
   small: Manifest,
   file: ProbeFile,
   source: Source,
-  { gpu, adapter, pages, far, signal }: OpenOptions,
+  { gpu, adapter, pages, onCpu, signal }: OpenOptions,
   spent: (step: ReportTime["step"]) => void,
 ): Promise<OpenedProbe> {
   const generates = planOf(small).outputs.logits !== undefined;
@@ -80,7 +80,7 @@ export async function openProbe(
     activation,
     known,
     { off: new Set(), front },
-    dims(batchesOf(limits, far)),
+    dims(batchesOf(limits, onCpu)),
     dims(testBatches(both, limits)),
   );
   const made = probeSource(source, file);

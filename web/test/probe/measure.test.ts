@@ -59,7 +59,7 @@ const options = (until: number) => ({
   until,
   ends: ENDS,
   floorMs: 0,
-  far: true,
+  onCpu: false,
 });
 
 beforeEach(() => {
@@ -111,6 +111,14 @@ test("with enough time, all layers run, and the prediction is exact", async () =
   expect(spent.map(({ step, runs }) => [step, runs > 0])).toContainEqual(["prompt", true]);
   const all = spent.reduce((sum, { ms }) => sum + ms, 0);
   expect(all).toBeCloseTo(performance.now(), 0);
+});
+
+test("on a driver for CPUs, a token takes its way to the host too, and long contexts are not measured", async () => {
+  const runner = new FakeRunner();
+  const { times } = await measureSteps(runner, { ...options(1e9), onCpu: true });
+  for (const context of [16, 256])
+    expect(tokenMs(times, context).ms).toBeCloseTo(EMBED_MS + LAYERS * layerMs(1, context) + HEAD_MS + EMPTY_MS);
+  expect(times.token.map(({ at }) => at)).toEqual([16, 256]);
 });
 
 test("with less time, fewer layers run, and the prediction is that of all", async () => {
