@@ -53,7 +53,7 @@ COMPILED: dict[str, Path] = {}
 SIZES: dict[str, dict[str, Any]] = {
     "demo": {"prompts": [16, 64, 256], "contexts": [16, 256], "tokens": 96, "runs": 2},
     "demo-encoder": {"prompts": [16], "contexts": [16], "tokens": 1, "runs": 3},
-    "SmolLM2-135M": {"prompts": [16, 64], "contexts": [16], "tokens": 6, "runs": 1},
+    "SmolLM2-135M": {"prompts": [16, 64], "contexts": [16], "tokens": 12, "runs": 1},
 }
 
 

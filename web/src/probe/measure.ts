@@ -67,7 +67,7 @@ const MOST_LIKELY = 2;
 /** So many rows take about as long as one, where they take the least. */
 const ROWS_AT_ONCE = 8;
 /** A chunk or texts, of a few layers, that take at most as long are measured although the time is spent. */
-const SLOW_BATCH_MS = 400;
+const SLOW_BATCH_MS = 1000;
 /** A step of a few layers that is expected to take at most as long is measured although the time is spent. */
 const CHEAP_MS = 200;
 
