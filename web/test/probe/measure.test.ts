@@ -152,6 +152,9 @@ test("a device that is too slow for its time measures a few layers, and says wha
   // A short prompt is not on the line between a token and a chunk.
   expect(slow.prompt.map(({ at }) => at)).toEqual([1, 16, 64]);
   expect(slow.token.map(({ at }) => at)).toEqual([256, 1024]);
+  // A chunk is not on the line through shorter prompts.
+  const [chunked] = await leftOut(6);
+  expect(chunked.prompt.map(({ at }) => at)).toContain(64);
   // Of a token behind a long one.
   const [slower, few] = await leftOut(16);
   expect(few).toEqual(["context"]);
