@@ -22,6 +22,7 @@ from ..receipts.signing import read_receipt_keys
 from ..receipts.verify import (
     Given,
     Verified,
+    check_choices,
     check_request_hash,
     compare_texts,
     read_given,
@@ -47,6 +48,7 @@ def run(options: Verify) -> None:
     adapters = {adapter_id(folder): folder for folder in options.adapter}
     found = [verify_statement(value, bundles, trusted, adapters) for value in given.receipts]
     for index, each in enumerate(found):
+        check_choices(each, given)
         part = next((part for part in given.parts if part.receipt == index), None)
         received = body if part is None or part.request is None else part.request
         if received is None:
