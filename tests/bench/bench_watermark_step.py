@@ -102,10 +102,7 @@ def case_of(op: str, vocabulary: int) -> cpu_steps.StepCase:
         "mark_logits": ("adjusted", "token_ids", "rows", "slots", "sampled", "watermark"),
         "sample": ("logits", "adjusted", "settings", "slots", "counts", "sampled"),
     }[op]
-    name = f"{op}_{vocabulary}"
-    return cpu_steps.StepCase(
-        name, op, {role: every[role] for role in reads}, {}, (), levels=(cpu_steps.LEVELS[0].name,)
-    )
+    return cpu_steps.StepCase(f"{op}_{vocabulary}", op, {role: every[role] for role in reads}, {}, ())
 
 
 def kernel_calls(library: cpu_steps.StepLibrary, arrays: Arrays) -> Iterator[tuple[str, Callable[[], object]]]:
