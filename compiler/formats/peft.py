@@ -28,12 +28,13 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MODULE_NAME = re.compile(r"(?P<whole>\^?)(?P<name>\w+(?:\\?\.\w+)*)", re.ASCII)
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<letter>[AB])\.weight")
 # Keys that say how an adapter was trained and which modules it has, beside those that are read.
-KNOWN = frozenset(
-    "peft_type r lora_alpha use_rslora rank_pattern alpha_pattern task_type auto_mapping peft_version "
-    "base_model_name_or_path revision inference_mode target_modules exclude_modules layers_to_transform layers_pattern "
-    "lora_dropout megatron_config megatron_core loftq_config eva_config corda_config lora_ga_config velora_config "
-    "qalora_group_size ensure_weight_tying runtime_config".split()
-)
+KNOWN = {
+    *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "task_type", "auto_mapping"),
+    *("peft_version", "base_model_name_or_path", "revision", "inference_mode", "target_modules", "exclude_modules"),
+    *("layers_to_transform", "layers_pattern", "lora_dropout", "megatron_config", "megatron_core", "loftq_config"),
+    *("eva_config", "corda_config", "lora_ga_config", "velora_config", "qalora_group_size", "ensure_weight_tying"),
+    "runtime_config",
+}
 # Values of other keys that leave the mathematics as they are. Ways to initialize that are not listed, such as PiSSA's,
 # change the weights of the model, to which PEFT adds the matrices.
 PLAIN: dict[str, tuple[Any, ...]] = {

@@ -15,7 +15,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -59,10 +59,9 @@ SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """``command``: podman with a store of its own, or docker. ``arguments`` are those of each build."""
+    """``command``: podman with a store of its own, or docker."""
 
     command: tuple[str, ...]
-    arguments: list[str] = field(default_factory=list)
 
     @property
     def is_podman(self) -> bool:
@@ -91,8 +90,8 @@ class Builder:
         return dict(found)
 
 
-def lacks(reason: str) -> NoReturn:
-    pytest.skip(f"{reason}; the image was not built")
+def not_built(reason: str) -> NoReturn:
+    pytest.skip(f"the image was not built: {reason}")
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +105,7 @@ def builder() -> Iterator[Builder]:
         try:
             yield own
         finally:
-            subprocess.run([*own.command, "rmi", "--all", "--force"], capture_output=True, check=False)
+            # podman mounts it on itself.
             subprocess.run(["umount", f"{folder}/store/overlay"], capture_output=True, check=False)
             shutil.rmtree(folder)
     elif docker is not None and Builder((docker,)).succeeds("info"):
@@ -117,7 +116,7 @@ def builder() -> Iterator[Builder]:
             for name in (IMAGE, CONTEXT, *stand_in_names()):
                 own.succeeds("rmi", "--force", name)
     else:
-        lacks("neither podman, as root, nor a docker whose daemon answers is here (Debian: apt-get install podman)")
+        not_built("neither podman, as root, nor a docker whose daemon answers is here (Debian: apt-get install podman)")
 
 
 def stand_in_names() -> tuple[str, str]:
@@ -128,23 +127,37 @@ def stand_in_names() -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def base_images(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """The arguments with which the base images are found: none, if their registry answers."""
+    registry, given = "docker.io/library", tuple[str, ...]()
+    python = f"python:3.11-slim-{RELEASE}"
     try:
-        if builder.succeeds("pull", f"docker.io/library/python:3.11-slim-{RELEASE}", seconds=PULL_SECONDS):
-            return ()
+        answers = builder.succeeds("pull", f"{registry}/{python}", seconds=PULL_SECONDS)
     except subprocess.TimeoutExpired:
-        pass
+        answers = False
+    if not answers:
+        make_stand_ins(builder, tmp_path_factory.mktemp("stand_ins"))
+        registry, given = STAND_INS, (f"--build-arg=REGISTRY={STAND_INS}",)
+    once = subprocess.run(
+        [*builder.command, "run", "--rm", f"{registry}/{python}", "true"],
+        capture_output=True, text=True, timeout=STEP_SECONDS, check=False,
+    )  # fmt: skip
+    if once.returncode != 0:
+        not_built(f"{builder.command[0]} starts no container here: {once.stderr[-500:]}")
+    return given
+
+
+def make_stand_ins(builder: Builder, folder: Path) -> None:
     debootstrap, node, npm = shutil.which("debootstrap"), shutil.which("node"), shutil.which("npm")
     if debootstrap is None or node is None or npm is None or os.geteuid() != 0:
-        lacks("the registry of the base images does not answer, and stand-ins need root, Node.js with npm and "
-              "debootstrap (Debian: apt-get install debootstrap)")  # fmt: skip
+        not_built("the registry of the base images does not answer, and stand-ins need root, Node.js with npm and "
+                  "debootstrap (Debian: apt-get install debootstrap)")  # fmt: skip
     names = stand_in_names()
-    root = tmp_path_factory.mktemp("stand_ins") / "python"
+    root = folder / "python"
     try:
         included = "--include=ca-certificates,python-is-python3,python3-pip,python3-venv"
         command = [debootstrap, "--variant=minbase", included, RELEASE, str(root)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
         if done.returncode != 0:
-            lacks(f"the registry of the base images does not answer, and debootstrap failed: {done.stdout[-500:]}")
+            not_built(f"the registry of the base images does not answer, and debootstrap failed: {done.stdout[-500:]}")
         shutil.rmtree(root / "var/cache/apt")
         shutil.copy(AUTHORITIES, root / AUTHORITIES.relative_to("/"))
         add_image(builder, names[1], {root: "."}, indexes())
@@ -154,7 +167,6 @@ def base_images(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> t
         Path(node).resolve(): "usr/local/bin/node",
         Path(npm).resolve().parents[1]: "usr/local/lib/node_modules/npm",
     })  # fmt: skip
-    return (f"--build-arg=REGISTRY={STAND_INS}",)
 
 
 def indexes() -> Sequence[str]:
@@ -218,14 +230,11 @@ class Container:
     @property
     def is_healthy(self) -> bool:
         """By the image's own check."""
-        kind, *command = self.builder.inspected("image", IMAGE)["Config"]["Healthcheck"]["Test"]
+        found = self.builder.inspected("container", self.name)
+        assert found["State"]["Running"], self.builder.run("logs", self.name)
+        kind, *command = found["Config"]["Healthcheck"]["Test"]
         assert kind == "CMD"
-        assert self.state["Running"], self.builder.run("logs", self.name)
         return self.builder.succeeds("exec", self.name, *command)
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return dict(self.builder.inspected("container", self.name)["State"])
 
     def answer(self, **options: Any) -> str:
         return self.execute("python", "-c", ASK, given=json.dumps({**QUESTION, **options}).encode()).strip()
@@ -233,7 +242,7 @@ class Container:
     def end(self) -> int:
         """Its exit code after the image's signal; 137 after that of `stop`, which follows if it goes on."""
         self.builder.run("stop", "--time=60", self.name)
-        return int(self.state["ExitCode"])
+        return int(self.builder.inspected("container", self.name)["State"]["ExitCode"])
 
 
 @pytest.fixture
