@@ -137,7 +137,7 @@ def base_images(builder: Builder, tmp_path_factory: pytest.TempPathFactory) -> t
         make_stand_ins(builder, tmp_path_factory.mktemp("stand_ins"))
         registry, given = STAND_INS, (f"--build-arg=REGISTRY={STAND_INS}",)
     once = subprocess.run(
-        [*builder.command, "run", "--rm", f"{registry}/{python}", "true"],
+        [*builder.command, "run", "--rm", "--network=none", f"{registry}/{python}", "true"],
         capture_output=True, text=True, timeout=STEP_SECONDS, check=False,
     )  # fmt: skip
     if once.returncode != 0:
