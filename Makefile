@@ -124,7 +124,7 @@ define every_part
 	@rm -f $(LOGS)/parts.log $(LOGS)/parts.status
 	@parts() { { $(PAIR) "$$@" 2>&1; echo $$? >> $(LOGS)/parts.status; } | tee -a $(LOGS)/parts.log; }; \
 	trap 'kill 0' INT; \
-	parts packages .venv/.dev .venv/.collected web/dist/.built mobile; \
+	parts packages .venv/.dev .venv/.collected build/chart-tools/.made web/dist/.built mobile; \
 	parts --jobs=1 check unit-tests & \
 	$(1) && tests= || tests=pytest; \
 	wait; \
@@ -433,6 +433,11 @@ demo-model: .venv/.dev
 
 .venv/.dev: pyproject.toml | .venv/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# Helm, and the schemas of Kubernetes.
+build/chart-tools/.made: tests/chart_tools.py | .venv/.dev
+	$(BIN)/python tests/chart_tools.py
 	@touch $@
 
 # In a fresh clone, each process of pytest would compile the product's modules and rewrite the assertions of all tests.
