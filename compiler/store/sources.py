@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from ..bundle.file_name import require_inside
 from ..bundle.folder import open_any, sha256_of
 from ..bundle.manifest import MANIFEST_FILE
 from ..bundle.signature import SIGNATURE_FILE, TrustedKey
@@ -107,6 +108,7 @@ def _copy(path: Path, files: FileStore, progress: Progress, trust: Sequence[Trus
                 f"{path}: is a file, but not a GGUF file; pass the folder of the model", model=str(path)
             )
         parts = parts_of(path)
+        require_inside(path.parent, [each.name for each in parts if each != path])
         return files.copy({each.name: each for each in parts}, plain_name(path.stem), file=path.name, progress=shown)
     if (path / MANIFEST_FILE).is_file():
         bundle = open_any(path, trust)
@@ -118,11 +120,13 @@ def _copy(path: Path, files: FileStore, progress: Progress, trust: Sequence[Trus
     if not any(Path(name).name == name and name.endswith(".json") for name in names):
         ggufs = [each for each in path.glob("*") if each.suffix.lower() == GGUF]
         if len(ggufs) == 1:
+            require_inside(path, [ggufs[0].name])
             return _copy(ggufs[0], files, progress, trust)
         raise CheckpointError(
             f"{path}: has neither config.json nor exactly one GGUF file; pass the folder or the file of a model",
             model=str(path),
         )
+    require_inside(path, names)
     return files.copy({name: path / name for name in names}, plain_name(path.name), progress=shown)
 
 
@@ -190,9 +194,13 @@ def plain_name(name: str) -> str:
 
 
 def _existing(place: str) -> Path | None:
-    """The path, if there is something; a text may also be no path, or name the home of an unknown user."""
+    """The path, if there is something; a text may also be no path, or name the home of an unknown user. A file has the
+    name that was given: a link in the hub's cache leads to a file that is named by its hash.
+    """
     try:
-        return Path(place).expanduser().resolve(strict=True)
+        given = Path(place).expanduser()
+        path = given.resolve(strict=True)
+        return given.parent.resolve() / given.name if path.is_file() else path
     except (OSError, ValueError, RuntimeError):
         return None
 

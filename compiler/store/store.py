@@ -20,6 +20,7 @@ from tempfile import NamedTemporaryFile
 from time import time
 from typing import Any
 
+from ..bundle.file_name import require_inside
 from ..bundle.new_folder import rename_durably, reported
 from ..bundle.signature import TrustedKey
 from ..formats.hub import download, hub_model, remove_from_cache
@@ -273,6 +274,7 @@ class Store:
         missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
         if missing:
             raise CheckpointError(f"{folder}: has no {missing[0]}; pass the folder of a LoRA adapter in PEFT's format")
+        require_inside(folder, (CONFIG, WEIGHTS))
         read_config(folder)
         return self.files.copy({name: folder / name for name in (CONFIG, WEIGHTS)}, "adapter")
 
