@@ -67,8 +67,8 @@ def require_inside(folder: Path, names: Iterable[str]) -> None:
         path = folder / name
         if leads_out(path, folder):
             raise CheckpointError(
-                f"{path}: is a link to {path.resolve()}, outside of the folder; if you trust it, replace it with a copy "
-                "of the file",
+                f"{path}: is a link to {path.resolve()}, outside of the folder; if you trust it, replace it with a "
+                "copy of the file",
                 file=str(path),
             )
 

@@ -26,7 +26,7 @@ from ..publish.pull import pull
 from ..runtime.errors import CheckpointError, RequestError
 from .blobs import disk_bytes
 from .files import DIGEST_DIGITS, FileStore
-from .model import Demo, Files, HubFiles, Source
+from .model import Demo, Files, HubFiles, Source, unknown_quantization
 from .names import MAX_NAME, StoreName
 
 # Called with what is done, the finished units and all units, 0 if unknown.
@@ -68,9 +68,11 @@ def acquire(
     if (hosted := _HUB_HOST.fullmatch(place)) is not None:
         place = unquote(hosted["model"])
     elif place.startswith(("https://", "http://")):
+        _refuse_quantization(model, local=local)
         return _of_address(place, files, progress, quantization)
     repository = hub_model(place)
     if repository is None:
+        _refuse_quantization(model, local=local)
         raise CheckpointError(
             f"{model}: is neither a path, the address of a GGUF file, a name on the Hugging Face Hub (OWNER/NAME), nor "
             "a model that comes with nearfar; models of a published site need --catalog",
@@ -85,6 +87,18 @@ def with_quantization(model: str) -> tuple[str, str | None]:
     """
     place, _, last = model.rpartition(":")
     return (place, last) if place and last in QUANTIZATIONS else (model, None)
+
+
+def _refuse_quantization(model: str, *, local: bool) -> None:
+    """Raises RequestError for an unknown quantization of a model that is known. Only on the hub may it be one of
+    several GGUF files.
+    """
+    from ..demo import DEMOS
+
+    place, _, last = model.rpartition(":")
+    known = place in DEMOS or place.lower().endswith(GGUF) or (local and _existing(place) is not None)
+    if place and known:
+        raise unknown_quantization(last, f"{model}: ")
 
 
 def acquire_bundle(
