@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
+from ..bundle.file_name import leads_out
 from ..nearest import did_you_mean
 from ..runtime.errors import CheckpointError, RequestError, reason_of
 from ..runtime.text.chat_template import ChatTemplate
@@ -258,7 +259,7 @@ class _Reader:
             root = self.folder.resolve()
             path = root / given
             for each in _with_files(path):
-                if not each.resolve().is_relative_to(root):
+                if leads_out(each, root):
                     self.refuse(
                         line,
                         f"{command}: {each} leads out of the Modelfile's folder to {each.resolve()}; if you trust this "

@@ -20,6 +20,7 @@ from tempfile import NamedTemporaryFile
 from time import time
 from typing import Any
 
+from ..bundle.file_name import require_inside
 from ..bundle.new_folder import rename_durably, reported
 from ..bundle.signature import TrustedKey
 from ..formats.hub import download, hub_model, remove_from_cache
@@ -32,7 +33,18 @@ from .bundles import compiled_from, evict_bundles, remove_bundle
 from .details import describe
 from .files import FileStore
 from .go_template import chat_template
-from .model import Changes, Demo, Files, HubFiles, Source, StoredModel, now, read_record, written_record
+from .model import (
+    Changes,
+    Demo,
+    Files,
+    HubFiles,
+    Source,
+    StoredModel,
+    now,
+    read_record,
+    require_possible,
+    written_record,
+)
 from .names import StoreName, UnknownModel
 from .place import VARIABLE, cache_folder
 from .sources import COPY, GGUF, READ, Acquired, Progress, acquire, acquire_bundle, plain_name
@@ -227,20 +239,24 @@ class Store:
                 update[field] = given
         if changes.adapter is not None:
             update["adapter"] = self._adapter_files(changes.adapter)
-        return self._put(base.model_copy(update=update))
+        model = base.model_copy(update=update)
+        require_possible(model)
+        return self._put(model)
 
     def _record_of(
         self, acquired: Acquired, name: StoreName | None = None, ignore_keys: Collection[str] = ()
     ) -> StoredModel:
         """The record of new files. Raises what reading them raises: a model that does not compile is not stored."""
         path = self._source_path(acquired.source, str(acquired.name))
-        return StoredModel(
+        model = StoredModel(
             name=str(name or acquired.name),
             created=now(),
             source=acquired.source,
             details=describe(path, ignore_keys),
             quantization=acquired.quantization,
         )
+        require_possible(model)
+        return model
 
     def _source_path(self, source: Source, name: str) -> Path:
         from ..demo import DEMOS
@@ -271,6 +287,7 @@ class Store:
         missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
         if missing:
             raise CheckpointError(f"{folder}: has no {missing[0]}; pass the folder of a LoRA adapter in PEFT's format")
+        require_inside(folder, (CONFIG, WEIGHTS))
         read_config(folder)
         return self.files.copy({name: folder / name for name in (CONFIG, WEIGHTS)}, "adapter")
 

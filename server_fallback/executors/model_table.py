@@ -15,6 +15,8 @@ from .executor import Executor, ExecutorState, HasAdapters, TellsAbilities, Unkn
 
 LOADING = ExecutorState(ready=False, detail="loading")
 ASLEEP = ExecutorState(ready=False, detail="asleep", memory_bytes=0)
+# Of a model of the store, which a request loads.
+NOT_LOADED = ExecutorState(ready=False, detail="not loaded", memory_bytes=0)
 POLL_SECONDS = 0.02
 
 
