@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..measure.report import quantization_of
-from ..nearest import did_you_mean
+from ..nearest import did_you_mean, with_advice
 from ..publish.licenses import license_of, stated
 from ..runtime.errors import NearfarError, RequestError, reason_of
 from ..runtime.images.decode import decode_image
@@ -162,8 +162,9 @@ def set_value(chat: Chat, argument: str) -> None:
         chat.reader.remembers = kind == "history"
         chat.note("lines are remembered" if chat.reader.remembers else "lines are not remembered from now on")
     else:
-        unknown = f"unknown setting {kind!r}{did_you_mean(kind, list(KINDS['/set'])) or ';'} " if kind else ""
-        raise RequestError(f"{unknown}/set {' | '.join(COMMANDS['/set'].kinds)}")
+        known = f"/set {' | '.join(COMMANDS['/set'].kinds)}"
+        meant = did_you_mean(kind, list(KINDS["/set"]))
+        raise RequestError(with_advice(f"unknown setting {kind!r}", meant, known) if kind else known)
 
 
 def set_parameter(chat: Chat, argument: str) -> None:
@@ -187,8 +188,9 @@ def set_parameter(chat: Chat, argument: str) -> None:
 
 def show(chat: Chat, argument: str) -> None:
     if argument not in SHOWN:
-        unknown = f"unknown kind {argument!r}{did_you_mean(argument, list(SHOWN)) or ';'} " if argument else ""
-        raise RequestError(f"{unknown}/show {' | '.join(SHOWN)}")
+        known = f"/show {' | '.join(SHOWN)}"
+        meant = did_you_mean(argument, list(SHOWN))
+        raise RequestError(with_advice(f"unknown kind {argument!r}", meant, known) if argument else known)
     SHOWN[argument](chat)
 
 

@@ -18,7 +18,7 @@ from ..bundle.manifest import MANIFEST_FILE
 from ..bundle.signature import TrustedKey
 from ..demo import DEMOS
 from ..formats.hub import hub_model
-from ..nearest import did_you_mean, did_you_mean_folder
+from ..nearest import did_you_mean, did_you_mean_folder, with_advice
 from ..pipeline.target import check_machine, open_runner
 from ..runtime.errors import DeviceError, RequestError
 from ..runtime.runner import Limits, Runner
@@ -71,13 +71,13 @@ def require_known(model: str, store: Store) -> None:
     if exists(model) or model.startswith((".", "/", "~")) or StoreName.parse_or_none(model) is None:
         return
     names = [*DEMOS, *(each.name for each in store.models())]
-    known = did_you_mean(model, names) or did_you_mean_folder(Path(model))
-    raise UnknownModel(
-        f"{model}: there is no such file or folder, and the store has no model of this name{known or ';'} nearfar list "
-        f"shows its models, and nearfar pull {'OWNER/NAME' if hub_model(model) is None else model} gets one from the "
-        "Hugging Face Hub",
-        param="model",
+    problem = f"{model}: there is no such file or folder, and the store has no model of this name"
+    advice = (
+        f"nearfar list shows its models, and nearfar pull {'OWNER/NAME' if hub_model(model) is None else model} gets "
+        "one from the Hugging Face Hub"
     )
+    known = did_you_mean(model, names) or did_you_mean_folder(Path(model))
+    raise UnknownModel(with_advice(problem, known, advice), param="model")
 
 
 def stored_of(model: Path) -> StoredModel | None:

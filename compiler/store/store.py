@@ -23,7 +23,7 @@ from typing import Any
 from ..bundle.new_folder import rename_durably, reported
 from ..bundle.signature import TrustedKey
 from ..formats.hub import download, hub_model, remove_from_cache
-from ..nearest import did_you_mean
+from ..nearest import did_you_mean, with_advice
 from ..publish.catalog import CatalogBundle
 from ..runtime.errors import CheckpointError, NearfarError, OutputError, reason_of
 from ..runtime.text.chat_template import ChatTemplate
@@ -82,11 +82,9 @@ class Store:
         model = self.find(name)
         if model is None:
             names = [each.name for each in self.models()]
-            raise UnknownModel(
-                f"{name}: the store has no such model{did_you_mean(name, names) or ';'} nearfar list shows those that "
-                "it has, and nearfar pull downloads others",
-                param="model",
-            )
+            problem = f"{name}: the store has no such model"
+            advice = "nearfar list shows those that it has, and nearfar pull downloads others"
+            raise UnknownModel(with_advice(problem, did_you_mean(name, names), advice), param="model")
         return model
 
     def models(self) -> list[StoredModel]:

@@ -65,9 +65,10 @@ class Decider:
         reading = reading_of(request, self.model.model)
         asked = SharedScript.of_thread().ask("askedQuestions", questions, reading)
         rows = await self._rows(messages_of(request), asked)
+        tokens = sum(len(row.prompt) + sum(map(len, row.answers)) for row in rows)
+        await call.expect(tokens)
         logprobs = await self._logprobs(rows, call)
         decisions = SharedScript.of_thread().ask("readDecisions", questions, logprobs, reading)
-        tokens = sum(len(row.prompt) + sum(map(len, row.answers)) for row in rows)
         return DecideResponse(
             id=f"decide-{uuid4().hex}",
             created=int(time.time()),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from nearfar.compiler.nearest import did_you_mean
+from nearfar.compiler.nearest import did_you_mean, with_advice
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 
 from ..router.decision.policy import Policy
@@ -232,9 +232,8 @@ def read_device(path: Path) -> Device:
 def preset(name: str) -> Device:
     """Raises RequestError, which proposes the nearest name."""
     if name not in DEVICES:
-        raise RequestError(
-            f"device.preset: unknown '{name}'{did_you_mean(name, DEVICES) or ';'} there are {', '.join(DEVICES)}"
-        )
+        known = f"there are {', '.join(DEVICES)}"
+        raise RequestError(with_advice(f"device.preset: unknown '{name}'", did_you_mean(name, DEVICES), known))
     return DEVICES[name]
 
 

@@ -20,6 +20,7 @@ from nearfar.compiler.runtime.errors import NearfarError, RequestError
 
 from ...executors.dialect import Dialect, generation_body, health_path, other_body
 from ...executors.executor import Call
+from ...executors.expected_tokens import expected_tokens
 from ...executors.refusal import printable
 from ...executors.relay import Relay
 from ...executors.sglang import routing_headers
@@ -147,6 +148,7 @@ class FarSide:
         body = generation_body(request, model.id, dialect, priority=call.priority if dialect == "nearfar" else None)
         if dialect == "sglang":
             call = replace(call, headers=routing_headers(request, call.headers, named=not self._hides_ids))
+        await call.expect(*expected_tokens(request, model.context))
         if call.observe_request is not None:
             call.observe_request(body)
         path, kind = answer_kind(request)
