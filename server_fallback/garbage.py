@@ -15,7 +15,8 @@ M_ARENA_MAX, MAX_ARENAS = -8, 2
 
 
 def collect_garbage_rarely() -> None:
-    """Call once everything that stays in memory exists: it is not scanned any more.
+    """Call once everything that stays in memory exists: it is not scanned any more. What is closed later, such as
+    models, must not exist yet. It should not refer to itself either, because it would then stay for minutes.
 
     With Python's default thresholds, reading a large body makes the garbage collector scan all objects of the process
     several times, which takes 0.2 s, and an engine's step with 256 sequences starts three collections. Young objects
@@ -23,14 +24,6 @@ def collect_garbage_rarely() -> None:
     """
     gc.freeze()
     gc.set_threshold(5_000, 20, 20)
-
-
-def collect_now() -> None:
-    """After a model was closed: collect what refers to itself, and return the memory to the system. What existed before
-    `collect_garbage_rarely` is not scanned, so this takes some 20 ms.
-    """
-    gc.collect()
-    free_memory()
 
 
 def limit_arenas() -> None:

@@ -92,6 +92,9 @@ class RemoteEngine(EngineClient):
                     await self._child.ended()
             await self._child.end(ENDED_SECONDS)
         await asyncio.to_thread(self._masks.close)
+        # Both refer to this engine, which would be kept with its model until the garbage collector runs.
+        self._child.release()
+        self._supervision = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -18,7 +18,7 @@ from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.ir.tasks import Task
 from nearfar.compiler.runtime.errors import RequestError, Unavailable
 
-from ..garbage import collect_now
+from ..garbage import free_memory
 from ..schema.models import LoadAdapterRequest, LoadRequest, ModelCard, UnloadAdapterRequest, UnloadRequest
 from .executor import (
     Executor,
@@ -438,7 +438,14 @@ async def _close(entry: ModelEntry, executor: Executor) -> None:
     finally:
         entry.release()
         # This coroutine and its caller hold the executor until they have ended.
-        asyncio.get_running_loop().call_soon(collect_now)
+        asyncio.get_running_loop().call_soon(_free_memory)
+
+
+def _free_memory() -> None:
+    """On another thread, so that no answer waits: what is closed needs no garbage collection, which stops them all."""
+    # Without effect at the end of the process, when the loop has no threads any more.
+    with suppress(RuntimeError):
+        asyncio.get_running_loop().run_in_executor(None, free_memory)
 
 
 def default_name(model: str) -> str:

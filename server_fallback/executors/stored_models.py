@@ -336,6 +336,8 @@ class StoredModels:
         def unloaded(task: asyncio.Task[None]) -> None:
             if not task.cancelled():
                 log_event("model_unloaded", name=loaded.name, by=reason)
+            # It refers to the model, and this one to it.
+            loaded.entry.users.changed = lambda: None
             self._freed.set()
 
         task = self.registry.withdraw(loaded.entry)

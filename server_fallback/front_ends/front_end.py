@@ -53,7 +53,6 @@ def main() -> None:
     # The main process forwards the hang-up of a terminal.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     configure_logs(sys.stderr)
-    prepare_process()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve(connected, listener))
     # Threads of the text layer may never end.
@@ -129,6 +128,7 @@ async def serve(connected: socket.socket, listener: socket.socket) -> None:
         elsewhere=SharedAnswers(link),
         responses=SharedResponses(link),
     )
+    prepare_process(app)
     if message.again:
         app.state.service.metrics.front_end_restarts.inc()
     link.send(Beating())

@@ -63,12 +63,12 @@ def test_rm_says_which_files_stay_and_who_uses_them(capsys: pytest.CaptureFixtur
     for name in ("first", "second"):
         assert main(["pull", str(checkpoint), "--name", name, "--no-compile", "--json"]) == 0
     files = list(checkpoint.iterdir())
+    size = sum(path.stat().st_size for path in files)
     # Another model, all of whose files but one are the same.
     (checkpoint / "README.md").write_text("Other words.")
     assert main(["pull", str(checkpoint), "--name", "third", "--no-compile", "--json"]) == 0
     capsys.readouterr()
     assert main(["rm", "first"]) == 0
-    size = sum(path.stat().st_size for path in files)
     line = f"{len(files)} of its files ({megabytes(size)}) stay, because third and second use them"
     assert capsys.readouterr().out.splitlines() == ["removed first  0 bytes freed", f"  {line}"]
     found = printed(capsys, "rm", "second", "--json")

@@ -5,12 +5,14 @@ other.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import waiting
 from engine_requests import OTHERS, PROMPT, EvenTokens, run
 from hash_model import answer_of
 from hash_recipe import EncoderRecipe, HashRecipe, SeeingRecipe
@@ -363,6 +366,25 @@ def test_close_lets_answers_finish_and_fails_those_that_take_longer() -> None:
             with pytest.raises(Unavailable, match="moved"):
                 await items(engine)
 
+    run(work())
+
+
+def test_a_closed_engine_is_freed_without_a_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its recipe, which may be large. A collection of the server's garbage delays all of its answers."""
+
+    async def work() -> None:
+        engine = await RemoteEngine.open(HashRecipe())
+        held = weakref.ref(engine)
+        gc.disable()
+        try:
+            await everything(engine, constraint=EvenTokens())
+            await engine.close()
+            del engine
+            await until(lambda: held() is None)
+        finally:
+            gc.enable()
+
+    monkeypatch.setattr(waiting, "WAIT_SECONDS", 10.0)
     run(work())
 
 

@@ -7,11 +7,14 @@ import gc
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from threading import get_ident
 
 import pytest
 from fake_opener import AdapterExecutor, FakeOpener, fails, run
+from waiting import until
 
 from nearfar.compiler.runtime.errors import CheckpointError, RequestError, Unavailable
+from nearfar.server_fallback.executors import registry as registry_module
 from nearfar.server_fallback.executors.executor import (
     ExecutorState,
     SleepRequest,
@@ -244,22 +247,25 @@ def test_a_model_sleeps_without_memory_and_wakes_with_its_adapters() -> None:
 
 
 @pytest.mark.parametrize("leaves", ["unload", "sleep"])
-def test_the_memory_of_a_closed_model_is_free_at_once(leaves: str) -> None:
-    """Also if its executor refers to itself, as long as Python collects nothing of its own accord."""
+def test_the_memory_of_a_closed_model_is_freed_without_a_collection_and_on_another_thread(
+    leaves: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would delay all answers."""
+    freed = list[tuple[int, bool]]()
 
     async def test(registry: Registry, opener: FakeOpener) -> None:
         await registry.load(LoadRequest(model="1"))
-        executor = opener.opened.pop()
-        executor.itself = executor  # type: ignore[attr-defined]
-        held = weakref.ref(executor)
-        del executor
+        held = weakref.ref(opener.opened.pop())
+        monkeypatch.setattr(registry_module, "free_memory", lambda: freed.append((get_ident(), held() is None)))
         gc.disable()
         try:
             await getattr(registry, leaves)("1")
-            await asyncio.sleep(0)
-            assert held() is None
+            await until(lambda: bool(freed))
         finally:
             gc.enable()
+        ((thread, is_gone),) = freed
+        assert (thread == get_ident(), is_gone) == (False, True)
+        monkeypatch.undo()
 
     run(test)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,21 @@ def test_a_load_gets_the_memory_of_a_model_that_was_loaded_by_hand_and_leaves(st
         assert opener.opened == ["x", "base"]
 
     run(store, test, budget=MODEL_BYTES)
+
+
+def test_a_model_that_was_unloaded_is_freed_without_a_garbage_collection(store: Store) -> None:
+    async def test(models: StoredModels, opener: Opener) -> None:
+        await used(models, "base")
+        held = weakref.ref(models.loaded()[0].entry)
+        gc.disable()
+        try:
+            await models.change(UnloadRequest(model="base"))
+            await until(lambda: held() is None)
+        finally:
+            gc.enable()
+        assert opener.executors[0].closed
+
+    run(store, test)
 
 
 def test_a_request_for_an_adapter_uses_its_model(store: Store) -> None:
