@@ -116,6 +116,8 @@ class Service:
         """
         # Once for each exchange: one that holds a model must not wait behind another that waits for its memory.
         if name not in exchange.using:
+            # The connection keeps its last exchange, which must not keep the model.
+            exchange.held.callback(exchange.using.clear)
             use = exchange.held.enter_async_context(self.models.using(name))
             # Others do not load it, so there is nothing to wait for.
             loads = isinstance(self.models, LoadsOnUse)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import IO, Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import IO, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 HEADER_BYTES = 8
 Arguments = ParamSpec("Arguments")
@@ -41,11 +41,21 @@ class Ask(Generic[Result]):
         return self.method(owner, *self.arguments)
 
 
+@overload
 def ask(
-    method: Callable[Concatenate[Any, Arguments], Coroutine[Any, Any, Result] | Result],
+    method: Callable[Concatenate[Any, Arguments], Coroutine[Any, Any, Result]],
     *given: Arguments.args,
     **named: Arguments.kwargs,
-) -> Ask[Result]:
+) -> Ask[Result]: ...
+
+
+@overload
+def ask(
+    method: Callable[Concatenate[Any, Arguments], Result], *given: Arguments.args, **named: Arguments.kwargs
+) -> Ask[Result]: ...
+
+
+def ask(method: Callable[..., Any], *given: Any, **named: Any) -> Ask[Any]:
     assert not named, "arguments are sent without names"
     return Ask(method, given)
 
