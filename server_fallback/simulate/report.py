@@ -47,6 +47,8 @@ def report_run(summary: SimulatedSummary) -> Report:
     ]
     if summary.in_time is not None:
         rows.insert(2, ("within the bounds", f"{summary.in_time:.1%}"))
+    if summary.role_changes is not None:
+        rows.append(("workers joined the mixed pool", f"{summary.role_changes} times"))
     if summary.decisions:
         rows.append(("answered near", f"{summary.near_share:.1%}"))
         rows += [(f"decided {name}", str(count)) for name, count in summary.decisions.items()]

@@ -18,6 +18,7 @@ from ..schema.common import Request
 from .costs import StepCosts
 from .device import Device
 from .layout import LEAST_PREFILL, Layout, Store
+from .mixed_pool import QUEUED_TOKENS, MixedPool
 from .near import Fleet
 from .network import LinkSpeed
 from .presets import DEVICES
@@ -113,6 +114,15 @@ class StoreTable(LinkTable):
         return Store(self.tokens, self.made(), self.shared)
 
 
+class MixedPoolTable(Request):
+    """As `MixedPool`. Only simulated: the workers of `nearfar serve` keep their roles."""
+
+    queued_tokens: Count = QUEUED_TOKENS
+
+    def made(self) -> MixedPool:
+        return MixedPool(self.queued_tokens)
+
+
 class ClusterTable(Request):
     """As `Layout`. ``gpus``: for the studies "split" and "near", the most GPUs that are tried."""
 
@@ -124,6 +134,7 @@ class ClusterTable(Request):
     first_token: Literal["decode", "prefill"] = "decode"
     least_prefill: Annotated[int, Field(ge=0)] = LEAST_PREFILL
     store: StoreTable | None = None
+    mixed_pool: MixedPoolTable | None = None
 
 
 class BoundsTable(Request):
@@ -202,6 +213,7 @@ class Scenario(Request):
             "store": None if cluster.store is None else cluster.store.stored(),
             "first_token": cluster.first_token,
             "least_prefill": cluster.least_prefill,
+            "mixed_pool": None if cluster.mixed_pool is None else cluster.mixed_pool.made(),
             "decode_device": None if self.decode_device is None else self.decode_device.made(folder),
         }
         return Layout(**{**fields, **changed})

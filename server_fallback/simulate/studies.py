@@ -126,7 +126,9 @@ def splits(scenario: Scenario, folder: Path, progress: Progress) -> Iterator[Spl
     def search(*, whole: int = 0, prefill: int = 0, decode: int = 0) -> GoodputSearch:
         key = (whole, prefill, decode)
         if key not in searches:
-            layout = scenario.layout(folder, whole=whole, prefill=prefill, decode=decode)
+            # Whole workers have no other role to change to.
+            others = {"mixed_pool": None} if whole else {}
+            layout = scenario.layout(folder, whole=whole, prefill=prefill, decode=decode, **others)
             searches[key] = GoodputSearch(layout, scenario.workload, bounds.limits, scenario.seed)
         return searches[key]
 

@@ -72,7 +72,8 @@ class SimulatedSummary:
     other figures are of answers. ``cached_tokens`` of prompts were in a cache, ``stored_tokens`` of them came from a
     store. ``in_time`` is the share of all requests that the bounds hold for, None without bounds. ``near_share`` of the
     answers are the devices'. ``busy`` is the share of the time in which each worker's device computed, ``pages`` the
-    largest share of its pages that was in use. ``decisions`` are the router's.
+    largest share of its pages that was in use. ``role_changes``: how often a worker joined the mixed pool, None if
+    workers keep their roles. ``decisions`` are the router's.
     """
 
     layout: str
@@ -96,6 +97,7 @@ class SimulatedSummary:
     steps: int
     busy: tuple[float, ...]
     pages: tuple[float, ...]
+    role_changes: int | None
     decisions: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
@@ -130,6 +132,7 @@ def summarize(ran: Ran, bounds: Bounds | None) -> SimulatedSummary:
         steps=sum(worker.steps for worker in workers),
         busy=tuple(worker.busy_seconds / seconds for worker in workers),
         pages=tuple(worker.most_pages / worker.device.pages for worker in workers),
+        role_changes=None if ran.cluster.pools is None else ran.cluster.pools.changes,
         decisions=dict(sorted(ran.reasons.items())),
     )
 
