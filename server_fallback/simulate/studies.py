@@ -91,7 +91,7 @@ class GoodputSearch:
         if exponent not in self._known:
             requests = self._workload.at_rate((1 + PRECISION) ** exponent).make(self._seed, Path())
             verdict = Verdict(self._limits, len(all_requests(requests)))
-            run(self.layout, requests, is_enough=verdict.answered)
+            run(self.layout, requests, judge=verdict)
             assert verdict.holds is not None
             self._known[exponent] = verdict.holds
         return self._known[exponent]

@@ -40,7 +40,7 @@ from nearfar.server_fallback.simulate.prefixes import PrefixStore
 from nearfar.server_fallback.simulate.presets import DEVICES
 from nearfar.server_fallback.simulate.request import SimulatedRequest
 from nearfar.server_fallback.simulate.run import run
-from nearfar.server_fallback.simulate.studies import GoodputSearch
+from nearfar.server_fallback.simulate.studies import PRECISION, GoodputSearch
 from nearfar.server_fallback.simulate.summary import Bounds, Limit, share_in_time
 from nearfar.server_fallback.simulate.trace import read_trace
 from nearfar.server_fallback.simulate.workload import Workload
@@ -138,8 +138,8 @@ def splitwise_layout(workers: str, costs: str, roles: str) -> Layout:
     )  # fmt: skip
 
 
-def slowdown_limits() -> list[Limit]:
-    """All nine."""
+def slowdown_limits() -> dict[str, Limit]:
+    """All nine, by their names."""
     costs = DEVICES["bloom-176b-8a100"].costs
 
     def first(request: SimulatedRequest) -> float:
@@ -155,32 +155,43 @@ def slowdown_limits() -> list[Limit]:
     def whole(request: SimulatedRequest) -> float:
         return first(request) + between(request) * (request.output_tokens - 1)
 
-    found = []
+    found = {}
     for share, (most_first, most_between, most_whole) in SLOWDOWNS.items():
-        found.append(limit(most_first, share, lambda request: request.first_token_seconds, first))
-        found.append(limit(most_between, share, lambda request: request.token_seconds, between))
-        found.append(limit(most_whole, share, lambda request: request.finish - request.arrival, whole))
+        name = f"p{100 * share:.0f}"
+        found[f"{name} TTFT"] = limit(most_first, share, lambda request: request.first_token_seconds, first)
+        found[f"{name} TBT"] = limit(most_between, share, lambda request: request.token_seconds, between)
+        found[f"{name} E2E"] = limit(most_whole, share, lambda request: request.finish - request.arrival, whole)
     return found
 
 
-def splitwise_rate(workers: str, costs: str, roles: str) -> float:
-    """Requests a second within all limits."""
+def splitwise_rate(workers: str, costs: str, roles: str) -> dict[str, Any]:
+    """Requests a second within all limits; and for the next higher rate, the limits that do not hold and how often
+    workers changed roles.
+    """
     layout = splitwise_layout(workers, costs, roles)
     machines = layout.whole + layout.prefill + layout.decode
     load = workload("azure-conversation", 1.0, SPLITWISE_REQUESTS)
-    rate = GoodputSearch(layout, load, slowdown_limits(), seed=1).find(float(machines)).rate
-    print(workers, costs, roles, f"{rate:.1f}", flush=True)
-    return rate
+    limits = slowdown_limits()
+    rate = GoodputSearch(layout, load, list(limits.values()), seed=1).find(float(machines)).rate
+    above = run(layout, load.at_rate(rate * (1 + PRECISION)).make(1, Path()))
+    missed = [
+        name
+        for name, (holds, share) in limits.items()
+        if sum(holds(request) for request in above.requests) < share * len(above.requests)
+    ]
+    changes = None if above.cluster.pools is None else above.cluster.pools.changes
+    print(workers, costs, roles, f"{rate:.1f}", missed, changes, flush=True)
+    return {"rate": rate, "missed_above": missed, "role_changes_above": changes}
 
 
 def splitwise() -> dict[str, Any]:
     """For each cluster, what it delivers by the costs and the roles; whole machines have no roles."""
-    known: dict[tuple[str, str, str], float] = {}
+    known: dict[tuple[str, str, str], Any] = {}
     found: dict[str, Any] = {"requests": SPLITWISE_REQUESTS, "clusters": {}, "ratios": []}
     for title, clusters in CLUSTERS.items():
         found["clusters"][title] = {}
         for name, workers in clusters.items():
-            rates: dict[str, dict[str, float]] = {}
+            rates: dict[str, dict[str, Any]] = {}
             for costs in COSTS:
                 for roles in ROLES if "+" in workers else ("fixed",):
                     key = (workers, costs, roles)
@@ -191,7 +202,8 @@ def splitwise() -> dict[str, Any]:
     for title, name, baseline, published in RATIOS:
         rates, base = (found["clusters"][title][each]["rates"] for each in (name, baseline))
         simulated = {
-            costs: {roles: rate / base[costs]["fixed"] for roles, rate in rates[costs].items()} for costs in COSTS
+            costs: {roles: each["rate"] / base[costs]["fixed"]["rate"] for roles, each in rates[costs].items()}
+            for costs in COSTS
         }
         found["ratios"].append(
             {"clusters": title, "of": name, "to": baseline, "published": published, "simulated": simulated}
@@ -271,10 +283,19 @@ def report_splitwise(found: dict[str, Any], console: Console) -> None:
     variants = [(costs, roles) for costs in COSTS for roles in ROLES]
     columns = [f"{costs}, {roles}" for costs, roles in variants]
     for title, clusters in found["clusters"].items():
-        table = Table("cluster", "machines", *columns, title=f"Splitwise, {title}: requests/s by costs and roles")
+        table = Table(
+            "cluster",
+            "machines",
+            *columns,
+            title=f"Splitwise, {title}: requests/s by costs and roles; above, these limits fail",
+        )
         for name, each in clusters.items():
             rates = [each["rates"][costs].get(roles) for costs, roles in variants]
-            table.add_row(name, each["workers"], *("-" if rate is None else f"{rate:.1f}" for rate in rates))
+            table.add_row(
+                name,
+                each["workers"],
+                *("-" if rate is None else f"{rate['rate']:.1f}; {', '.join(rate['missed_above'])}" for rate in rates),
+            )
         console.print(table)
     table = Table("ratio", "published", *columns, title="Splitwise: simulated and published ratios")
     for each in found["ratios"]:
