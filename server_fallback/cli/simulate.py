@@ -70,9 +70,9 @@ def changed(scenario: Scenario, options: Simulate) -> Scenario:
 
 def study(scenario: Scenario, folder: Path) -> Report:
     """Simulate what the scenario asks."""
-    title = f"{scenario.device.made(folder).name}, {load_of(scenario)}"
+    title = f"{scenario.device.made(folder).name}\n{load_of(scenario)}"
     if scenario.study == "split":
-        return report_splits(list(splits(scenario, folder, say)), title)
+        return report_splits(list(splits(scenario, folder, say)), title, scenario.workload.requests)
     if scenario.study == "cache":
         return report_caches(caches(scenario, folder))
     if scenario.study == "near":
@@ -84,8 +84,13 @@ def study(scenario: Scenario, folder: Path) -> Report:
 def load_of(scenario: Scenario) -> str:
     """The load and its bounds, in a few words."""
     workload, bounds = scenario.workload, scenario.bounds
-    within = "" if bounds is None else f" within {bounds.first_token_ms:g} and {bounds.token_ms:g} ms"
-    return f"{workload.lengths or workload.arrivals.kind}{within}"
+    load = f"lengths: {workload.lengths or workload.arrivals.kind}"
+    if bounds is None:
+        return load
+    return (
+        f"{load}; for {bounds.share:.0%} of the requests, first token within {bounds.first_token_ms:g} ms, "
+        f"others within {bounds.token_ms:g} ms each"
+    )
 
 
 def say(text: str) -> None:

@@ -58,7 +58,8 @@ def report_run(summary: SimulatedSummary) -> Report:
     return Report(made, {"study": "run", "result": summary.to_json()}, notes=notes)
 
 
-def report_splits(found: Sequence[Split], title: str) -> Report:
+def report_splits(found: Sequence[Split], title: str, requests: int) -> Report:
+    """``requests`` were sent in each simulation."""
     made = _table("GPUs", "whole workers", "best split", "its goodput", "split / whole")
     for split in found:
         apart = split.apart
@@ -77,6 +78,12 @@ def report_splits(found: Sequence[Split], title: str) -> Report:
         if even is None
         else f"from {even} GPUs on, a split is as good as whole workers",
     ]
+    highest = max(goodput.rate for split in found for goodput in (split.whole, split.apart) if goodput is not None)
+    if highest > 0:
+        notes.append(
+            f"at {highest:.2f} requests/s, all {requests} requests arrive within {requests / highest:.0f} s; if that "
+            "is not much longer than an answer takes, simulate more requests"
+        )
     lines = [Line("whole workers", [(split.gpus, split.whole.per_gpu) for split in found])]
     apart_points = [(split.gpus, split.apart.per_gpu) for split in found if split.apart is not None]
     if apart_points:

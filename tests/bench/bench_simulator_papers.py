@@ -67,7 +67,7 @@ SPLITWISE_REQUESTS = 1200
 # A fifth of the machines: whole H100s or A100s, or the prefill and decode workers with their letters.
 CLUSTERS: dict[str, dict[str, str]] = {
     "same power": {
-        "Baseline-A100": "14A", "Baseline-H100": "8H", "Splitwise-AA": "9A+5A", "Splitwise-HH": "5H+3H",
+        "Baseline-A100": "14A", "Baseline-H100": "8H", "Splitwise-AA": "9A+5A",
         "Splitwise-HA": "5H+5A",
     },
     "same cost": {"Baseline-H100": "8H", "Splitwise-AA": "10A+7A"},
@@ -176,8 +176,8 @@ def splitwise_rate(workers: str, costs: str, roles: str) -> dict[str, Any]:
     above = run(layout, load.at_rate(rate * (1 + PRECISION)).make(1, Path()))
     missed = [
         name
-        for name, (holds, share) in limits.items()
-        if sum(holds(request) for request in above.requests) < share * len(above.requests)
+        for name, limit in limits.items()
+        if sum(limit.holds(request) for request in above.requests) < limit.share * len(above.requests)
     ]
     changes = None if above.cluster.pools is None else above.cluster.pools.changes
     print(workers, costs, roles, f"{rate:.1f}", missed, changes, flush=True)
@@ -309,8 +309,9 @@ def drawn(found: dict[str, Any]) -> str:
     for name, (curve, _) in distserve_layouts().items():
         if "memory" not in name:
             lines.append(Line(f"{curve}, published", list(zip(RATES, PUBLISHED[curve], strict=True)), dashed=True))
-        lines.append(Line(f"{name}, simulated", list(zip(RATES, found[name]["simulated"], strict=True))))
-    title = "OPT-13B on A100s, ShareGPT, within 200 and 100 ms"
+        points = list(zip(RATES, found[name]["simulated"], strict=True))
+        lines.append(Line(f"{name}, simulated", points, like=None if "memory" in name else f"{curve}, published"))
+    title = "OPT-13B on A100s, ShareGPT\nfirst token within 200 ms, further ones within 100 ms each"
     return chart(title, "requests a second and GPU", "requests within the bounds, %", lines)
 
 
