@@ -177,9 +177,7 @@ class Worker:
                         request.cached_tokens = max(0, sequence.cached_tokens - request.prefilled_tokens)
             else:
                 assert kind == "finished", kind
-                self._requests.pop(sequence).finish = self._clock.now
-                calls.append(self._ends.pop(sequence))
-                self._is_steady = False
+                calls.append(self._end(sequence))
         self._is_reading = True
         for call in calls:
             call()
@@ -188,6 +186,12 @@ class Worker:
                 self._exported(row.sequence, row.start + row.length)
         self._is_reading = False
         self._continue()
+
+    def _end(self, sequence: Sequence) -> Callable[[], None]:
+        """A sequence has its last token. Returns what to call."""
+        self._requests.pop(sequence).finish = self._clock.now
+        self._is_steady = False
+        return self._ends.pop(sequence)
 
     def _exported(self, sequence: Sequence, position: int) -> None:
         """A step is done that computed an export up to a position."""
@@ -249,6 +253,11 @@ class Worker:
     def _end_leap(self) -> None:
         assert self._leap is not None
         self._take(self._leap, self._leap.turns)
+        calls = [self._end(sequence) for sequence in self.scheduler.end_complete()]
+        self._is_reading = True
+        for call in calls:
+            call()
+        self._is_reading = False
         self._continue()
 
     def _interrupt(self) -> None:
