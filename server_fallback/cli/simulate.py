@@ -84,13 +84,11 @@ def study(scenario: Scenario, folder: Path) -> Report:
 def load_of(scenario: Scenario) -> str:
     """The load and its bounds, in a few words."""
     workload, bounds = scenario.workload, scenario.bounds
-    load = f"lengths: {workload.lengths or workload.arrivals.kind}"
+    load = workload.lengths or workload.arrivals.kind
     if bounds is None:
         return load
-    return (
-        f"{load}; for {bounds.share:.0%} of the requests, first token within {bounds.first_token_ms:g} ms, "
-        f"others within {bounds.token_ms:g} ms each"
-    )
+    first, others = f"{bounds.first_token_ms:g} ms", f"{bounds.token_ms:g} ms"
+    return f"{load}; {bounds.share:.0%} with a first token within {first}, others within {others} each"
 
 
 def say(text: str) -> None:
