@@ -77,8 +77,9 @@ class Pools:
         )
         decode = self._find("decode", RESERVED, lambda each: each.reserved + prompt + output <= each.capacity)
         if prefill is None or decode is None:
-            prefill = decode = self._best(self.members, QUEUED)
-            assert prefill is not None
+            both = self._best(self.members, QUEUED)
+            assert both is not None
+            prefill = decode = both
         for member, role in ((prefill, "prefill"), (decode, "decode")):
             member.chosen = next(self._choices)
             if member.role != role and not member.is_mixed:
