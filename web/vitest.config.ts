@@ -13,8 +13,7 @@ const alias =
 
 // Most files of tests share a process and its modules, because importing them again for each file takes longer than most
 // tests. A file that replaces modules, changes globals for longer than a test, or runs kernels has a process of its own.
-const CHANGES_GLOBALS =
-  /vi\.(?:mock|useFake)|globalThis(?:\.\w+ =|,)|defineProperty|hasAdapter|withGpu|dom\.js|fake_extension/;
+const CHANGES_GLOBALS = /vi\.mock|globalThis(?:\.\w+ =|,)|defineProperty|hasAdapter|withGpu|dom\.js|fake_extension/;
 const files = readdirSync("test", { recursive: true, encoding: "utf8" })
   .map((file) => `test/${file.replaceAll("\\", "/")}`)
   .filter((file) => file.endsWith(".test.ts"));
