@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from light_bundle import few_kernels
 from tiny_models import make_checkpoint
 from tolerances import F16, relative_error
 
@@ -40,11 +41,12 @@ def test_projections_of_equal_shape_keep_kernels_of_their_own(
     """
     request.getfixturevalue("vulkan" if target == "webgpu" else "compiled_once")
     make_checkpoint("qwen3", tmp_path / "checkpoint", intermediate_size=144)
-    bundle = compile_model(
-        str(tmp_path / "checkpoint"),
-        tmp_path / "bundle",
-        CompileOptions(target=target, context=64, lora_rank=lora_rank),
-    )
+    with few_kernels():
+        bundle = compile_model(
+            str(tmp_path / "checkpoint"),
+            tmp_path / "bundle",
+            CompileOptions(target=target, context=64, lora_rank=lora_rank),
+        )
     runner = open_runner(target, bundle, Limits(rows=len(TOKENS)))
     (found,) = score(runner, TOKENS, len(TOKENS))
     (expected,) = score(ReferenceRunner(bundle), TOKENS, len(TOKENS))
