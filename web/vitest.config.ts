@@ -12,7 +12,8 @@ const alias =
     : { react: `${reactFolder}/node_modules/react`, "react-dom": `${reactFolder}/node_modules/react-dom` };
 
 // Most files of tests share a process and its modules, because importing them again for each file takes longer than most
-// tests. A file that replaces modules, changes globals for longer than a test, or runs kernels has a process of its own.
+// tests. Those that run kernels share another one. A file that replaces modules, or changes globals for longer than a test,
+// has a process of its own.
 const CHANGES_GLOBALS = /vi\.mock|globalThis(?:\.\w+ =|,)|defineProperty|dom\.js|fake_extension/;
 const RUNS_KERNELS = /hasAdapter|withGpu/;
 const files = readdirSync("test", { recursive: true, encoding: "utf8" })
