@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from light_bundle import few_kernels
 from tiny_models import make_checkpoint
 from tolerances import F16, relative_error
 
@@ -41,12 +40,11 @@ def test_projections_of_equal_shape_keep_kernels_of_their_own(
     """
     request.getfixturevalue("vulkan" if target == "webgpu" else "compiled_once")
     make_checkpoint("qwen3", tmp_path / "checkpoint", intermediate_size=144)
-    with few_kernels():
-        bundle = compile_model(
-            str(tmp_path / "checkpoint"),
-            tmp_path / "bundle",
-            CompileOptions(target=target, context=64, lora_rank=lora_rank),
-        )
+    bundle = compile_model(
+        str(tmp_path / "checkpoint"),
+        tmp_path / "bundle",
+        CompileOptions(target=target, context=64, lora_rank=lora_rank),
+    )
     runner = open_runner(target, bundle, Limits(rows=len(TOKENS)))
     (found,) = score(runner, TOKENS, len(TOKENS))
     (expected,) = score(ReferenceRunner(bundle), TOKENS, len(TOKENS))
