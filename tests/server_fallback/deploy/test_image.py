@@ -241,7 +241,7 @@ class Container:
 
     def end(self) -> int:
         """Its exit code after the image's signal; 137 after that of `stop`, which follows if it goes on."""
-        self.builder.run("stop", "--time=60", self.name)
+        self.builder.run("stop", "-t", "60", self.name)
         return int(self.builder.inspected("container", self.name)["State"]["ExitCode"])
 
 
