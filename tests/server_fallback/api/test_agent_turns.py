@@ -175,7 +175,9 @@ def test_anthropic_s_client_streams_the_same_turns(address: str) -> None:
             messages += [{"role": "user", "content": results}] if results else []
 
 
-@pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize(
+    "streams", [True, pytest.param(False, marks=pytest.mark.exhaustive)], ids=["streamed", "whole"]
+)
 def test_openai_s_agents_run_the_turns(address: str, streams: bool) -> None:
     """Over /v1/responses, its default: from the task through calls and their results to the answer."""
     if agents is None:

@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 
 import pytest
 from conftest import ROOT
-from waiting import wait_until
 
 pytestmark = pytest.mark.exhaustive
 
@@ -42,6 +41,18 @@ MADE_BY_BUILDERS = {
     *("/etc", "/etc/nearfar", "/etc/nearfar/nearfar.toml", "/cache", "/tmp", "/run", "/run/.containerenv"),
     *("/etc/mtab", "/run/secrets"),
 }
+# A process in the container for each question would take more time than the start.
+READY = f"""
+import time, urllib.request as r
+for attempt in range({START_SECONDS}):
+    try:
+        r.urlopen("http://127.0.0.1:8000/health/ready", timeout=60)
+        break
+    except OSError:
+        time.sleep(1)
+else:
+    raise SystemExit("it is not ready")
+"""
 ASK = """
 import json, sys, urllib.request as r
 body = sys.stdin.buffer.read()
@@ -227,12 +238,15 @@ class Container:
     def execute(self, *command: str, given: bytes = b"") -> str:
         return self.builder.run("exec", "--interactive", self.name, *command, given=given)
 
+    def wait(self) -> None:
+        """Until it serves its model."""
+        ready = self.builder.succeeds("exec", self.name, "python", "-c", READY, seconds=START_SECONDS + STEP_SECONDS)
+        assert ready, self.builder.run("logs", self.name)
+
     @property
     def is_healthy(self) -> bool:
         """By the image's own check."""
-        found = self.builder.inspected("container", self.name)
-        assert found["State"]["Running"], self.builder.run("logs", self.name)
-        kind, *command = found["Config"]["Healthcheck"]["Test"]
+        kind, *command = self.builder.inspected("container", self.name)["Config"]["Healthcheck"]["Test"]
         assert kind == "CMD"
         return self.builder.succeeds("exec", self.name, *command)
 
@@ -241,7 +255,7 @@ class Container:
 
     def end(self) -> int:
         """Its exit code after the image's signal; 137 after that of `stop`, which follows if it goes on."""
-        self.builder.run("stop", "--time=60", self.name)
+        self.builder.run("stop", "-t", "60", self.name)
         return int(self.builder.inspected("container", self.name)["State"]["ExitCode"])
 
 
@@ -256,8 +270,8 @@ def container(builder: Builder, image: str) -> Iterator[Container]:
 
 
 def test_the_image_serves_on_a_root_that_is_read_only_and_ends_cleanly(container: Container) -> None:
-    wait_until(lambda: container.is_healthy, START_SECONDS)
-    wait_until(lambda: is_ready(container), START_SECONDS)
+    container.wait()
+    assert container.is_healthy
     assert container.answer() == "27 + 58 = 85"
     formed = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}
     assert list(json.loads(container.answer(response_format=formed))) == ["sum"]
@@ -272,11 +286,6 @@ def test_the_image_serves_on_a_root_that_is_read_only_and_ends_cleanly(container
     changed = {line[2:] for line in container.builder.run("diff", container.name).splitlines()}
     assert changed <= MADE_BY_BUILDERS
     assert container.end() == 0
-
-
-def is_ready(container: Container) -> bool:
-    asked = "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health/ready')"
-    return container.builder.succeeds("exec", container.name, "python", "-c", asked)
 
 
 def test_a_server_ends_with_a_signal_before_it_handles_any(container: Container) -> None:
