@@ -9,7 +9,6 @@ from html import escape as xml
 from pathlib import Path
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -17,7 +16,7 @@ from ..bundle.device_report import REPORT_FORMAT, DeviceReport, PredictedDecode,
 from ..bundle.new_folder import new_file
 from ..runtime.errors import RequestError, reason_of
 from .options import Devices
-from .output import megabytes, print_json, print_note
+from .output import megabytes, new_console, print_json, print_note
 
 # The prompt and the context of the table's columns, if a report has them; otherwise the nearest.
 PROMPT, CONTEXT = 256, 256
@@ -52,7 +51,7 @@ def run(options: Devices) -> None:
         for row in rows:
             print_json(row.report.model_dump(mode="json"))
         return
-    console = Console()
+    console = new_console()
     console.print(table(rows))
     console.print(caption(), highlight=False)
     if options.plot is not None:

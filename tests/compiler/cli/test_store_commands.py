@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from nearfar.compiler.cli import main
 from nearfar.compiler.cli.ps import unloads
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.server_fallback.executors import compile_process
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +54,15 @@ def test_models_are_listed_shown_copied_and_removed(capsys: pytest.CaptureFixtur
     assert main(["list"]) == 0
     assert "pull MODEL gets one" in capsys.readouterr().out
     assert printed(capsys, "prune", "--max-size", "1GB", "--json")["folder"] == str(tmp_path / "store")
+
+
+def test_a_name_is_shown_as_it_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("demo:zzz", "a:smile:b", "[red]x[/]"):
+        assert name in failed(capsys, "show", name)
+    # Only there, emoji are switched off.
+    sources = [path for folder in ("compiler", "server_fallback", "targets") for path in (ROOT / folder).rglob("*.py")]
+    makers = [path.name for path in sources if re.search(r"(?<![\w.])Console\(", path.read_text(encoding="utf-8"))]
+    assert makers == ["output.py"]
 
 
 def test_a_damaged_record_is_reported_beside_the_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
