@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ..bundle.device_report import REPORT_FORMAT, DeviceReport, PredictedDecode, PredictedFirstToken
 from ..bundle.new_folder import new_file
+from ..given_file import read_given
 from ..runtime.errors import RequestError, reason_of
 from .options import Devices
 from .output import megabytes, new_console, print_json, print_note
@@ -73,7 +74,7 @@ def read_reports(folder: Path) -> list[Row]:
 
 def read_report(file: Path) -> DeviceReport:
     try:
-        return DeviceReport.model_validate_json(file.read_bytes(), strict=True)
+        return DeviceReport.model_validate_json(read_given(file), strict=True)
     except OSError as error:
         raise RequestError(f"{file}: cannot be read: {reason_of(error)}") from error
     except ValidationError as error:

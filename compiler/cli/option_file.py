@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..given_file import read_given_text
 from ..nearest import did_you_mean
 from ..options import Group, Option, OptionFile, declared
 from ..runtime.errors import RequestError, reason_of
@@ -43,7 +44,7 @@ def read_option_file(owner: type, file: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_given_text(file)
         table = tomllib.loads(text)
     except OSError as error:
         raise RequestError(f"--config {file}: cannot be read: {reason_of(error)}") from error

@@ -17,6 +17,7 @@ from rich.table import Table
 from nearfar.compiler.cli.output import new_console, print_json
 from nearfar.compiler.cli.phases import progress_bars
 from nearfar.compiler.cli.run import piped_text
+from nearfar.compiler.given_file import read_given
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.shared.script import SharedScript
 
@@ -86,7 +87,7 @@ def read_context(options: Decide) -> str:
 
 def read_json(path: Path, kind: TypeAdapter[Any], what: str) -> Any:
     try:
-        data = path.read_bytes()
+        data = read_given(path)
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {reason_of(error)}; give a JSON file with {what}") from error
     return parse(kind.validate_json, data, str(path), whole="the file", advice=f"; it must have {what}")
