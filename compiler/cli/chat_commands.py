@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..given_file import read_given
 from ..measure.report import quantization_of
 from ..nearest import did_you_mean, with_advice
 from ..publish.licenses import license_of, stated
@@ -294,9 +295,7 @@ def image(chat: Chat, argument: str) -> None:
     if manifest.images is None or not manifest.sees:
         raise RequestError(f"{manifest.model} sees no pictures; use the bundle of a model that does")
     try:
-        if file.stat().st_size > MAX_IMAGE_BYTES:
-            raise RequestError(f"{file}: is larger than {MAX_IMAGE_BYTES >> 20} MiB")
-        data = file.read_bytes()
+        data = read_given(file, MAX_IMAGE_BYTES)
     except OSError as error:
         raise RequestError(f"{file}: cannot be read: {reason_of(error)}") from error
     try:

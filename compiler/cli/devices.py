@@ -9,15 +9,15 @@ from html import escape as xml
 from pathlib import Path
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ..bundle.device_report import REPORT_FORMAT, DeviceReport, PredictedDecode, PredictedFirstToken
 from ..bundle.new_folder import new_file
+from ..given_file import read_given
 from ..runtime.errors import RequestError, reason_of
 from .options import Devices
-from .output import megabytes, print_json, print_note
+from .output import megabytes, new_console, print_json, print_note
 
 # The prompt and the context of the table's columns, if a report has them; otherwise the nearest.
 PROMPT, CONTEXT = 256, 256
@@ -54,7 +54,7 @@ def run(options: Devices) -> None:
         for row in rows:
             print_json(row.report.model_dump(mode="json"))
         return
-    console = Console()
+    console = new_console()
     console.print(table(rows))
     console.print(caption(), highlight=False)
     if options.plot is not None:
@@ -87,7 +87,7 @@ def read_reports(folder: Path) -> tuple[list[Row], list[str]]:
 
 def read_report(file: Path) -> DeviceReport:
     try:
-        return DeviceReport.model_validate_json(file.read_bytes(), strict=True)
+        return DeviceReport.model_validate_json(read_given(file), strict=True)
     except OSError as error:
         raise RequestError(f"{file}: cannot be read: {reason_of(error)}") from error
     except ValidationError as error:

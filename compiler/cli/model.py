@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from ..bundle.folder import Bundle, ExportBundle
@@ -27,6 +26,7 @@ from ..store.names import StoreName, UnknownModel
 from ..store.opening import exists
 from ..store.sources import GGUF
 from ..store.store import Store
+from .output import new_console
 from .phases import phases, progress_bars
 
 # The server owns the cache. The compiler does not depend on the server, so it loads this module by name, as it does
@@ -62,7 +62,7 @@ def bundle_of(model: Path, ignore_keys: Sequence[str] = (), *, quiet: bool) -> t
         compiled = bool(bars.tasks)
     if compiled and not quiet:
         text = f"compiled {model} into the cache: {bundle}"
-        Console(stderr=True, soft_wrap=True).print(escape(text), style="dim", highlight=False)
+        new_console(stderr=True, soft_wrap=True).print(escape(text), style="dim", highlight=False)
     return bundle, True
 
 

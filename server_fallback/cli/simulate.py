@@ -8,10 +8,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
-
 from nearfar.compiler.bundle.new_folder import new_file
-from nearfar.compiler.cli.output import print_json
+from nearfar.compiler.cli.output import new_console, print_json
 from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.local_opener import LocalOpener
@@ -44,10 +42,10 @@ def run(options: Simulate) -> None:
     if options.json:
         print_json({"scenario": scenario.model_dump(mode="json", exclude_none=True), **report.json})
         return
-    console = Console()
+    console = new_console()
     console.print(report.table)
     for note in report.notes:
-        console.print(note, highlight=False)
+        console.print(note, highlight=False, markup=False)
 
 
 def changed(scenario: Scenario, options: Simulate) -> Scenario:

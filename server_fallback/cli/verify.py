@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
-
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle, open_any
 from nearfar.compiler.bundle.signature import read_trusted_keys
 from nearfar.compiler.cli.model import bundle_of, open_command_runner
-from nearfar.compiler.cli.output import print_json, shown
+from nearfar.compiler.cli.output import new_console, print_json, shown
 from nearfar.compiler.formats.peft import adapter_id
 from nearfar.compiler.runtime.errors import RequestError
 from nearfar.compiler.runtime.generate import PREFILL_CHUNK
@@ -129,7 +127,7 @@ def _print(options: Verify, found: list[Verified]) -> None:
         verified = not any(each.faults for each in found)
         print_json({"verified": verified, "receipts": [summary(each) for each in found]})
         return
-    console = Console(soft_wrap=True, highlight=False)
+    console = new_console(soft_wrap=True, highlight=False)
     for each in found:
         receipt = each.receipt
         name = f"{receipt.side}: {receipt.model} on {receipt.device.name}, {receipt.runtime}, key {each.key}"

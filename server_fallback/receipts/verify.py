@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle
 from nearfar.compiler.formats.peft import read_adapter
+from nearfar.compiler.given_file import read_given_text
 from nearfar.compiler.ir.sampling import WORD
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 from nearfar.compiler.runtime.runner import Runner
@@ -78,7 +79,7 @@ class Given:
 def read_object(file: Path, what: str) -> dict[str, Any]:
     """Raises RequestError for a file that is not a JSON object."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8-sig"))
+        value = json.loads(read_given_text(file, encoding="utf-8-sig"))
         # Python's parser accepts NaN and infinite numbers.
         json.dumps(value, allow_nan=False)
     except OSError as error:

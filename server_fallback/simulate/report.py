@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.box import HORIZONTALS
+from rich.markup import escape
 from rich.table import Table
 
 from ..bench.summary import milliseconds
@@ -53,7 +54,7 @@ def report_run(summary: SimulatedSummary) -> Report:
         rows.append(("answered near", f"{summary.near_share:.1%}"))
         rows += [(f"decided {name}", str(count)) for name, count in summary.decisions.items()]
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(escape(each) for each in row))
     notes = [f"{summary.cut} answers were ended by the context"] if summary.cut else []
     return Report(made, {"study": "run", "result": summary.to_json()}, notes=notes)
 
@@ -67,7 +68,7 @@ def report_splits(found: Sequence[Split], title: str, requests: int) -> Report:
         made.add_row(
             str(split.gpus),
             f"{split.whole.rate:.2f}",
-            "-" if apart is None else apart.layout.name,
+            "-" if apart is None else escape(apart.layout.name),
             "-" if apart is None else f"{apart.rate:.2f}",
             ratio,
         )
@@ -112,7 +113,7 @@ def report_caches(found: Sequence[tuple[str, SimulatedSummary]]) -> Report:
     for name, summary in found:
         computed = summary.prompt_tokens - summary.cached_tokens
         made.add_row(
-            name,
+            escape(name),
             f"{summary.cached_tokens / max(1, summary.prompt_tokens):.1%}",
             f"{1 - computed / max(1, base):.1%}",
             milliseconds(summary.time_to_first_token_seconds),

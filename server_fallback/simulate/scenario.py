@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from nearfar.compiler.given_file import read_given, read_given_text
 from nearfar.compiler.nearest import did_you_mean, with_advice
 from nearfar.compiler.runtime.errors import RequestError, reason_of
 
@@ -222,7 +223,7 @@ class Scenario(Request):
 def read_scenario(path: Path) -> Scenario:
     """Raises RequestError, which names the place in the file."""
     try:
-        value = tomllib.loads(path.read_text(encoding="utf-8"))
+        value = tomllib.loads(read_given_text(path))
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {reason_of(error)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -233,7 +234,7 @@ def read_scenario(path: Path) -> Scenario:
 def read_device(path: Path) -> Device:
     """A device that `nearfar simulate --measure` wrote. Raises RequestError."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_given(path))
     except OSError as error:
         raise RequestError(f"{path}: cannot be read: {reason_of(error)}") from error
     except ValueError as error:

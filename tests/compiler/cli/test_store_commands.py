@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +17,8 @@ from nearfar.compiler.cli.output import megabytes
 from nearfar.compiler.cli.ps import unloads
 from nearfar.compiler.demo import CHECKPOINT
 from nearfar.server_fallback.executors import compile_process
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +88,15 @@ def test_rm_says_which_files_stay_and_who_uses_them(capsys: pytest.CaptureFixtur
     assert found["kept"] == {}
     assert found["removed"]["third"] == 0
     assert found["removed"]["fourth"] > size / 2
+
+
+def test_a_name_is_shown_as_it_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("demo:zzz", "a:smile:b", "[red]x[/]"):
+        assert name in failed(capsys, "show", name)
+    # Only there, emoji are switched off.
+    sources = [path for folder in ("compiler", "server_fallback", "targets") for path in (ROOT / folder).rglob("*.py")]
+    makers = [path.name for path in sources if re.search(r"(?<![\w.])Console\(", path.read_text(encoding="utf-8"))]
+    assert makers == ["output.py"]
 
 
 def test_a_damaged_record_is_reported_beside_the_others(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
