@@ -88,11 +88,14 @@ class BlockChain:
 
 class FrameReader:
     """Reads frames from ``read``, which returns the next bytes, empty at the end. Raises TransferFailed for what is not
-    a frame, and for a payload of more than ``most_bytes``.
+    a frame, and for a payload of more than ``most_bytes``. ``shared`` returns the next payload in shared memory, of a
+    size; None if there is no such memory.
     """
 
-    def __init__(self, read: Callable[[], Awaitable[bytes]], most_bytes: int) -> None:
-        self._read, self._most_bytes = read, most_bytes
+    def __init__(
+        self, read: Callable[[], Awaitable[bytes]], most_bytes: int, shared: Callable[[int], bytes] | None = None
+    ) -> None:
+        self._read, self._most_bytes, self._shared = read, most_bytes, shared
         # What was read beyond the last frame.
         self._rest = b""
         self.bytes = 0
@@ -100,7 +103,7 @@ class FrameReader:
     async def next(self) -> tuple[Frame, bytes]:
         header_bytes, payload_bytes = SIZES.unpack(await self._take(SIZES.size))
         if header_bytes > MAX_HEADER_BYTES or payload_bytes > self._most_bytes:
-            raise damaged(f"a frame of {header_bytes} and {payload_bytes} bytes, at most {self._most_bytes} fit")
+            raise self._too_large(header_bytes, payload_bytes)
         text = await self._take(header_bytes)
         try:
             header = FRAME.validate_json(text)
@@ -108,7 +111,17 @@ class FrameReader:
             raise damaged("a frame whose header is not one of this protocol") from error
         if payload_bytes and not isinstance(header, BlockFrame):
             raise damaged(f"a frame of the kind {header.kind!r} with a payload")
+        if isinstance(header, BlockFrame) and (size := header.shared_bytes):
+            if size > self._most_bytes:
+                raise self._too_large(header_bytes, size)
+            if payload_bytes or self._shared is None:
+                raise damaged("a block in shared memory that was not asked for")
+            self.bytes += size
+            return header, self._shared(size)
         return header, await self._take(payload_bytes)
+
+    def _too_large(self, header_bytes: int, payload_bytes: int) -> TransferFailed:
+        return damaged(f"a frame of {header_bytes} and {payload_bytes} bytes, at most {self._most_bytes} fit")
 
     async def _take(self, size: int) -> bytes:
         # Parts are joined once: each further copy of the pages takes as long as receiving them.

@@ -26,6 +26,7 @@ from ..schema.pages import PAGES_ROUTE, VERSION, BlockFrame, EndFrame, ErrorFram
 from .executor import Call
 from .page_transfer import BlockChain, FrameReader, PageIdentity, Reason, TransferFailed, damaged
 from .refusal import streamed_error
+from .shared_pages import SharedReader
 from .upstream import Upstream, reader_of
 
 # A worker that sends nothing for so long, not even that it is still there, has lost the request.
@@ -66,20 +67,22 @@ async def transfer(
     """``next_token`` follows the prefix. Raises TransferFailed; then ``wanted`` states what has been done."""
     total = len(wanted.token_ids)
     wanted.done = wanted.start
-    request = PagesRequest(
-        version=VERSION,
-        model=wanted.model,
-        bundle=identity.bundle,
-        activation=identity.activation,
-        prompt=[*wanted.token_ids, next_token],
-        start=wanted.start,
-        end=total,
-        priority=wanted.priority,
-    )
     call = Call("prefill", deadline=wanted.deadline)
     began = False
     try:
         async with AsyncExitStack() as opened:
+            shared = opened.enter_context(SharedReader()) if upstream.is_here else None
+            request = PagesRequest(
+                version=VERSION,
+                model=wanted.model,
+                bundle=identity.bundle,
+                activation=identity.activation,
+                prompt=[*wanted.token_ids, next_token],
+                start=wanted.start,
+                end=total,
+                priority=wanted.priority,
+                shared=None if shared is None else shared.name,
+            )
             async with asyncio.timeout(SILENT_SECONDS):
                 response = await opened.enter_async_context(
                     upstream.sent("POST", PAGES_ROUTE, request.model_dump(mode="json"), call)
@@ -87,7 +90,9 @@ async def transfer(
             began = True
             read = reader_of(response, lambda _: False)
             frames = FrameReader(
-                lambda: read(min(wanted.deadline, monotonic() + SILENT_SECONDS)), identity.most_bytes(total)
+                lambda: read(min(wanted.deadline, monotonic() + SILENT_SECONDS)),
+                identity.most_bytes(total),
+                None if shared is None else shared.take,
             )
             try:
                 has_room = await _receive(frames, engine, identity, wanted)
