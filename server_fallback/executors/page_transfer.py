@@ -19,7 +19,7 @@ from nearfar.compiler.runtime.errors import Unavailable
 from nearfar.compiler.runtime.page_groups import pages_bytes
 
 from ..engine.encoded_prefix import PrefixKey
-from ..engine.page_blocks import PageBlock, block_tokens
+from ..engine.page_blocks import LAYERED_BLOCKS, PageBlock, block_tokens
 from ..schema.frame import SIZES
 from ..schema.pages import FRAME, VERSION, BlockFrame, Frame
 
@@ -60,8 +60,8 @@ class PageIdentity:
         return PageIdentity(key.bundle, key.activation, manifest.page_size, size)
 
     def most_bytes(self, total: int) -> int:
-        """The largest payload of a transfer of ``total`` tokens."""
-        return self.page_bytes * (block_tokens(total) // self.page_size + 1)
+        """The largest block of a transfer of ``total`` tokens."""
+        return self.page_bytes * (LAYERED_BLOCKS * block_tokens(total) // self.page_size + 1)
 
 
 class BlockChain:
@@ -70,20 +70,24 @@ class BlockChain:
     def __init__(self, identity: PageIdentity, token_ids: Sequence[int], start: int) -> None:
         self._tokens = np.array(token_ids, "<i4")
         self._position = start
+        self._block = sha256()
         known = f"{VERSION} {identity.bundle} {identity.activation} {start} ".encode()
         self._last = sha256(known + self._tokens[:start].tobytes()).digest()
 
     async def next(self, block: PageBlock) -> str:
+        """Of a block or of a part of it, which follows the part before it."""
         if len(block.data) <= INLINE_BYTES:
             return self._next(block)
         return await asyncio.to_thread(self._next, block)
 
     def _next(self, block: PageBlock) -> str:
-        found = sha256(self._last + struct.pack("<QQ", block.start, block.end))
-        found.update(self._tokens[self._position : block.end].tobytes())
-        found.update(block.data)
-        self._last, self._position = found.digest(), block.end
-        return found.hexdigest()
+        if block.part == 0:
+            self._block = sha256(self._last + struct.pack("<QQ", block.start, block.end))
+            self._block.update(self._tokens[self._position : block.end].tobytes())
+        self._block.update(block.data)
+        if block.is_last:
+            self._last, self._position = self._block.digest(), block.end
+        return self._block.hexdigest()
 
 
 class FrameReader:

@@ -21,7 +21,7 @@ from nearfar.compiler.runtime.errors import (
     Unavailable,
 )
 
-from ..engine.page_blocks import BlockWrite, PageBlock
+from ..engine.page_blocks import BlockWrite, PageBlock, joined
 from ..schema.pages import PAGES_ROUTE, VERSION, BlockFrame, EndFrame, ErrorFrame, PagesRequest
 from .executor import Call
 from .page_transfer import BlockChain, FrameReader, PageIdentity, Reason, TransferFailed, damaged
@@ -114,7 +114,7 @@ async def transfer(
 async def _receive(frames: FrameReader, engine: ImportingEngine, identity: PageIdentity, wanted: Transfer) -> bool:
     """False if there is no room for a block."""
     total, chain = len(wanted.token_ids), BlockChain(identity, wanted.token_ids, wanted.start)
-    size, received = identity.page_size, wanted.start
+    size, received, parts = identity.page_size, wanted.start, list[PageBlock]()
     async with _Writes(engine, wanted) as writes:
         while True:
             header, data = await frames.next()
@@ -124,11 +124,21 @@ async def _receive(frames: FrameReader, engine: ImportingEngine, identity: PageI
                     follows = start == received if received > wanted.start else start >= wanted.start
                     if not follows or start % size or end % size or not start < end <= total:
                         raise damaged(f"the tokens {start} to {end} after {received} of {total}")
-                    block = PageBlock(start, end, data)
+                    block = PageBlock(start, end, data, header.part, header.parts)
+                    if block.part == 0:
+                        parts.clear()
+                    if block.part != len(parts) or any(_shape(block) != _shape(part) for part in parts):
+                        raise damaged(f"part {block.part} of {block.parts} after {len(parts)} of another block")
                     if await chain.next(block) != header.sha256:
                         raise damaged(f"other bytes, tokens or pages of another model for the tokens {start} to {end}")
-                    if not await writes.add(block):
+                    parts.append(block)
+                    if (size_bytes := sum(len(part.data) for part in parts)) > identity.most_bytes(total):
+                        raise damaged(f"a block of {size_bytes} bytes, at most {identity.most_bytes(total)} fit")
+                    if not block.is_last:
+                        continue
+                    if not await writes.add(joined(parts)):
                         return False
+                    parts.clear()
                     received = end
                 case EndFrame():
                     if not await writes.finish():
@@ -139,6 +149,10 @@ async def _receive(frames: FrameReader, engine: ImportingEngine, identity: PageI
                     return True
                 case ErrorFrame(error=error):
                     raise streamed_error("the prefill worker", error.model_dump())
+
+
+def _shape(block: PageBlock) -> tuple[int, int, int]:
+    return block.start, block.end, block.parts
 
 
 class _Writes:

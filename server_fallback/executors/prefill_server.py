@@ -98,9 +98,9 @@ async def page_frames(
 
 async def block_parts(block: PageBlock, chain: BlockChain, shared: SharedWriter) -> list[bytes]:
     """The frame of a block, and its payload unless that is in shared memory."""
-    sha256 = await chain.next(block)
+    header = BlockFrame(
+        start=block.start, end=block.end, sha256=await chain.next(block), part=block.part, parts=block.parts
+    )
     if await shared.send(block.data):
-        header = BlockFrame(start=block.start, end=block.end, sha256=sha256, shared_bytes=len(block.data))
-        return [frame(header.model_dump())]
-    header = BlockFrame(start=block.start, end=block.end, sha256=sha256)
+        return [frame({**header.model_dump(), "shared_bytes": len(block.data)})]
     return [frame(header.model_dump(), block.data), block.data]

@@ -28,7 +28,7 @@ from nearfar.compiler.runtime.errors import DeviceError, RequestError
 from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.engine import page_blocks
 from nearfar.server_fallback.engine.model import TokenModel
-from nearfar.server_fallback.engine.page_blocks import BlockWrite, PageBlock
+from nearfar.server_fallback.engine.page_blocks import BlockWrite, PageBlock, joined
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.targets.cpu.runner import CpuRunner
@@ -53,7 +53,15 @@ async def export(
     request = TokenRequest(prompt[: end + 1], export=range(start, end))
     items = [item async for item in engine.export(request)]
     assert isinstance(items[-1], AnswerEnd)
-    return [item for item in items[:-1] if isinstance(item, PageBlock)], items[-1]
+    blocks, parts = list[PageBlock](), list[PageBlock]()
+    for item in items[:-1]:
+        assert isinstance(item, PageBlock)
+        assert item.part == len(parts)
+        parts.append(item)
+        if item.is_last:
+            blocks.append(joined(parts))
+            parts.clear()
+    return blocks, items[-1]
 
 
 async def write(engine: TokenEngine, prompt: list[int], blocks: list[PageBlock], page_size: int = 4) -> list[bool]:
@@ -243,7 +251,7 @@ def test_on_cpus_a_model_whose_prompt_another_engine_computed_gives_the_same_tok
     family: str, tmp_path: Path
 ) -> None:
     bundle = open_bundle(compiled(family, make_family, MODELS[family], tmp_path))
-    model, limits = TokenModel.of(bundle.manifest), Limits(tokens=32, sequences=4, rows=4, pages=64, states=None)
+    model, limits = TokenModel.of(bundle.manifest), Limits(tokens=64, sequences=4, rows=4, pages=64, states=None)
     if bundle.manifest.keeps_states:
         limits = replace(limits, states=12)
     prompt = [(7 * i * i + 3 * i + 5) % VOCAB_SIZE for i in range(150)]
@@ -261,7 +269,9 @@ def test_on_cpus_a_model_whose_prompt_another_engine_computed_gives_the_same_tok
         alone, first, second = engines
         expected = await answers(alone)
         blocks, _ = await export(first, prompt, page_size=16)
-        assert len(blocks) == 9
+        # A block for each chunk, in parts.
+        assert [block.end for block in blocks] == [64, 128, 144]
+        assert all(block.parts > 1 for block in blocks)
         with pytest.raises(RequestError, match="bytes"):
             await write(second, prompt, [replace(blocks[0], data=blocks[0].data[:-1])], page_size=16)
         require_no_page_held(second)
@@ -274,7 +284,7 @@ def test_on_cpus_a_model_whose_prompt_another_engine_computed_gives_the_same_tok
         if any(windows):
             # What lies behind a window is not sent.
             sizes = [len(block.data) for block in blocks]
-            assert sizes[0] < sizes[-1]
+            assert sizes[0] < 4 * sizes[-1]
         for engine in engines:
             await engine.close()
 
