@@ -240,7 +240,7 @@ def test_a_cpu_reads_layers_while_it_computes_later_ones(
     for future in (failing, *read):
         with pytest.raises(BundleError, match="refuses its arguments"):
             future.result()
-    with pytest.raises(RequestError, match="pages of .* bytes, not"):
+    with pytest.raises(RequestError, match=r"pages of .* bytes, not"):
         runner.write_layers([second], data[:-1])
 
 
