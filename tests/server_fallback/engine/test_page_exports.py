@@ -15,7 +15,7 @@ import pytest
 from decoder_families import make_family
 from engine_requests import LIMITS, Gate, collect, engine_on, ids, require_no_page_held, run, settle
 from hash_model import answer_of
-from hash_runner import HashRunner
+from hash_runner import HashRunner, LayeredHashRunner
 from light_bundle import few_kernels, one_compilation
 from made_once import kept_folder, made_once
 from tiny_models import VOCAB_SIZE
@@ -104,14 +104,46 @@ def test_a_prompt_continues_in_another_engine_from_pages_that_it_did_not_compute
     run(work())
 
 
-def test_a_block_is_delivered_while_the_rest_is_computed_and_a_slow_reader_stops_it() -> None:
+def test_the_layers_of_a_block_are_delivered_before_its_step_is_done() -> None:
     async def work() -> None:
-        async with engine_on(HashRunner(replace(LIMITS, pages=64), threaded=True), context=256) as engine:
+        gate = Gate()
+        async with (
+            engine_on(LayeredHashRunner(LIMITS, threaded=True, hold=gate)) as first,
+            engine_on(LayeredHashRunner(LIMITS)) as second,
+            engine_on(HashRunner(LIMITS)) as other,
+        ):
+            async with aclosing(first.export(TokenRequest(LONG[:29], export=range(0, 28)))) as parts:
+                items = [await anext(parts)]
+                assert first.stats().exported_tokens == 0
+                gate.open()
+                items += [item async for item in parts]
+            blocks = [item for item in items if isinstance(item, PageBlock)]
+            # In order, although the next step's first part was there before this one's last.
+            assert [(block.part, block.parts) for block in blocks] == [(0, 2), (1, 2)] * (len(blocks) // 2)
+            assert len({block.end for block in blocks}) > 1
+            whole = [joined(blocks[index : index + 2]) for index in range(0, len(blocks), 2)]
+            await settle(first)
+            require_no_page_held(first)
+            assert all(await write(second, LONG, whole))
+            assert await ids(second, LONG) == answer_of(LONG, 6, 64)[0]
+            with pytest.raises(RequestError, match="the hash reads whole pages"):
+                await write(other, LONG, whole)
+            require_no_page_held(other)
+
+    run(work())
+
+
+@pytest.mark.parametrize("runner", [HashRunner, LayeredHashRunner])
+def test_a_block_is_delivered_while_the_rest_is_computed_and_a_slow_reader_stops_it(runner: type[HashRunner]) -> None:
+    async def work() -> None:
+        async with engine_on(runner(replace(LIMITS, pages=64), threaded=True), context=256) as engine:
             prompt = [1 + index % 15 for index in range(201)]
             request = TokenRequest(prompt, export=range(0, 200))
             async with aclosing(engine.export(request)) as blocks:
                 first = await anext(blocks)
                 assert isinstance(first, PageBlock)
+                if not first.is_last:
+                    assert isinstance(await anext(blocks), PageBlock)
                 # Two steps of eight tokens may be open beyond what the reader took.
                 loop = engine._loop
                 await until(lambda: all(sequence.is_held for sequence in loop.scheduler.running))
