@@ -136,7 +136,8 @@ class EngineClient:
             self._send(Generate(number, replace(request, arrival=self.arrive()), is_constrained=False))
             while isinstance(item := await queue.next(), PageBlock):
                 yield item
-                self._send(TakeBlock(number))
+                if item.is_last:
+                    self._send(TakeBlock(number))
             yield item
         finally:
             if self._queues.pop(number, None) is not None:

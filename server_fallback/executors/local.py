@@ -274,7 +274,7 @@ class LocalExecutor:
             )
         asked = export_request(request, pages, call)
         check_prompt(asked.prompt_ids, self._model.vocab_size, self.context, "prompt")
-        return page_frames(engine, asked, pages)
+        return page_frames(engine, asked, pages, request.shared)
 
     def prefill(self, request: PrefillRequest, call: Call, counts: Counts) -> AsyncGenerator[bytes, None]:
         source, layout = self._readable

@@ -41,6 +41,7 @@ from nearfar.compiler.runtime.errors import (
 )
 from nearfar.server_fallback.engine import mask_task
 from nearfar.server_fallback.engine.encode_job import EncodeRequest
+from nearfar.server_fallback.engine.page_blocks import PageBlock
 from nearfar.server_fallback.engine.request import AnswerEnd, GeneratedToken, TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.engine_process import engine_client, remote_engine
@@ -72,6 +73,27 @@ async def remote(recipe: HashRecipe | SeeingRecipe | EncoderRecipe | None = None
     finally:
         await engine.close()
         assert not is_running(pid)
+
+
+def test_pages_of_a_process_are_the_same_and_are_taken_block_by_block() -> None:
+    prompt = [1 + index % 15 for index in range(61)]
+    request = TokenRequest(prompt, export=range(0, 60))
+
+    async def exported(engine: RemoteEngine | TokenEngine) -> bytes:
+        items = [item async for item in engine.export(request)]
+        assert isinstance(items.pop(), AnswerEnd)
+        assert {item.parts for item in items if isinstance(item, PageBlock)} == {2}
+        return b"".join(item.data for item in items if isinstance(item, PageBlock) and item.is_last)
+
+    async def work() -> None:
+        recipe = HashRecipe(layered=True)
+        here = recipe.open()
+        async with remote(recipe) as engine:
+            # Twice: the second time, all pages are there at once.
+            assert [await exported(engine) for _ in range(2)] == [await exported(here)] * 2
+        await here.close()
+
+    run(work())
 
 
 def is_running(pid: int) -> bool:
