@@ -1,4 +1,4 @@
-"""Tiny decision models that transformers writes: random weights, in each of the forms that its `JevForDecision` reads."""
+"""Tiny decision models of transformers: random weights, in each of the forms that its `JevForDecision` reads."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ def their_probabilities(model: Any, folder: Path, state: Any) -> dict[str, dict[
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     found = {}
-    for inputs, questions in model.decision_config.prepare_inputs({"state": state, "questions": dict(ASKED)}, tokenizer):
+    for inputs, questions in model.decision_config.prepare_inputs(
+        {"state": state, "questions": dict(ASKED)}, tokenizer
+    ):
         scores = model.decide(**inputs, decision_questions=questions)
         for question, own in zip(questions, scores, strict=True):
             found[question.name] = dict(zip(question.options, own.softmax(-1).tolist(), strict=True))

@@ -80,8 +80,8 @@ def read_decision_head(path: Path, config: Mapping[str, Any]) -> DecisionHead | 
     if beside == JUDGE:
         return _judge(path, config)
     raise CheckpointError(
-        f"{path}: has a decision head ({beside}), but neither {JUDGE} nor {DECIDER}, which say how it is read; download "
-        "those too",
+        f"{path}: has a decision head ({beside}), but neither {JUDGE} nor {DECIDER}, which say how it is read; "
+        "download one of those too",
         file=str(path / JUDGE),
     )
 
@@ -131,7 +131,9 @@ def with_prompts(path: Path, head: DecisionHead, files: TokenizerFiles) -> Token
     for kind in head.spec.kinds:
         sample = _sample(kind, yes_first=head.spec.yes_first)
         try:
-            marked, prompt = (each.render([{"role": "user", "content": ""}], variables=sample) for each in (given, kept))
+            marked, prompt = (
+                each.render([{"role": "user", "content": ""}], variables=sample) for each in (given, kept)
+            )
         except NearfarError as error:
             raise UnsupportedModel(f"{where}: does not write a question of {kind.kind}: {error.message}") from error
         if MARK in prompt or marked not in (prompt, prompt + MARK):
@@ -193,7 +195,9 @@ def _judge(path: Path, config: Mapping[str, Any]) -> DecisionHead:
     slots = _object(judge.get("slots"), "slots", where)
     names, ranges = slots.get("verbalizers"), _object(slots.get("ranges"), "ranges", where)
     count = ConfigReader(slots, f"{where}: slots").integer("num_slots")
-    valid = all(isinstance(each, list) and len(each) == 2 and all(type(at) is int for at in each) for each in ranges.values())
+    valid = all(
+        isinstance(each, list) and len(each) == 2 and all(type(at) is int for at in each) for each in ranges.values()
+    )
     if not isinstance(names, list) or not valid:
         raise CheckpointError(f"{where}: 'slots' has no verbalizers with ranges; download it again", file=where)
     labels = {kind: names[start:end] for kind, (start, end) in ranges.items()}
@@ -214,12 +218,12 @@ def _decider(path: Path) -> DecisionHead:
     """A head in the form of vLLM's decision models, which has a code for each option of any question."""
     where = str(path / DECIDER)
     config = ConfigReader(read_json_object(path / DECIDER), where)
-    if not config.has("codes"):
+    if not read_json_object(path / DECIDER).get("codes"):
         raise UnsupportedModel(f"{where}: has no 'codes' of options, and other decision heads are not supported")
     codes, prompt = config.texts("codes"), config.text("prompt", default="pplx")
     if prompt not in DECIDERS:
         raise UnsupportedModel(f"{where}: 'prompt' is {prompt[:80]!r}; supported: {', '.join(DECIDERS)}")
-    labels, temperature = dict.fromkeys(KINDS, list(codes)), dict.fromkeys(KINDS, config.number("temperature"))
+    labels, temperature = {kind: list(codes) for kind in KINDS}, dict.fromkeys(KINDS, config.number("temperature"))
     kinds = _kinds(labels, dict.fromkeys(KINDS, 0), temperature, len(codes), where)
     causal = config.optional_text("attention_mode") != NOT_CAUSAL
     return DecisionHead(DecisionSpec(kinds, yes_first=False), len(codes), decider_prompt(prompt), causal, _beside(path))
@@ -240,7 +244,9 @@ def _kinds(
                 file=where,
             )
         if type(factor) not in (int, float) or not 0 < factor < float("inf"):
-            raise CheckpointError(f"{where}: the temperature of {theirs} must be above 0; download it again", file=where)
+            raise CheckpointError(
+                f"{where}: the temperature of {theirs} must be above 0; download it again", file=where
+            )
         # Scores of another kind are no options of this one.
         end = min([at for at in offsets.values() if type(at) is int and at > first], default=count)
         own = tuple(names[: end - first])
@@ -257,7 +263,9 @@ def _beside(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: has {len(files)} of the files {' and '.join(HEAD_FILES)}, expected one")
     stored = read_safetensors(files[0])
     # vLLM's models have the weight alone.
-    found: dict[str, Tensor] = {f"{PROJECTION}.weight" if name == "weight" else name: own for name, own in stored.items()}
+    found: dict[str, Tensor] = {
+        f"{PROJECTION}.weight" if name == "weight" else name: own for name, own in stored.items()
+    }
     unknown = found.keys() - {f"{PROJECTION}.weight", f"{PROJECTION}.bias"}
     if unknown:
         raise UnsupportedModel(f"{files[0]}: has the unknown tensors {', '.join(sorted(unknown))[:200]}")
@@ -267,8 +275,8 @@ def _beside(path: Path) -> dict[str, Tensor]:
 def _require_merged(path: Path, adapter: object, where: str) -> None:
     if isinstance(adapter, str) and (path / adapter).is_dir():
         raise UnsupportedModel(
-            f"{where}: the head reads the model with the LoRA adapter in {adapter!r}; merge that into the weights, remove "
-            "the folder, and compile the result"
+            f"{where}: the head reads the model with the LoRA adapter in {adapter!r}; merge that into the weights, "
+            "remove the folder, and compile the result"
         )
 
 
@@ -276,5 +284,3 @@ def _object(value: object, name: str, where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{where}: {name!r} must be an object; download it again", file=where)
     return value
-
-

@@ -175,9 +175,7 @@ class LocalOpener:
             assert isinstance(opened, EncoderEngine)
             engine = opened
         memory_bytes = planned.memory.total_bytes
-        return await open_encoder(
-            engine, text, self._compiler, options.images, memory_bytes=memory_bytes, share=share
-        )
+        return await open_encoder(engine, text, self._compiler, options.images, memory_bytes=memory_bytes, share=share)
 
     async def _open(
         self,

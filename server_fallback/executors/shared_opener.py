@@ -59,7 +59,7 @@ async def open_encoder(
     compiler: GrammarCompiler,
     images: ImageOptions,
     *,
-    memory_bytes: int,
+    memory_bytes: int | None,
     share: LocalShare | None = None,
 ) -> EncoderExecutor:
     """The executor of an open engine, which it closes on an error. Raises as `open_workers`."""
@@ -70,9 +70,7 @@ async def open_encoder(
     except BaseException:
         await engine.close()
         raise
-    return DecisionExecutor(
-        engine, text, workers=workers, memory_bytes=memory_bytes, device=engine.device, share=share
-    )
+    return DecisionExecutor(engine, text, workers=workers, memory_bytes=memory_bytes, device=engine.device, share=share)
 
 
 async def open_workers(model: TextModel, compiler: GrammarCompiler, images: ImageOptions) -> TextWorkers:

@@ -18,7 +18,6 @@ from tiny_decisions import ASKED, QUESTIONS, their_probabilities, theirs, write_
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
-from nearfar.compiler.runtime.errors import RequestError
 from nearfar.server_fallback.api.app import create_app
 from nearfar.server_fallback.api.config import ApiConfig
 from nearfar.server_fallback.cli import decide as decide_command
@@ -50,7 +49,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundles(checkpoints: Path) -> Mapping[str, Path]:
     options = CompileOptions(target="cpu", quantization="f32", context=800)
     with one_compilation(), few_kernels():
-        return {form: compile_model(str(checkpoints / form), checkpoints / f"{form}-cpu", options).path for form in FORMS}
+        return {
+            form: compile_model(str(checkpoints / form), checkpoints / f"{form}-cpu", options).path for form in FORMS
+        }
 
 
 def probabilities_of(answer: DecideResponse) -> dict[str, list[float]]:
@@ -100,7 +101,10 @@ def test_what_a_decision_head_cannot_do_is_refused_by_name(bundles: Mapping[str,
         await registry.load(LoadRequest(model=str(bundles["judge"]), name="judge"))
         try:
             app = create_app(registry, ApiConfig())
-            asked = {"model": "judge", "questions": {"a": {"type": "choice", "question": "b?", "choices": list("abcd")}}}
+            asked = {
+                "model": "judge",
+                "questions": {"a": {"type": "choice", "question": "b?", "choices": list("abcd")}},
+            }
             picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
             yes_no = {"a": {"type": "yes_no", "question": "b?"}}
             calls = [
