@@ -28,6 +28,7 @@ KINDS = {
     "embed": "an embedding model (embed)",
     "rerank": "a reranker, which scores pairs of a query and a passage (rerank)",
     "classify": "a classifier (classify)",
+    "decide": "a decision model, which answers typed questions (decide)",
     "transcribe": "a model that transcribes sound (transcribe)",
 }
 

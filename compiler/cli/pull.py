@@ -114,5 +114,6 @@ def try_it(task: Task, target: str, bundle: str) -> str:
         "embed": f"run {bundle} 'Why is the sky blue?'",
         "rerank": f"run {bundle} 'colour of the sky' --passage 'The sky is blue.'",
         "classify": f"run {bundle} 'Why is the sky blue?'",
+        "decide": f"decide {bundle} 'Why is the sky blue?' --questions QUESTIONS.json",
         "transcribe": f"transcribe SOUND.wav {bundle}",
     }[task]

@@ -13,7 +13,7 @@ from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import MANIFEST_FILE, Manifest
 from ..formats.checkpoint import Checkpoint, DequantizedMatrix, StoredMatrix
 from ..ir.expr import Natural
-from ..ir.tasks import Task
+from ..ir.tasks import Task, task_of
 from ..publish.licenses import stated
 
 
@@ -71,13 +71,6 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Details:
     for tensor in tensors:
         sizes[tensor.dtype] += math.prod(tensor.shape)
     quantized = any(isinstance(tensor, StoredMatrix | DequantizedMatrix) for tensor in tensors)
-    task: Task = "generate"
-    if checkpoint.embedding is not None:
-        task = "embed"
-    elif checkpoint.classifier is not None:
-        task = "classify"
-    elif checkpoint.task is not None:
-        task = "transcribe"
     return Details(
         format="gguf" if checkpoint.path.is_file() else "safetensors",
         family=checkpoint.spec.model_type,
@@ -87,7 +80,7 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Details:
         else sizes.most_common(1)[0][0],
         context=checkpoint.spec.max_position_embeddings,
         embedding_size=checkpoint.spec.hidden_size,
-        task=task,
+        task=task_of(checkpoint.task),
         sees=checkpoint.images is not None,
         template=checkpoint.tokenizer.chat_template,
         license=None if checkpoint.origin is None else stated(checkpoint.origin),

@@ -143,6 +143,10 @@ def curl(url: str, registry: Registry, *, keyed: bool) -> str:
         "embed": ("embeddings", {"input": QUESTION}),
         "rerank": ("rerank", {"query": QUESTION, "documents": ["27 + 58 = 85", "the capital of Peru is Lima"]}),
         "classify": ("classify", {"input": QUESTION}),
+        "decide": (
+            "decide",
+            {"context": QUESTION, "questions": {"sum": {"type": "yes_no", "question": "Is it a sum?"}}},
+        ),
     }
     key = ' -H "Authorization: Bearer $NEARFAR_API_KEY"' if keyed else ""
     task = registry.task(model)

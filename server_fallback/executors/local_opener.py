@@ -55,7 +55,7 @@ from .local_share import LocalShare, SpeechShare
 from .memory import context_bytes, plan_memory, weight_bytes
 from .page_transfer import PageIdentity
 from .registry import default_name
-from .shared_opener import open_workers
+from .shared_opener import open_encoder, open_workers
 from .slot_files import FLAG, SlotFiles
 from .slots import Slots
 from .speech_executor import SpeechExecutor
@@ -177,7 +177,8 @@ class LocalOpener:
             opened = await asyncio.to_thread(recipe.open)
             assert isinstance(opened, EncoderEngine)
             engine = opened
-        return EncoderExecutor(engine, text, memory_bytes=planned.memory.total_bytes, device=engine.device, share=share)
+        memory_bytes = planned.memory.total_bytes
+        return await open_encoder(engine, text, self._compiler, options.images, memory_bytes=memory_bytes, share=share)
 
     async def _open(
         self,
