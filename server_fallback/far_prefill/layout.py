@@ -26,6 +26,8 @@ from nearfar.compiler.runtime.variant import stored_dtype
 
 WIRE: Final = KV_FORMATS["q4"]
 LARGEST_FLOAT16: Final = 65504.0
+# The targets whose kernels store the keys of a page element by element: see `compiler/kernels/cpu/pages.py`.
+KEYS_BY_ELEMENT: Final = frozenset({"cpu"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,16 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """``kv``: the format of the engine's own pages. ``quantization``: the formats of the matrices."""
+    """``kv``: the format of the engine's own pages. ``quantization``: the formats of the matrices.
+    ``keys_by_element``: whether the engine's pages hold the keys of all tokens element by element.
+    """
 
     page_size: int
     kv: KvName
     quantization: str
     groups: tuple[Group, ...]
     states: tuple[State, ...]
+    keys_by_element: bool = False
 
     @staticmethod
     def of(manifest: Description) -> KvLayout:
@@ -92,6 +97,7 @@ class KvLayout:
             manifest.matrix_formats,
             tuple(groups),
             tuple(State(name, sizes_of(state)) for name, state in states.items() if state.shape[0] == STATES),
+            manifest.target in KEYS_BY_ELEMENT,
         )
 
     def page_bytes(self, group: Group, activation: str) -> int:
@@ -155,11 +161,29 @@ class KvLayout:
         """The pages of a layer (n, bytes) as (n, words) of the wire."""
         form = kv_format(self.kv)
         content = np.ascontiguousarray(data)
-        if form is WIRE:
-            return content.view("<u4")
         shape = (len(content), 2, layer.heads, self.page_size, -1)
         numbers = numbers_of(content, activation) if form is None else content.view("<u4")
+        if self.keys_by_element:
+            numbers = with_key_rows(numbers.reshape(shape), self.kv)
+        if form is WIRE:
+            return numbers.reshape(len(content), -1)
         return to_wire(read_pages(numbers.reshape(shape), {"kv": self.kv})).reshape(len(content), -1)
+
+
+def with_key_rows(pages: Array, kv: KvName) -> Array:
+    """Pages (n, 2, K, page, D), or words of integers, whose keys are (D, page) numbers, bytes or words of 4-bit codes,
+    with keys (page, D).
+    """
+    changed, form = pages.copy(), kv_format(kv)
+    keys, stored = (
+        (changed[:, 0], pages[:, 0]) if form is None else (each[0][:, 0] for each in map(page_rows, (changed, pages)))
+    )
+    if form is not None and form.bits == 8:
+        stored = np.ascontiguousarray(stored).view(np.uint8)
+    rows, size = stored.shape[-2:]
+    turned = np.swapaxes(stored.reshape(*stored.shape[:-2], size, rows), -1, -2)
+    keys[...] = turned if turned.dtype == keys.dtype else np.ascontiguousarray(turned).view(keys.dtype)
+    return changed
 
 
 def to_wire(rows: Array) -> Array:

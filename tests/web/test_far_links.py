@@ -1,5 +1,5 @@
-"""A prompt that a server computes for a page, in headless Chromium with the real clock: over a fast link it is sooner, and
-over one that DevTools throttles it is later.
+"""A prompt that a server computes for a page, in headless Chromium with the real clock: over a fast link it is sooner,
+and over one that DevTools throttles it is later.
 
 The device's speed, the server's and the link's are measured. The device has eight layers and computes a row at a time,
 so it needs many times as long as the server, and the throttled link five times as long as the device: other work on
