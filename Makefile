@@ -22,6 +22,7 @@
 # make soak              24 clients during attacks for MINUTES=10 on this machine's CPU; ATTACKS=texts,grammar,... selects attacks
 # make faults            32 clients of five APIs for MINUTES=10 while processes are killed, files are read again, and models come and go
 # make bench-wire        speculation across the wire: the work that a near model's guesses save the server; FAR=folder for another far checkpoint
+# make bench-far-links    the time to the first token of a page, computed there and by a server, over links of several speeds
 # make bench-far-prefill  far prefill: what 4 bits cost, what the device's checks find, and from which length on it is sooner
 # make bench-cpu         tokens per second on this machine's CPU; also llama.cpp, if llama-cpp-python is installed; MODEL=gemma-3-1b-it selects a model of compiler/arch/published, TYPE=Q4_K_M a file that llama.cpp quantizes
 # make bench-activations the error of the activation dtypes of cpu and webgpu on the demo model
@@ -96,7 +97,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears demo-finder recall demo test test-all unit-tests test-web test-webview test-phone test-capacitor test-expo check check-python check-web check-webview check-phone check-capacitor check-expo packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-kv-tiers bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak faults bench-wire bench-far-prefill router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static check-hosts bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears demo-finder recall demo test test-all unit-tests test-web test-webview test-phone test-capacitor test-expo check check-python check-web check-webview check-phone check-capacitor check-expo packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-kv-tiers bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak faults bench-wire bench-far-prefill bench-far-links router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static check-hosts bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -244,6 +245,9 @@ bench-wire: .venv/.dev
 
 bench-far-prefill: .venv/.dev web/dist/.built
 	PYTHONPATH=tests:tests/bench $(BIN)/python tests/bench/bench_far_prefill.py
+
+bench-far-links: .venv/.dev web/dist/.built
+	PYTHONPATH=tests:tests/bench $(BIN)/python tests/bench/bench_far_links.py $(if $(MODELS),--models $(MODELS))
 
 bench-import: .venv/.dev
 	$(BIN)/python tests/bench/bench_import.py
