@@ -397,9 +397,7 @@ class Registry:
         return task
 
     async def _drained(self, entry: ModelEntry, drain_seconds: float) -> None:
-        """Close the executor when nobody uses it, here or elsewhere, or the time is over. A model that sleeps has none,
-        once it has fallen asleep, or was too late to wake up.
-        """
+        """Close the executor when nobody uses it, here or elsewhere, or the time is over. One that sleeps has none."""
         try:
             if entry.executor is None:
                 async with entry.moving:
@@ -414,9 +412,7 @@ class Registry:
 
 
 async def closed(leaving: asyncio.Task[None]) -> None:
-    """Wait for the task of `Registry.withdraw`. It goes on if its caller leaves, and is cancelled when the registry is
-    closed, after which the model is closed, too.
-    """
+    """Wait for the task of `Registry.withdraw`, which goes on if its caller leaves, and ends with the registry."""
     await asyncio.wait([leaving])
     if not leaving.cancelled():
         leaving.result()
