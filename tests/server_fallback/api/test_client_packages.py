@@ -165,7 +165,7 @@ def installed(kind: str, packages: tuple[str, ...]) -> Path:
     return folder
 
 
-def environment(address: str, home: Path) -> Mapping[str, str]:
+def environment(address: str, home: Path) -> dict[str, str]:
     """As their documentation says: the address and a key, and nothing that is of this user."""
     return {
         "PATH": os.environ["PATH"],
