@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -27,6 +28,7 @@ from nearfar.compiler.store.modelfile import write_modelfile
 from nearfar.compiler.store.names import StoreName, UnknownModel
 from nearfar.compiler.store.parameters import Parameters
 from nearfar.compiler.store.sources import with_quantization
+from nearfar.compiler.store.store import Store
 
 from ..executors.executor import Executor, ExecutorState
 from ..executors.stored_models import StoredModels
@@ -107,7 +109,7 @@ def ollama_store_router(service: Service) -> APIRouter:
             report("compiling", 0, 0)
             await models.registry.prepare(stored.name)
 
-        return await _worked(work, request, stream=body.stream is not False, begin=f"pulling {name}")
+        return await _worked(work, request, models.store, stream=body.stream is not False, begin=f"pulling {name}")
 
     @router.post("/api/create", response_model=OllamaStatus, responses=OLLAMA)
     async def create(body: OllamaCreate, request: Request) -> Response:
@@ -126,7 +128,7 @@ def ollama_store_router(service: Service) -> APIRouter:
         async def work(report: Report) -> None:
             await asyncio.to_thread(partial(created_from, models.store, name, body, changes, report))
 
-        return await _worked(work, request, stream=body.stream is not False, begin="creating the model")
+        return await _worked(work, request, models.store, stream=body.stream is not False, begin="creating the model")
 
     @router.post("/api/copy", responses=OLLAMA)
     async def copy(body: OllamaCopy) -> Response:
@@ -367,7 +369,7 @@ def _parameter_lines(parameters: Parameters) -> str:
 # --- work with progress ---
 
 
-async def _worked(work: Work, request: Request, *, stream: bool, begin: str) -> Response:
+async def _worked(work: Work, request: Request, store: Store, *, stream: bool, begin: str) -> Response:
     """Run a change of the store, which goes on if the client leaves. Streams report its progress in lines."""
     exchange, reports = exchange_of(request), asyncio.Queue[OllamaStatus]()
     loop = asyncio.get_running_loop()
@@ -380,7 +382,7 @@ async def _worked(work: Work, request: Request, *, stream: bool, begin: str) -> 
         try:
             await work(report)
         except NearfarError as error:
-            raise loading_error(error) from error
+            raise loading_error(without_paths(error, store)) from error
 
     task = asyncio.ensure_future(done())
     if not stream:
@@ -410,6 +412,13 @@ async def _worked(work: Work, request: Request, *, stream: bool, begin: str) -> 
 
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     return StreamingResponse(lines(), media_type=LINES.content_type)
+
+
+def without_paths(error: NearfarError, store: Store) -> NearfarError:
+    """The error with the names that a client gave its files, without the folders of this machine that have them."""
+    folders = "|".join((re.escape(f"{store.folder}/"), r"/[^\s'\"]*/models--[^\s/]+/snapshots/"))
+    message = re.sub(rf"(?:{folders})(?:[^\s/:,'\"]+/)*", "", error.message)
+    return error if message == error.message else type(error)(message, **error.details)
 
 
 def _line(status: OllamaStatus) -> bytes:

@@ -114,6 +114,8 @@ class KeyedRoute(APIRoute):
                     name = printable(unknown[0])
                     raise ApiError(400, f"Unknown parameter: '{name}'.", "unknown_parameter", name)
                 exchange.answer_headers[IGNORED_HEADER] = ignored_header([[name] for name in unknown])
+            if repeated := self._repeated(request):
+                raise ApiError(400, f"Repeated parameter: '{repeated}'; give it once.", "repeated_parameter", repeated)
             try:
                 return await handler(request)
             except RequestValidationError as error:
@@ -127,6 +129,12 @@ class KeyedRoute(APIRoute):
         if self.any_query or ("POST" in (self.methods or ()) and not known):
             return []
         return [name for name in request.query_params if name not in known]
+
+    def _repeated(self, request: Request) -> str | None:
+        """A parameter of the query with two values, of which one would have no effect. No route takes a list."""
+        given = [name for name, _ in request.query_params.multi_items()]
+        known = (each.alias for each in self.dependant.query_params)
+        return next((name for name in known if given.count(name) > 1), None)
 
     def authorized(self, config: ApiConfig, request: Request) -> ApiKey | None:
         """Raises ApiError (401, 403)."""

@@ -10,6 +10,7 @@ from nearfar.compiler.runtime.errors import RequestError
 
 from ..executors.executor import HasSlots
 from ..executors.slots import Slots
+from ..schema.common import ErrorResponse
 from ..schema.slots import (
     RestoreTimings,
     SaveTimings,
@@ -22,16 +23,17 @@ from ..schema.slots import (
 from .errors import ApiError
 from .exchange import exchange_of
 from .only_model import only_model
-from .route import EVERYWHERE, WITH_BODY, StoreRoute, keyed_router
+from .route import EVERYWHERE, WITH_BODY, Responses, StoreRoute, keyed_router
 from .service import Service
 
 ACTIONS = ("save", "restore", "erase")
+NO_SLOTS: Responses = {501: {"model": ErrorResponse, "description": "The server was started without slots."}}
 
 
 def slots_router(service: Service) -> APIRouter:
     router = keyed_router()
 
-    @router.get("/slots", responses=EVERYWHERE | {400: WITH_BODY[400], 404: WITH_BODY[404]})
+    @router.get("/slots", responses=EVERYWHERE | NO_SLOTS | {400: WITH_BODY[400], 404: WITH_BODY[404]})
     async def slots(request: Request, model: str | None = None, fail_on_no_slot: bool = False) -> list[SlotReply]:
         """The slots of the only model, or of ``model`` (extension)."""
         executor, found = await _slots_of(service, request, model)
@@ -49,7 +51,7 @@ def slot_files_router(service: Service) -> APIRouter:
     """What reads and writes files: for admins, and for programs on this machine if the server has no keys."""
     router = keyed_router(StoreRoute)
 
-    @router.post("/slots/{id_slot}", responses=WITH_BODY)
+    @router.post("/slots/{id_slot}", responses=WITH_BODY | NO_SLOTS)
     async def slot(
         id_slot: int, body: SlotRequest, request: Request, action: str = "", model: str | None = None
     ) -> SlotSaved | SlotRestored | SlotErased:

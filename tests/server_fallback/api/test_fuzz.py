@@ -15,7 +15,7 @@ from fake_models import FakeExecutor, FakeModels
 from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from open_inference import document as open_inference
-from schemathesis.checks import load_all_checks
+from schemathesis.checks import load_all_checks, not_a_server_error
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -54,6 +54,16 @@ OPERATIONS = (
     ("POST", "/infill"),
     ("POST", "/apply-template"),
     ("POST", "/generate"),
+    ("POST", "/generate_stream"),
+    ("POST", "/"),
+    ("GET", "/info"),
+    ("POST", "/completion"),
+    ("GET", "/props"),
+    ("GET", "/slots"),
+    ("POST", "/slots/{id_slot}"),
+    ("POST", "/sleep"),
+    ("POST", "/wake_up"),
+    ("POST", "/reset_prefix_cache"),
     ("POST", "/tokenize"),
     ("POST", "/detokenize"),
     ("POST", "/v1/models/load"),
@@ -167,7 +177,10 @@ def check(operation: Any, mode: schemathesis.GenerationMode, examples: int) -> N
     )
     def every_answer(case: schemathesis.Case[Any]) -> None:
         # The schema cannot express all rules, for example that stream_options require stream.
-        case.call_and_validate(headers={"Authorization": f"Bearer {KEY}"}, excluded_checks=[positive_data_acceptance])
+        answer = case.call(headers={"Authorization": f"Bearer {KEY}"})
+        # 501 is llama.cpp's answer of a server without slots. The document has to name it.
+        chosen = [not_a_server_error] if answer.status_code == 501 else []
+        case.validate_response(answer, excluded_checks=[positive_data_acceptance, *chosen])
 
     every_answer()
 

@@ -348,6 +348,13 @@ def test_uploads_with_other_bytes_and_names_out_of_the_folder_are_refused(tmp_pa
             400,
             "files: '../../config.json' is not",
         )
+        # The error names the file as its sender does, and no folder of this machine.
+        for name in ("x.gguf", "config.json"):
+            await served.ask("POST", f"/api/blobs/sha256:{digest}", b"right")
+            body["files"] = {name: f"sha256:{digest}"}
+            error = (await served.ask("POST", "/api/create", body)).json()["error"]
+            assert error.startswith(f"{name}: ")
+            assert str(tmp_path) not in error
         body["files"] = {"config.json": f"sha256:{'1' * 64}"}
         assert "was not uploaded" in (await served.ask("POST", "/api/create", body)).json()["error"]
 

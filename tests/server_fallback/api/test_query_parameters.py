@@ -25,6 +25,11 @@ def test_each_route_that_reads_its_query_refuses_what_it_does_not_know() -> None
         assert (answer.status_code, "Unknown parameter: 'colour'." in answer.text) == (400, True), path
 
 
+def test_a_parameter_that_is_given_twice_is_refused() -> None:
+    answer = run(ask_app(create_app(FakeModels(), ApiConfig()), "GET", "/props?model=fake&model=other"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "repeated_parameter")
+
+
 def test_clients_add_parameters_of_their_own_to_the_list_of_models() -> None:
     app = create_app(FakeModels(), ApiConfig())
     for path in ("/v1/models?limit=1000", "/v1/models?client_version=0.1", "/v1/models/fake?beta=true"):
