@@ -44,7 +44,10 @@ export interface ChatPrompt {
 }
 
 /** What a chat's prompt depends on. */
-export type ChatModel = Pick<Model, "decides" | "text" | "context" | "readPictures" | "senses" | "transcribe" | "heard">;
+export type ChatModel = Pick<
+  Model,
+  "decides" | "text" | "context" | "readPictures" | "senses" | "transcribe" | "heard"
+>;
 
 /** Throws RequestError for a model whose template writes no chats. */
 export function requireChats({ decides }: Pick<Model, "decides">): void {
