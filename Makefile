@@ -22,6 +22,7 @@
 # make soak              24 clients during attacks for MINUTES=10 on this machine's CPU; ATTACKS=texts,grammar,... selects attacks
 # make faults            32 clients of five APIs for MINUTES=10 while processes are killed, files are read again, and models come and go
 # make bench-wire        speculation across the wire: the work that a near model's guesses save the server; FAR=folder for another far checkpoint
+# make bench-far-links    the time to the first token of a page, computed there and by a server, over links of several speeds
 # make bench-far-prefill  far prefill: what 4 bits cost, what the device's checks find, and from which length on it is sooner
 # make bench-cpu         tokens per second on this machine's CPU; also llama.cpp, if llama-cpp-python is installed; MODEL=gemma-3-1b-it selects a model of compiler/arch/published, TYPE=Q4_K_M a file that llama.cpp quantizes
 # make bench-activations the error of the activation dtypes of cpu and webgpu on the demo model
@@ -53,7 +54,7 @@
 # make gpu-check   everything that only a GPU can check, in at most 20 minutes; results in OUT=build/gpu-check, ONLY=part,part MINUTES=20, SCRIPT=webgpu, cuda or persistent for parts with pass marks in at most 9 minutes
 # make gpu-prepare write everything that gpu-check needs from TVM to build/gpu-prepared.tar.xz, for a GPU machine without TVM; ARCH=sm_90
 # make gpu-wheels  write everything that gpu-check needs from PyPI and npm to build/gpu-wheels, for a machine without a network; WITHOUT=numpy,node
-# make check-hosts  the Kotlin and Swift sources of an app's side: types by Kotlin's compiler, and syntax; needs Java, npm and pip
+# make check-hosts  the Kotlin and Swift sources of an app's side: syntax, and with Java the types by Kotlin's compiler; a part of make test
 # make gpu-static  what the shader compilers of Adreno, Apple, NVIDIA, AMD and Intel GPUs make of the WGSL of a few models, without a GPU; ONLY=regular expression, RECORD=1, BUNDLE=folder
 # make gpu-rehearse  gpu-check from end to end without a GPU: a clean copy of the commit, no network, emulated CUDA, Vulkan on the CPU
 # make quality          the quality of each weight format of the demo model on each target
@@ -96,7 +97,7 @@ WEB_SOURCES := $(shell find web/src web/page web/tools web/notices -type f 2>/de
   LICENSE .packaging/picojson-LICENSE \
   server_fallback/router/fitting/demo_policy.json
 
-.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears demo-finder recall demo test test-all unit-tests test-web test-webview test-phone test-capacitor test-expo check check-python check-web check-webview check-phone check-capacitor check-expo packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-kv-tiers bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak faults bench-wire bench-far-prefill router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static check-hosts bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
+.PHONY: bench-activations figures install-size demo-encoder demo-eyes demo-ears demo-finder recall demo test test-all unit-tests test-web test-webview test-phone test-capacitor test-expo check check-python check-web check-webview check-phone check-capacitor check-expo packages web mobile bench bench-kernels bench-web bench-web-counts bench-web-experts bench-drafts bench-web-gpu bench-probe bench-prefixes bench-cuda gpu-check gpu-prepare bench-decode-context bench-kv-tiers bench-states bench-engine bench-streams bench-start bench-images bench-cpu check-gguf check-whisper check-voice bench-cpu-kernels bench-import bench-serving soak faults bench-wire bench-far-prefill bench-far-links router-eval bench-router-public demo-model kserve-proto chromium vulkan clean serve bench-onnx quality mutate gpu-wheels gpu-rehearse gpu-static check-hosts bench-upstream bench-cuda-projections bench-cuda-sass test-vllm bench-best-bits bench-embed-web bench-distances bench-encoder-loss bench-whisper bench-tower bench-picture-web
 
 demo: .venv/.demo web/dist/.built | chromium
 	$(BIN)/nearfar demo --screenshot build/demo.png --document README.md
@@ -124,7 +125,7 @@ define every_part
 	@rm -f $(LOGS)/parts.log $(LOGS)/parts.status
 	@parts() { { $(PAIR) "$$@" 2>&1; echo $$? >> $(LOGS)/parts.status; } | tee -a $(LOGS)/parts.log; }; \
 	trap 'kill 0' INT; \
-	parts packages .venv/.dev .venv/.collected web/dist/.built mobile; \
+	parts packages .venv/.dev .venv/.collected build/chart-tools/.made web/dist/.built mobile; \
 	parts --jobs=1 check unit-tests & \
 	$(1) && tests= || tests=pytest; \
 	wait; \
@@ -142,7 +143,7 @@ test-vllm: .venv/.dev
 
 unit-tests: test-web test-webview test-phone test-capacitor test-expo
 
-check: check-python check-web check-webview check-phone check-capacitor check-expo
+check: check-python check-web check-webview check-phone check-capacitor check-expo check-hosts
 
 check-python: .venv/.dev
 	$(BIN)/ruff check
@@ -244,6 +245,9 @@ bench-wire: .venv/.dev
 
 bench-far-prefill: .venv/.dev web/dist/.built
 	PYTHONPATH=tests:tests/bench $(BIN)/python tests/bench/bench_far_prefill.py
+
+bench-far-links: .venv/.dev web/dist/.built
+	PYTHONPATH=tests:tests/bench $(BIN)/python tests/bench/bench_far_links.py $(if $(MODELS),--models $(MODELS))
 
 bench-import: .venv/.dev
 	$(BIN)/python tests/bench/bench_import.py
@@ -357,6 +361,7 @@ gpu-wheels: .venv/.dev web/dist/.built
 gpu-rehearse: .venv/.dev web/dist/.built | chromium vulkan
 	$(GPU_PATHS) $(BIN)/python -m gpu_check.rehearsal build/gpu-rehearsal $(if $(PYTHON_3_12),--python '$(PYTHON_3_12)')
 
+# Installs Kotlin's compiler and the grammars into a temporary folder.
 check-hosts: .venv/.dev
 	$(BIN)/python tests/mobile/check_hosts.py
 
@@ -432,6 +437,11 @@ demo-model: .venv/.dev
 
 .venv/.dev: pyproject.toml | .venv/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# Helm, and the schemas of Kubernetes.
+build/chart-tools/.made: tests/chart_tools.py | .venv/.dev
+	$(BIN)/python tests/chart_tools.py
 	@touch $@
 
 # In a fresh clone, each process of pytest would compile the product's modules and rewrite the assertions of all tests.

@@ -27,7 +27,7 @@ SIZES = {
 }
 
 
-def page_bundle(keep: Collection[str] = (), **options: Any) -> Path:
+def page_bundle(keep: Collection[str] = (), layers: int = 1, **options: Any) -> Path:
     """The model's bundle for 256 tokens, with few kernels besides those of the ops in ``keep``; no token ends its
     answers. ``options`` are those of `CompileOptions`. Tests must not change it.
     """
@@ -38,14 +38,15 @@ def page_bundle(keep: Collection[str] = (), **options: Any) -> Path:
     def make(folder: Path) -> None:
         with TemporaryDirectory() as parent, few_kernels(keep):
             checkpoint = Path(parent) / NAME
-            make_checkpoint("llama_plain", checkpoint, **SIZES)
+            sizes = {**SIZES, "num_hidden_layers": layers, "max_position_embeddings": max(512, chosen.context or 0)}
+            make_checkpoint("llama_plain", checkpoint, **sizes)
             compile_model(str(checkpoint), folder, chosen)
         # A test knows how long its answers are.
         manifest = json.loads((folder / MANIFEST_FILE).read_text())
         manifest["spec"]["eos_token_ids"] = []
         (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
 
-    key = hashlib.sha256(f"{sorted(keep)} {chosen}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{sorted(keep)} {layers} {chosen}".encode()).hexdigest()[:12]
     return made_once(kept_folder("bundles") / f"{NAME}-{key}", make)
 
 

@@ -33,6 +33,11 @@ class Details(Entry):
     template: str | None
     license: str | None
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether a checkpoint's weights are; those of floats have the name of their dtype."""
+        return self.quantization not in ("F32", "F16", "BF16")
+
 
 def describe(path: Path, ignore_keys: Collection[str] = ()) -> Details:
     """Of a bundle, or of a checkpoint, which is not compiled. Raises BundleError, and the errors of `formats.load`."""

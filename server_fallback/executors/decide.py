@@ -65,8 +65,9 @@ class Decider:
         reading = reading_of(request, self.model.model)
         asked = SharedScript.of_thread().ask("askedQuestions", questions, reading)
         rows = await self._rows(messages_of(request), asked)
-        logprobs = await self._logprobs(rows, call)
         tokens = sum(len(row.prompt) + sum(map(len, row.answers)) for row in rows)
+        await call.expect(tokens)
+        logprobs = await self._logprobs(rows, call)
         return answer_of(self.model, request, logprobs, tokens)
 
     async def _rows(self, messages: Sequence[Message], asked: Sequence[Mapping[str, Any]]) -> list[Row]:

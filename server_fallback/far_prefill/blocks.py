@@ -20,10 +20,10 @@ from nearfar.compiler.runtime.errors import Unavailable
 from ..engine.request import AnswerEnd, TokenRequest, TokenSource
 from ..engine.retained_pages import RetainedPages
 from ..schema.frame import frame
-from .layout import KvLayout, pack_state
+from .layout import KvLayout, pack_states
 
 # Incremented when an older client would misread the blocks.
-VERSION: Final = 2
+VERSION: Final = 3
 # Tokens that are computed before their pages are sent. The first part has one page, so that the client can check it at
 # once.
 PART_TOKENS: Final = 512
@@ -76,7 +76,7 @@ async def blocks(
         fields = {"type": "pages", "start": done, "tokens": end - done, "first": first, "seconds": round(seconds, 4)}
         yield block(fields, data)
         if end == last and layout.states:
-            content, dtype = await asyncio.to_thread(pack_state, states)
+            content, dtype = await asyncio.to_thread(pack_states, layout.states, states)
             yield block({"type": "states", "tokens": end, "dtype": dtype}, content)
         done = end
     yield block({"type": "end", "tokens": len(prompt), "cached_tokens": max(0, len(prompt) - counts.computed_tokens)})

@@ -2,7 +2,7 @@
 
 On the wire a page of keys and values is one of `--kv q4` (`compiler/ir/kv_format.py`): 4-bit codes and a float32 scale
 for each row, with rotated keys. So a device whose pages have that format stores what it receives, and every other one
-decodes it. States of recurrent layers travel as float16: see `pack_state`.
+decodes it. States of recurrent layers travel in the same rows: see `pack_states`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from nearfar.compiler.runtime.variant import stored_dtype
 
 WIRE: Final = KV_FORMATS["q4"]
 LARGEST_FLOAT16: Final = 65504.0
+# The targets whose kernels store the keys of a page element by element: see `compiler/kernels/cpu/pages.py`.
+KEYS_BY_ELEMENT: Final = frozenset({"cpu"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +52,35 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state of recurrent layers: float32 of this shape in a slot."""
+    """A state of recurrent layers: float32 of this shape in a slot. It is the matrix of each head, which later rows
+    multiply, or a convolution's window of the last rows.
+    """
 
     name: str
     shape: tuple[int, ...]
 
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether its rows travel at 4 bits."""
+        return len(self.shape) == 3 and self.shape[-1] % WIRE.multiple == 0
+
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """``kv``: the format of the engine's own pages. ``quantization``: the formats of the matrices."""
+    """``kv``: the format of the engine's own pages. ``quantization``: the formats of the matrices.
+    ``keys_by_element``: whether the engine's pages hold the keys of all tokens element by element.
+    """
 
     page_size: int
     kv: KvName
     quantization: str
     groups: tuple[Group, ...]
     states: tuple[State, ...]
+    keys_by_element: bool = False
 
     @staticmethod
     def of(manifest: Description) -> KvLayout:
@@ -92,6 +108,7 @@ class KvLayout:
             manifest.matrix_formats,
             tuple(groups),
             tuple(State(name, sizes_of(state)) for name, state in states.items() if state.shape[0] == STATES),
+            manifest.target in KEYS_BY_ELEMENT,
         )
 
     def page_bytes(self, group: Group, activation: str) -> int:
@@ -128,7 +145,7 @@ class KvLayout:
     @property
     def state_bytes(self) -> int:
         """The bytes of a slot of all states."""
-        return 4 * sum(math.prod(state.shape) for state in self.states)
+        return 4 * sum(state.size for state in self.states)
 
     def description(self) -> dict[str, Any]:
         """What a client compares with its own model."""
@@ -155,11 +172,29 @@ class KvLayout:
         """The pages of a layer (n, bytes) as (n, words) of the wire."""
         form = kv_format(self.kv)
         content = np.ascontiguousarray(data)
-        if form is WIRE:
-            return content.view("<u4")
         shape = (len(content), 2, layer.heads, self.page_size, -1)
         numbers = numbers_of(content, activation) if form is None else content.view("<u4")
+        if self.keys_by_element:
+            numbers = with_key_rows(numbers.reshape(shape), self.kv)
+        if form is WIRE:
+            return numbers.reshape(len(content), -1)
         return to_wire(read_pages(numbers.reshape(shape), {"kv": self.kv})).reshape(len(content), -1)
+
+
+def with_key_rows(pages: Array, kv: KvName) -> Array:
+    """Pages (n, 2, K, page, D), or words of integers, whose keys are (D, page) numbers, bytes or words of 4-bit codes,
+    with keys (page, D).
+    """
+    changed, form = pages.copy(), kv_format(kv)
+    keys, stored = (
+        (changed[:, 0], pages[:, 0]) if form is None else (each[0][:, 0] for each in map(page_rows, (changed, pages)))
+    )
+    if form is not None and form.bits == 8:
+        stored = np.ascontiguousarray(stored).view(np.uint8)
+    rows, size = stored.shape[-2:]
+    turned = np.swapaxes(stored.reshape(*stored.shape[:-2], size, rows), -1, -2)
+    keys[...] = turned if turned.dtype == keys.dtype else np.ascontiguousarray(turned).view(keys.dtype)
+    return changed
 
 
 def to_wire(rows: Array) -> Array:
@@ -177,16 +212,27 @@ def to_wire(rows: Array) -> Array:
     return pages.reshape(*pages.shape[:3], -1)
 
 
-def pack_state(data: bytes) -> tuple[bytes, str]:
-    """Float32 states as they travel, and their dtype: float16, or float32 if that does not hold one of them. Raises
-    DeviceError for states that are not finite.
+def pack_states(states: Sequence[State], data: bytes) -> tuple[bytes, str]:
+    """Float32 states as they travel, and their dtype: "q4", or "float32" if a window does not fit into float16.
+
+    As "q4", a matrix travels as a block of 4-bit rows like those of keys: rotated, the codes of all rows, then their
+    scales. A window travels as float16. Raises DeviceError for states that are not finite.
     """
-    values = np.frombuffer(data, "<f4")
+    values, start = np.frombuffer(data, "<f4"), 0
     if not np.isfinite(values).all():
         raise DeviceError("the device computed states that are not numbers; try another quantization")
-    if np.abs(values).max(initial=0) > LARGEST_FLOAT16:
-        return data, "float32"
-    return values.astype("<f2").tobytes(), "float16"
+    parts = list[bytes]()
+    for state in states:
+        numbers = values[start : start + state.size]
+        start += state.size
+        if state.is_matrix:
+            words = quantize_rows(rotated(numbers.reshape(-1, state.shape[-1])), WIRE)
+            parts += [words[:, :-1].tobytes(), words[:, -1].tobytes()]
+        elif np.abs(numbers).max(initial=0) > LARGEST_FLOAT16:
+            return data, "float32"
+        else:
+            parts.append(numbers.astype("<f2").tobytes())
+    return b"".join(parts), "q4"
 
 
 def numbers_of(data: Array, activation: str) -> Array:

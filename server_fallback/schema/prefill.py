@@ -1,11 +1,11 @@
 """/v1/nearfar/prefill (extension): the server computes the start of a prompt for a client that has the same model, and
-sends its keys and values at 4 bits; `far_prefill/blocks.py` and `far_prefill/layout.py` define the form.
+sends its keys, values and states at 4 bits; `far_prefill/blocks.py` and `far_prefill/layout.py` define the form.
 
 The answer is a sequence of frames (`frame.py`), the blocks; a header has the ``sha256`` of its payload.
 
     opened   what the client compares with its own model: the sizes of a page, the layers of each page group, the states
     pages    the keys and values of ``tokens`` tokens from ``start`` on; of each group from page ``first`` on
-    states   of recurrent layers, after ``tokens`` tokens, as ``dtype``
+    states   of recurrent layers, after ``tokens`` tokens, as ``dtype``: "q4", or "float32"
     end      the answer is complete
 """
 

@@ -2,7 +2,8 @@
 long ones from the server, with the tokens of an answer that it computes alone, and never those of another model.
 
 The page's clock is the test's: the device reads 15 tokens a second, a request takes three seconds on its way, and the
-link has 16 kB a second, however busy this machine is. Both sides have pages of 4 bits, so both round alike.
+link has 16 kB a second, however busy this machine is (test_far_links.py has a real one). Both sides have pages of 4
+bits, so both round alike.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from fake_models import FakeModels
+from far_page import executor_of
 from faulty_server import serve
 from light_bundle import lighten
 from live_server import live_server
@@ -23,15 +25,9 @@ from playwright.sync_api import Browser, Page
 from waiting import WAIT_SECONDS
 
 from nearfar.compiler.browser.page_server import PAGE
-from nearfar.compiler.bundle.folder import open_bundle
-from nearfar.compiler.runtime.reference import ReferenceRunner
-from nearfar.compiler.runtime.runner import Limits
 from nearfar.server_fallback.api.config import ApiConfig
-from nearfar.server_fallback.engine.model import TokenModel
-from nearfar.server_fallback.engine.token_engine import TokenEngine
 from nearfar.server_fallback.executors.executor import Call
 from nearfar.server_fallback.executors.local import LocalExecutor
-from nearfar.server_fallback.executors.text_model import TextModel
 from nearfar.server_fallback.far_prefill import blocks
 from nearfar.server_fallback.far_prefill.blocks import Counts
 from nearfar.server_fallback.schema.prefill import PrefillRequest
@@ -110,12 +106,6 @@ class Other(LocalExecutor):
         return super().prefill(request.model_copy(update={"prompt": prompt}), call, counts)
 
 
-def executor_of(kind: type[LocalExecutor], name: str) -> LocalExecutor:
-    opened = open_bundle(page_bundle(kv="q4"))
-    runner = ReferenceRunner(opened, limits=Limits(tokens=256, sequences=2, rows=2, pages=64))
-    return kind(TokenEngine(runner, TokenModel.of(opened.manifest)), TextModel.of(opened, name))
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("prefill")
@@ -149,7 +139,8 @@ def far(site: str) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         # Each part takes it a hundredth of a second.
         patch.setattr(blocks, "time", SimpleNamespace(monotonic=lambda: next(clock) / 100))
-        executors: Any = (executor_of(LocalExecutor, "fake"), {"other": executor_of(Other, "other")})
+        bundle = page_bundle(kv="q4")
+        executors: Any = (executor_of(bundle, "fake"), {"other": executor_of(bundle, "other", Other)})
         with live_server(FakeModels(*executors), ApiConfig(cors_origins=(site.removesuffix("/index.html"),))) as server:
             yield f"http://127.0.0.1:{server.port}/v1"
 

@@ -31,7 +31,7 @@ from nearfar.server_fallback.executors.local import LocalExecutor
 from nearfar.server_fallback.executors.text_model import TextModel
 from nearfar.server_fallback.far_prefill import blocks as far_blocks
 from nearfar.server_fallback.far_prefill.blocks import Counts
-from nearfar.server_fallback.far_prefill.layout import Group, KvLayout, Layer, State, pack_state, to_wire
+from nearfar.server_fallback.far_prefill.layout import Group, KvLayout, Layer, State, pack_states, to_wire
 from nearfar.server_fallback.schema.prefill import PrefillRequest
 
 PAGE = 16
@@ -82,7 +82,7 @@ def test_every_page_comes_once_and_is_what_the_engine_holds(monkeypatch: pytest.
     (opened, _), *pages, (end, _) = found
     manifest = open_bundle(bundle).manifest
     assert opened == {
-        "type": "opened", "version": 2, "start": 0, "tokens": len(PROMPT), "page_size": PAGE, "quantization": "f32",
+        "type": "opened", "version": 3, "start": 0, "tokens": len(PROMPT), "page_size": PAGE, "quantization": "f32",
         "groups": [{"window": None, "layers": [["layers.0.kv", 1, 32]]}], "states": [],
         "sha256": sha256(b"").hexdigest(),
     }  # fmt: skip
@@ -187,14 +187,22 @@ def test_numbers_that_are_not_finite_are_not_sent() -> None:
     with pytest.raises(DeviceError, match="not numbers"):
         to_wire(np.full((1, 2, 1, 4, 8), np.inf, np.float32))
     with pytest.raises(DeviceError, match="not numbers"):
-        pack_state(np.array([np.nan], "<f4").tobytes())
+        pack_states([State("a", (1,))], np.array([np.nan], "<f4").tobytes())
 
 
-def test_states_travel_as_float16_if_that_holds_them() -> None:
-    small, large = np.array([1.5, -2], "<f4").tobytes(), np.array([1.5, 70000], "<f4").tobytes()
-    assert pack_state(small) == (np.array([1.5, -2], "<f2").tobytes(), "float16")
-    assert pack_state(large) == (large, "float32")
-    assert KvLayout(16, "activation", "f32", (), (State("a", (2, 3)),)).state_bytes == 24
+def test_states_travel_at_4_bits_unless_a_window_does_not_fit() -> None:
+    """`web/test/prefill/rows.test.ts` reads the same."""
+    vector = VECTORS["states"]
+    states = [State(str(index), tuple(shape)) for index, shape in enumerate(vector["shapes"])]
+    data = np.array(vector["values"], "<f4").tobytes()
+    assert pack_states(states, data) == (bytes.fromhex(vector["content"]), "q4")
+    assert KvLayout(16, "activation", "f32", (), tuple(states)).state_bytes == len(data)
+    window = State("window", (1, 2))
+    large = np.array([1.5, 70000], "<f4").tobytes()
+    assert pack_states([window], large) == (large, "float32")
+    # Matrices have scales of float32.
+    matrix = State("matrix", (1, 1, 8))
+    assert pack_states([matrix], np.full(8, 1e9, "<f4").tobytes())[1] == "q4"
 
 
 def test_the_vectors_of_rows_are_those_of_the_reference() -> None:

@@ -4,10 +4,10 @@
 import { RequestError, Unavailable } from "../errors.js";
 import { sha256 } from "../runtime/read_file.js";
 import type { Bytes } from "../runtime/source.js";
-import type { Description, KvLayout } from "./layout.js";
+import type { Description, KvLayout, StatesDtype } from "./layout.js";
 
 /** The version of the blocks that this client reads. */
-const VERSION = 2;
+const VERSION = 3;
 /** The fields of the largest block name the layers of a model. */
 const MAX_FIELDS_BYTES = 1 << 20;
 
@@ -28,7 +28,7 @@ export interface PagesBlock {
 export interface StatesBlock {
   readonly type: "states";
   readonly tokens: number;
-  readonly dtype: "float16" | "float32";
+  readonly dtype: StatesDtype;
   readonly content: Bytes;
 }
 
@@ -82,8 +82,8 @@ export async function* readBlocks(
         done = end;
       } else if (fields.type === "states" && !statesCame && done === last && fields.tokens === last) {
         const { dtype } = fields;
-        if (dtype !== "float16" && dtype !== "float32") throw invalid(`the states are ${String(dtype)}`);
-        const { content } = await reader.content(layout.stateSize * (dtype === "float16" ? 2 : 4));
+        if (dtype !== "q4" && dtype !== "float32") throw invalid(`the states are ${String(dtype)}`);
+        const { content } = await reader.content(dtype === "q4" ? layout.stateWireBytes : 4 * layout.stateSize);
         statesCame = true;
         yield { type: "states", tokens: last, dtype, content };
       } else if (fields.type === "end" && done === tokens) {
@@ -112,7 +112,7 @@ export function wireBytes(layout: KvLayout, { start, tokens }: Asked): number {
     const second = start / layout.pageSize + 1;
     return sum + (1 + tokens / layout.pageSize - Math.max(second, dead[index] ?? 0)) * group.wireBytes;
   }, 0);
-  return pages + 2 * layout.stateSize;
+  return pages + layout.stateWireBytes;
 }
 
 function requireSameModel(fields: Fields, { description }: KvLayout): void {

@@ -1,5 +1,5 @@
-// Far prefill: a server that has the same model computes the start of a prompt, and its keys and values come into this
-// device's cache, at 4 bits. The device checks them before a token depends on them: it computes pages of its own and
+// Far prefill: a server that has the same model computes the start of a prompt, and its keys, values and states come into
+// this device's cache, at 4 bits. The device checks them before a token depends on them: it computes pages of its own and
 // compares. What differs is discarded, and the device computes the prompt itself.
 
 import type { TokenRequest } from "../engine/request.js";
@@ -12,7 +12,7 @@ import type { ActivationDtype } from "../runtime/variants.js";
 import type { PagesBlock, StatesBlock } from "./blocks.js";
 import { readBlocks, wireBytes } from "./blocks.js";
 import { largestDifference } from "./compare.js";
-import { KvLayout, statesToDevice } from "./layout.js";
+import { KvLayout } from "./layout.js";
 import type { PrefillDecision, PrefillFacts, PrefillReason } from "./plan.js";
 
 /** What far prefill needs of an engine: `Engine.cacheHost` is one. */
@@ -336,7 +336,7 @@ class Received {
 
   add(block: PagesBlock | StatesBlock): void {
     if (block.type === "states") {
-      this.states = statesToDevice(block.content, block.dtype);
+      this.states = this.layout.statesToDevice(block.content, block.dtype);
       return;
     }
     block.pages.forEach((pages, group) => {

@@ -30,6 +30,16 @@ interface Group {
   readonly wireBytes: number;
 }
 
+/** A state: ``headDim`` null is a convolution's window, which travels as float16, otherwise that of the 4-bit rows of a matrix. */
+interface State {
+  readonly size: number;
+  readonly headDim: number | null;
+  readonly wireBytes: number;
+}
+
+/** How states travel; "float32" if a window does not fit into float16. */
+export type StatesDtype = "q4" | "float32";
+
 /** The formats of pages on devices; null as computed. */
 const FORMS: Readonly<Record<string, KvForm | null>> = { activation: null, q8: Q8, q4: Q4 };
 
@@ -44,11 +54,13 @@ export interface Description {
 export class KvLayout {
   readonly pageSize: number;
   readonly groups: readonly Group[];
-  /** The numbers of all states of a slot. */
+  /** The numbers of all states of a slot, and their bytes at 4 bits. */
   readonly stateSize: number;
+  readonly stateWireBytes: number;
   readonly description: Description;
   readonly #form: KvForm | null;
   readonly #stored: "float16" | "float32";
+  readonly #states: readonly State[];
 
   /** ``windows``: by group. Throws RequestError for a model whose pages cannot be exchanged. */
   constructor(manifest: AnyManifest, activation: ActivationDtype, windows: readonly number[]) {
@@ -74,7 +86,9 @@ export class KvLayout {
       return { window: window === Infinity ? null : window, layers, bytes: sum("bytes"), wireBytes: sum("wireBytes") };
     });
     const slots = states.filter(([, { shape }]) => shape[0] === STATE_DIM);
-    this.stateSize = slots.reduce((sum, [, entry]) => sum + sizesOf(entry).reduce((all, size) => all * size, 1), 0);
+    this.#states = slots.map(([, entry]) => stateOf(sizesOf(entry)));
+    this.stateSize = this.#states.reduce((sum, { size }) => sum + size, 0);
+    this.stateWireBytes = this.#states.reduce((sum, state) => sum + state.wireBytes, 0);
     const formats = new Set(
       Object.values({ ...weights, ...manifest.host_weights }).flatMap(({ quantization }) => quantization ?? []),
     );
@@ -117,6 +131,24 @@ export class KvLayout {
       to += size;
     }
     return page;
+  }
+
+  /** States as they travel as the device stores them: float32. */
+  statesToDevice(content: Bytes, dtype: StatesDtype): Bytes {
+    if (dtype === "float32") return content;
+    const numbers = new Float32Array(this.stateSize);
+    let [from, to] = [0, 0];
+    for (const { size, headDim, wireBytes } of this.#states) {
+      const wire = content.slice(from, (from += wireBytes)).buffer;
+      if (headDim === null) numbers.set(fromHalves(new Uint16Array(wire)), to);
+      else {
+        const values = numbersOf(unpackRows(new Uint32Array(wire), 0, Q4, headDim, size / headDim), headDim);
+        rotate(values, headDim);
+        numbers.set(values, to);
+      }
+      to += size;
+    }
+    return new Uint8Array(numbers.buffer);
   }
 
   /** By layer, a page that this device has computed as it would travel. */
@@ -199,10 +231,12 @@ export class KvLayout {
   }
 }
 
-/** States as they travel as the device stores them: float32. */
-export function statesToDevice(content: Bytes, dtype: "float16" | "float32"): Bytes {
-  if (dtype === "float32") return content;
-  return new Uint8Array(fromHalves(new Uint16Array(content.slice().buffer)).buffer as ArrayBuffer);
+/** As `State` and `pack_states` in server_fallback/far_prefill/layout.py. */
+function stateOf(sizes: readonly number[]): State {
+  const size = sizes.reduce((all, each) => all * each, 1);
+  const last = sizes.at(-1) ?? 1;
+  if (sizes.length !== 3 || last % 8 > 0) return { size, headDim: null, wireBytes: 2 * size };
+  return { size, headDim: last, wireBytes: 4 * blockWords(Q4, last, size / last) };
 }
 
 function sizesOf({ shape }: BufferEntry): readonly number[] {

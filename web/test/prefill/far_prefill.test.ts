@@ -96,7 +96,7 @@ test.each(KINDS)("far computes a prompt, and near answers as if it had: %s", asy
   const layout = layoutOf(limits);
   const bytes = wireBytes(layout, { start: 0, tokens: FULL });
   expect(facts[0]).toMatchObject({ near_tokens: PROMPT.length, far_tokens: FULL, bytes });
-  expect(report.bytes + 2 * layout.stateSize).toBe(bytes);
+  expect(report.bytes + layout.stateWireBytes).toBe(bytes);
   // The pages that it compares, each with a token more, and what follows the prompt.
   const compared = report.differences.length;
   expect(computed).toBe(compared * (PAGE + 1) + PROMPT.length - FULL + 11);

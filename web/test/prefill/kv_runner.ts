@@ -94,7 +94,7 @@ export async function blocksOf(
   while ((ends.at(-1) ?? 0) + part < last) ends.push((ends.at(-1) ?? 0) + part);
   if (ends.at(-1) !== last) ends.push(last);
   const blocks: SentBlock[] = [
-    block({ type: "opened", version: 2, start, tokens: prompt.length, ...layout.description }),
+    block({ type: "opened", version: 3, start, tokens: prompt.length, ...layout.description }),
   ];
   let done = start;
   for (const end of [...ends, prompt.length]) {

@@ -118,6 +118,23 @@ test.each<[string, Setup, number]>([
   expect(asked()).toBe(times);
 });
 
+test.each([
+  [10, 0.1, "far", "explores"],
+  [0.1, 100, "near", "later"],
+] as const)("a page takes far %s s and 64 tokens %s s: %s", async (page, part, side, reason) => {
+  // One page shows how long far takes to begin.
+  const open = async (prompt: readonly number[], start: number) => {
+    const blocks = (await blocksOf(BASE, prompt, start, 64)).map(({ fields, content }) => ({
+      content,
+      fields: { ...fields, seconds: Number(fields.tokens) < 64 ? page : part },
+    }));
+    return new Response(await written(blocks));
+  };
+  const { answer, prefilled } = setUp({ policy: { ...LONG, prefill: { min_tokens: 16 } }, open });
+  await answer();
+  expect(prefilled.counts.last).toMatchObject({ side, reason });
+});
+
 test.each<[Setup, string]>([
   [{ dialect: "openai" }, "a server of dialect openai computes no prompts"],
   [

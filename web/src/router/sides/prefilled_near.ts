@@ -32,6 +32,8 @@ export interface PrefillCounts {
 
 /** The weight of the newest measurement in the mean; the older ones share the rest. */
 const NEWEST_WEIGHT = 0.3;
+/** Shorter parts, such as the first page, show how long a server takes to begin rather than how fast it computes. */
+const LEAST_MEASURED_TOKENS = 64;
 /** Smaller blocks arrive too fast to be measured. */
 const LEAST_MEASURED_BYTES = 16 << 10;
 /** The codes of servers that never compute prompts for this device. */
@@ -227,7 +229,8 @@ export class PrefilledNear {
         return decision;
       },
       measured: ({ tokens, seconds, bytes, transferMs }) => {
-        if (seconds > 0) this.#secondsPerToken = mean(this.#secondsPerToken, seconds / tokens);
+        if (seconds > 0 && tokens >= LEAST_MEASURED_TOKENS)
+          this.#secondsPerToken = mean(this.#secondsPerToken, seconds / tokens);
         if (bytes >= LEAST_MEASURED_BYTES && transferMs > 0)
           this.#secondsPerByte = mean(this.#secondsPerByte, transferMs / 1000 / bytes);
       },
