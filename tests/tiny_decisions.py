@@ -97,3 +97,15 @@ def their_probabilities(model: Any, folder: Path, state: Any) -> dict[str, dict[
         for question, own in zip(questions, scores, strict=True):
             found[question.name] = dict(zip(question.options, own.softmax(-1).tolist(), strict=True))
     return found
+
+
+def option_probabilities(decisions: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Those of our decisions about `QUESTIONS`, as `their_probabilities` has them: "false" precedes "true"."""
+    found: dict[str, list[float]] = {}
+    for name, decision in decisions.items():
+        values = list(decision["probabilities"].values())
+        if decision["type"] == "labels":
+            found |= {f"{name}/{label}": [1 - held, held] for label, held in decision["probabilities"].items()}
+        else:
+            found[name] = values[::-1] if decision["type"] == "yes_no" else values
+    return found

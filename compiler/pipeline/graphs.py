@@ -68,7 +68,8 @@ def graphs_of(checkpoint: Checkpoint, context: int, *, page_size: int = PAGE_SIZ
     if spec.states is not None:
         raise UnsupportedModel(
             f"{checkpoint.path}: this {spec.model_type} model has recurrent layers, of which vectors and scores are "
-            "not supported; compile it without its modules.json to generate text, or give another model",
+            f"not supported; compile it without its {'modules.json' if name == EMBED else 'head'} to generate text, or "
+            "give another model",
             model_type=spec.model_type,
         )
     paged = by_model_type(spec.model_type).forward(spec, page_size, context, embeds=True)

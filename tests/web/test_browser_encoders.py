@@ -17,6 +17,7 @@ from light_bundle import few_kernels, lighten, one_compilation
 from playwright.sync_api import Browser, Page
 from served_demo import serving
 from static_site import serve
+from tiny_decisions import QUESTIONS, option_probabilities, their_probabilities, theirs, write_judge
 from tiny_encoders import CONTEXT, make_encoder, write_json
 from tolerances import F32, relative_error
 
@@ -109,6 +110,7 @@ SCRIPTS = (
     "worker.js",
     "encoders.js",
     "choose-encoder.js",
+    "decide.js",
     "hybrid.js",
     "hybrid_encoding.js",
 )
@@ -128,6 +130,20 @@ BY_DISTANCE = """async ([texts, input, labels]) => {
         engine.destroy();
     }
     return { probs: answers.map(({ data }) => data.map(({ probs }) => probs)), vectors };
+}"""
+# A page and a worker.
+DECIDE = """async ([contexts, questions]) => {
+    const found = [];
+    for (const open of [window.load, window.connect]) {
+        const engine = await open("./decider/");
+        for (const context of contexts) found.push((await engine.decide(context, questions)).decisions);
+        const generate = async () => { for await (const _ of engine.generate("a")); };
+        const chat = () => engine.chat.completions.create({ messages: [{ role: "user", content: "a" }] });
+        const fails = [() => engine.classify({ input: "a" }), generate, chat];
+        for (const fail of fails) found.push(await fail().then(() => null, (error) => error.message));
+        engine.destroy();
+    }
+    return found;
 }"""
 DOCUMENTS = ["a boat floats", "何ですか", "naïve 🦊 text, and more of it"]
 
@@ -329,3 +345,24 @@ def test_scores_by_distance_and_normalized_values_are_those_of_the_reference(
             rows = encode(runner, pairs)
             expected = label_probabilities(hypotheses, rows, multi_label=multi_label)
             np.testing.assert_allclose(own, expected, rtol=1e-4)
+
+
+@pytest.mark.exhaustive
+def test_a_decision_head_decides_as_in_transformers(page: Page, site: Path, tmp_path: Path) -> None:
+    write_judge(tmp_path / "checkpoint")
+    with few_kernels(tokens="many"):
+        options = CompileOptions(quantization="f32", activations=("float32",), context=800)
+        compile_model(str(tmp_path / "checkpoint"), site / "decider", options)
+    lighten(site / "decider", self_test=True)
+    states = ["dim the </s> lights", [{"role": "user", "content": "dim the lights"}]]
+    found = page.evaluate(DECIDE, [states, QUESTIONS])
+    model = theirs(tmp_path / "checkpoint")
+    for first in (0, 5):
+        for state, decisions in zip(states, found[first : first + 2], strict=True):
+            expected = their_probabilities(model, tmp_path / "checkpoint", state)
+            own = option_probabilities(decisions)
+            assert own.keys() == expected.keys()
+            for name, options in expected.items():
+                np.testing.assert_allclose(own[name], list(options.values()), rtol=0, atol=1e-4)
+        assert "answers typed questions" in found[first + 2]
+        assert ["generates no text" in message for message in found[first + 3 : first + 5]] == [True, True]

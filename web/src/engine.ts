@@ -2,7 +2,7 @@
 
 import type { AdapterFiles, AdapterOptions } from "./adapters/index.js";
 import { ChatCompletions } from "./api/chat_completions.js";
-import { encodeChat, prefixOf } from "./api/chat_prompt.js";
+import { encodeChat, prefixOf, requireChats } from "./api/chat_prompt.js";
 import { Completions } from "./api/completions.js";
 import type { Embeddings, EngineApi, EngineWithSessions } from "./api/engine_api.js";
 import type { Model } from "./api/model.js";
@@ -155,6 +155,7 @@ export class Engine implements EngineWithSessions {
       tokens: this,
       endTokenIds,
       text: tokenizer,
+      decides: this.#encoder?.head != null,
       grammar: new Grammars(loaded.tokenizerJson, { ...manifest.spec, spoken: format?.tokens ?? [] }, loaded.grammar),
       tools:
         format === null
@@ -417,6 +418,7 @@ export class Engine implements EngineWithSessions {
 
   async #prompt(prompt: string | readonly ChatMessage[], options: GenerateOptions): Promise<Prompt> {
     const { raw = false, continueFinalMessage = false, signal } = options;
+    if (!raw) requireChats(this.#model);
     if (!isText(prompt)) {
       if (raw) throw new RequestError("raw: true needs a text, not a list of messages", { param: "raw" });
       if (

@@ -110,7 +110,7 @@ def test_a_pulled_bundle_is_the_published_one(site: Path, tmp_path: Path, capsys
 @pytest.mark.parametrize("task", get_args(Task))
 def test_the_command_that_pull_suggests_is_one(task: Task, target: str) -> None:
     call, given = parse(shlex.split(try_it(task, target, "here")))
-    assert call.words[0] in ("demo", "run", "transcribe")
+    assert call.words[0] in ("decide", "demo", "run", "transcribe")
     assert str(given["bundle"]) == "here"
 
 

@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 from asgi import ask_app
 from light_bundle import few_kernels, one_compilation
-from tiny_decisions import ASKED, QUESTIONS, their_probabilities, theirs, write_decider, write_judge, write_tokenizer
+from tiny_decisions import (
+    ASKED,
+    QUESTIONS,
+    option_probabilities,
+    their_probabilities,
+    theirs,
+    write_decider,
+    write_judge,
+    write_tokenizer,
+)
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
@@ -54,18 +63,6 @@ def bundles(checkpoints: Path) -> Mapping[str, Path]:
         }
 
 
-def probabilities_of(answer: DecideResponse) -> dict[str, list[float]]:
-    """Those of the options in transformers' order: "false" precedes "true"."""
-    found = {}
-    for name, decision in answer.decisions.items():
-        values = list(decision.probabilities.values())
-        if decision.type == "labels":
-            found |= {f"{name}/{label}": [1 - value, value] for label, value in decision.probabilities.items()}
-        else:
-            found[name] = values[::-1] if decision.type == "yes_no" else values
-    return found
-
-
 async def opened(bundle: Path) -> Any:
     small = LocalOptions(own_process=False, max_sequences=4)
     return await (await LocalOpener(small).prepare(str(bundle), None)).open()
@@ -88,7 +85,7 @@ def test_probabilities_are_those_of_transformers(form: str, checkpoints: Path, b
     assert open_bundle(bundles[form]).manifest.task == "decide"
     for answer, each in zip(asyncio.run(work()), given, strict=True):
         expected = their_probabilities(model, checkpoints / form, next(iter(each.values())))
-        found = probabilities_of(answer)
+        found = option_probabilities(answer.model_dump()["decisions"])
         assert found.keys() == expected.keys() == ASKED.keys()
         for name, options in expected.items():
             np.testing.assert_allclose(found[name], list(options.values()), rtol=0, atol=1e-4)

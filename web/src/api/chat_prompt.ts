@@ -44,15 +44,25 @@ export interface ChatPrompt {
 }
 
 /** What a chat's prompt depends on. */
-export type ChatModel = Pick<Model, "text" | "context" | "readPictures" | "senses" | "transcribe" | "heard">;
+export type ChatModel = Pick<
+  Model,
+  "decides" | "text" | "context" | "readPictures" | "senses" | "transcribe" | "heard"
+>;
+
+/** Throws RequestError for a model whose template writes no chats. */
+export function requireChats({ decides }: Pick<Model, "decides">): void {
+  if (decides === true)
+    throw new RequestError("This model answers typed questions and generates no text; use decide", { param: "model" });
+}
 
 /** Throws RequestError, which names the wrong message, or the signal's reason. */
 export async function encodeChat(
-  { text, context, readPictures, ...ears }: ChatModel,
+  { decides, text, context, readPictures, ...ears }: ChatModel,
   given: readonly ChatCompletionMessageParam[],
   options: ChatPromptOptions = {},
   signal?: AbortSignal,
 ): Promise<ChatPrompt> {
+  requireChats({ decides });
   const { messages, report } = given.some(hasAttachments)
     ? await (await importAttachments()).attachmentsAsText(given, ears, signal)
     : { messages: given, report: <T>(chunks: T): T => chunks };

@@ -89,6 +89,8 @@ export interface Model extends Ears {
   readonly tokens: TokenSource;
   /** The tokens that end a turn. */
   readonly endTokenIds?: readonly number[] | undefined;
+  /** Whether it has a decision head, and a chat template that writes the prompts of its questions alone. */
+  readonly decides?: boolean | undefined;
   readonly text: TextCodec;
   readonly grammar?: GrammarProvider | undefined;
   readonly tools?: ToolFormat | undefined;

@@ -252,7 +252,9 @@ describe("a decision head", () => {
       "A note.|noul|Is it about dogs?|no=false|yes=true",
     ]);
     const close = (values: readonly number[]) => values.map((value) => expect.closeTo(value, 6) as number);
-    expect(Object.values(decisions.topic?.probabilities ?? {})).toEqual(expect.arrayContaining(close(softmax([2.5, 3, 3.5]))));
+    expect(Object.values(decisions.topic?.probabilities ?? {})).toEqual(
+      expect.arrayContaining(close(softmax([2.5, 3, 3.5]))),
+    );
     expect(decisions.urgent?.probabilities).toEqual({
       Yes: expect.closeTo(softmax([0, 1])[1] ?? 0, 6) as number,
       No: expect.closeTo(softmax([0, 1])[0] ?? 0, 6) as number,
@@ -267,8 +269,17 @@ describe("a decision head", () => {
 
   test("reads the texts of messages, and refuses what it has no place for", async () => {
     const questions: Questions = { urgent: { type: "yes_no", question: "Urgent?" } };
-    const parts = [{ type: "text" as const, text: "b" }, { type: "text" as const, text: "c" }];
-    const { prompts } = await decides([{ role: "user", content: "a" }, { role: "user", content: parts }], questions);
+    const parts = [
+      { type: "text" as const, text: "b" },
+      { type: "text" as const, text: "c" },
+    ];
+    const { prompts } = await decides(
+      [
+        { role: "user", content: "a" },
+        { role: "user", content: parts },
+      ],
+      questions,
+    );
     expect(prompts[0]).toMatch(/^\[\{"role": "user", "content": "a"\}, \{"role": "user", "content": "bc"\}\]\|noul/u);
     const picture = [{ type: "image_url" as const, image_url: { url: "data:," } }];
     await expect(decides([{ role: "user", content: picture }], questions)).rejects.toThrow("texts only");

@@ -78,9 +78,15 @@ export function headLogprobs(
  * The messages of a chat as a state: the role and the text of each. Throws RequestError for what is no text, which the
  * prompts of decision heads have no place for.
  */
-export function headState(messages: readonly unknown[]): readonly { readonly role: string; readonly content: string }[] {
+export function headState(
+  messages: readonly unknown[],
+): readonly { readonly role: string; readonly content: string }[] {
   return messages.map((message, index) => {
-    const { role, content, tool_calls: calls } = (isObject(message) ? message : {}) as Readonly<Record<string, unknown>>;
+    const {
+      role,
+      content,
+      tool_calls: calls,
+    } = (isObject(message) ? message : {}) as Readonly<Record<string, unknown>>;
     const parts = Array.isArray(content) ? (content as readonly unknown[]) : [{ type: "text", text: content }];
     const texts = parts.map((part) => (isObject(part) && part.type === "text" ? part.text : null));
     if (typeof role !== "string" || !texts.every((text) => typeof text === "string") || calls != null)

@@ -94,7 +94,12 @@ function asksOf(name: string, question: Question): readonly Asked[] {
       return namesOf(question.labels, `${where}.labels`, 1).map((label) => {
         const parts = question.question.split("{}");
         const text = parts.length > 1 ? parts.join(label) : `${question.question.replace(/:$/, "")}: ${label}`;
-        return { ...one([], YES_NO, () => where), key: `${name}/${label}`, question: text, text: `${text}\nAnswer Yes or No only.` };
+        return {
+          ...one([], YES_NO, () => where),
+          key: `${name}/${label}`,
+          question: text,
+          text: `${text}\nAnswer Yes or No only.`,
+        };
       });
     default:
       throw wrong(`${where}.type`, "bad_question", `is not one of ${Object.keys(FIELDS).join(", ")}`);
