@@ -85,6 +85,7 @@ const answer = (client, content, params, options) =>
     options,
   );
 
-const lastOf = ({ prefill: { last } }) => last && { ...last, error: last.error === undefined ? null : String(last.error) };
+const lastOf = ({ prefill: { last } }) =>
+  last && { ...last, error: last.error === undefined ? null : String(last.error) };
 
 document.body.dataset.state = "ready";

@@ -6,7 +6,8 @@ server. Prints tables and writes ``results/far-prefill.json``.
 1. The demo model on numpy: its next tokens after keys and values that another runner has computed and sent, against
    those after its own; with the dtype of that runner, and with weights that differ. The difference of pages is what
    `web/src/prefill/compare.ts` compares, in steps of 4 bits.
-2. Recurrent states of a model with random weights that travel as float32, float16 and 8-bit rows.
+2. Recurrent states of a model with random weights that travel as float32, float16, 8-bit and 4-bit rows, beside what
+   pages at 4 bits alone change: the distributions of the next 64 tokens, which are given.
 3. The break-even: `decidePrefill` of dist/prefill.js with the sizes of published models, and assumed speeds.
 """
 
@@ -25,7 +26,7 @@ import numpy as np
 from bench_compile import machine
 from bench_prefixes import HYBRID
 from bench_wire import held_out_prompts
-from checkpoints import published, write_checkpoint
+from checkpoints import Shapes, published, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
@@ -40,7 +41,7 @@ from nearfar.compiler.quant.base import Array, FloatArray
 from nearfar.compiler.runtime.batch import Chunk, make_batch
 from nearfar.compiler.runtime.reference import ReferenceRunner
 from nearfar.compiler.runtime.runner import Limits
-from nearfar.server_fallback.far_prefill.layout import WIRE, KvLayout, numbers_of, pack_state, to_wire
+from nearfar.server_fallback.far_prefill.layout import WIRE, KvLayout, State, numbers_of, to_wire
 
 RESULTS = Path(__file__).parent / "results" / "far-prefill.json"
 WEB = Path(__file__).parents[2] / "web"
@@ -86,7 +87,7 @@ class Held:
         """``noise``: the standard deviation of what is added to weights, as a share of theirs."""
         pages = bundle.manifest.pages_for(bundle.manifest.context)
         runner = ReferenceRunner(
-            bundle, limits=Limits(tokens=512, sequences=1, rows=1, pages=pages, states=2), activation=activation
+            bundle, limits=Limits(tokens=512, sequences=1, rows=FOLLOWING, pages=pages, states=2), activation=activation
         )
         if noise > 0:
             of_weight, rng = runner._weight, np.random.default_rng(3)
@@ -108,6 +109,13 @@ class Held:
             ids[start:], start, pages, sample=[len(ids) - start - 1], state=(0, 0) if self.layout.states else None
         )
         logits: Array = self.runner.forward(make_batch([chunk], PAGE)).logits[0]
+        return logits.astype(np.float64)
+
+    def following(self, ids: Sequence[int], start: int) -> Array:
+        """The logits after each of ``ids`` from ``start`` on."""
+        pages, rows = range(-(-len(ids) // PAGE)), range(len(ids) - start)
+        chunk = Chunk(ids[start:], start, pages, sample=list(rows), state=(0, 0) if self.layout.states else None)
+        logits: Array = self.runner.forward(make_batch([chunk], PAGE)).logits
         return logits.astype(np.float64)
 
     def read(self, count: int) -> tuple[list[Array], bytes]:
@@ -224,31 +232,45 @@ def over_prompts(near: Held, far: Held, prompts: Sequence[list[int]]) -> dict[st
 
 # --- 2. states ---
 
+# The matrices of a head as large as those of Qwen3.5.
+WIDE_HEADS = Shapes("hybrid-wide-heads", HYBRID.config | {"linear_key_head_dim": 128, "linear_value_head_dim": 128})
+FOLLOWING = 64
+FORMS = ("float32", "float16", "8-bit rows", "4-bit rows", "4-bit rows, and pages", "pages alone")
+
 
 def states(folder: Path) -> Iterator[dict[str, Any]]:
-    write_checkpoint(HYBRID, folder / "hybrid", lambda columns: columns**-0.5)
+    write_checkpoint(WIDE_HEADS, folder / "hybrid", lambda columns: columns**-0.5)
     options = CompileOptions(quantization="f32", context=512, activations=("float32",), self_test=False)
     compile_model(str(folder / "hybrid"), folder / "hybrid-bundle", options)
     held = Held.open(open_bundle(folder / "hybrid-bundle"), "float32")
-    rng = np.random.default_rng(4)
-    prompts = [rng.integers(0, 1000, 200).tolist() for _ in range(8)]
-    for form in ("float32", "float16", "8-bit rows"):
-        divergences, errors, size = [], [], 0
-        for ids in prompts:
-            end = 192
-            own = held.compute(ids, 0)
-            held.compute(ids[:end], 0)
-            layers, content = held.read(end // PAGE)
+    rng, end = np.random.default_rng(4), 192
+    runs = []
+    for _ in range(8):
+        ids = rng.integers(0, 1000, end + FOLLOWING).tolist()
+        held.compute(ids[:end], 0)
+        layers, content = held.read(end // PAGE)
+        own = held.following(ids, end)
+        runs.append((ids, layers, content, own, held.read(end // PAGE + 1)[0]))
+    for form in FORMS:
+        divergences, same, errors, steps, size = [], [], [], [], 0
+        for ids, layers, content, own, computed in runs:
             travelled = list(travel(held.layout, content, form))
             size = sum(each[1] for each in travelled)
             changed = b"".join(each[0] for each in travelled)
             given, back = np.frombuffer(content, "<f4"), np.frombuffer(changed, "<f4")
             errors.append(float(np.sqrt(np.mean((given - back) ** 2) / np.mean(given**2))))
-            held.write(layers, changed)
-            divergences.append(divergence(own, held.compute(ids, end)))
+            held.write([decoded(layer) for layer in layers] if "pages" in form else layers, changed)
+            other = held.following(ids, end)
+            divergences.append([divergence(*pair) for pair in zip(own, other, strict=True)])
+            same.append(np.mean(own.argmax(axis=-1) == other.argmax(axis=-1)))
+            again, _ = held.read(end // PAGE + 1)
+            steps.append(difference([each[-1] for each in computed], [each[-1] for each in again]))
+        found = np.array(divergences)
         yield {
             "states travel as": form, "bytes": size, "relative error": float(f"{np.mean(errors):.2g}"),
-            "KL": float(f"{np.mean(divergences):.2g}"), "largest KL": float(f"{max(divergences):.2g}"),
+            "KL": float(f"{found.mean():.2g}"), "KL of the first 8": float(f"{found[:, :8].mean():.2g}"),
+            "largest KL": float(f"{found.max():.2g}"), "same likeliest token": round(float(np.mean(same)), 4),
+            "next page differs": round(max(steps), 3),
         }  # fmt: skip
 
 
@@ -256,20 +278,16 @@ def travel(layout: KvLayout, content: bytes, form: str) -> Iterator[tuple[bytes,
     """Each state after it has travelled, and its bytes on the way."""
     start = 0
     for state in layout.states:
-        size = 4 * int(np.prod(state.shape))
-        data, start = content[start : start + size], start + size
-        if form == "float32":
-            yield data, size
-        elif form == "float16":
-            packed, dtype = pack_state(data)
-            yield (
-                np.frombuffer(packed, {"float16": "<f2", "float32": "<f4"}[dtype]).astype("<f4").tobytes(),
-                len(packed),
-            )
+        numbers = np.frombuffer(content[4 * start : 4 * (start + state.size)], "<f4").reshape(state.shape)
+        start += state.size
+        if form in ("float32", "pages alone"):
+            yield numbers.tobytes(), numbers.nbytes
+        elif form == "float16" or not state.is_matrix:
+            yield numbers.astype("<f2").astype("<f4").tobytes(), 2 * state.size
         else:
-            rows = np.frombuffer(data, "<f4").reshape(-1, state.shape[-1])
-            words = quantize_rows(rows, KV_FORMATS["q8"])
-            yield dequantize_rows(words, KV_FORMATS["q8"]).astype("<f4").tobytes(), words.nbytes
+            rows = KV_FORMATS["q8" if form.startswith("8") else "q4"]
+            words = quantize_rows(rotated(numbers), rows)
+            yield rotated(dequantize_rows(words, rows)).astype("<f4").tobytes(), words.nbytes
 
 
 # --- 3. the break-even ---
@@ -277,16 +295,16 @@ def travel(layout: KvLayout, content: bytes, form: str) -> Iterator[tuple[bytes,
 
 def break_even(folder: Path) -> list[dict[str, Any]]:
     cases, rows = list[dict[str, Any]](), list[dict[str, Any]]()
-    lengths = range(STEP, LONG + 1, STEP)
+    lengths, specs = range(STEP, LONG + 1, STEP), dict[str, ModelSpec]()
     for name in MODELS:
         config = folder / f"{name}.json"
         config.write_text(json.dumps(published(name).config))
-        spec = read_spec(config)
+        spec = specs[name] = read_spec(config)
         cases += [facts(spec, length, device, link) for device in DEVICES for link in LINKS for length in lengths]
     decisions = iter(decided(cases))
     counted = iter(cases)
-    for name in MODELS:
-        row: dict[str, Any] = {"model": name}
+    for name, spec in specs.items():
+        row: dict[str, Any] = {"model": name, "MB of states": round(state_bytes(spec) / 1e6, 1)}
         for device in DEVICES:
             for link in LINKS:
                 found = [(next(counted), next(decisions)) for _ in lengths]
@@ -309,7 +327,7 @@ def facts(spec: ModelSpec, tokens: int, device: int, link: int) -> dict[str, Any
 
 def sent_bytes(spec: ModelSpec, tokens: int) -> int:
     """Of layers with a window, only the pages that the last page reads, and the first one."""
-    total = 2 * spec.state_elements
+    total = state_bytes(spec)
     for layer in range(spec.num_layers):
         if "attention" not in spec.mixer(layer) or spec.kv_layer(layer) != layer:
             continue
@@ -317,6 +335,22 @@ def sent_bytes(spec: ModelSpec, tokens: int) -> int:
         window, count = spec.window(layer), tokens // PAGE
         live = count if window is None else min(count, -(-window // PAGE) + 2)
         total += live * 2 * heads * PAGE * 4 * WIRE.words(size)
+    return total
+
+
+def state_bytes(spec: ModelSpec) -> int:
+    """As `pack_states` makes them."""
+    if spec.states is None:
+        return 0
+    heads, keys, values = spec.states.heads, spec.states.key_dim, spec.states.value_dim
+    matrix, total = State("matrix", (heads, keys, values)), 0
+    for layer in range(spec.num_layers):
+        elements = spec.state_elements_of(layer)
+        if matrix.size and elements:
+            assert matrix.is_matrix, "the models of the table have such heads"
+            total += 4 * heads * keys * WIRE.words(values)
+            elements -= matrix.size
+        total += 2 * elements
     return total
 
 
