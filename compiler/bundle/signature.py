@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..given_file import read_given
 from ..runtime.errors import BundleError, OutputError, RequestError, ToolError, reason_of
+from ..runtime.given_file import read_given
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

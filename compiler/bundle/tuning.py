@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ..given_file import read_given_text
 from ..ir.expr import holds
 from ..runtime.errors import RequestError, reason_of
+from ..runtime.given_file import read_given_text
 from .entries import TuningEntry, VariantEntry
 
 # Any values work, because a condition is invalid for all values or for none.

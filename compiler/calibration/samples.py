@@ -17,7 +17,6 @@ import numpy as np
 
 from ..arch import by_model_type
 from ..formats.checkpoint import Checkpoint
-from ..given_file import MAX_DATA_BYTES, read_given_text
 from ..ir.graph import Parameter
 from ..ir.pages import PAGES
 from ..measure.quality import make_windows
@@ -25,6 +24,7 @@ from ..pipeline.weights import read_rows
 from ..quant.base import FloatArray
 from ..runtime.batch import DERIVED_INPUTS, Chunk, make_batch
 from ..runtime.errors import RequestError, reason_of
+from ..runtime.given_file import MAX_DATA_BYTES, read_given_text
 from ..runtime.graph_walk import Execution, walk
 from ..runtime.text.tokenizer import Tokenizer
 from ..runtime.windows import HeadlessGraph, without_head

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..given_file import read_given
 from ..measure.report import quantization_of
 from ..nearest import did_you_mean, with_advice
 from ..publish.licenses import license_of, stated
 from ..runtime.errors import NearfarError, RequestError, reason_of
+from ..runtime.given_file import read_given
 from ..runtime.images.decode import decode_image
 from ..runtime.images.patches import prepare_image
 from ..store.model import StoredModel

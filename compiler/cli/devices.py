@@ -14,8 +14,8 @@ from rich.table import Table
 
 from ..bundle.device_report import REPORT_FORMAT, DeviceReport, PredictedDecode, PredictedFirstToken
 from ..bundle.new_folder import new_file
-from ..given_file import read_given
 from ..runtime.errors import RequestError, reason_of
+from ..runtime.given_file import read_given
 from .options import Devices
 from .output import megabytes, new_console, print_json, print_note
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..bundle.manifest import Description
-from ..given_file import MAX_DATA_BYTES, MAX_MEDIA_BYTES, read_given
 from ..ir.images import ImageSpec
 from ..runtime.audio.prepared_sound import PreparedSound, prepare_sound
 from ..runtime.audio.sound import read_sound
 from ..runtime.batch import FloatArray
 from ..runtime.errors import RequestError, reason_of
+from ..runtime.given_file import MAX_DATA_BYTES, MAX_MEDIA_BYTES, read_given
 from ..runtime.images.data_url import is_data_url, read_data_url
 from ..runtime.images.decode import decode_image
 from ..runtime.images.decode_video import open_video

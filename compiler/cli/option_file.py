@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..given_file import read_given_text
 from ..nearest import did_you_mean
 from ..options import Group, Option, OptionFile, declared
 from ..runtime.errors import RequestError, reason_of
@@ -45,6 +44,8 @@ def read_option_file(owner: type, file: Path) -> dict[str, Any]:
     and the key, for unknown keys and for values that an option does not accept.
     """
     import tomllib
+
+    from ..runtime.given_file import read_given_text
 
     try:
         text = read_given_text(file)

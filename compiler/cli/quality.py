@@ -22,7 +22,6 @@ from ..bundle.signature import TrustedKey, read_trusted_keys
 from ..formats import Checkpoint
 from ..formats.hub import hub_model
 from ..formats.ignored_keys import IgnoredKeys
-from ..given_file import MAX_DATA_BYTES, read_given_text
 from ..measure.checkpoint_reference import CheckpointReference
 from ..measure.quality import (
     DEFAULT_WINDOW,
@@ -39,6 +38,7 @@ from ..measure.quality import (
 from ..measure.report import weight_bytes_of
 from ..runtime.errors import RequestError, reason_of
 from ..runtime.generate import PREFILL_CHUNK
+from ..runtime.given_file import MAX_DATA_BYTES, read_given_text
 from ..runtime.runner import Limits
 from ..runtime.text.tokenizer import Tokenizer
 from .comparison import Comparison, bundle_entry, comparison_table

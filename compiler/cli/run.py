@@ -13,10 +13,10 @@ from ..bundle.folder import Bundle, ExportBundle, open_any
 from ..bundle.manifest import GENERATE, Description, Manifest
 from ..bundle.signature import read_trusted_keys
 from ..formats.peft import read_adapter
-from ..given_file import MAX_MEDIA_BYTES, read_given
 from ..ir.sampling import DEFAULTS
 from ..measure.report import quantization_of
 from ..runtime.errors import RequestError
+from ..runtime.given_file import MAX_MEDIA_BYTES, read_given
 from ..runtime.images.decode import Bytes, decode_image
 from ..runtime.images.decode_video import open_video
 from ..runtime.images.patches import PreparedImage, prepare_image

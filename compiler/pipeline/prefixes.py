@@ -20,12 +20,12 @@ import numpy as np
 from ..bundle.entries import BufferEntry, PrefixEntry
 from ..bundle.manifest import GENERATE, Manifest
 from ..formats.checkpoint import Checkpoint
-from ..given_file import MAX_DATA_BYTES, read_given_text
 from ..ir.pages import PAGE_DIMS, STATES, WINDOW_PAGES
 from ..ir.plan import Plan
 from ..quant.base import Array
 from ..runtime.batch import DERIVED_INPUTS, Chunk, make_batch
 from ..runtime.errors import RequestError, reason_of
+from ..runtime.given_file import MAX_DATA_BYTES, read_given_text
 from ..runtime.graph_walk import Execution, walk
 from ..runtime.page_groups import live_pages, pages_bytes, windows_of_groups
 from ..runtime.text.chat_template import ChatTemplate

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..bundle.file_name import leads_out
-from ..given_file import read_given
 from ..nearest import did_you_mean
 from ..runtime.errors import CheckpointError, RequestError, reason_of
+from ..runtime.given_file import read_given
 from ..runtime.text.chat_template import ChatTemplate
 from .go_template import chat_template
 from .model import Changes, Demo, HubFiles, StoredMessage, StoredModel

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from nearfar.compiler.given_file import read_given_text
 from nearfar.compiler.nearest import did_you_mean
 from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.given_file import read_given_text
 
 from .keys import MIN_KEY_LENGTH, ApiKey, digest_of
 

@@ -6,8 +6,8 @@ import hashlib
 import ssl
 from pathlib import Path
 
-from nearfar.compiler.given_file import read_given
 from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.given_file import read_given
 
 from .config import ApiConfig
 

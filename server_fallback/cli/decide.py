@@ -17,8 +17,8 @@ from rich.table import Table
 from nearfar.compiler.cli.output import new_console, print_json
 from nearfar.compiler.cli.phases import progress_bars
 from nearfar.compiler.cli.run import piped_text
-from nearfar.compiler.given_file import read_given
 from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.given_file import read_given
 from nearfar.compiler.shared.script import SharedScript
 
 from ..executors.decide import fit_calibration, questions_of

@@ -13,8 +13,8 @@ from nearfar.compiler.bundle.manifest import MANIFEST_FILE
 from nearfar.compiler.cli.output import new_console, print_json
 from nearfar.compiler.demo import DEMOS
 from nearfar.compiler.formats import load
-from nearfar.compiler.given_file import MAX_DATA_BYTES, read_given_text
 from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.given_file import MAX_DATA_BYTES, read_given_text
 from nearfar.compiler.runtime.text.tokenizer import Tokenizer
 from nearfar.compiler.runtime.text.tokenizer_files import TokenizerFiles
 from nearfar.compiler.store.store import Store

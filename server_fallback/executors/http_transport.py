@@ -18,8 +18,8 @@ from urllib.request import getproxies
 import httpx
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from nearfar.compiler.given_file import read_given
 from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.given_file import read_given
 
 MAX_IDLE_CONNECTIONS = 64
 MAX_BUFFERED_BYTES = 256 << 10

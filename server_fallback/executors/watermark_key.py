@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from nearfar.compiler.bundle.manifest import Description, Manifest
-from nearfar.compiler.given_file import read_given
 from nearfar.compiler.ir.watermark import WATERMARK, Watermark
 from nearfar.compiler.names import WATERMARK_SHARE, WATERMARK_STRENGTH
 from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.given_file import read_given
 
 from .local_options import LocalOptions
 

@@ -11,8 +11,8 @@ import os
 from hashlib import sha256
 from pathlib import Path
 
-from nearfar.compiler.given_file import read_given
 from nearfar.compiler.runtime.errors import RequestError, ToolError, reason_of
+from nearfar.compiler.runtime.given_file import read_given
 
 # The last character is the version.
 PLAIN, ENCRYPTED = b"nearfar kv    \0\1", b"nearfar kv aes\0\1"

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from nearfar.compiler.given_file import read_given
 from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.given_file import read_given
 
 from ..schema.common import ApiTemperature, Items, Request
 from ..schema.models import Name

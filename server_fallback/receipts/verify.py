@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from nearfar.compiler.bundle.folder import Bundle, ExportBundle
 from nearfar.compiler.formats.peft import read_adapter
-from nearfar.compiler.given_file import read_given_text
 from nearfar.compiler.ir.sampling import WORD
 from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.given_file import read_given_text
 from nearfar.compiler.runtime.runner import Runner
 
 from ..engine.model import TokenModel

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from nearfar.compiler.given_file import read_given, read_given_text
 from nearfar.compiler.nearest import did_you_mean, with_advice
 from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.given_file import read_given, read_given_text
 
 from ..router.decision.policy import Policy
 from ..schema.common import Request

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from nearfar.compiler.given_file import MAX_DATA_BYTES, read_given_text
 from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.given_file import MAX_DATA_BYTES, read_given_text
 
 HASHED_TOKENS = 512
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")

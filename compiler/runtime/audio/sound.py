@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ...given_file import MAX_MEDIA_BYTES, read_given
 from ...ir.speech import SAMPLE_RATE
 from ..batch import FloatArray
 from ..errors import RequestError, ToolError, reason_of
+from ..given_file import MAX_MEDIA_BYTES, read_given
 from .wav import is_wav, read_wav
 
 # The samples of a file that are converted at a time, in all channels; of WAV files, the frames.

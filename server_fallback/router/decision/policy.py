@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from nearfar.compiler.given_file import read_given
 from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.given_file import read_given
 from nearfar.compiler.shared.script import SharedScript
 
 from .predictor import Components, Count, PolicyPart, Predictor

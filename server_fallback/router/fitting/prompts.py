@@ -9,8 +9,8 @@ from typing import Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from nearfar.compiler.given_file import MAX_DATA_BYTES, read_given_text
 from nearfar.compiler.runtime.errors import RequestError, reason_of
+from nearfar.compiler.runtime.given_file import MAX_DATA_BYTES, read_given_text
 
 Parsed = TypeVar("Parsed")
 Json = TypeVar("Json", str, bytes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.compiler.cli import main
-from nearfar.compiler.given_file import read_given, read_given_text
+from nearfar.compiler.runtime.given_file import read_given, read_given_text
 
 
 @pytest.mark.parametrize(
