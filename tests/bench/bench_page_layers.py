@@ -27,10 +27,11 @@ from rich.table import Table
 from serving_model import token_texts, write_chat_tokenizer
 
 from nearfar.compiler.bundle.folder import Bundle, open_bundle
+from nearfar.compiler.bundle.manifest import GENERATE
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
 from nearfar.compiler.runtime.batch import Batch
 from nearfar.compiler.runtime.page_groups import pages_bytes
-from nearfar.compiler.runtime.runner import GENERATE, Limits, Output
+from nearfar.compiler.runtime.runner import Limits, Output
 from nearfar.server_fallback.engine.model import TokenModel
 from nearfar.server_fallback.engine.request import TokenRequest
 from nearfar.server_fallback.engine.token_engine import TokenEngine
