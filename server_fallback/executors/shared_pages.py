@@ -18,7 +18,7 @@ import secrets
 import socket
 import struct
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from .page_transfer import damaged
 
@@ -51,15 +51,14 @@ class SharedReader:
 
     def __enter__(self) -> SharedReader:
         if is_supported():
-            listener, name = socket.socket(socket.AF_UNIX), secrets.token_hex(16)
-            listener.setblocking(False)
-            try:
+            name = secrets.token_hex(16)
+            # In a sandbox that forbids it, or without descriptors left, the connection is enough.
+            with suppress(OSError), ExitStack() as opened:
+                listener = opened.enter_context(socket.socket(socket.AF_UNIX))
+                listener.setblocking(False)
                 listener.bind(address_of(name))
                 listener.listen()
-            except OSError:
-                # As in a sandbox that forbids it: the connection is enough.
-                listener.close()
-            else:
+                opened.pop_all()
                 self.name, self._listener = name, listener
         return self
 
@@ -110,16 +109,14 @@ class SharedWriter:
 
     def __enter__(self) -> SharedWriter:
         if self._name is not None and is_supported():
-            channel = socket.socket(socket.AF_UNIX)
-            channel.setblocking(False)
-            try:
+            # A decode worker in another network namespace has no such address here.
+            with suppress(OSError), ExitStack() as opened:
+                channel = opened.enter_context(socket.socket(socket.AF_UNIX))
+                channel.setblocking(False)
                 channel.connect(address_of(self._name))
-                self._channel = channel if _is_ours(channel) else None
-            except OSError:
-                # The decode worker is in another network namespace.
-                self._channel = None
-            if self._channel is None:
-                channel.close()
+                if _is_ours(channel):
+                    opened.pop_all()
+                    self._channel = channel
         return self
 
     def __exit__(self, *_: object) -> None:

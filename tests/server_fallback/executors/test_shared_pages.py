@@ -5,6 +5,7 @@ worker that is wrong, killed or elsewhere does to the other one.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -152,6 +153,19 @@ def test_a_writer_whose_reader_is_gone_or_elsewhere_uses_the_connection(monkeypa
             assert asyncio.run(sends(writer))
         reader.__exit__()
         assert not asyncio.run(sends(writer))
+
+
+def test_a_process_without_descriptors_uses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with SharedReader() as reader, SharedWriter(reader.name) as writer:
+        monkeypatch.setattr(os, "memfd_create", fail)
+        assert not asyncio.run(writer.send(b"a"))
+    monkeypatch.setattr(socket, "socket", fail)
+    with SharedReader() as reader, SharedWriter("0" * 32):
+        assert reader.name is None
+    monkeypatch.undo()
 
 
 def test_a_system_without_sealed_memory_uses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
