@@ -7,7 +7,7 @@ import { gzipSync } from "node:zlib";
 // For each name in the JSON: the file, and its limit in bytes.
 const FILES = {
   core_gzip_bytes: ["dist/runtime.js", 28_800],
-  full_gzip_bytes: ["dist/nearfar.js", 94_300],
+  full_gzip_bytes: ["dist/nearfar.js", 94_400],
   client_gzip_bytes: ["dist/client.js", 10_000],
   onnx_gzip_bytes: ["dist/onnx.js", 10_000],
   adapters_gzip_bytes: ["dist/adapters.js", 6_000],
@@ -43,7 +43,7 @@ const FILES = {
   prefill_gzip_bytes: ["dist/prefill.js", 9_000],
   language_model_gzip_bytes: ["dist/language-model.js", 8_200],
   retrieval_gzip_bytes: ["dist/retrieval.js", 18_000],
-  webllm_gzip_bytes: ["dist/webllm.js", 103_000],
+  webllm_gzip_bytes: ["dist/webllm.js", 103_200],
   // The adapters, without their libraries.
   fetch_gzip_bytes: ["dist/fetch.js", 3_000],
   ai_sdk_gzip_bytes: ["dist/ai_sdk.js", 5_000],

@@ -362,7 +362,7 @@ def test_a_decision_head_decides_as_in_transformers(page: Page, site: Path, tmp_
             expected = their_probabilities(model, tmp_path / "checkpoint", state)
             own = option_probabilities(decisions)
             assert own.keys() == expected.keys()
-            for name, options in expected.items():
-                np.testing.assert_allclose(own[name], list(options.values()), rtol=0, atol=1e-4)
+            for name, chances in expected.items():
+                np.testing.assert_allclose(own[name], list(chances.values()), rtol=0, atol=1e-4)
         assert "answers typed questions" in found[first + 2]
         assert ["generates no text" in message for message in found[first + 3 : first + 5]] == [True, True]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_decisions import SLOTS, theirs, write_decider, write_judge, write_tokenizer
+from tiny_decisions import SLOTS, theirs, write_decider, write_judge
+from tiny_models import write_tokenizer
 
 from nearfar.compiler.formats.huggingface import open_checkpoint
 from nearfar.compiler.pipeline.graphs import graphs_of

@@ -111,7 +111,7 @@ def test_a_pulled_bundle_is_the_published_one(site: Path, tmp_path: Path, capsys
 def test_the_command_that_pull_suggests_is_one(task: Task, target: str) -> None:
     call, given = parse(shlex.split(try_it(task, target, "here")))
     assert call.words[0] in ("decide", "demo", "run", "transcribe")
-    assert str(given["bundle"]) == "here"
+    assert str(given["model" if task == "decide" else "bundle"]) == "here"
 
 
 def test_a_lost_connection_continues(site: Path, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from tiny_decisions import (
     theirs,
     write_decider,
     write_judge,
-    write_tokenizer,
 )
+from tiny_models import write_tokenizer
 
 from nearfar.compiler.bundle.folder import open_bundle
 from nearfar.compiler.pipeline.compile import CompileOptions, compile_model
@@ -40,7 +41,8 @@ from nearfar.server_fallback.schema.models import LoadRequest
 
 STATE = "dim the </s> lights"
 CHAT = [{"role": "user", "content": "dim the lights"}, {"role": "assistant", "content": "Which é?"}]
-FORMS = ("judge", "decider", "saved")
+FORMS = ("judge", *(pytest.param(form, marks=pytest.mark.exhaustive) for form in ("decider", "saved")))
+Bundles = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +57,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bundles(checkpoints: Path) -> Mapping[str, Path]:
-    options = CompileOptions(target="cpu", quantization="f32", context=800)
-    with one_compilation(), few_kernels():
-        return {
-            form: compile_model(str(checkpoints / form), checkpoints / f"{form}-cpu", options).path for form in FORMS
-        }
+def bundles(checkpoints: Path) -> Bundles:
+    """The bundle of a form, compiled when it is first asked for."""
+
+    @cache
+    def bundle(form: str) -> Path:
+        options = CompileOptions(target="cpu", quantization="f32", context=800)
+        with one_compilation(), few_kernels():
+            return compile_model(str(checkpoints / form), checkpoints / f"{form}-cpu", options).path
+
+    return bundle
 
 
 async def opened(bundle: Path) -> Any:
@@ -69,11 +75,11 @@ async def opened(bundle: Path) -> Any:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_probabilities_are_those_of_transformers(form: str, checkpoints: Path, bundles: Mapping[str, Path]) -> None:
+def test_probabilities_are_those_of_transformers(form: str, checkpoints: Path, bundles: Bundles) -> None:
     given: list[dict[str, Any]] = [{"context": STATE}, {"messages": CHAT}, {"context": ""}]
 
     async def work() -> list[DecideResponse]:
-        executor = await opened(bundles[form])
+        executor = await opened(bundles(form))
         try:
             assert isinstance(executor, Decides)
             asked = [{"model": "a", "questions": QUESTIONS, **each} for each in given]
@@ -82,7 +88,7 @@ def test_probabilities_are_those_of_transformers(form: str, checkpoints: Path, b
             await executor.close()
 
     model = theirs(checkpoints / form)
-    assert open_bundle(bundles[form]).manifest.task == "decide"
+    assert open_bundle(bundles(form)).manifest.task == "decide"
     for answer, each in zip(asyncio.run(work()), given, strict=True):
         expected = their_probabilities(model, checkpoints / form, next(iter(each.values())))
         found = option_probabilities(answer.model_dump()["decisions"])
@@ -92,10 +98,10 @@ def test_probabilities_are_those_of_transformers(form: str, checkpoints: Path, b
         assert [each.mass for each in answer.decisions.values()] == pytest.approx([1.0] * len(QUESTIONS))
 
 
-def test_what_a_decision_head_cannot_do_is_refused_by_name(bundles: Mapping[str, Path]) -> None:
+def test_what_a_decision_head_cannot_do_is_refused_by_name(bundles: Bundles) -> None:
     async def work() -> list[Any]:
         registry = Registry(LocalOpener(LocalOptions(own_process=False, max_sequences=4)))
-        await registry.load(LoadRequest(model=str(bundles["judge"]), name="judge"))
+        await registry.load(LoadRequest(model=str(bundles("judge")), name="judge"))
         try:
             app = create_app(registry, ApiConfig())
             asked = {
@@ -136,9 +142,9 @@ def test_what_a_decision_head_cannot_do_is_refused_by_name(bundles: Mapping[str,
         assert part in message
 
 
-def test_the_command_decides_by_a_head(bundles: Mapping[str, Path], tmp_path: Path, capsys: Any) -> None:
+def test_the_command_decides_by_a_head(bundles: Bundles, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "questions.json").write_text(json.dumps(QUESTIONS))
-    options = Decide(model=str(bundles["saved"]), context=STATE, questions=tmp_path / "questions.json", json=True)
+    options = Decide(model=str(bundles("judge")), context=STATE, questions=tmp_path / "questions.json", json=True)
     decide_command.run(options)
     found = json.loads(capsys.readouterr().out)["decisions"]
     assert found.keys() == QUESTIONS.keys()

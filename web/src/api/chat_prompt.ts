@@ -51,18 +51,18 @@ export type ChatModel = Pick<
 
 /** Throws RequestError for a model whose template writes no chats. */
 export function requireChats({ decides }: Pick<Model, "decides">): void {
-  if (decides === true)
-    throw new RequestError("This model answers typed questions and generates no text; use decide", { param: "model" });
+  if (decides) throw new RequestError("This model generates no text; use decide");
 }
 
 /** Throws RequestError, which names the wrong message, or the signal's reason. */
 export async function encodeChat(
-  { decides, text, context, readPictures, ...ears }: ChatModel,
+  model: ChatModel,
   given: readonly ChatCompletionMessageParam[],
   options: ChatPromptOptions = {},
   signal?: AbortSignal,
 ): Promise<ChatPrompt> {
-  requireChats({ decides });
+  requireChats(model);
+  const { text, context, readPictures, ...ears } = model;
   const { messages, report } = given.some(hasAttachments)
     ? await (await importAttachments()).attachmentsAsText(given, ears, signal)
     : { messages: given, report: <T>(chunks: T): T => chunks };
