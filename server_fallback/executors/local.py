@@ -296,7 +296,7 @@ class LocalExecutor:
             request.prompt, 1, priority=call.priority, deadline=call.deadline, client=call.client,
             arrival=self._engine.arrive(),
         )  # fmt: skip
-        return blocks(source, layout, wanted, request.start, counts)
+        return blocks(source, layout, wanted, request.start, request.states, counts)
 
     @property
     def _readable(self) -> tuple[ReadableSource, KvLayout]:

@@ -20,7 +20,7 @@ from nearfar.compiler.runtime.errors import Unavailable
 from ..engine.request import AnswerEnd, TokenRequest, TokenSource
 from ..engine.retained_pages import RetainedPages
 from ..schema.frame import frame
-from .layout import KvLayout, pack_states
+from .layout import KvLayout, StatesForm, pack_states
 
 # Incremented when an older client would misread the blocks.
 VERSION: Final = 3
@@ -52,10 +52,10 @@ class Counts:
 
 
 async def blocks(
-    source: ReadableSource, layout: KvLayout, request: TokenRequest, start: int, counts: Counts
+    source: ReadableSource, layout: KvLayout, request: TokenRequest, start: int, form: StatesForm, counts: Counts
 ) -> AsyncGenerator[bytes, None]:
     """The blocks of the prompt of ``request`` from its first ``start`` tokens on, both in whole pages, at least two
-    apart.
+    apart; states travel in this form.
 
     Raises what ``source`` raises, and Unavailable if its cache is too small; before the first block, nothing has been
     sent.
@@ -76,7 +76,7 @@ async def blocks(
         fields = {"type": "pages", "start": done, "tokens": end - done, "first": first, "seconds": round(seconds, 4)}
         yield block(fields, data)
         if end == last and layout.states:
-            content, dtype = await asyncio.to_thread(pack_states, layout.states, states)
+            content, dtype = await asyncio.to_thread(pack_states, layout.states, states, form)
             yield block({"type": "states", "tokens": end, "dtype": dtype}, content)
         done = end
     yield block({"type": "end", "tokens": len(prompt), "cached_tokens": max(0, len(prompt) - counts.computed_tokens)})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from nearfar.compiler.runtime.page_groups import dead_pages, group_windows
 from nearfar.compiler.runtime.variant import stored_dtype
 
 WIRE: Final = KV_FORMATS["q4"]
+# The forms of states: rows of 4 or 8 bits, or float16.
+StatesForm = Literal["q4", "q8", "float16"]
 LARGEST_FLOAT16: Final = 65504.0
 # The targets whose kernels store the keys of a page element by element: see `compiler/kernels/cpu/pages.py`.
 KEYS_BY_ELEMENT: Final = frozenset({"cpu"})
@@ -65,7 +67,7 @@ class State:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether its rows travel at 4 bits."""
+        """Whether its rows may travel as codes."""
         return len(self.shape) == 3 and self.shape[-1] % WIRE.multiple == 0
 
 
@@ -212,11 +214,11 @@ def to_wire(rows: Array) -> Array:
     return pages.reshape(*pages.shape[:3], -1)
 
 
-def pack_states(states: Sequence[State], data: bytes) -> tuple[bytes, str]:
-    """Float32 states as they travel, and their dtype: "q4", or "float32" if a window does not fit into float16.
+def pack_states(states: Sequence[State], data: bytes, form: StatesForm) -> tuple[bytes, str]:
+    """Float32 states as they travel, and their dtype: ``form``, or "float32" if a number does not fit into float16.
 
-    As "q4", a matrix travels as a block of 4-bit rows like those of keys: rotated, the codes of all rows, then their
-    scales. A window travels as float16. Raises DeviceError for states that are not finite.
+    As "q4" or "q8", a matrix travels as a block of rows: rotated like keys, the codes of all rows, then their scales. A
+    window travels as float16. Raises DeviceError for states that are not finite.
     """
     values, start = np.frombuffer(data, "<f4"), 0
     if not np.isfinite(values).all():
@@ -225,14 +227,14 @@ def pack_states(states: Sequence[State], data: bytes) -> tuple[bytes, str]:
     for state in states:
         numbers = values[start : start + state.size]
         start += state.size
-        if state.is_matrix:
-            words = quantize_rows(rotated(numbers.reshape(-1, state.shape[-1])), WIRE)
+        if state.is_matrix and form != "float16":
+            words = quantize_rows(rotated(numbers.reshape(-1, state.shape[-1])), KV_FORMATS[form])
             parts += [words[:, :-1].tobytes(), words[:, -1].tobytes()]
         elif np.abs(numbers).max(initial=0) > LARGEST_FLOAT16:
             return data, "float32"
         else:
             parts.append(numbers.astype("<f2").tobytes())
-    return b"".join(parts), "q4"
+    return b"".join(parts), form
 
 
 def numbers_of(data: Array, activation: str) -> Array:

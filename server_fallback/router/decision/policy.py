@@ -207,10 +207,12 @@ class Speculation(PolicyPart):
 class Prefill(PolicyPart):
     """When near answers, far may compute a prompt of at least ``min_tokens`` tokens that are not in near's cache, and
     near receives its keys and values, if that is expected to be sooner. It costs far the prompt, and counts in the
-    budget. It is never done for a private request. Only pages do it.
+    budget. It is never done for a private request. Only pages do it. ``states``: how matrices of recurrent states
+    travel, at 4, 8 or 16 bits.
     """
 
     min_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    states: Literal["q4", "q8", "float16"] = "q4"
 
 
 class Policy(PolicyPart):

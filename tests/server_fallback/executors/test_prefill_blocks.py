@@ -187,22 +187,25 @@ def test_numbers_that_are_not_finite_are_not_sent() -> None:
     with pytest.raises(DeviceError, match="not numbers"):
         to_wire(np.full((1, 2, 1, 4, 8), np.inf, np.float32))
     with pytest.raises(DeviceError, match="not numbers"):
-        pack_states([State("a", (1,))], np.array([np.nan], "<f4").tobytes())
+        pack_states([State("a", (1,))], np.array([np.nan], "<f4").tobytes(), "q4")
 
 
-def test_states_travel_at_4_bits_unless_a_window_does_not_fit() -> None:
-    """`web/test/prefill/rows.test.ts` reads the same."""
+@pytest.mark.parametrize("form", ["q4", "q8", "float16"])
+def test_states_travel_as_requested_unless_a_number_does_not_fit(form: Any) -> None:
+    """`web/test/prefill/layout.test.ts` reads the same."""
     vector = VECTORS["states"]
     states = [State(str(index), tuple(shape)) for index, shape in enumerate(vector["shapes"])]
     data = np.array(vector["values"], "<f4").tobytes()
-    assert pack_states(states, data) == (bytes.fromhex(vector["content"]), "q4")
+    assert pack_states(states, data, form) == (bytes.fromhex(vector["forms"][form]["content"]), form)
     assert KvLayout(16, "activation", "f32", (), tuple(states)).state_bytes == len(data)
     window = State("window", (1, 2))
     large = np.array([1.5, 70000], "<f4").tobytes()
-    assert pack_states([window], large) == (large, "float32")
+    assert pack_states([window], large, form) == (large, "float32")
     # Matrices have scales of float32.
     matrix = State("matrix", (1, 1, 8))
-    assert pack_states([matrix], np.full(8, 1e9, "<f4").tobytes())[1] == "q4"
+    assert pack_states([matrix], np.full(8, 1e9, "<f4").tobytes(), form)[1] == (
+        "float32" if form == "float16" else form
+    )
 
 
 def test_the_vectors_of_rows_are_those_of_the_reference() -> None:

@@ -4,7 +4,7 @@
 import { RequestError, Unavailable } from "../errors.js";
 import { sha256 } from "../runtime/read_file.js";
 import type { Bytes } from "../runtime/source.js";
-import type { Description, KvLayout, StatesDtype } from "./layout.js";
+import type { Description, KvLayout, StatesDtype, StatesForm } from "./layout.js";
 
 /** The version of the blocks that this client reads. */
 const VERSION = 3;
@@ -82,8 +82,9 @@ export async function* readBlocks(
         done = end;
       } else if (fields.type === "states" && !statesCame && done === last && fields.tokens === last) {
         const { dtype } = fields;
-        if (dtype !== "q4" && dtype !== "float32") throw invalid(`the states are ${String(dtype)}`);
-        const { content } = await reader.content(dtype === "q4" ? layout.stateWireBytes : 4 * layout.stateSize);
+        if (dtype !== "q4" && dtype !== "q8" && dtype !== "float16" && dtype !== "float32")
+          throw invalid(`the states are ${String(dtype)}`);
+        const { content } = await reader.content(layout.statesBytes(dtype));
         statesCame = true;
         yield { type: "states", tokens: last, dtype, content };
       } else if (fields.type === "end" && done === tokens) {
@@ -105,14 +106,14 @@ function firstPages(layout: KvLayout, done: number, last: number, isFirst: boole
 }
 
 /** The bytes that travel for these tokens. */
-export function wireBytes(layout: KvLayout, { start, tokens }: Asked): number {
+export function wireBytes(layout: KvLayout, { start, tokens }: Asked, states: StatesForm): number {
   const last = tokens - layout.pageSize;
   const dead = layout.dead(last);
   const pages = layout.groups.reduce((sum, group, index) => {
     const second = start / layout.pageSize + 1;
     return sum + (1 + tokens / layout.pageSize - Math.max(second, dead[index] ?? 0)) * group.wireBytes;
   }, 0);
-  return pages + layout.stateWireBytes;
+  return pages + layout.statesBytes(states);
 }
 
 function requireSameModel(fields: Fields, { description }: KvLayout): void {

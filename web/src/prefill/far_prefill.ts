@@ -12,6 +12,7 @@ import type { ActivationDtype } from "../runtime/variants.js";
 import type { PagesBlock, StatesBlock } from "./blocks.js";
 import { readBlocks, wireBytes } from "./blocks.js";
 import { largestDifference } from "./compare.js";
+import type { StatesForm } from "./layout.js";
 import { KvLayout } from "./layout.js";
 import type { PrefillDecision, PrefillFacts, PrefillReason } from "./plan.js";
 
@@ -86,6 +87,7 @@ export class FarPrefill {
     private readonly host: CacheHost,
     private readonly tokenizerSha256: string,
     private readonly open: OpenFar,
+    private readonly states: StatesForm = "q4",
     private readonly now: () => number = () => performance.now(),
   ) {
     const { groups } = host.tokens.runner.limits;
@@ -137,7 +139,7 @@ export class FarPrefill {
         { side: "near", near_seconds: null, far_seconds: null },
         tokens < base + 2 * pageSize ? "few_tokens" : "unfit",
       );
-    const bytes = wireBytes(this.#layout, asked);
+    const bytes = wireBytes(this.#layout, asked, this.states);
     const decision = decide({ ...facts, far_tokens: tokens - asked.start, bytes });
     if (decision.side === "near") return ended(decision, decision.reason);
     const left = new AbortController();
@@ -145,7 +147,12 @@ export class FarPrefill {
       const first = cached === 0 ? this.#compute(request, pageSize) : Promise.resolve();
       first.catch(() => undefined);
       const until = AbortSignal.any([signal, left.signal]);
-      const body = { tokenizer_sha256: this.tokenizerSha256, prompt: ids.slice(0, tokens), start: asked.start };
+      const body = {
+        tokenizer_sha256: this.tokenizerSha256,
+        prompt: ids.slice(0, tokens),
+        start: asked.start,
+        states: this.states,
+      };
       const response = await this.open(ROUTE, body, until);
       if (response.body === null) throw new Unavailable("The far side's computed prompt has no body");
       const received = new Received(this.#layout);

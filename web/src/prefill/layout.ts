@@ -30,15 +30,15 @@ interface Group {
   readonly wireBytes: number;
 }
 
-/** A state: ``headDim`` null is a convolution's window, which travels as float16, otherwise that of the 4-bit rows of a matrix. */
+/** A state: ``headDim`` null is a convolution's window, which travels as float16, otherwise the size of a matrix's rows. */
 interface State {
   readonly size: number;
   readonly headDim: number | null;
-  readonly wireBytes: number;
 }
 
-/** How states travel; "float32" if a window does not fit into float16. */
-export type StatesDtype = "q4" | "float32";
+/** How states travel: as asked for, or as float32 if a number does not fit into float16. */
+export type StatesForm = "q4" | "q8" | "float16";
+export type StatesDtype = StatesForm | "float32";
 
 /** The formats of pages on devices; null as computed. */
 const FORMS: Readonly<Record<string, KvForm | null>> = { activation: null, q8: Q8, q4: Q4 };
@@ -54,9 +54,8 @@ export interface Description {
 export class KvLayout {
   readonly pageSize: number;
   readonly groups: readonly Group[];
-  /** The numbers of all states of a slot, and their bytes at 4 bits. */
+  /** The numbers of all states of a slot. */
   readonly stateSize: number;
-  readonly stateWireBytes: number;
   readonly description: Description;
   readonly #form: KvForm | null;
   readonly #stored: "float16" | "float32";
@@ -88,7 +87,6 @@ export class KvLayout {
     const slots = states.filter(([, { shape }]) => shape[0] === STATE_DIM);
     this.#states = slots.map(([, entry]) => stateOf(sizesOf(entry)));
     this.stateSize = this.#states.reduce((sum, { size }) => sum + size, 0);
-    this.stateWireBytes = this.#states.reduce((sum, state) => sum + state.wireBytes, 0);
     const formats = new Set(
       Object.values({ ...weights, ...manifest.host_weights }).flatMap(({ quantization }) => quantization ?? []),
     );
@@ -133,16 +131,23 @@ export class KvLayout {
     return page;
   }
 
+  /** The bytes of all states of a slot as they travel. */
+  statesBytes(dtype: StatesDtype): number {
+    return this.#states.reduce((sum, state) => sum + stateBytes(state, dtype), 0);
+  }
+
   /** States as they travel as the device stores them: float32. */
   statesToDevice(content: Bytes, dtype: StatesDtype): Bytes {
     if (dtype === "float32") return content;
     const numbers = new Float32Array(this.stateSize);
     let [from, to] = [0, 0];
-    for (const { size, headDim, wireBytes } of this.#states) {
-      const wire = content.slice(from, (from += wireBytes)).buffer;
-      if (headDim === null) numbers.set(fromHalves(new Uint16Array(wire)), to);
+    for (const state of this.#states) {
+      const { size, headDim } = state;
+      const form = FORMS[dtype] ?? null;
+      const wire = content.slice(from, (from += stateBytes(state, dtype))).buffer;
+      if (headDim === null || form === null) numbers.set(fromHalves(new Uint16Array(wire)), to);
       else {
-        const values = numbersOf(unpackRows(new Uint32Array(wire), 0, Q4, headDim, size / headDim), headDim);
+        const values = numbersOf(unpackRows(new Uint32Array(wire), 0, form, headDim, size / headDim), headDim);
         rotate(values, headDim);
         numbers.set(values, to);
       }
@@ -235,8 +240,13 @@ export class KvLayout {
 function stateOf(sizes: readonly number[]): State {
   const size = sizes.reduce((all, each) => all * each, 1);
   const last = sizes.at(-1) ?? 1;
-  if (sizes.length !== 3 || last % 8 > 0) return { size, headDim: null, wireBytes: 2 * size };
-  return { size, headDim: last, wireBytes: 4 * blockWords(Q4, last, size / last) };
+  return { size, headDim: sizes.length === 3 && last % 8 === 0 ? last : null };
+}
+
+function stateBytes({ size, headDim }: State, dtype: StatesDtype): number {
+  if (dtype === "float32") return 4 * size;
+  const form = FORMS[dtype] ?? null;
+  return headDim === null || form === null ? 2 * size : 4 * blockWords(form, headDim, size / headDim);
 }
 
 function sizesOf({ shape }: BufferEntry): readonly number[] {

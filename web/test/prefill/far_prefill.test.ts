@@ -94,9 +94,9 @@ test.each(KINDS)("far computes a prompt, and near answers as if it had: %s", asy
   expect(report.differences.every((difference) => difference === 0)).toBe(true);
   expect(asked).toEqual([{ prompt: PROMPT.slice(0, FULL), start: 0 }]);
   const layout = layoutOf(limits);
-  const bytes = wireBytes(layout, { start: 0, tokens: FULL });
+  const bytes = wireBytes(layout, { start: 0, tokens: FULL }, "q4");
   expect(facts[0]).toMatchObject({ near_tokens: PROMPT.length, far_tokens: FULL, bytes });
-  expect(report.bytes + layout.stateWireBytes).toBe(bytes);
+  expect(report.bytes + layout.statesBytes("q4")).toBe(bytes);
   // The pages that it compares, each with a token more, and what follows the prompt.
   const compared = report.differences.length;
   expect(computed).toBe(compared * (PAGE + 1) + PROMPT.length - FULL + 11);

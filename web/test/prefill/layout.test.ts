@@ -4,6 +4,7 @@ import { readFileSync } from "node:fs";
 
 import { expect, test } from "vitest";
 
+import type { StatesForm } from "../../src/prefill/layout.js";
 import { KvLayout } from "../../src/prefill/layout.js";
 import type { AnyManifest } from "../../src/runtime/any_manifest.js";
 import { BASE, manifestOf } from "./kv_runner.js";
@@ -11,8 +12,7 @@ import { BASE, manifestOf } from "./kv_runner.js";
 interface Vector {
   readonly shapes: readonly (readonly number[])[];
   readonly values: readonly number[];
-  readonly content: string;
-  readonly received: readonly number[];
+  readonly forms: Readonly<Record<StatesForm, { readonly content: string; readonly received: readonly number[] }>>;
 }
 const { states } = JSON.parse(readFileSync("../tests/conformance/kv_rows.json", "utf8")) as { readonly states: Vector };
 
@@ -24,12 +24,13 @@ function layoutOfStates(): KvLayout {
   return new KvLayout(manifest as unknown as AnyManifest, "float32", [Infinity]);
 }
 
-test("matrices of states come at 4 bits and windows at 16", () => {
+test.each(["q4", "q8", "float16"] as const)("matrices of states come as %s and windows as float16", (form) => {
   const layout = layoutOfStates();
-  const content = Uint8Array.from(states.content.match(/../g) ?? [], (byte) => parseInt(byte, 16));
-  expect(content.length).toBe(layout.stateWireBytes);
-  const numbers = new Float32Array(layout.statesToDevice(content, "q4").buffer);
-  expect([...numbers]).toEqual(states.received);
+  const { content: sent, received } = states.forms[form];
+  const content = Uint8Array.from(sent.match(/../g) ?? [], (byte) => parseInt(byte, 16));
+  expect(content.length).toBe(layout.statesBytes(form));
+  const numbers = new Float32Array(layout.statesToDevice(content, form).buffer);
+  expect([...numbers]).toEqual(received);
   const exact = new Uint8Array(Float32Array.from(states.values).buffer);
   expect(layout.statesToDevice(exact, "float32")).toEqual(exact);
 });

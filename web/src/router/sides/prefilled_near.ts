@@ -168,6 +168,7 @@ export class PrefilledNear {
         cacheHost,
         sha256,
         (...args) => this.#open(...args),
+        this.routing.wiring.policy.prefill?.states,
         () => clock.now(),
       );
       this.#engine = engine;
