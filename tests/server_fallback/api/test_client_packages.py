@@ -154,6 +154,7 @@ def installed(kind: str, packages: tuple[str, ...]) -> Path:
     if stamp.is_file() and json.loads(stamp.read_text()) == list(packages):
         return folder
     shutil.rmtree(folder, ignore_errors=True)
+    command: list[str | Path]
     if kind == "python":
         subprocess.run([sys.executable, "-m", "venv", folder], check=True, timeout=INSTALL_SECONDS)
         command = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
