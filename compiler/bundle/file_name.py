@@ -55,7 +55,10 @@ def leads_out(path: Path, folder: Path) -> bool:
     Hugging Face's cache stores each file once, in "blobs" beside "snapshots", and a snapshot's files are links to it.
     huggingface_hub makes these links itself, so they do not count.
     """
-    target, root = path.resolve(), folder.resolve()
+    try:
+        target, root = path.resolve(), folder.resolve()
+    except RuntimeError:
+        return False  # A link to itself leads nowhere, and cannot be read.
     return not target.is_relative_to(root) and target.parent != _blobs_of(root)
 
 
